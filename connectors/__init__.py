@@ -1,0 +1,1 @@
+"""The edges: Kafka and Spark."""

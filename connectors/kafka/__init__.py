@@ -1,0 +1,1 @@
+"""Kafka in, Kafka out: consumers, transactions, checkpoints, topics."""

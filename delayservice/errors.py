@@ -1,0 +1,56 @@
+"""The one error tree. Native errors are wrapped at the edge with ``from exc``.
+
+Every message says what happened, to what, and what to do about it.
+"""
+
+
+class DelayServiceError(Exception):
+    """Root of everything this project raises on purpose."""
+
+
+class SettingsError(DelayServiceError):
+    """A setting is unknown, out of bounds or contradicts another one."""
+
+
+class StoreError(DelayServiceError):
+    """A store can't go on: a failed fsync, a folder in use, a format from the future."""
+
+
+class SlotDamagedError(StoreError):
+    """Stored frames are missing or damaged and were put in quarantine.
+
+    The caller reads the source offsets ``[first_offset, stop_offset)`` again and hands every
+    record whose key falls in ``[start_ms, stop_ms)`` to ``Store.rebuild``.
+    """
+
+    def __init__(
+        self, reason: str, *, start_ms: int, stop_ms: int, first_offset: int, stop_offset: int
+    ) -> None:
+        super().__init__(
+            f"{reason}: keys [{start_ms}, {stop_ms}) ms are to be read again "
+            f"from source offsets [{first_offset}, {stop_offset})"
+        )
+        self.start_ms = start_ms
+        self.stop_ms = stop_ms
+        self.first_offset = first_offset
+        self.stop_offset = stop_offset
+
+
+class KafkaEdgeError(DelayServiceError):
+    """Kafka refused or failed something; the text carries the broker's own words."""
+
+
+class TransactionAbortedError(KafkaEdgeError):
+    """The transaction was aborted for certain; nothing of it is visible. Settle the batch again."""
+
+
+class OwnershipLostError(KafkaEdgeError):
+    """Fenced, or the outcome of a commit is unknown: drop the role and start at take-over again."""
+
+
+class TopicUnfitError(KafkaEdgeError):
+    """A topic's configuration breaks a promise; it is not served until that is put right."""
+
+
+class ClusterError(DelayServiceError):
+    """The embedded cluster could not be resolved, started or stopped."""

@@ -1,0 +1,1 @@
+"""How the records of a slice travel from their delay topics to their targets."""

@@ -1,0 +1,115 @@
+"""The store interface: pending records of one shard, in key order.
+
+A store is a cache of the Kafka log. It may lose any suffix of what it was given, as long as the
+horizon that ``open`` returns says so; the caller reads the log again from there. Frames are plain
+tuples because millions of them pass through (``bench whole`` pays for that).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from delayservice.core.cursor import Cursor, Key
+
+NO_MARK = -1
+
+Frame: TypeAlias = tuple[int, int, int, bytes]
+"""``(key_ms, offset, mark, payload)``; ``mark`` is the offset that cancels or replaces the record,
+or ``NO_MARK``."""
+
+Named: TypeAlias = tuple[bytes, int, int]
+"""``(id, key_ms, offset)`` of a stored record that bears a ``delay-id``."""
+
+Mark: TypeAlias = tuple[bytes, int, int, int]
+"""``(id, key_ms, offset, mark)``: the record ``(key_ms, offset)`` of this id is marked by ``mark``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a person or a metric wants to know of a store; counts may include settled records
+    that are not pruned yet."""
+
+    pending: int
+    bytes: int
+    oldest_due_ms: int | None
+    durable_offset: int
+
+
+class Store(ABC):
+    """Pending records of one shard. Single-threaded: one slice loop owns it."""
+
+    @abstractmethod
+    def open(self) -> int:
+        """Recover, and return the durable horizon S: everything of offsets below S is here (or is
+        noticed to be missing), and nothing of S and above is visible until it is appended again.
+        0 when the store is new, or its manifest is missing or damaged."""
+
+    @abstractmethod
+    def append(
+        self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop_offset: int
+    ) -> None:
+        """Take what offsets below ``stop_offset`` added, in offset order, all at or above the
+        stop offset of the call before. Visible to reads at once; durable at some later sync.
+
+        ``frames``: records to keep. ``named``: those of them that bear an id. ``marks``: earlier
+        records (of this or earlier calls) that are cancelled or replaced; a record is marked once.
+        Appending what an earlier life of the store already had is harmless (same offset, same
+        content)."""
+
+    @abstractmethod
+    def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
+        """At most ``limit`` frames with ``after < (key_ms, offset)`` and ``key_ms <= upto_ms``, in
+        key order. Marked frames are included with their mark: the caller decides.
+
+        Raises:
+            SlotDamagedError: frames in that range are missing or damaged. Asked again after
+                ``rebuild``, it goes on.
+        """
+
+    @abstractmethod
+    def next_due_ms(self, after: Key) -> int | None:
+        """A lower bound of the ``key_ms`` of the first frame above ``after``, or None if there is
+        none. May be early (a slot's start), never late."""
+
+    @abstractmethod
+    def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
+        """Replace what is stored for keys in ``[start_ms, stop_ms)`` by ``frames``, which were
+        read again from the log, marks included, after a ``SlotDamagedError``."""
+
+    @abstractmethod
+    def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
+        """Key of the latest record of this id with ``offset < below`` that no offset below
+        ``below`` has marked."""
+
+    @abstractmethod
+    def marked_from(self, mark: int) -> list[tuple[int, Key]]:
+        """``(mark, key)`` of every kept record whose mark is ``mark`` or above, ascending."""
+
+    @abstractmethod
+    def prune(self, cursor: Cursor) -> None:
+        """Forget what the committed ``cursor`` has settled, in whatever lumps are cheap: frames
+        with key <= K and offset < H, and frames with a mark below H. Never anything else."""
+
+    @abstractmethod
+    def sync(self) -> int:
+        """Make everything appended so far durable and return the new horizon.
+
+        Raises:
+            StoreError: an fsync failed; the process must exit, for the page cache can't be trusted.
+        """
+
+    @abstractmethod
+    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
+        """Frames in key order without touching what delivery has in memory: for people and
+        checks."""
+
+    @abstractmethod
+    def stats(self) -> StoreStats:
+        """Cheap enough to be asked every second."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """``sync`` and release every handle."""
