@@ -90,8 +90,10 @@ class Store(ABC):
 
     @abstractmethod
     def prune(self, cursor: Cursor) -> None:
-        """Forget what the committed ``cursor`` has settled, in whatever lumps are cheap: frames
-        with key <= K and offset < H, and frames with a mark below H. Never anything else."""
+        """Forget, in whatever lumps are cheap, what the committed ``cursor`` makes useless: frames
+        with key <= K and offset < H, frames whose ``key_ms`` is below K's (those at or above H are
+        walked again from the log), and frames with a mark below H. Never anything else: a slot
+        goes as a whole only when its exclusive end is <= K's ``key_ms``."""
 
     @abstractmethod
     def sync(self) -> int:

@@ -1,0 +1,52 @@
+"""The payload of a pending record as bytes, the one shape that every store keeps.
+
+A payload is a msgpack array (msgspec, not our own packing: encode 0.25 µs, decode 0.3 µs)::
+
+    [target, partition, key, value, headers, due_ms, meta]
+
+    target     str         target topic
+    partition  int         target partition, or -1: partition by key as a Java producer does
+    key        bin | nil   output key
+    value      bin | nil   output value
+    headers    [[str, bin | nil], ...]   the record's own headers, in order, duplicates kept
+    due_ms     int         epoch milliseconds
+    meta       nil | [id, source, attempt, expires_ms]   nil for a plain record
+      id          bin | nil   delay-id
+      source      bin | nil   delay-source of the user's original; nil: the record itself
+      attempt     int         1 for the first
+      expires_ms  int | nil   epoch milliseconds
+
+The frame around it (length, checksum, offset, key) belongs to each store.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from delayservice.errors import StoreError
+
+Header: TypeAlias = tuple[str, bytes | None]
+Meta: TypeAlias = tuple[bytes | None, bytes | None, int, int | None]
+Payload: TypeAlias = tuple[str, int, bytes | None, bytes | None, list[Header], int, Meta | None]
+
+encode_payload = msgspec.msgpack.Encoder().encode
+"""Payload to bytes. Raises nothing for a well-typed payload."""
+
+_decode = msgspec.msgpack.Decoder(Payload).decode
+
+
+def decode_payload(data: bytes) -> Payload:
+    """Bytes to payload.
+
+    Raises:
+        StoreError: the bytes are no payload of this version, although their checksum was right.
+    """
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, ValueError) as exc:
+        raise StoreError(
+            f"a stored payload of {len(data)} bytes can't be decoded ({exc}); "
+            "move the store folder away and restart: it is rebuilt from Kafka"
+        ) from exc
