@@ -10,21 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from delayservice.core.cursor import Cursor, Key
+from delayservice.core.pending import NO_MARK, Frame, Mark, Named
 
-NO_MARK = -1
-
-Frame: TypeAlias = tuple[int, int, int, bytes]
-"""``(key_ms, offset, mark, payload)``; ``mark`` is the offset that cancels or replaces the record,
-or ``NO_MARK``."""
-
-Named: TypeAlias = tuple[bytes, int, int]
-"""``(id, key_ms, offset)`` of a stored record that bears a ``delay-id``."""
-
-Mark: TypeAlias = tuple[bytes, int, int, int]
-"""``(id, key_ms, offset, mark)``: the record ``(key_ms, offset)`` of this id is marked by ``mark``."""
+__all__ = ["NO_MARK", "Frame", "Mark", "Named", "Store", "StoreStats"]
 
 
 @dataclass(frozen=True, slots=True)

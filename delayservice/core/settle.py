@@ -1,0 +1,182 @@
+"""How one record is settled: which output carries its one outcome. Pure; ``now_ms`` is an input.
+
+The shard decides *that* a record is settled, this module decides *how*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from delayservice.core import outcome
+from delayservice.core.codec import Header, Payload
+from delayservice.core.copies import write_copy
+from delayservice.core.outcome import Output
+from delayservice.core.record import Provenance, dead_letter_headers
+
+Original: TypeAlias = tuple[bytes | None, bytes | None, Sequence[Header]]
+"""``(key, value, headers)`` of a control or invalid record, as it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Where outcomes go, and what copies need. The same for every shard of a cluster."""
+
+    dead_letter: str
+    outcomes: str
+    secret: bytes
+    roll_window_ms: int
+    park_delays_ms: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """What was learnt about targets and single records outside the log: facts, not decisions.
+
+    ``blocked`` maps a target ``(topic, partition)`` or ``(topic, -1)`` for all of a topic to a
+    code: its records are parked. ``refused`` maps a source offset to ``(code, detail)``: the broker
+    will never take this record, so it is dead-lettered.
+    """
+
+    blocked: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
+    refused: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+
+class Settler:
+    """Builds the outputs of one shard."""
+
+    def __init__(self, topic: str, partition: int, routes: Routes, verdicts: Verdicts) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._shard_name = f"{topic}:{partition}"
+        self._source_prefix = f"{topic}:{partition}:".encode()
+        self._provenance = Provenance(topic, partition)
+        self._routes = routes
+        self._verdicts = verdicts
+
+    def settle(
+        self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
+    ) -> Output | None:
+        """The output that settles a pending record whose key has come.
+
+        Rolls when its key was only a roll time; None when neither the record nor a roll is due,
+        which happens only after the clock stepped back. ``base`` is the first offset whose record
+        of the same id cancels a copy made now (rule 12).
+        """
+        due_ms = payload[5]
+        if due_ms > now_ms:
+            return self._roll(offset, payload, now_ms, base) if key_ms < due_ms else None
+        verdicts = self._verdicts
+        if verdicts.refused or verdicts.blocked:
+            exception = self._settle_exception(offset, payload, now_ms, base)
+            if exception is not None:
+                return exception
+        target, partition, key, value, headers, _, meta = payload
+        if meta is not None and meta[3] is not None and now_ms > meta[3]:
+            return self._outcome(outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None)
+        sent = headers + self._provenance.headers(offset, due_ms, meta)
+        return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
+
+    def dead_letter(
+        self, offset: int, original: Original, code: str, detail: str, due_ms: int = 0
+    ) -> Output:
+        """The output that carries a record to the dead-letter topic, unchanged but for the reason."""
+        key, value, headers = original
+        source = self._source_prefix + b"%d" % offset
+        lettered = dead_letter_headers(headers, code, detail, source)
+        lettered.append(("delay-settles", b"%d" % offset))
+        topic = self._routes.dead_letter
+        return (outcome.DEAD_LETTERED, topic, -1, key, value, lettered, due_ms, offset)
+
+    def cancelled(self, kind: int, victim_offset: int, record_id: bytes, by: int) -> Output:
+        """The outcome of a record that the record at ``by`` cancelled or replaced."""
+        return self._outcome(kind, victim_offset, record_id, None, 0, by)
+
+    def control(self, kind: int, offset: int, record_id: bytes) -> Output:
+        """A control record's own outcome."""
+        source = self._source_prefix + b"%d" % offset
+        return self._outcome(kind, offset, record_id, source, 0, None)
+
+    def _settle_exception(
+        self, offset: int, payload: Payload, now_ms: int, base: int
+    ) -> Output | None:
+        """Dead letter for a refused record, park for a blocked target, None for any other."""
+        refusal = self._verdicts.refused.get(offset)
+        if refusal is not None:
+            return self._dead_letter_payload(offset, payload, *refusal)
+        blocked = self._verdicts.blocked
+        reason = blocked.get((payload[0], payload[1])) or blocked.get((payload[0], -1))
+        if reason is None:
+            return None
+        attempt = payload[6][2] if payload[6] is not None else 1
+        if attempt > len(self._routes.park_delays_ms):
+            return self._dead_letter_payload(offset, payload, *reason)
+        return self._park(offset, payload, now_ms, base, attempt)
+
+    def _dead_letter_payload(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
+        """A dead letter of a valid record: its headers say again what it asked for, so that it can
+        be replayed."""
+        target, partition, key, value, headers, due_ms, meta = payload
+        asked: list[Header] = [
+            *headers,
+            ("delay-at", b"%d" % due_ms),
+            ("delay-target-topic", target.encode()),
+        ]
+        if partition >= 0:
+            asked.append(("delay-target-partition", b"%d" % partition))
+        if meta is not None and meta[0] is not None:
+            asked.append(("delay-id", meta[0]))
+        return self.dead_letter(offset, (key, value, asked), code, detail, due_ms)
+
+    def _roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
+        at_ms = min(payload[5], now_ms + self._routes.roll_window_ms)
+        return self._copy(outcome.ROLLED, offset, payload, at_ms, base)
+
+    def _park(
+        self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int
+    ) -> Output:
+        at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
+        record_id, source, _, expires_ms = payload[6] or (None, None, 1, None)
+        again = (*payload[:6], (record_id, source, attempt + 1, expires_ms))
+        return self._copy(outcome.PARKED, offset, again, at_ms, base)
+
+    def _copy(self, kind: int, offset: int, payload: Payload, at_ms: int, base: int) -> Output:
+        source = payload[6][1] if payload[6] is not None else None
+        key, value, headers = write_copy(
+            self.topic,
+            self.partition,
+            self._routes.secret,
+            settles=offset,
+            source=source or self._source_prefix + b"%d" % offset,
+            base=base,
+            at_ms=at_ms,
+            payload=payload,
+        )
+        return (kind, self.topic, self.partition, key, value, headers, payload[5], offset)
+
+    def _outcome(
+        self,
+        kind: int,
+        offset: int,
+        record_id: bytes | None,
+        source: bytes | None,
+        due_ms: int,
+        by: int | None,
+    ) -> Output:
+        headers: list[Header] = [
+            ("delay-outcome", outcome.OUTCOME_NAMES[kind].encode()),
+            ("delay-shard", self._shard_name.encode()),
+            ("delay-settles", b"%d" % offset),
+        ]
+        if record_id is not None:
+            headers.append(("delay-id", record_id))
+        if source is not None:
+            headers.append(("delay-source", source))
+        if due_ms:
+            headers.append(("delay-due-at", b"%d" % due_ms))
+        if by is not None:
+            headers.append(("delay-settled-by", b"%d" % by))
+        topic = self._routes.outcomes
+        return (kind, topic, -1, record_id, None, headers, due_ms, offset)
+

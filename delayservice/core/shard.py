@@ -1,0 +1,310 @@
+"""The state machine of one shard: records in, ordered settlements out. No I/O and no clock.
+
+The cursor is two-dimensional, ``(K, H)`` (see ``cursor``). The owner walks in two directions, both
+in a deterministic order, so either walk may be cut at any point:
+
+``advance_offset``  moves H with K fixed: settles late records, controls and invalid records in offset
+                    order. Cancels and reschedules take effect here, and only here.
+``advance_key``     moves K with H fixed: settles pending records in key order, up to now.
+
+Both only *stage*: nothing is settled until ``commit`` says that the transaction which carried the
+outputs and the staged cursor is committed; ``abort`` puts everything back. The rules quoted by number
+are those of the design, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from delayservice.core import outcome
+from delayservice.core.codec import decode_payload
+from delayservice.core.cursor import Cursor, Key
+from delayservice.core.outcome import Output
+from delayservice.core.pending import NO_MARK, Additions, Frame
+from delayservice.core.record import CANCEL, COPY, INVALID, SCHEDULE, Entry
+from delayservice.core.settle import Settler
+from delayservice.core.storing import LatestUnmarked, RecentNames, Scans, additions
+
+
+class CopyScan(NamedTuple):
+    """A stretch of the log to be searched for the first user record of an id (rule 13)."""
+
+    copy_offset: int
+    record_id: bytes
+    base: int
+
+
+class Shard:
+    """What one node knows of one shard. Single-threaded.
+
+    Attributes:
+        stored: S, the next source offset to be stored.
+        read: the next source offset to be queued for the walk of H; ``staged.offset <= read``.
+        end: L, the end of the log at take-over; H stands still until everything below it is stored.
+        committed: the cursor as last committed, which is what routes records to the store.
+        staged: the cursor that the outputs staged so far will commit.
+    """
+
+    def __init__(self, settler: Settler, stored: int, queue_max: int = 200_000) -> None:
+        self._settler = settler
+        self._queue_max = queue_max
+        self._names = RecentNames()
+        self._queue: list[Entry] = []
+        self._walked = 0
+        self._x_of_copies: dict[int, int] = {}
+        self._victims: dict[int, dict[Key, None]] = {}
+        self._in_flight: set[tuple[bytes, int]] = set()
+        self._in_flight_staged: set[tuple[bytes, int]] = set()
+        self.owned = False
+        self.stored = stored
+        self.read = stored
+        self.end = 0
+        self.committed = Cursor()
+        self.staged = Cursor()
+
+    # --- roles ---------------------------------------------------------------------------------
+
+    def follow(self, cursor: Cursor) -> None:
+        """Be a replica: store, and keep up with the checkpoint as read back."""
+        self._forget_walk()
+        self.owned = False
+        self.committed = self.staged = cursor
+
+    def take_over(self, cursor: Cursor, marked: Iterable[tuple[int, Key]], end: int) -> None:
+        """Own the shard from ``cursor`` on (rule 7).
+
+        Args:
+            cursor: the latest checkpoint, read after the old owner was fenced.
+            marked: ``Store.marked_from(cursor.offset)``: marks that H has not passed yet.
+            end: L, the high watermark read after the old owner was fenced.
+        """
+        self._forget_walk()
+        self.owned = True
+        self.committed = self.staged = cursor
+        self.read = cursor.offset
+        self.end = end
+        for mark, key in marked:
+            self._victims.setdefault(mark, {})[key] = None
+
+    def _forget_walk(self) -> None:
+        self._queue.clear()
+        self._walked = 0
+        self._x_of_copies.clear()
+        self._victims.clear()
+        self._in_flight.clear()
+        self._in_flight_staged.clear()
+
+    # --- poll and store ------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> int:
+        """The source offset to read next. What lies in ``[H, S)`` is read again from the log after a
+        take-over, and whenever the queue had to be cut while S ran ahead."""
+        if not self.owned:
+            return self.stored
+        if self.read < self.stored and (self.stored >= self.end or self.has_room):
+            return self.read
+        return self.stored
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the walk's queue takes more. It need not while S catches up with L, for what does
+        not fit then is read again later."""
+        return len(self._queue) < self._queue_max
+
+    def scans_needed(self, start: int, entries: Sequence[Entry], stop: int) -> list[CopyScan]:
+        """Stretches of the log that ``ingest`` of the same run must know the ``x`` of. Usually
+        none: what was read a moment ago is remembered."""
+        self._names.observe(start, entries, stop)
+        return [
+            CopyScan(offset, record_id, base)
+            for offset, kind, _, record_id, _, base in entries
+            if kind == COPY
+            and record_id is not None
+            and self._names.first(record_id, base, offset) is None
+        ]
+
+    def ingest(
+        self,
+        start: int,
+        entries: Sequence[Entry],
+        stop: int,
+        scanned: Scans,
+        latest_unmarked: LatestUnmarked,
+    ) -> Additions:
+        """Take the run ``[start, stop)`` of the log, read from ``wanted``, and say what to store.
+
+        Whoever calls this appends the additions to the store before anything else happens to the
+        shard. ``entries`` may be empty: offsets of transaction markers carry no record.
+        """
+        scans = self._resolve(entries, scanned)
+        added = Additions()
+        if stop > self.stored:
+            fresh = entries if start >= self.stored else [e for e in entries if e[0] >= self.stored]
+            added = additions(fresh, self.committed.key, latest_unmarked, scans)
+        if self.owned:
+            self._queue_for_walk(start, entries, stop, scans, added)
+        self.stored = max(self.stored, stop)
+        if not self.owned:
+            self.read = self.stored
+        return added
+
+    def _resolve(self, entries: Sequence[Entry], scanned: Scans) -> dict[int, int]:
+        scans: dict[int, int] = {}
+        for offset, kind, _, record_id, _, base in entries:
+            if kind != COPY or record_id is None:
+                continue
+            known = self._names.first(record_id, base, offset)
+            scans[offset] = scanned[offset] if known is None else known
+            self._in_flight.discard((record_id, base))
+        return scans
+
+    def _queue_for_walk(
+        self, start: int, entries: Sequence[Entry], stop: int, scans: Scans, added: Additions
+    ) -> None:
+        for _, key_ms, offset, mark in added.marks:
+            self._victims.setdefault(mark, {})[(key_ms, offset)] = None
+        here = self.committed.offset
+        for entry in entries:
+            offset = entry[0]
+            x = scans.get(offset, NO_MARK)
+            if x >= here:  # in flight: hit when H passes x, wherever its key lies (rule 14)
+                self._victims.setdefault(x, {})[(entry[2], offset)] = None
+        contiguous = start <= self.read < stop
+        if contiguous and (self.has_room or self.stored >= self.end):
+            unread = self.read
+            self._queue.extend(e for e in entries if e[0] >= unread)
+            self._x_of_copies.update((o, x) for o, x in scans.items() if o >= unread)
+            self.read = stop
+
+    # --- settle --------------------------------------------------------------------------------
+
+    def advance_offset(self, now_ms: int, limit: int) -> list[Output]:
+        """Walk H over what is queued, K fixed (rules 8 and 9); at most about ``limit`` outputs.
+
+        Stops early at a late record that is not due (the clock stepped back), and at a canceller
+        whose victim's own copy is still on its way back from the log (rule 14).
+        """
+        outputs: list[Output] = []
+        if self.stored < self.end:
+            return outputs
+        queue, at, count = self._queue, self._walked, len(self._queue)
+        k = self.staged.key
+        # Plain pending records, nearly all, are passed in the two lines that start the loop
+        # (bench whole).
+        while at < count and len(outputs) < limit:
+            offset, kind, key_ms, record_id, _, _ = entry = queue[at]
+            if not (kind == SCHEDULE and record_id is None and (key_ms, offset) > k):
+                if not self._pass(entry, k, now_ms, outputs):
+                    break
+            at += 1
+        self._walked = at
+        reached = queue[at][0] if at < count else self.read
+        self.staged = Cursor(k, reached)
+        return outputs
+
+    def _pass(self, entry: Entry, k: Key, now_ms: int, outputs: list[Output]) -> bool:
+        """H passes one record that may need settling; False when H has to wait there."""
+        offset, kind, key_ms, record_id, payload, extra = entry
+        if kind == INVALID:
+            outputs.append(self._settler.dead_letter(offset, payload, *extra))
+            return True
+        cancels: list[Output] = []
+        if kind != COPY and record_id is not None:
+            if self._awaits_copy(record_id, offset):
+                return False
+            cancels = self._cancel_victims(kind, offset, record_id, k)
+        if kind <= COPY and (key_ms, offset) <= k:
+            x = self._x_of_copies.get(offset, NO_MARK)
+            if not 0 <= x < offset:  # else dead on arrival
+                late = self._settler.settle(offset, key_ms, payload, now_ms, offset + 1)
+                if late is None:
+                    return False
+                self._note_copy(late, record_id, offset + 1)
+                cancels.append(late)
+        outputs += cancels
+        return True
+
+    def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
+        """Whether an own roll of this id is not ingested yet; its offset must be known to be
+        settled."""
+        flying = self._in_flight | self._in_flight_staged
+        return any(name == record_id and base <= offset for name, base in flying)
+
+    def _cancel_victims(self, kind: int, offset: int, record_id: bytes, k: Key) -> list[Output]:
+        """Outcomes of everything pending that the user record at ``offset`` hits, then its own."""
+        fate = outcome.REPLACED if kind == SCHEDULE else outcome.CANCELLED
+        outputs = [
+            self._settler.cancelled(fate, victim[1], record_id, offset)
+            for victim in self._victims.get(offset, ())
+            if victim[1] >= offset or victim > k
+        ]
+        if kind == CANCEL:
+            own = outcome.CANCELLED if outputs else outcome.NOT_PENDING
+            outputs.append(self._settler.control(own, offset, record_id))
+        return outputs
+
+    def _note_copy(self, output: Output, record_id: bytes | None, base: int) -> None:
+        if record_id is not None and output[0] in (outcome.ROLLED, outcome.PARKED):
+            self._in_flight_staged.add((record_id, base))
+
+    @property
+    def may_advance_key(self) -> bool:
+        """Whether the walk of K may go on: H has caught up with what was read, or has to wait for
+        something that K does not depend on."""
+        return self.stored >= self.staged.offset and (
+            self.staged.offset >= self.stored or self.stored < self.end or self._waits
+        )
+
+    @property
+    def _waits(self) -> bool:
+        return bool(self._in_flight or self._in_flight_staged)
+
+    def advance_key(self, frames: Sequence[Frame], now_ms: int) -> list[Output]:
+        """Settle frames in key order, H fixed (rule 10). ``frames`` are what the store holds above
+        ``staged.key`` with ``key_ms <= now_ms``; K becomes the last settled key, never the clock."""
+        outputs: list[Output] = []
+        k, h = self.staged
+        settle = self._settler.settle
+        for key_ms, offset, mark, data in frames:
+            if offset >= h:
+                continue
+            if 0 <= mark < h:
+                k = (key_ms, offset)
+                continue
+            payload = decode_payload(data)
+            output = settle(offset, key_ms, payload, now_ms, h)
+            if output is None:
+                break
+            if payload[6] is not None:
+                self._note_copy(output, payload[6][0], h)
+            outputs.append(output)
+            k = (key_ms, offset)
+        self.staged = Cursor(k, h)
+        return outputs
+
+    # --- commit --------------------------------------------------------------------------------
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a commit would move the cursor."""
+        return self.staged != self.committed
+
+    def commit(self) -> None:
+        """The transaction that carried the staged cursor is committed."""
+        self._in_flight |= self._in_flight_staged
+        self._in_flight_staged.clear()
+        for entry in self._queue[: self._walked]:
+            offset = entry[0]
+            self._victims.pop(offset, None)
+            self._x_of_copies.pop(offset, None)
+        del self._queue[: self._walked]
+        self._walked = 0
+        self.committed = self.staged
+
+    def abort(self) -> None:
+        """The transaction was aborted for certain: settle the same again."""
+        self._in_flight_staged.clear()
+        self._walked = 0
+        self.staged = self.committed

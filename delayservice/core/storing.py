@@ -1,0 +1,133 @@
+"""What a run of source records adds to a store. The same for owners and replicas.
+
+Source: design rules 3 and 13. A record with a key above the committed K is kept. A user record that
+bears an id **marks** the latest unmarked earlier record of that id; nothing is ever deleted here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from delayservice.core.codec import encode_payload
+from delayservice.core.cursor import Key
+from delayservice.core.pending import NO_MARK, Additions
+from delayservice.core.record import COPY, INVALID, SCHEDULE, Entry
+
+LatestUnmarked: TypeAlias = Callable[[bytes, int], Key | None]
+"""``Store.latest_unmarked``: the id index, bounded by the asking offset."""
+
+Scans: TypeAlias = Mapping[int, int]
+"""Offset of a copy that bears an id to its ``x``: the first user record of that id in
+``[base, offset)``, or ``NO_MARK``."""
+
+
+def additions(
+    entries: Iterable[Entry], committed_key: Key, latest_unmarked: LatestUnmarked, scans: Scans
+) -> Additions:
+    """Frames to keep, ids to index and marks to set for ``entries``, in offset order.
+
+    Args:
+        entries: decoded source records at or above the store's stop offset.
+        committed_key: K as last read back; records at or below it are late and are not stored.
+        latest_unmarked: the id index as of everything stored before ``entries``.
+        scans: ``x`` of every copy among ``entries`` that bears an id.
+    """
+    added = Additions()
+    keep = added.frames.append
+    names = _Names(added, latest_unmarked)
+    for offset, kind, key_ms, record_id, payload, _ in entries:
+        pending = kind <= COPY and (key_ms, offset) > committed_key
+        if pending:
+            keep((key_ms, offset, NO_MARK, encode_payload(payload)))
+        if record_id is None or kind == INVALID:
+            continue
+        if kind == COPY:
+            names.copy(record_id, key_ms, offset, scans[offset], pending=pending)
+        else:
+            names.user(record_id, key_ms, offset, pending=pending and kind == SCHEDULE)
+    return added
+
+
+class _Names:
+    """The id index while a run is planned: the store's, overlaid by what the run adds."""
+
+    def __init__(self, added: Additions, latest_unmarked: LatestUnmarked) -> None:
+        self._added = added
+        self._latest_unmarked = latest_unmarked
+        self._overlay: dict[bytes, Key | None] = {}
+
+    def user(self, record_id: bytes, key_ms: int, offset: int, *, pending: bool) -> None:
+        """A user record marks the latest unmarked one of its id and takes its place."""
+        victim = (
+            self._overlay[record_id]
+            if record_id in self._overlay
+            else self._latest_unmarked(record_id, offset)
+        )
+        if victim is not None:
+            self._added.marks.append((record_id, *victim, offset))
+        if pending:
+            self._added.named.append((record_id, key_ms, offset))
+        self._overlay[record_id] = (key_ms, offset) if pending else None
+
+    def copy(self, record_id: bytes, key_ms: int, offset: int, x: int, *, pending: bool) -> None:
+        """A copy marks nothing: it is either marked from birth or what its id now stands for."""
+        if not pending:
+            return
+        self._added.named.append((record_id, key_ms, offset))
+        if x != NO_MARK:
+            self._added.marks.append((record_id, key_ms, offset, x))
+        else:
+            self._overlay[record_id] = (key_ms, offset)
+
+
+class RecentNames:
+    """User records that bear an id, remembered so that most copies need no scan of the log.
+
+    Bounded: once ``limit`` are held the oldest are dropped and the range that it can answer for
+    shrinks. Only ranges that were read without a gap count.
+    """
+
+    def __init__(self, limit: int = 100_000) -> None:
+        self._limit = limit
+        self._offsets: dict[bytes, list[int]] = {}
+        self._order: list[tuple[int, bytes]] = []
+        self.start = 0
+        self.stop = 0
+
+    def observe(self, start: int, entries: Iterable[Entry], stop: int) -> None:
+        """Remember the user records of ``[start, stop)``."""
+        if start != self.stop:
+            self._forget_all(start)
+        for offset, kind, _, record_id, _, _ in entries:
+            if record_id is not None and kind not in (COPY, INVALID):
+                self._offsets.setdefault(record_id, []).append(offset)
+                self._order.append((offset, record_id))
+        self.stop = stop
+        if len(self._order) > 2 * self._limit:
+            self._forget_oldest()
+
+    def first(self, record_id: bytes, base: int, stop: int) -> int | None:
+        """First user record of the id in ``[base, stop)``, NO_MARK if there is none, or None when
+        the log must be scanned because the range was not observed."""
+        if base < self.start or stop > self.stop:
+            return None
+        held = self._offsets.get(record_id, [])
+        at = bisect_left(held, base)
+        return held[at] if at < len(held) and held[at] < stop else NO_MARK
+
+    def _forget_all(self, start: int) -> None:
+        self._offsets.clear()
+        self._order.clear()
+        self.start = self.stop = start
+
+    def _forget_oldest(self) -> None:
+        dropped = self._order[: -self._limit]  # oldest first, so each is the first of its id
+        del self._order[: -self._limit]
+        for offset, record_id in dropped:
+            held = self._offsets[record_id]
+            del held[0]
+            if not held:
+                del self._offsets[record_id]
+        self.start = self._order[0][0]
