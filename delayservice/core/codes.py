@@ -1,0 +1,60 @@
+"""Every reason a record can be dead-lettered for: a stable code and one line for people.
+
+Codes are part of the contract with users (``delay-error``): they are added, never renamed. Those
+marked *target* are found when the record is delivered, the others by reading the record alone.
+"""
+
+from __future__ import annotations
+
+from delayservice.errors import DelayServiceError
+
+TIME_MISSING = "time-missing"
+TIME_INVALID = "time-invalid"
+TIME_AMBIGUOUS = "time-ambiguous"
+TIME_PAST = "time-past"
+DELAY_TOO_LONG = "delay-too-long"
+TARGET_MISSING = "target-missing"
+TARGET_INVALID = "target-invalid"
+TARGET_DENIED = "target-denied"
+TARGET_UNKNOWN = "target-unknown"
+TARGET_UNAUTHORIZED = "target-unauthorized"
+TOO_LARGE = "too-large"
+OP_INVALID = "op-invalid"
+CRON_INVALID = "cron-invalid"
+ZONE_INVALID = "zone-invalid"
+HEADER_TOO_LARGE = "header-too-large"
+HEADER_INVALID = "header-invalid"
+COPY_FORGED = "copy-forged"
+
+EXPLANATIONS: dict[str, str] = {
+    TIME_MISSING: "No header says when: set delay-at or delay-after.",
+    TIME_INVALID: "A time header can't be read, or the record has no usable timestamp.",
+    TIME_AMBIGUOUS: "Two time headers name different instants.",
+    TIME_PAST: "Due before it was written, and this topic dead-letters such records.",
+    DELAY_TOO_LONG: "Due further away than this delay topic's longest delay.",
+    TARGET_MISSING: "No target topic, and this delay topic has no default one.",
+    TARGET_INVALID: "The target is no legal topic, partition or key, or two headers disagree.",
+    TARGET_DENIED: "This delay topic may not deliver to that target topic.",
+    TARGET_UNKNOWN: "The target topic or partition does not exist (target).",
+    TARGET_UNAUTHORIZED: "The broker does not let the service write to the target (target).",
+    TOO_LARGE: "The broker refuses the record as too large (target).",
+    OP_INVALID: "delay-op is unknown, or its delay-id is missing, empty or ambiguous.",
+    CRON_INVALID: "The recurring schedule can't be served.",
+    ZONE_INVALID: "The time zone of a recurring schedule is unknown.",
+    HEADER_TOO_LARGE: "An input header or the id is over its size limit.",
+    HEADER_INVALID: "A header's name is not UTF-8.",
+    COPY_FORGED: "The record claims to be the service's own copy, and its signature is wrong.",
+}
+"""Code to explanation; the keys are all codes there are."""
+
+
+class RecordRefusedError(DelayServiceError):
+    """A record breaks the contract.
+
+    Raised and caught within ``core``: readers return an ``INVALID`` entry instead.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail

@@ -1,0 +1,215 @@
+"""The parameters that a record's key or validity depends on, and from which offset they hold.
+
+A key must be a pure function of the log (design rule 2), so these parameters are not read from a
+configuration file but from the checkpoint: a list of ``(from_offset, Contract)``, which the owner
+extends at the end of the log and every node adopts. Changing a setting never changes a key.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+import msgspec
+
+from delayservice.errors import DelayServiceError
+
+CONTRACT_VERSION: Final = 1
+"""Raised when a record is read another way: a node that doesn't know a version must not go on."""
+
+PAST_DUE_DELIVER: Final = "deliver"
+PAST_DUE_DEAD_LETTER: Final = "dead-letter"
+
+MAX_DELAY_MS_MAX: Final = 2**52
+"""Half of the range of due times, so that timestamp + delay stays exact everywhere."""
+
+TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
+
+_DAY_MS = 86_400_000
+_HEADER_BYTES_RANGE = (256, 65_536)
+
+
+class ContractError(DelayServiceError):
+    """A contract is out of bounds, or the checkpoint holds one that this version can't follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """How records of one delay topic are read from some offset on."""
+
+    version: int = CONTRACT_VERSION
+    roll_window_ms: int = 7_200_000
+    """A record due later than its timestamp plus this is rolled then (rule 12)."""
+    max_delay_ms: int = 3_650 * _DAY_MS
+    """The longest delay, from the record's timestamp."""
+    clamp: bool = False
+    """A longer delay is shortened to ``max_delay_ms`` instead of dead-lettered."""
+    past_due: str = PAST_DUE_DELIVER
+    """``deliver`` or ``dead-letter`` what is due before its own timestamp."""
+    default_target: str | None = None
+    """Target of records that name none; allowed without a pattern."""
+    allow: tuple[str, ...] = ()
+    """Shell-style patterns of target topics, matching whole names, case-sensitive; none: deny."""
+    reserved: tuple[str, ...] = ()
+    """The service's own topics: never targets, whatever ``allow`` says."""
+    header_bytes_max: int = 4_096
+    """Longest value of one input header; a topic name always fits."""
+    id_bytes_max: int = 512
+    """Longest ``delay-id``, or record key that serves as one."""
+
+    def __post_init__(self) -> None:
+        """Check every bound.
+
+        Raises:
+            ContractError: a parameter is out of bounds, or the version is unknown.
+        """
+        if self.version != CONTRACT_VERSION:
+            raise ContractError(
+                f"contract version {self.version} is unknown to this version of the service, which "
+                f"reads {CONTRACT_VERSION}: upgrade this node before it serves the slice"
+            )
+        _check_range("roll_window_ms", self.roll_window_ms, 1, MAX_DELAY_MS_MAX)
+        _check_range("max_delay_ms", self.max_delay_ms, 0, MAX_DELAY_MS_MAX)
+        _check_range("header_bytes_max", self.header_bytes_max, *_HEADER_BYTES_RANGE)
+        _check_range("id_bytes_max", self.id_bytes_max, 1, self.header_bytes_max)
+        if self.past_due not in (PAST_DUE_DELIVER, PAST_DUE_DEAD_LETTER):
+            raise ContractError(f"past_due is {self.past_due!r}: use 'deliver' or 'dead-letter'")
+        self._check_default_target()
+
+    def _check_default_target(self) -> None:
+        topic = self.default_target
+        if topic is None:
+            return
+        if not is_legal_topic(topic) or is_reserved(topic) or topic in self.reserved:
+            raise ContractError(f"default_target {topic!r} is no legal topic name, or is reserved")
+
+    def to_json(self) -> dict[str, object]:
+        """A dictionary of JSON types for the checkpoint."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: object) -> Contract:
+        """The contract that ``to_json`` wrote.
+
+        Raises:
+            ContractError: an unknown version, an unknown or a missing parameter, a wrong type.
+        """
+        if not isinstance(data, Mapping):
+            raise ContractError(f"a contract is a JSON object, not {type(data).__name__}")
+        known = {field.name for field in fields(cls)}
+        if data.get("version") == CONTRACT_VERSION and data.keys() != known:
+            odd = ", ".join(sorted(str(name) for name in data.keys() ^ known))
+            raise ContractError(f"a contract of version {CONTRACT_VERSION} differs in: {odd}")
+        known_part = {name: value for name, value in data.items() if name in known}
+        try:
+            return msgspec.convert(known_part, cls)
+        except msgspec.ValidationError as exc:
+            raise ContractError(f"a contract can't be read: {exc}") from exc
+
+
+class Contracts:
+    """The contracts of one shard, ascending by the offset from which each holds. Immutable."""
+
+    __slots__ = ("_contracts", "_starts")
+
+    def __init__(self, entries: Iterable[tuple[int, Contract]]) -> None:
+        """Take ``(from_offset, contract)`` pairs in ascending order.
+
+        Raises:
+            ContractError: none, not ascending, or a negative offset.
+        """
+        pairs = list(entries)
+        self._starts = [start for start, _ in pairs]
+        self._contracts = [contract for _, contract in pairs]
+        ascending = all(a < b for a, b in zip(self._starts, self._starts[1:], strict=False))
+        if not pairs or not ascending or self._starts[0] < 0:
+            raise ContractError(f"contracts must start at ascending offsets, not {self._starts}")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same contracts from the same offsets."""
+        return isinstance(other, Contracts) and self.entries() == other.entries()
+
+    def __hash__(self) -> int:
+        """Of the entries."""
+        return hash(self.entries())
+
+    def __repr__(self) -> str:
+        """For logs and failed tests."""
+        return f"Contracts({list(self.entries())!r})"
+
+    def entries(self) -> tuple[tuple[int, Contract], ...]:
+        """All ``(from_offset, contract)`` pairs, ascending."""
+        return tuple(zip(self._starts, self._contracts, strict=True))
+
+    def at(self, offset: int) -> Contract:
+        """The contract that holds at an offset; below the first start, the first one."""
+        if len(self._starts) == 1:
+            return self._contracts[0]
+        return self._contracts[max(bisect_right(self._starts, offset) - 1, 0)]
+
+    def span(self, offset: int) -> tuple[int, int | None]:
+        """``[first, stop)`` offsets around ``offset`` with one contract; stop None: no end yet."""
+        after = max(bisect_right(self._starts, offset), 1)
+        first = 0 if after == 1 else self._starts[after - 1]
+        return first, self._starts[after] if after < len(self._starts) else None
+
+    def extended(self, from_offset: int, contract: Contract) -> Contracts:
+        """These, and from ``from_offset`` (the end of the log) on another one.
+
+        Nothing changes when that contract holds already. At the start of the last one it takes its
+        place, for no record was written since.
+
+        Raises:
+            ContractError: ``from_offset`` is below the start of the last one.
+        """
+        if contract == self._contracts[-1]:
+            return self
+        kept = self.entries()
+        if kept[-1][0] == from_offset:
+            kept = kept[:-1]
+        return Contracts((*kept, (from_offset, contract)))
+
+    def to_json(self) -> list[dict[str, object]]:
+        """A list of JSON types for the checkpoint."""
+        return [{"from": start, "contract": c.to_json()} for start, c in self.entries()]
+
+    @classmethod
+    def from_json(cls, data: object) -> Contracts:
+        """The contracts that ``to_json`` wrote.
+
+        Raises:
+            ContractError: not such a list, or one of its contracts can't be followed.
+        """
+        if not isinstance(data, list):
+            raise ContractError(f"contracts are a JSON list, not {type(data).__name__}")
+        return cls(_entry_from_json(item) for item in data)
+
+
+def is_legal_topic(topic: str) -> bool:
+    """Kafka's rule for topic names (``org.apache.kafka.common.internals.Topic``)."""
+    legal = TOPIC_NAME.fullmatch(topic.encode("utf-8", "replace"))
+    return legal is not None and topic not in (".", "..")
+
+
+def is_reserved(topic: str) -> bool:
+    """Whether a topic is Kafka's (``__*``) or a delay service's (``delay_*``): never a target."""
+    return topic.startswith(("__", "delay_"))
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ContractError(f"{name} is {value}: it must be {low} to {high}")
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _entry_from_json(item: object) -> tuple[int, Contract]:
+    start = item.get("from") if isinstance(item, Mapping) else None
+    if not isinstance(item, Mapping) or type(start) is not int:
+        raise ContractError(f"a contract entry needs 'from' and 'contract', not {item!r:.100}")
+    return start, Contract.from_json(item.get("contract"))

@@ -1,0 +1,149 @@
+"""A record's input headers, collected before they are judged, and the rules of our own headers.
+
+A rule only files what its header says; ``record`` judges once all headers are seen, because the
+operation decides which of them matter. Duplicates and aliases are therefore one case: what is said
+more than once must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from delayservice.core import names
+from delayservice.core.codes import OP_INVALID, RecordRefusedError
+from delayservice.core.entry import Headers
+from delayservice.core.times import parse_delay_ms, parse_instant_ms
+
+CANCEL_OP = "cancel"
+FIRE_OP = "fire"
+SCHEDULE_OP = "schedule"
+
+TimeParser: TypeAlias = Callable[[str, bytes | None, int], int]
+"""``(header name, value, the record's timestamp_ms)`` to due_ms."""
+
+
+class Draft:
+    """What the input headers of one record say, in the order of the headers."""
+
+    __slots__ = (
+        "expiries",
+        "ids",
+        "key",
+        "key_is_id",
+        "keys",
+        "ops",
+        "partitions",
+        "recurring",
+        "rocketmq",
+        "spare_id",
+        "targets",
+        "times",
+        "value",
+        "windows",
+    )
+
+    def __init__(self, key: bytes | None, value: bytes | None) -> None:
+        """Start with nothing said; ``key`` and ``value`` are the record's own."""
+        self.key = key
+        self.value = value
+        self.times: list[tuple[str, bytes | None, TimeParser]] = []
+        self.targets: Headers = []
+        self.partitions: Headers = []
+        self.keys: Headers = []
+        self.expiries: Headers = []
+        self.windows: Headers = []
+        self.ids: Headers = []
+        self.ops: list[str] = []
+        self.recurring: list[str] = []
+        self.key_is_id = False
+        """The record key is the id, and the output's key comes from a header or is null."""
+        self.rocketmq = False
+        """``spare_id`` is the id unless another one is given."""
+        self.spare_id: bytes | None = None
+
+    def mentions_delivery(self) -> bool:
+        """Whether a header says when or where to deliver."""
+        return bool(self.times or self.targets or self.partitions or self.keys or self.recurring)
+
+
+Rule: TypeAlias = Callable[[Draft, str, bytes | None], None]
+"""Files one header. Raises ``RecordRefusedError`` for what no operation could accept."""
+
+
+def due_at(name: str, value: bytes | None, _timestamp_ms: int) -> int:
+    """``TimeParser`` of an instant."""
+    return parse_instant_ms(name, value)
+
+
+def due_after(name: str, value: bytes | None, timestamp_ms: int) -> int:
+    """``TimeParser`` of a delay from the record's own timestamp."""
+    return timestamp_ms + parse_delay_ms(name, value)
+
+
+def _at(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.times.append((name, value, due_at))
+
+
+def _after(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.times.append((name, value, due_after))
+
+
+def target_topic(draft: Draft, name: str, value: bytes | None) -> None:
+    """``Rule`` of a target topic."""
+    draft.targets.append((name, value))
+
+
+def target_partition(draft: Draft, name: str, value: bytes | None) -> None:
+    """``Rule`` of a target partition."""
+    draft.partitions.append((name, value))
+
+
+def target_key(draft: Draft, name: str, value: bytes | None) -> None:
+    """``Rule`` of the output key: empty is an empty key, no value is a null key."""
+    draft.keys.append((name, value))
+
+
+def _id(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.ids.append((name, value))
+
+
+def _op(draft: Draft, _name: str, value: bytes | None) -> None:
+    text = "" if value is None else value[:64].decode("ascii", "replace")
+    if text not in (CANCEL_OP, FIRE_OP, SCHEDULE_OP):
+        raise RecordRefusedError(
+            OP_INVALID, f"{names.DELAY_OP} is {text!r}: schedule, cancel or fire is expected"
+        )
+    draft.ops.append(text)
+
+
+def _expires_at(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.expiries.append((name, value))
+
+
+def _window_ms(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.windows.append((name, value))
+
+
+def _recurring(draft: Draft, name: str, _value: bytes | None) -> None:
+    draft.recurring.append(name)
+
+
+def drop(_draft: Draft, _name: str, _value: bytes | None) -> None:
+    """``Rule`` of a header that says nothing and is not delivered."""
+
+
+RULES: dict[str, Rule] = {
+    names.DELAY_AT: _at,
+    names.DELAY_AFTER: _after,
+    names.DELAY_TARGET_TOPIC: target_topic,
+    names.DELAY_TARGET_PARTITION: target_partition,
+    names.DELAY_TARGET_KEY: target_key,
+    names.DELAY_ID: _id,
+    names.DELAY_OP: _op,
+    names.DELAY_EXPIRES_AT: _expires_at,
+    names.DELAY_WINDOW_MS: _window_ms,
+    **dict.fromkeys(names.RECURRING, _recurring),
+    **dict.fromkeys(names.OUTPUT, drop),
+}
+"""Every header of our own that a user's record may carry."""

@@ -1,0 +1,51 @@
+"""What one source record is, once read: plain tuples, because millions of them pass through."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from delayservice.core.codec import Header
+
+SCHEDULE = 0
+"""A user's record to be delivered later."""
+COPY = 1
+"""The service's own rolled or parked copy of one, its signature verified."""
+CANCEL = 2
+"""Cancels the pending record of its id."""
+FIRE = 3
+"""Delivers the pending record of its id now."""
+INVALID = 4
+"""Breaks the contract: to be dead-lettered."""
+
+KIND_NAMES = ("schedule", "copy", "cancel", "fire", "invalid")
+
+Headers: TypeAlias = list[Header]
+
+Original: TypeAlias = tuple[bytes | None, bytes | None, Headers]
+"""``(key, value, headers)`` of a source record as it was written."""
+
+Refusal: TypeAlias = tuple[str, str]
+"""``(code, detail)`` of an ``INVALID`` entry; the code is one of ``codes.EXPLANATIONS``."""
+
+Entry: TypeAlias = tuple[int, int, int, bytes | None, Any, Any]
+"""``(offset, kind, key_ms, id, payload, extra)``.
+
+=========  =====================  ==========  =============  ==================
+kind       key_ms                 id          payload        extra
+=========  =====================  ==========  =============  ==================
+SCHEDULE   min(due, roll time)    or None     ``Payload``    None
+COPY       at_ms                  or None     ``Payload``    base: int, rule 12
+CANCEL     0                      bytes       ``Original``   None
+FIRE       0                      bytes       ``Original``   None
+INVALID    0                      None        ``Original``   ``(code, detail)``
+=========  =====================  ==========  =============  ==================
+
+The last two depend on the kind, which no type checker narrows in an unpacked tuple, and a class per
+kind would cost more than the whole short way of ``record``: hence ``Any``, here and nowhere else.
+
+``key_ms`` of the first two is at least 1, so their keys are above ``cursor.START_KEY``, and never
+above the payload's ``due_ms``: below it, it is a roll time.
+"""
+
+Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]
+"""``(offset, timestamp_ms, key, value, headers)`` as a consumer hands them over."""

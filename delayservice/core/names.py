@@ -1,0 +1,41 @@
+"""The names of every header that the service reads or writes, in one place.
+
+``OUTPUT`` and ``COPY_NAMES`` are never taken from a user's record, so provenance can't be forged.
+The names of other systems are in ``aliases``.
+"""
+
+from __future__ import annotations
+
+DELAY_AT = "delay-at"
+DELAY_AFTER = "delay-after"
+DELAY_TARGET_TOPIC = "delay-target-topic"
+DELAY_TARGET_PARTITION = "delay-target-partition"
+DELAY_TARGET_KEY = "delay-target-key"
+DELAY_ID = "delay-id"
+DELAY_OP = "delay-op"
+DELAY_EXPIRES_AT = "delay-expires-at"
+DELAY_WINDOW_MS = "delay-window-ms"
+DELAY_CRON = "delay-cron"
+DELAY_EVERY = "delay-every"
+DELAY_TIMES = "delay-times"
+DELAY_TIMEZONE = "delay-timezone"
+
+DELAY_DUE_AT = "delay-due-at"
+DELAY_SOURCE = "delay-source"
+DELAY_SETTLES = "delay-settles"
+DELAY_ATTEMPT = "delay-attempt"
+DELAY_ERROR = "delay-error"
+DELAY_ERROR_DETAIL = "delay-error-detail"
+
+DELAY_COPY = "delay-copy"
+DELAY_COPY_MAC = "delay-copy-mac"
+
+RECURRING = frozenset({DELAY_CRON, DELAY_EVERY, DELAY_TIMES, DELAY_TIMEZONE})
+
+OUTPUT = frozenset(
+    {DELAY_DUE_AT, DELAY_SOURCE, DELAY_SETTLES, DELAY_ATTEMPT, DELAY_ERROR, DELAY_ERROR_DETAIL}
+)
+"""Written by the service; dropped from a user's record."""
+
+COPY_NAMES = frozenset({DELAY_COPY, DELAY_COPY_MAC})
+"""Either of them makes a record a claimed copy, never a plain record."""

@@ -1,0 +1,102 @@
+"""The headers that the service adds: to what it delivers, and to what it dead-letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from delayservice.core.codec import Header, Meta
+from delayservice.core.entry import Headers
+from delayservice.core.names import (
+    DELAY_ATTEMPT,
+    DELAY_DUE_AT,
+    DELAY_ERROR,
+    DELAY_ERROR_DETAIL,
+    DELAY_ID,
+    DELAY_SETTLES,
+    DELAY_SOURCE,
+)
+
+ERROR_DETAIL_CHARS_MAX: Final = 512
+
+
+class Provenance:
+    """Provenance of one shard's outputs, its ``topic:partition:`` prepared once."""
+
+    __slots__ = ("_prefix",)
+
+    def __init__(self, topic: str, partition: int) -> None:
+        """``topic`` and ``partition`` of the delay topic that the records come from."""
+        self._prefix = f"{topic}:{partition}:".encode()
+
+    def source(self, offset: int, meta: Meta | None) -> bytes:
+        """``delay-source``: ``topic:partition:offset`` of the user's original record.
+
+        Args:
+            offset: source offset of the record or copy at hand.
+            meta: its payload's meta, which names the original when this is a copy.
+        """
+        if meta is not None and meta[1] is not None:
+            return meta[1]
+        return self._prefix + b"%d" % offset
+
+    def headers(self, offset: int, due_ms: int, meta: Meta | None) -> Headers:
+        """What to append to the own headers of the output that settles ``offset``.
+
+        Args:
+            offset: source offset of the record or copy that the output settles.
+            due_ms: its due time, epoch milliseconds.
+            meta: its payload's meta.
+        """
+        settles = b"%d" % offset
+        if meta is None:
+            return [
+                (DELAY_DUE_AT, b"%d" % due_ms),
+                (DELAY_SOURCE, self._prefix + settles),
+                (DELAY_SETTLES, settles),
+            ]
+        added: list[Header] = [
+            (DELAY_DUE_AT, b"%d" % due_ms),
+            (DELAY_SOURCE, self.source(offset, meta)),
+            (DELAY_SETTLES, settles),
+        ]
+        if meta[0] is not None:
+            added.append((DELAY_ID, meta[0]))
+        if meta[2] > 1:
+            added.append((DELAY_ATTEMPT, b"%d" % meta[2]))
+        return added
+
+
+def provenance(topic: str, partition: int, offset: int, due_ms: int, meta: Meta | None) -> Headers:
+    """``Provenance(topic, partition).headers(offset, due_ms, meta)``, for a single record."""
+    return Provenance(topic, partition).headers(offset, due_ms, meta)
+
+
+def dead_letter_headers(
+    original: Sequence[Header] | None, code: str, detail: str, source: bytes
+) -> Headers:
+    """Headers of a dead letter: the original ones unchanged, then why and where from.
+
+    Ours come last, so they count where an original header has the same name.
+
+    Args:
+        original: headers of the record as it was written.
+        code: one of ``codes.EXPLANATIONS``.
+        detail: for people; cut to ``ERROR_DETAIL_CHARS_MAX``, what is not printable replaced.
+        source: ``delay-source`` of the user's original.
+
+    Returns:
+        A new list; the caller appends ``delay-settles``.
+    """
+    return [
+        *(original or ()),
+        (DELAY_ERROR, code.encode()),
+        (DELAY_ERROR_DETAIL, printable(detail).encode()),
+        (DELAY_SOURCE, source),
+    ]
+
+
+def printable(detail: str) -> str:
+    """``detail`` within its limit, on one line, as text that any terminal and UTF-8 can show."""
+    short = detail[:ERROR_DETAIL_CHARS_MAX]
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)

@@ -1,0 +1,360 @@
+"""One source record in, one entry out: the header contract of ``docs/header-contract.md``.
+
+``read`` is a pure function of the record, its place, its log-append timestamp and the contract that
+holds at its offset. A plain record (a time in digits and a target seen before) takes the short way;
+everything else is filed in a ``Draft`` by one rule per header, and judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from delayservice.core import names
+from delayservice.core.aliases import ALIASES, ROCKETMQ_UNIQ_KEY
+from delayservice.core.codec import Header, Meta
+from delayservice.core.codes import (
+    COPY_FORGED,
+    CRON_INVALID,
+    DELAY_TOO_LONG,
+    HEADER_INVALID,
+    HEADER_TOO_LARGE,
+    OP_INVALID,
+    TARGET_INVALID,
+    TARGET_MISSING,
+    TIME_AMBIGUOUS,
+    TIME_INVALID,
+    TIME_MISSING,
+    TIME_PAST,
+    RecordRefusedError,
+)
+from delayservice.core.contract import MAX_DELAY_MS_MAX, PAST_DUE_DELIVER, Contracts
+from delayservice.core.copies import read_copy
+from delayservice.core.draft import CANCEL_OP, RULES, SCHEDULE_OP, Draft, Rule
+from delayservice.core.entry import (
+    CANCEL,
+    COPY,
+    FIRE,
+    INVALID,
+    SCHEDULE,
+    Entry,
+    Headers,
+    Original,
+    Row,
+)
+from delayservice.core.provenance import Provenance, dead_letter_headers, provenance
+from delayservice.core.targets import Targets
+from delayservice.core.times import DUE_STOP_MS, parse_count, parse_instant_ms
+
+__all__ = [
+    "CANCEL",
+    "COPY",
+    "FIRE",
+    "INVALID",
+    "SCHEDULE",
+    "Entry",
+    "Provenance",
+    "RecordReader",
+    "Row",
+    "dead_letter_headers",
+    "provenance",
+]
+
+PARTITION_BY_KEY = -1
+
+_PARTITION_MAX = 2**31 - 1
+_PLAIN_DIGITS_MAX = 15
+_PLAIN_HEADERS = 2
+_PLAIN_TIMES = (names.DELAY_AT, names.DELAY_AFTER)
+_ANY_PAST_MS = -DUE_STOP_MS
+
+_RULES: dict[str, Rule] = {**RULES, **{alias.header: alias.rule for alias in ALIASES}}
+_KNOWN = frozenset(_RULES) | names.COPY_NAMES
+_STRIPPED = _KNOWN - {ROCKETMQ_UNIQ_KEY}
+
+
+class RecordReader:
+    """Reads the records of one shard. Not thread-safe: it remembers targets it found good."""
+
+    def __init__(
+        self, topic: str, partition: int, contracts: Contracts, secrets: Sequence[bytes]
+    ) -> None:
+        """Read records of ``topic`` and ``partition``.
+
+        Args:
+            topic: the delay topic.
+            partition: its partition.
+            contracts: what holds from which offset on; see ``adopt``.
+            secrets: keys that copies may be signed with (several while one is replaced); none:
+                every copy counts as forged.
+        """
+        self._topic = topic
+        self._partition = partition
+        self._secrets = tuple(secrets)
+        self.adopt(contracts)
+
+    def adopt(self, contracts: Contracts) -> None:
+        """Go on with these contracts, after the checkpoint's list was extended."""
+        self._contracts = contracts
+        self._enter(0)
+
+    def read_batch(self, rows: Iterable[Row]) -> list[Entry]:
+        """``read`` each row."""
+        read = self.read
+        return [read(*row) for row in rows]
+
+    def read(
+        self,
+        offset: int,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None,
+    ) -> Entry:
+        """What one record is. Never raises, whatever its bytes.
+
+        Args:
+            offset: its source offset.
+            timestamp_ms: its log-append time, epoch milliseconds.
+            key: its key.
+            value: its value.
+            headers: its headers in order, or None when there are none.
+        """
+        own: Headers = []
+        known: Headers = []
+        for header in headers or ():
+            if header[0] in _KNOWN:
+                known.append(header)
+            else:
+                own.append(header)
+        if offset < self._first or (self._stop is not None and offset >= self._stop):
+            self._enter(offset)
+        if len(known) == _PLAIN_HEADERS:
+            (name, text), (target_name, target_text) = known
+            if name == names.DELAY_TARGET_TOPIC:
+                name, text, target_name, target_text = target_name, target_text, name, text
+            target = self._allowed.get(target_text)
+            if (
+                target is not None
+                and target_name == names.DELAY_TARGET_TOPIC
+                and text is not None
+                and len(text) <= _PLAIN_DIGITS_MAX
+                and text.isdigit()
+                and name in _PLAIN_TIMES
+                and 0 <= timestamp_ms < MAX_DELAY_MS_MAX
+            ):
+                due_ms = int(text) if name == names.DELAY_AT else timestamp_ms + int(text)
+                if self._delay_ms_min <= due_ms - timestamp_ms <= self._delay_ms_max:
+                    due_ms = due_ms or 1
+                    key_ms = timestamp_ms + self._roll_window_ms
+                    if due_ms < key_ms:  # noqa: PLR1730  # min() takes a tenth of the short way
+                        key_ms = due_ms
+                    payload = (target, PARTITION_BY_KEY, key, value, own, due_ms, None)
+                    return (offset, SCHEDULE, key_ms, None, payload, None)
+        try:
+            return self._judge(offset, timestamp_ms, (key, value, headers or []), known)
+        except RecordRefusedError as exc:
+            original = (key, value, headers or [])
+            return (offset, INVALID, 0, None, original, (exc.code, exc.detail))
+
+    def read_unreadable(self, offset: int, key: bytes | None, value: bytes | None) -> Entry:
+        """The entry of a record whose headers the client library could not hand over.
+
+        Kafka's header names are UTF-8 by protocol, yet a broker takes any bytes; confluent-kafka
+        raises from ``Message.headers()`` for such a record. Its dead letter has no own headers.
+        """
+        refusal = (HEADER_INVALID, "a header name is not UTF-8, so no header could be read")
+        return (offset, INVALID, 0, None, (key, value, []), refusal)
+
+    def _enter(self, offset: int) -> None:
+        """Make the contract at ``offset`` the current one."""
+        contract = self._contract = self._contracts.at(offset)
+        self._first, self._stop = self._contracts.span(offset)
+        self._targets = Targets(contract, self._topic)
+        self._allowed = self._targets.allowed
+        self._roll_window_ms = contract.roll_window_ms
+        self._delay_ms_max = contract.max_delay_ms
+        self._delay_ms_min = _ANY_PAST_MS if contract.past_due == PAST_DUE_DELIVER else 0
+
+    def _judge(self, offset: int, timestamp_ms: int, original: Original, known: Headers) -> Entry:
+        """The long way of ``read``.
+
+        Raises:
+            RecordRefusedError: the record breaks the contract.
+        """
+        if any(name in names.COPY_NAMES for name, _ in known):
+            return self._judge_copy(offset, original)
+        key, value, headers = original
+        draft = Draft(key, value)
+        for name, text in known:
+            if text is not None and len(text) > self._contract.header_bytes_max:
+                self._check_size(name, len(text))
+            _RULES[name](draft, name, text)
+        identity = self._identity(draft)
+        operation = _operation(draft, identity, bare=not known)
+        if operation != SCHEDULE_OP:
+            identity = key if not known else identity
+            return self._control(offset, operation, identity, original)
+        due_ms = self._due_ms(draft, timestamp_ms)
+        expires_ms = _expires_ms(draft)
+        meta: Meta | None = None
+        if identity is not None or expires_ms is not None:
+            meta = (identity, None, 1, expires_ms)
+        own = [header for header in headers if header[0] not in _STRIPPED]
+        target = self._target(draft)
+        payload = (target, _partition(draft), _output_key(draft), value, own, due_ms, meta)
+        key_ms = min(due_ms, timestamp_ms + self._roll_window_ms)
+        return (offset, SCHEDULE, key_ms, identity, payload, None)
+
+    def _judge_copy(self, offset: int, original: Original) -> Entry:
+        copy = read_copy(self._topic, self._partition, self._secrets, original)
+        if copy is None:
+            raise RecordRefusedError(
+                COPY_FORGED,
+                f"{names.DELAY_COPY} or {names.DELAY_COPY_MAC} is not what this service wrote to "
+                f"{self._topic}:{self._partition}",
+            )
+        base, at_ms, payload = copy
+        meta = payload[6]
+        return (offset, COPY, at_ms, meta[0] if meta else None, payload, base)
+
+    def _control(
+        self,
+        offset: int,
+        operation: str,
+        identity: bytes | None,
+        original: Original,
+    ) -> Entry:
+        if identity is None:
+            raise RecordRefusedError(OP_INVALID, f"{operation} needs {names.DELAY_ID}")
+        self._check_id(identity)
+        kind = CANCEL if operation == CANCEL_OP else FIRE
+        return (offset, kind, 0, identity, original, None)
+
+    def _identity(self, draft: Draft) -> bytes | None:
+        """The record's id, from our own header or another system's."""
+        if draft.ids:
+            name, identity = _agreed(draft.ids, OP_INVALID)
+            if not identity:
+                raise RecordRefusedError(OP_INVALID, f"{name} is empty")
+        elif draft.key_is_id:
+            identity = draft.key or None
+        else:
+            identity = (draft.spare_id or None) if draft.rocketmq else None
+        if identity is not None:
+            self._check_id(identity)
+        return identity
+
+    def _check_id(self, identity: bytes) -> None:
+        if len(identity) > self._contract.id_bytes_max:
+            raise RecordRefusedError(
+                HEADER_TOO_LARGE,
+                f"the id has {len(identity)} bytes, {self._contract.id_bytes_max} are allowed",
+            )
+
+    def _check_size(self, name: str, length: int) -> None:
+        if name not in names.OUTPUT:
+            raise RecordRefusedError(
+                HEADER_TOO_LARGE,
+                f"{name} has {length} bytes, {self._contract.header_bytes_max} are allowed",
+            )
+
+    def _due_ms(self, draft: Draft, timestamp_ms: int) -> int:
+        """The one due time that all time headers agree on, within the contract's bounds."""
+        if draft.recurring:
+            raise RecordRefusedError(
+                CRON_INVALID,
+                f"recurring schedules ({draft.recurring[0]}) are not served by this version",
+            )
+        if not draft.times:
+            raise RecordRefusedError(
+                TIME_MISSING, f"neither {names.DELAY_AT} nor {names.DELAY_AFTER} is given"
+            )
+        if not 0 <= timestamp_ms < MAX_DELAY_MS_MAX:
+            raise RecordRefusedError(TIME_INVALID, f"the record's timestamp is {timestamp_ms}")
+        dues = [
+            (name, min(parse(name, text, timestamp_ms), DUE_STOP_MS))
+            for name, text, parse in draft.times
+        ]
+        first_name, due_ms = dues[0]
+        for name, other_ms in dues[1:]:
+            if other_ms != due_ms:
+                raise RecordRefusedError(
+                    TIME_AMBIGUOUS, f"{first_name} means {due_ms}, {name} means {other_ms}"
+                )
+        return self._bounded_due_ms(due_ms, timestamp_ms)
+
+    def _bounded_due_ms(self, due_ms: int, timestamp_ms: int) -> int:
+        delay_ms = due_ms - timestamp_ms
+        if delay_ms > self._delay_ms_max:
+            if not self._contract.clamp:
+                raise RecordRefusedError(
+                    DELAY_TOO_LONG,
+                    f"due {delay_ms} ms after it was written, {self._delay_ms_max} are allowed",
+                )
+            due_ms = timestamp_ms + self._delay_ms_max
+        if delay_ms < self._delay_ms_min:
+            raise RecordRefusedError(TIME_PAST, f"due {-delay_ms} ms before it was written")
+        return max(due_ms, 1)
+
+    def _target(self, draft: Draft) -> str:
+        if not draft.targets:
+            if self._contract.default_target is None:
+                raise RecordRefusedError(TARGET_MISSING, f"{names.DELAY_TARGET_TOPIC} is not given")
+            return self._contract.default_target
+        name, text = _agreed(draft.targets, TARGET_INVALID)
+        return self._allowed.get(text) or self._targets.check(name, text)
+
+
+def _operation(draft: Draft, identity: bytes | None, *, bare: bool) -> str:
+    """The one operation that the headers name, or that a null value implies."""
+    if draft.ops:
+        if len(set(draft.ops)) > 1:
+            raise RecordRefusedError(OP_INVALID, f"both {' and '.join(sorted(set(draft.ops)))}")
+        return draft.ops[0]
+    if draft.value is not None:
+        return SCHEDULE_OP
+    if bare:
+        return CANCEL_OP if draft.key else SCHEDULE_OP
+    return SCHEDULE_OP if identity is None or draft.mentions_delivery() else CANCEL_OP
+
+
+def _output_key(draft: Draft) -> bytes | None:
+    if draft.keys:
+        return _agreed(draft.keys, TARGET_INVALID)[1]
+    return None if draft.key_is_id else draft.key
+
+
+def _partition(draft: Draft) -> int:
+    if not draft.partitions:
+        return PARTITION_BY_KEY
+    name, text = _agreed(draft.partitions, TARGET_INVALID)
+    digits = text is not None and text.isdigit()
+    partition = parse_count(name, text) if digits else PARTITION_BY_KEY
+    if not 0 <= partition <= _PARTITION_MAX:
+        raise RecordRefusedError(TARGET_INVALID, f"{name} is no partition number")
+    return partition
+
+
+def _expires_ms(draft: Draft) -> int | None:
+    """``delay-expires-at``; ``delay-window-ms`` is checked on the way, and not served yet."""
+    for name, text in draft.windows:
+        parse_count(name, text)
+    if not draft.expiries:
+        return None
+    instants = {parse_instant_ms(name, text) for name, text in draft.expiries}
+    if len(instants) > 1:
+        raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_EXPIRES_AT} disagree")
+    return instants.pop()
+
+
+def _agreed(headers: Headers, code: str) -> Header:
+    """The first of several headers that all say the same.
+
+    Raises:
+        RecordRefusedError: ``code``, they don't.
+    """
+    first = headers[0]
+    for name, text in headers[1:]:
+        if text != first[1]:
+            raise RecordRefusedError(code, f"{first[0]} and {name} disagree")
+    return first

@@ -1,0 +1,114 @@
+"""Instants and delays as users write them, to whole milliseconds.
+
+Own expressions and integer arithmetic, because a record's key depends on them: a library that
+reads a text another way after an upgrade would move keys that exist (design rule 2). Fractions of
+a millisecond are rounded up, so that nothing is early.
+
+Sources: RFC 3339 section 5.6; ISO 8601-1 durations, weeks to seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from delayservice.core.codes import TIME_INVALID, RecordRefusedError
+
+DUE_STOP_MS = 2**53
+"""Every due time is below this (exact in JSON and in doubles); parsers return it for "beyond"."""
+
+_DIGITS_MAX = 16
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+_RFC3339 = re.compile(
+    rb"(\d{4}-\d\d-\d\d)[Tt ]((?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)"
+    rb"(?:\.(\d+))?([Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+)
+_DURATION = re.compile(
+    rb"P(?=\d|T\d)(?:(\d+)W)?(?:(\d+)D)?"
+    rb"(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:[.,](\d+))?S)?)?"
+)
+_CALENDAR = re.compile(rb"P\d+(?:Y.*|M.*)")
+_UNIT_MS = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
+
+
+def parse_count(name: str, value: bytes | None) -> int:
+    """Decimal digits to an integer, ``DUE_STOP_MS`` at most.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``, anything but ASCII digits.
+    """
+    if value is None or not value.isdigit():
+        raise _refused(name, value, "decimal digits are expected")
+    return _bounded(value)
+
+
+def parse_instant_ms(name: str, value: bytes | None) -> int:
+    """Epoch milliseconds or RFC 3339 with an offset, to epoch milliseconds (negative before 1970).
+
+    Returns:
+        At most ``DUE_STOP_MS``.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``, any other text, a local time without an offset
+            included.
+    """
+    if value is not None and value.isdigit():
+        return _bounded(value)
+    match = _RFC3339.fullmatch(value or b"")
+    if match is None:
+        raise _refused(
+            name, value, "epoch milliseconds or RFC 3339 with Z or an offset is expected"
+        )
+    date, clock, fraction, zone = match.groups()
+    offset = b"+00:00" if zone in b"Zz" else zone
+    try:
+        instant = datetime.fromisoformat((date + b"T" + clock + offset).decode("ascii"))
+    except ValueError as exc:
+        raise _refused(name, value, "there is no such date") from exc
+    return (instant - _EPOCH) // _MILLISECOND + _fraction_ms(fraction)
+
+
+def parse_delay_ms(name: str, value: bytes | None) -> int:
+    """Milliseconds or an ISO 8601 duration of weeks to seconds, to milliseconds.
+
+    Years and months are refused: how long they last depends on a calendar and a time zone.
+
+    Returns:
+        0 to ``DUE_STOP_MS``.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``.
+    """
+    if value is not None and value.isdigit():
+        return _bounded(value)
+    match = _DURATION.fullmatch(value or b"")
+    if match is None:
+        if _CALENDAR.fullmatch(value or b""):
+            raise _refused(name, value, "years and months have no fixed length, use days")
+        raise _refused(name, value, "milliseconds or an ISO 8601 duration is expected")
+    *counts, fraction = match.groups()
+    total = sum(
+        _bounded(count) * unit for count, unit in zip(counts, _UNIT_MS, strict=True) if count
+    )
+    return min(total + _fraction_ms(fraction), DUE_STOP_MS)
+
+
+def _bounded(digits: bytes) -> int:
+    """ASCII digits to an integer; never the quadratic time that a very long one would take."""
+    if len(digits) > _DIGITS_MAX:
+        digits = digits.lstrip(b"0") or b"0"
+    return DUE_STOP_MS if len(digits) > _DIGITS_MAX else min(int(digits), DUE_STOP_MS)
+
+
+def _fraction_ms(digits: bytes | None) -> int:
+    """The digits after a second's decimal point, to milliseconds, rounded up."""
+    if not digits:
+        return 0
+    return int(digits[:3].ljust(3, b"0")) + (1 if digits[3:].strip(b"0") else 0)
+
+
+def _refused(name: str, value: bytes | None, expected: str) -> RecordRefusedError:
+    shown = "no value" if value is None else repr(value[:64])[1:]
+    return RecordRefusedError(TIME_INVALID, f"{name} is {shown}: {expected}")
