@@ -1,0 +1,67 @@
+# Everything runs from .venv, which is built when it is missing or older than its locks.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv check format test demo simulate crash lock lock-jars clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.built
+CODE := delayservice connectors ha tests
+COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --universal --python-version 3.11 --custom-compile-command "make lock"
+
+# The first Python of 3.11 or later that can make a venv; no name when there is none.
+PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13; do \
+	$$name -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+	2>/dev/null && echo $$name && break; done)
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## build .venv when it is missing or stale
+
+# Built anew, not updated: a stale one may come from another Python or another folder.
+$(STAMP): requirements/dev.txt requirements/run.in requirements/dev.in pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed. Type:" \
+		"sudo apt-get install -y python3 python3-venv" >&2; exit 1; }
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--no-deps --no-build-isolation -e .
+	@touch $@
+
+check: $(STAMP)  ## format, lint, types
+	$(BIN)/ruff format --check --diff $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy
+
+format: $(STAMP)  ## put the code in its format and repair what ruff can
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+test: check  ## check, then every test
+	$(BIN)/pytest $(ARGS)
+
+demo: $(STAMP)  ## the main job on a real cluster, with the service killed in it
+	$(BIN)/delayservice demo $(ARGS)
+
+simulate: $(STAMP)  ## the simulation in its long mode; ARGS reach pytest
+	SIMULATION_MODE=long $(BIN)/pytest tests/simulation --timeout=0 $(ARGS)
+
+crash: $(STAMP)  ## the crash sweeps of the durable stores, in full
+	CRASH_MODE=long $(BIN)/pytest tests/crash --timeout=0 $(ARGS)
+
+lock: $(STAMP)  ## write the lock files anew from requirements/*.in
+	$(COMPILE) requirements/run.in -o requirements/run.txt
+	$(COMPILE) -c requirements/run.txt requirements/run.in requirements/dev.in \
+		-o requirements/dev.txt
+	$(COMPILE) requirements/spark.in -o requirements/spark.txt
+
+lock-jars: $(STAMP)  ## write the lock of the jars anew
+	$(BIN)/python -m delayservice.dev.lock_jars
+
+clean:  ## remove .venv and every cache in this folder
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,26 @@
+"""Run a program that the kernel kills when its parent dies (Linux), then become that program.
+
+Started by file name with the standard library only: ``python -I guard.py PARENT_PID PROGRAM…``.
+A wrapper and not a ``preexec_fn``, which is unsafe in a process with threads.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Arm the signal, make sure that the parent was not faster, and replace this process."""
+    parent_pid, program = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit(1)
+    os.execv(program[0], program)  # noqa: S606 - no shell is wanted
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Free loopback ports that stay free until a server binds them."""
+
+import random
+import socket
+
+from delayservice.errors import ClusterError
+
+LOOPBACK = "127.0.0.1"
+
+# Below the range from which Linux takes ports for outgoing connections (32768 and up): else a
+# client that retries while its broker is down may be given the broker's own port.
+_PORT_MIN = 15_000
+_PORT_STOP = 32_000
+_TRIES_MAX = 2_000
+
+
+def free_ports(count: int) -> list[int]:
+    """Return that many different ports that nobody listens on.
+
+    They are held together while the rest is looked for. Between this call and the server's own
+    bind another process may still be faster: the cluster then starts over with other ports.
+
+    Raises:
+        ClusterError: the machine has no free ports in the range.
+    """
+    chooser = random.SystemRandom()  # seeded by the system: parallel test workers must differ
+    held: dict[int, socket.socket] = {}
+    try:
+        for _ in range(_TRIES_MAX):
+            if len(held) == count:
+                return list(held)
+            port = chooser.randrange(_PORT_MIN, _PORT_STOP)
+            bound = _bind(port) if port not in held else None
+            if bound is not None:
+                held[port] = bound
+    finally:
+        for bound in held.values():
+            bound.close()
+    message = (
+        f"No {count} free ports between {_PORT_MIN} and {_PORT_STOP} on {LOOPBACK}. "
+        "Stop what listens there."
+    )
+    raise ClusterError(message)
+
+
+def _bind(port: int) -> socket.socket | None:
+    candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        candidate.bind((LOOPBACK, port))
+    except OSError:
+        candidate.close()
+        return None
+    return candidate
