@@ -100,7 +100,7 @@ class Contract:
         if not isinstance(data, Mapping):
             raise ContractError(f"a contract is a JSON object, not {type(data).__name__}")
         known = {field.name for field in fields(cls)}
-        if data.get("version") == CONTRACT_VERSION and data.keys() != known:
+        if data.get("version", CONTRACT_VERSION) == CONTRACT_VERSION and data.keys() != known:
             odd = ", ".join(sorted(str(name) for name in data.keys() ^ known))
             raise ContractError(f"a contract of version {CONTRACT_VERSION} differs in: {odd}")
         known_part = {name: value for name, value in data.items() if name in known}

@@ -1,0 +1,93 @@
+"""Contracts: bounds, the list over offsets, and what a checkpoint holds of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from delayservice.core.contract import Contract, ContractError, Contracts
+
+A, B, C = (Contract(max_delay_ms=ms) for ms in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"version": 2},
+        {"roll_window_ms": 0},
+        {"max_delay_ms": -1},
+        {"max_delay_ms": 2**52 + 1},
+        {"past_due": "ignore"},
+        {"header_bytes_max": 255},
+        {"id_bytes_max": 0},
+        {"default_target": "a/b"},
+        {"default_target": "delay_topic_any"},
+        {"default_target": "__x"},
+        {"default_target": "mine", "reserved": ("mine",)},
+    ],
+)
+def test_a_contract_out_of_bounds_is_refused(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ContractError):
+        Contract(**parameters)
+
+
+def test_a_contract_survives_json() -> None:
+    contract = Contract(allow=("a*", "b"), reserved=("c",), default_target="d", clamp=True)
+    assert Contract.from_json(json.loads(json.dumps(contract.to_json()))) == contract
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"version": 2}, {"version": 2, "new": 1}, {"new": 1}, {"allow": "a"}, {"clamp": 1}],
+)
+def test_a_contract_that_this_version_cannot_follow_is_an_error(change: dict[str, object]) -> None:
+    with pytest.raises(ContractError):
+        Contract.from_json({**Contract().to_json(), **change})
+
+
+def test_an_unknown_version_is_named_even_with_unknown_parameters() -> None:
+    with pytest.raises(ContractError, match=r"version 2 is unknown.*upgrade this node"):
+        Contract.from_json({**Contract().to_json(), "version": 2, "new": 1})
+
+
+@pytest.mark.parametrize("data", [None, 1, [], "x", {}])
+def test_what_is_no_contract_is_an_error(data: object) -> None:
+    with pytest.raises(ContractError):
+        Contract.from_json(data)
+
+
+@pytest.mark.parametrize("data", [None, {}, [], [1], [{"from": "0"}], [{"from": True}]])
+def test_what_is_no_list_of_contracts_is_an_error(data: object) -> None:
+    with pytest.raises(ContractError):
+        Contracts.from_json(data)
+
+
+def test_contracts_hold_from_their_offset_on() -> None:
+    contracts = Contracts([(5, A), (10, B), (20, C)])
+    held = [contracts.at(offset) for offset in (0, 5, 9, 10, 19, 20, 10**9)]
+    assert held == [A, A, A, B, B, C, C]
+    spans = [contracts.span(offset) for offset in (0, 9, 10, 20)]
+    assert spans == [(0, 10), (0, 10), (10, 20), (20, None)]
+
+
+def test_contracts_are_extended_at_the_end_only() -> None:
+    contracts = Contracts([(0, A)]).extended(10, B)
+    assert contracts.extended(10, C).entries() == ((0, A), (10, C))
+    assert contracts.extended(20, B) is contracts
+    with pytest.raises(ContractError):
+        contracts.extended(9, C)
+
+
+@pytest.mark.parametrize("entries", [[], [(-1, A)], [(1, A), (1, B)], [(2, A), (1, B)]])
+def test_contracts_must_ascend(entries: list[tuple[int, Contract]]) -> None:
+    with pytest.raises(ContractError):
+        Contracts(entries)
+
+
+def test_contracts_survive_json() -> None:
+    contracts = Contracts([(0, A), (10, B)])
+    again = Contracts.from_json(json.loads(json.dumps(contracts.to_json())))
+    assert again == contracts
+    assert hash(again) == hash(contracts)
