@@ -22,7 +22,7 @@ from delayservice.core.codec import decode_payload
 from delayservice.core.cursor import Cursor, Key
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Additions, Frame
-from delayservice.core.record import CANCEL, COPY, INVALID, SCHEDULE, Entry
+from delayservice.core.entry import CANCEL, COPY, INVALID, SCHEDULE, Entry
 from delayservice.core.settle import Settler
 from delayservice.core.storing import LatestUnmarked, RecentNames, Scans, additions
 
@@ -103,9 +103,14 @@ class Shard:
         take-over, and whenever the queue had to be cut while S ran ahead."""
         if not self.owned:
             return self.stored
-        if self.read < self.stored and (self.stored >= self.end or self.has_room):
+        if self.read < self.stored and (self.caught_up or self.has_room):
             return self.read
         return self.stored
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that the log held at take-over is stored: H may move (rule 7)."""
+        return self.stored >= self.end
 
     @property
     def has_room(self) -> bool:
@@ -172,7 +177,7 @@ class Shard:
             if x >= here:  # in flight: hit when H passes x, wherever its key lies (rule 14)
                 self._victims.setdefault(x, {})[(entry[2], offset)] = None
         contiguous = start <= self.read < stop
-        if contiguous and (self.has_room or self.stored >= self.end):
+        if contiguous and (self.has_room or self.caught_up):
             unread = self.read
             self._queue.extend(e for e in entries if e[0] >= unread)
             self._x_of_copies.update((o, x) for o, x in scans.items() if o >= unread)
@@ -187,7 +192,7 @@ class Shard:
         whose victim's own copy is still on its way back from the log (rule 14).
         """
         outputs: list[Output] = []
-        if self.stored < self.end:
+        if not self.caught_up:
             return outputs
         queue, at, count = self._queue, self._walked, len(self._queue)
         k = self.staged.key
@@ -254,7 +259,7 @@ class Shard:
         """Whether the walk of K may go on: H has caught up with what was read, or has to wait for
         something that K does not depend on."""
         return self.stored >= self.staged.offset and (
-            self.staged.offset >= self.stored or self.stored < self.end or self._waits
+            self.staged.offset >= self.stored or not self.caught_up or self._waits
         )
 
     @property

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from delayservice.core.codec import encode_payload
 from delayservice.core.cursor import Key
 from delayservice.core.pending import NO_MARK, Additions
-from delayservice.core.record import COPY, INVALID, SCHEDULE, Entry
+from delayservice.core.entry import COPY, INVALID, SCHEDULE, Entry
 
 LatestUnmarked: TypeAlias = Callable[[bytes, int], Key | None]
 """``Store.latest_unmarked``: the id index, bounded by the asking offset."""
@@ -21,6 +21,11 @@ LatestUnmarked: TypeAlias = Callable[[bytes, int], Key | None]
 Scans: TypeAlias = Mapping[int, int]
 """Offset of a copy that bears an id to its ``x``: the first user record of that id in
 ``[base, offset)``, or ``NO_MARK``."""
+
+
+def is_user_record(entry: Entry) -> bool:
+    """Whether an entry counts for the ids of earlier records: neither a copy nor invalid."""
+    return entry[1] != COPY and entry[1] != INVALID
 
 
 def additions(
@@ -41,7 +46,7 @@ def additions(
         pending = kind <= COPY and (key_ms, offset) > committed_key
         if pending:
             keep((key_ms, offset, NO_MARK, encode_payload(payload)))
-        if record_id is None or kind == INVALID:
+        if record_id is None:
             continue
         if kind == COPY:
             names.copy(record_id, key_ms, offset, scans[offset], pending=pending)
@@ -100,8 +105,9 @@ class RecentNames:
         """Remember the user records of ``[start, stop)``."""
         if start != self.stop:
             self._forget_all(start)
-        for offset, kind, _, record_id, _, _ in entries:
-            if record_id is not None and kind not in (COPY, INVALID):
+        for entry in entries:
+            offset, record_id = entry[0], entry[3]
+            if record_id is not None and is_user_record(entry):
                 self._offsets.setdefault(record_id, []).append(offset)
                 self._order.append((offset, record_id))
         self.stop = stop

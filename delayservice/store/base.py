@@ -103,5 +103,10 @@ class Store(ABC):
         """Cheap enough to be asked every second."""
 
     @abstractmethod
+    def reset(self) -> None:
+        """Forget everything and start over from horizon 0: the log is not the one that was stored,
+        or no longer agrees with it."""
+
+    @abstractmethod
     def close(self) -> None:
         """``sync`` and release every handle."""

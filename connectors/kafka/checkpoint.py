@@ -1,0 +1,104 @@
+"""The checkpoint topic: read backwards at take-over, tailed for pruning."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds, scan_partition
+from delayservice.errors import KafkaEdgeError
+
+_FIRST_LOOK: Final = 64
+_TAIL_WAIT_S: Final = 0.5
+
+_log = structlog.get_logger(__name__)
+
+
+class KafkaCheckpoints:
+    """Checkpoints of all slices of a worker. One thread tails them; any thread may ask."""
+
+    def __init__(self, topic: str, client: Mapping[str, str], admin: AdminClient, name: str) -> None:
+        self._topic = topic
+        self._config = consumer_config(client, f"checkpoint-{name}")
+        self._admin = admin
+        self._tailed: dict[int, bytes] = {}
+        self._wanted: set[int] = set()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._tail, name="checkpoint-tail", daemon=True)
+        self._thread.start()
+
+    def latest(self, slice_no: int) -> bytes | None:
+        """The newest committed checkpoint; see the port.
+
+        The end is asked with READ_UNCOMMITTED, after the old owner was fenced, and the content is
+        read committed: a transaction marker may follow the record, so one looks back from the end,
+        twice as far each time.
+
+        Raises:
+            KafkaEdgeError: the topic can't be read.
+        """
+        start, end = log_bounds(self._admin, self._topic, slice_no)
+        look = _FIRST_LOOK
+        while True:
+            since = max(start, end - look)
+            newest = self._newest(slice_no, since, end)
+            if newest is not None or since == start:
+                return newest
+            look *= 2
+
+    def _newest(self, slice_no: int, since: int, end: int) -> bytes | None:
+        newest: bytes | None = None
+        for run in scan_partition(self._config, self._topic, slice_no, since, end):
+            for row in run.rows:
+                newest = row[3]
+        return newest
+
+    # --- tail ----------------------------------------------------------------------------------
+
+    def follow(self, slice_no: int) -> None:
+        """Tail this slice's partition from now on, starting with its newest record."""
+        self._wanted.add(slice_no)
+
+    def read_back(self, slice_no: int) -> bytes | None:
+        """The newest checkpoint read back in passing; the same object until a newer one comes."""
+        return self._tailed.get(slice_no)
+
+    def _tail(self) -> None:
+        config = self._config | {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 1_000}
+        consumer = Consumer(config)
+        assigned: set[int] = set()
+        while not self._closing.is_set():
+            for slice_no in sorted(self._wanted - assigned):
+                offset = TopicPartition(self._topic, slice_no, _tail_from(consumer, self._topic, slice_no))
+                consumer.incremental_assign([offset])
+                assigned.add(slice_no)
+            if not assigned:
+                self._closing.wait(_TAIL_WAIT_S)
+                continue
+            for message in consumer.consume(1_000, _TAIL_WAIT_S):
+                value = message.value()
+                if message.error() is None and value is not None:
+                    self._tailed[message.partition()] = value
+        consumer.close()
+
+    def close(self) -> None:
+        """Stop tailing."""
+        self._closing.set()
+        self._thread.join()
+
+
+def _tail_from(consumer: Consumer, topic: str, slice_no: int) -> int:
+    """A little before the end, so that an idle slice's newest checkpoint is seen as well."""
+    try:
+        low, high = consumer.get_watermark_offsets(
+            TopicPartition(topic, slice_no), timeout=ASK_TIMEOUT_S
+        )
+    except KafkaException as exc:
+        _log.debug("checkpoint_tail_from_start", slice=slice_no, why=str(exc))
+        return 0
+    return max(low, high - _FIRST_LOOK)

@@ -1,0 +1,48 @@
+"""librdkafka's errors, translated once: what each means for a transaction."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from delayservice.core.codes import TARGET_UNAUTHORIZED, TOO_LARGE
+
+FENCED: Final = frozenset(
+    {
+        KafkaError._FENCED,  # noqa: SLF001  # librdkafka's local error codes have this spelling
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    }
+)
+"""Another producer with the same transactional id has taken over, or the broker forgot this one."""
+
+REFUSALS: Final[dict[int, str]] = {
+    KafkaError.MSG_SIZE_TOO_LARGE: TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: TOO_LARGE,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: TARGET_UNAUTHORIZED,
+    KafkaError.INVALID_RECORD: TARGET_UNAUTHORIZED,
+    KafkaError.POLICY_VIOLATION: TARGET_UNAUTHORIZED,
+}
+"""Errors that concern one record or its target and won't go away: code of the dead letter."""
+
+UNKNOWN_TARGETS: Final = frozenset(
+    {
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+"""Errors that may go away when somebody creates the target: its records are parked."""
+
+PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
+"""Records of a transaction that was aborted on purpose."""
+
+
+def error_of(exc: KafkaException) -> KafkaError:
+    """The error that an exception of the client carries."""
+    error = exc.args[0]
+    if not isinstance(error, KafkaError):  # pragma: no cover - the client always carries one
+        raise TypeError(f"a Kafka exception without a Kafka error: {exc!r}") from exc
+    return error

@@ -1,0 +1,301 @@
+"""Outputs to Kafka: one fenced transactional producer per slice.
+
+``exactly_once``: outputs and checkpoint in one transaction. ``at_least_once``: target outputs by an
+idempotent producer without transactions, flushed; then copies, outcomes, dead letters and the
+checkpoint in a fenced transaction, so that only target records can ever be doubled.
+
+What a commit can end in, and nothing else (design section 6): committed; aborted for certain
+(``TransactionAbortedError``, or ``RefusedError`` when the broker named records); fenced or unknown
+(``OwnershipLostError``): the producer is discarded without an abort, for a delayed EndTxn could hit
+a later transaction (KAFKA-17754).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from connectors.kafka.errors import FENCED, PURGED, REFUSALS, UNKNOWN_TARGETS, error_of
+from connectors.kafka.topics import TargetTopics
+from delayservice import faults
+from delayservice.core.outcome import DELIVERED, Output
+from delayservice.errors import OwnershipLostError, RefusedError, TransactionAbortedError
+
+COMMIT_TIMEOUT_S: Final = 30.0
+INIT_TIMEOUT_S: Final = 60.0
+SLOW_COMMIT_S: Final = 10.0
+"""A commit slower than this may have been retried inside the client: the producer is replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What the sink of a slice needs to know."""
+
+    slice_no: int
+    transactional_id: str
+    checkpoint_topic: str
+    exactly_once: bool
+    partitioner: str
+    client: Mapping[str, str]
+    """librdkafka options: the user's, bootstrap servers included."""
+
+    def transactional(self) -> dict[str, str | int | float | bool]:
+        """Options of the fenced producer."""
+        return {
+            **self._common(),
+            "transactional.id": self.transactional_id,
+            "transaction.timeout.ms": 45_000,
+        }
+
+    def idempotent(self) -> dict[str, str | int | float | bool]:
+        """Options of the producer for target records at least once."""
+        return {**self._common(), "enable.idempotence": True}
+
+    def _common(self) -> dict[str, str | int | float | bool]:
+        return {
+            "linger.ms": 5,
+            "batch.num.messages": 10_000,
+            "queue.buffering.max.messages": 500_000,
+            "queue.buffering.max.kbytes": 262_144,
+            "message.timeout.ms": 40_000,
+            "delivery.report.only.error": True,
+            **self.client,
+            "partitioner": self.partitioner,
+            "acks": "all",
+        }
+
+
+class KafkaSink:
+    """The outputs of one slice. Single-threaded, as the loop that owns it."""
+
+    def __init__(self, options: SinkOptions, targets: TargetTopics) -> None:
+        self._options = options
+        self._targets = targets
+        self._producer: Producer | None = None
+        self._direct: Producer | None = None
+        self._open = False
+        self._failed: list[KafkaError] = []
+        self._refusals: dict[tuple[str, int], tuple[str, str]] = {}
+        self._diagnosing = False
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def init(self) -> None:
+        """Fence whoever wrote for this slice before; see the port."""
+        self.discard()
+        config = self._options.transactional()
+        self._producer = self._make(config)
+        if not self._options.exactly_once:
+            self._direct = self._make(self._options.idempotent())
+        try:
+            self._producer.init_transactions(INIT_TIMEOUT_S)
+        except KafkaException as exc:
+            self.discard()
+            raise OwnershipLostError(
+                f"slice {self._options.slice_no}: init_transactions failed: {error_of(exc)}"
+            ) from exc
+
+    def _make(self, config: dict[str, str | int | float | bool]) -> Producer:
+        if self._diagnosing:  # one record a batch, and a report for each: who is it?
+            config |= {"batch.num.messages": 1, "delivery.report.only.error": False, "linger.ms": 0}
+        return Producer({**config, "on_delivery": self._note_failure, "error_cb": _ignore_error})
+
+    def discard(self) -> None:
+        """Give the producers up; nothing more of theirs is sent."""
+        for producer in (self._producer, self._direct):
+            if producer is not None:
+                producer.purge(blocking=False)
+        self._producer = self._direct = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._open = False
+        self._failed.clear()
+        self._refusals.clear()
+
+    @property
+    def _fenced_producer(self) -> Producer:
+        if self._producer is None:
+            raise OwnershipLostError(f"slice {self._options.slice_no} has no producer: init first")
+        return self._producer
+
+    # --- send ----------------------------------------------------------------------------------
+
+    def blocked(self, outputs: Sequence[Output]) -> dict[tuple[str, int], tuple[str, str]]:
+        """Targets among ``outputs`` that don't exist now."""
+        return self._targets.missing({(output[1], output[2]) for output in outputs})
+
+    def still_blocked(
+        self, blocked: Mapping[tuple[str, int], tuple[str, str]]
+    ) -> dict[tuple[str, int], tuple[str, str]]:
+        """Those of ``blocked`` that still don't exist, asked of the cluster again."""
+        return self._targets.missing(blocked.keys(), refresh=True)
+
+    def send(self, shard: str, outputs: Sequence[Output]) -> None:
+        """Queue outputs for the open transaction; see the port."""
+        self._begin()
+        if self._direct is None:
+            self._produce(self._fenced_producer, shard, outputs)
+            return
+        direct = [output for output in outputs if output[0] == DELIVERED]
+        self._produce(self._direct, shard, direct)
+        if len(direct) < len(outputs):
+            rest = [output for output in outputs if output[0] != DELIVERED]
+            self._produce(self._fenced_producer, shard, rest)
+
+    def _begin(self) -> None:
+        if not self._open:
+            try:
+                self._fenced_producer.begin_transaction()
+            except KafkaException as exc:
+                raise self._lost("begin_transaction", exc) from exc
+            self._open = True
+
+    def _produce(self, producer: Producer, shard: str, outputs: Sequence[Output]) -> None:
+        produce = producer.produce
+        note: dict[str, object] = {}
+        for _, topic, partition, key, value, headers, _, offset in outputs:
+            if self._diagnosing:
+                note = {"on_delivery": partial(self._note_record, shard, offset, topic)}
+            while True:
+                try:
+                    produce(topic, value, key, partition, headers=headers, **note)
+                except BufferError:
+                    producer.poll(0.01)  # the client's queue is full: let it drain
+                    continue
+                except KafkaException as exc:
+                    error = error_of(exc)
+                    if not _concerns_record(error):
+                        raise self._lost("produce", exc) from exc
+                    self._note_record(shard, offset, topic, error, None)
+                break
+        producer.poll(0)
+
+    def _note_failure(self, error: KafkaError | None, _message: object) -> None:
+        """A delivery report of a failure; it does not say which record (no opaque, no headers)."""
+        if error is not None and error.code() not in PURGED:
+            self._failed.append(error)
+
+    def _note_record(
+        self, shard: str, offset: int, topic: str, error: KafkaError | None, _message: object
+    ) -> None:
+        """The fate of one known record."""
+        if error is None or error.code() in PURGED:
+            return
+        self._failed.append(error)
+        if error.code() in UNKNOWN_TARGETS:
+            self._targets.forget(topic)  # asked again, found missing, and parked
+        elif error.code() in REFUSALS:
+            self._refusals[shard, offset] = (REFUSALS[error.code()], error.str())
+
+    # --- commit --------------------------------------------------------------------------------
+
+    def commit(self, checkpoint: bytes) -> None:
+        """Commit what was sent, and the checkpoint; see the port for what it raises."""
+        self._begin()
+        producer = self._fenced_producer
+        if self._direct is not None:
+            self._flush_direct(self._direct)
+        if self._failed or self._refusals:
+            self._fail("records were refused by the client")
+        options = self._options
+        producer.produce(
+            options.checkpoint_topic,
+            checkpoint,
+            b"%d" % options.slice_no,
+            partition=options.slice_no,
+        )
+        if faults.armed("flushed"):
+            producer.flush(COMMIT_TIMEOUT_S)
+        faults.point("flushed")
+        started_s = time.monotonic()
+        self._commit_transaction(producer)
+        self._open = False
+        if self._diagnosing:
+            self._stop_diagnosing()
+        elif time.monotonic() - started_s > SLOW_COMMIT_S:
+            self.init()
+
+    def _flush_direct(self, producer: Producer) -> None:
+        """Target records are at the broker before the checkpoint says so."""
+        left = producer.flush(COMMIT_TIMEOUT_S)
+        if left or self._failed:
+            self._fail(f"{left} target records were not acknowledged")
+
+    def _commit_transaction(self, producer: Producer) -> None:
+        try:
+            producer.commit_transaction(COMMIT_TIMEOUT_S)
+        except KafkaException as exc:
+            error = error_of(exc)
+            if error.fatal() or error.code() in FENCED or not error.txn_requires_abort():
+                raise self._lost("commit_transaction", exc) from exc
+            self._fail(str(error))
+
+    def _fail(self, why: str) -> None:
+        """The transaction can't be committed: abort it and say whether records are to blame."""
+        if self._refusals:
+            self._abort_refused()
+        if any(_concerns_record(error) for error in self._failed) and not self._diagnosing:
+            self._diagnosing = True
+            reasons = sorted({str(error) for error in self._failed})
+            self._replace_producer()
+            raise TransactionAbortedError(
+                f"records were refused ({'; '.join(reasons)}); sending one by one to find which"
+            )
+        self.abort()
+        raise TransactionAbortedError(why)
+
+    def _abort_refused(self) -> None:
+        refusals = dict(self._refusals)
+        if self._diagnosing:
+            self._stop_diagnosing()
+        else:
+            self.abort()
+        raise RefusedError(refusals)
+
+    def _stop_diagnosing(self) -> None:
+        self._diagnosing = False
+        self._replace_producer()
+
+    def _replace_producer(self) -> None:
+        """A new producer of the same transactional id: aborts what the old one left open."""
+        if self._open:
+            self.abort()
+        self.init()
+
+    def abort(self) -> None:
+        """Drop what was sent; see the port."""
+        if not self._open:
+            return
+        producer = self._fenced_producer
+        try:
+            producer.abort_transaction(COMMIT_TIMEOUT_S)
+        except KafkaException as exc:
+            raise self._lost("abort_transaction", exc) from exc
+        self._forget()
+
+    def _lost(self, what: str, exc: KafkaException) -> OwnershipLostError:
+        error = error_of(exc)
+        fenced = error.code() in FENCED
+        return OwnershipLostError(
+            f"slice {self._options.slice_no}: "
+            + (
+                f"fenced at {what}: another owner has taken over ({error})"
+                if fenced
+                else f"{what} has no certain result ({error}); the checkpoint is read again"
+            )
+        )
+
+
+def _concerns_record(error: KafkaError) -> bool:
+    """Whether an error is about one record or its target, not about the connection or the role."""
+    return error.code() in REFUSALS or error.code() in UNKNOWN_TARGETS
+
+
+def _ignore_error(_error: KafkaError) -> None:
+    """Connection trouble is retried by librdkafka, and logged through its own log."""

@@ -1,0 +1,217 @@
+"""The delay topics' partitions of one slice, read committed.
+
+A partition's position moves past transaction markers and aborted records only with the end-of-
+partition event, so those events are asked for, and a run says where it stops, not what it holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from delayservice.core.entry import Row
+from delayservice.errors import KafkaEdgeError, LogMovedError
+from delayservice.lanes.ports import Bounds, Run
+
+ASK_TIMEOUT_S: Final = 15.0
+SCAN_STALL_S: Final = 60.0
+SCAN_BATCH: Final = 5_000
+
+_MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+
+_log = structlog.get_logger(__name__)
+
+
+def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Options of a consumer that keeps its own position, as every consumer of the service does."""
+    return {
+        "fetch.wait.max.ms": 500,
+        "fetch.error.backoff.ms": 100,
+        "queued.max.messages.kbytes": 16_384,
+        **client,
+        "group.id": f"delayservice-{name}",  # required by the client; nothing is ever joined
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+    }
+
+
+class KafkaSource:
+    """Single-threaded, as the loop that owns it."""
+
+    def __init__(self, slice_no: int, client: Mapping[str, str], admin: AdminClient) -> None:
+        self._slice_no = slice_no
+        self._config = consumer_config(client, f"source-{slice_no}")
+        self._admin = admin
+        self._consumer = Consumer(self._config)
+        self._positions: dict[str, int] = {}
+
+    # --- position ------------------------------------------------------------------------------
+
+    def seek(self, topic: str, offset: int) -> None:
+        """Read from ``offset`` on; see the port."""
+        partition = TopicPartition(topic, self._slice_no, offset)
+        if topic in self._positions:
+            self._consumer.incremental_unassign([partition])
+        self._consumer.incremental_assign([partition])
+        self._positions[topic] = offset
+
+    def drop(self, topic: str) -> None:
+        """Read this topic no longer."""
+        if self._positions.pop(topic, None) is not None:
+            self._consumer.incremental_unassign([TopicPartition(topic, self._slice_no)])
+
+    def pause(self, topic: str) -> None:
+        """Fetch no more of it for now."""
+        self._consumer.pause([TopicPartition(topic, self._slice_no)])
+
+    def resume(self, topic: str) -> None:
+        """Fetch again."""
+        self._consumer.resume([TopicPartition(topic, self._slice_no)])
+
+    # --- read ----------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float, limit: int) -> list[Run]:
+        """What is there; see the port."""
+        if not self._positions:
+            return []
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        return list(self._runs([first, *self._consumer.consume(limit - 1, 0)]))
+
+    def _runs(self, messages: list[Message]) -> Iterator[Run]:
+        rows: dict[str, list[Row]] = {}
+        stops: dict[str, int] = {}
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                self._take_event(message, error, stops)
+                continue
+            topic = message.topic()
+            offset = message.offset()
+            rows.setdefault(topic, []).append(read_row(message))
+            stops[topic] = offset + 1
+        for topic, stop in stops.items():
+            start = self._positions.get(topic)
+            if start is not None and stop > start:
+                self._positions[topic] = stop
+                yield Run(topic, start, rows.get(topic, []), stop)
+
+    def _take_event(self, message: Message, error: KafkaError, stops: dict[str, int]) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+            stops[message.topic()] = message.offset()
+        elif error.code() in _MOVED:
+            raise LogMovedError(message.topic(), str(error))
+        elif error.retriable() or error.code() < 0:
+            _log.debug("fetch_error", slice=self._slice_no, why=str(error))
+        else:
+            raise KafkaEdgeError(f"{message.topic()}:{self._slice_no} can't be read: {error}")
+
+    # --- ask -----------------------------------------------------------------------------------
+
+    def bounds(self, topic: str) -> Bounds:
+        """Where the log starts and ends; see the port."""
+        return log_bounds(self._admin, topic, self._slice_no)
+
+    def scan(self, topic: str, start: int, stop: int) -> Iterator[Run]:
+        """Read ``[start, stop)`` aside; see the port.
+
+        Raises:
+            KafkaEdgeError: nothing came for a minute.
+        """
+        yield from scan_partition(self._config, topic, self._slice_no, start, stop)
+
+    def close(self) -> None:
+        """Release the connections."""
+        self._consumer.close()
+
+
+def read_row(message: Message) -> Row:
+    """A message as the record reader takes it."""
+    return (
+        message.offset(),
+        message.timestamp()[1],
+        message.key(),
+        message.value(),
+        message.headers(),
+    )
+
+
+def log_bounds(admin: AdminClient, topic: str, partition: int) -> Bounds:
+    """Start of the log and its high watermark, open transactions included.
+
+    Raises:
+        KafkaEdgeError: the cluster does not say.
+    """
+    place = TopicPartition(topic, partition)
+    offsets = []
+    for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
+        asked = admin.list_offsets(
+            {place: spec},
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=ASK_TIMEOUT_S,
+        )
+        try:
+            offsets.append(int(asked[place].result(ASK_TIMEOUT_S).offset))
+        except KafkaException as exc:
+            raise KafkaEdgeError(
+                f"where {topic}:{partition} starts and ends can't be asked: {exc}"
+            ) from exc
+    return Bounds(*offsets)
+
+
+def scan_partition(
+    config: Mapping[str, Any],
+    topic: str,
+    partition: int,
+    start: int,
+    stop: int,
+    monotonic_s: Callable[[], float] = time.monotonic,
+) -> Iterator[Run]:
+    """Runs of ``[start, stop)``, by a consumer of its own.
+
+    Raises:
+        KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
+    """
+    consumer = Consumer(dict(config))
+    try:
+        consumer.assign([TopicPartition(topic, partition, start)])
+        heard_s = monotonic_s()
+        at = start
+        while at < stop:
+            messages = consumer.consume(SCAN_BATCH, 0.2)
+            if not messages and monotonic_s() - heard_s > SCAN_STALL_S:
+                raise KafkaEdgeError(f"{topic}:{partition} gave nothing from offset {at} on")
+            rows: list[Row] = []
+            reached = at
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    reached = message.offset() + 1
+                    if message.offset() < stop:
+                        rows.append(read_row(message))
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                    reached = max(reached, message.offset())
+                elif error.code() in _MOVED:
+                    raise KafkaEdgeError(f"{topic}:{partition} no longer holds offset {at}")
+            if reached > at:
+                heard_s = monotonic_s()
+                yield Run(topic, at, rows, min(reached, stop))
+                at = reached
+    finally:
+        consumer.close()

@@ -1,0 +1,241 @@
+"""Topics: which there are, which are missing, and which are unfit to be served.
+
+A delay topic that breaks a rule is not served, with an explanation; the others go on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from connectors.kafka.errors import error_of
+from delayservice.core.codes import TARGET_UNKNOWN
+from delayservice.errors import KafkaEdgeError
+from delayservice.settings import Settings
+
+REQUEST_TIMEOUT_S: Final = 15.0
+_RECHECK_S: Final = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DelayTopic:
+    """A delay topic as the cluster has it now.
+
+    ``problems``: why it can't be served, one sentence each; empty when it can.
+    """
+
+    name: str
+    topic_id: str
+    partitions: int
+    problems: tuple[str, ...]
+
+
+class TargetTopics:
+    """Partition counts of target topics, cached. Shared by the slices of a worker."""
+
+    def __init__(self, admin: AdminClient, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._admin = admin
+        self._monotonic_s = monotonic_s
+        self._partitions: dict[str, int] = {}
+        self._asked_s = float("-inf")
+        self._lock = threading.Lock()
+
+    def missing(
+        self, targets: Iterable[tuple[str, int]], *, refresh: bool = False
+    ) -> dict[tuple[str, int], tuple[str, str]]:
+        """``(topic, partition or -1)`` of those that don't exist, with code and detail. What is not
+        in the cache is asked of the cluster, once a second at most."""
+        partitions = self._partitions
+        unsure = [t for t in targets if partitions.get(t[0], 0) <= max(t[1], 0) or refresh]
+        if not unsure:
+            return {}
+        self._ask()
+        partitions = self._partitions
+        return {
+            (topic, partition): (
+                TARGET_UNKNOWN,
+                f"topic {topic} does not exist"
+                if topic not in partitions
+                else f"topic {topic} has {partitions[topic]} partitions, none is {partition}",
+            )
+            for topic, partition in unsure
+            if partitions.get(topic, 0) <= max(partition, 0)
+        }
+
+    def forget(self, topic: str) -> None:
+        """The broker says that this topic is not what the cache says."""
+        with self._lock:
+            self._partitions = {t: n for t, n in self._partitions.items() if t != topic}
+            self._asked_s = float("-inf")
+
+    def _ask(self) -> None:
+        with self._lock:
+            if self._monotonic_s() - self._asked_s < _RECHECK_S:
+                return
+            try:
+                found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
+            except KafkaException as exc:
+                raise KafkaEdgeError(f"the cluster's topics can't be listed: {exc}") from exc
+            self._partitions = {
+                name: len(topic.partitions)
+                for name, topic in found.topics.items()
+                if topic.error is None
+            }
+            self._asked_s = self._monotonic_s()
+
+
+class TopicKeeper:
+    """Finds delay topics, creates what is missing, and judges what is there."""
+
+    def __init__(self, admin: AdminClient, settings: Settings) -> None:
+        self._admin = admin
+        self._settings = settings
+
+    # --- create --------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Create the service's topics and the named delay topics, if settings say so.
+
+        Raises:
+            KafkaEdgeError: a topic is missing and can't, or must not, be created.
+        """
+        topics = self._settings.topics
+        existing = self._list()
+        slices = max([topics.partitions, *(existing.get(name, 0) for name in topics.delay)])
+        wanted = {
+            topics.checkpoint: (slices, _CHECKPOINT_CONFIG),
+            topics.dead_letter: (1, {"cleanup.policy": "delete"}),
+            topics.outcomes: (1, {"cleanup.policy": "delete"}),
+            **{name: (topics.partitions, _DELAY_CONFIG) for name in topics.delay},
+        }
+        missing = {name: spec for name, spec in wanted.items() if name not in existing}
+        if missing and not topics.create:
+            raise KafkaEdgeError(
+                f"missing topics: {', '.join(sorted(missing))}; create them, or set topics.create"
+            )
+        self._create(missing)
+
+    def _create(self, missing: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
+        if not missing:
+            return
+        replication = self._settings.topics.replication_factor
+        requests = [
+            NewTopic(name, num_partitions=count, replication_factor=replication, config=dict(config))
+            for name, (count, config) in missing.items()
+        ]
+        for name, future in self._admin.create_topics(requests).items():
+            try:
+                future.result(REQUEST_TIMEOUT_S)
+                _log.info("topic_created", topic=name, partitions=missing[name][0])
+            except KafkaException as exc:
+                if error_of(exc).code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise KafkaEdgeError(f"topic {name} can't be created: {exc}") from exc
+
+    def grow_checkpoint(self, slices: int) -> None:
+        """One checkpoint partition per slice, also after partitions were added to a delay topic."""
+        name = self._settings.topics.checkpoint
+        if self._list().get(name, slices) >= slices:
+            return
+        for future in self._admin.create_partitions([NewPartitions(name, slices)]).values():
+            try:
+                future.result(REQUEST_TIMEOUT_S)
+                _log.info("checkpoint_grown", topic=name, partitions=slices)
+            except KafkaException as exc:
+                raise KafkaEdgeError(f"{name} can't grow to {slices} partitions: {exc}") from exc
+
+    # --- find and judge ------------------------------------------------------------------------
+
+    def delay_topics(self) -> list[DelayTopic]:
+        """Every delay topic there is, judged."""
+        topics = self._settings.topics
+        existing = self._list()
+        own = {topics.checkpoint, topics.dead_letter, topics.outcomes}
+        names = [
+            name
+            for name in sorted(existing)
+            if name in topics.delay
+            or (topics.discover and fnmatchcase(name, topics.pattern) and name not in own)
+        ]
+        if not names:
+            return []
+        configs = self._configs(names)
+        described = self._admin.describe_topics(TopicCollection(names))
+        found = []
+        for name in names:
+            try:
+                topic_id = str(described[name].result(REQUEST_TIMEOUT_S).topic_id)
+            except KafkaException as exc:
+                _log.warning("topic_not_described", topic=name, why=str(exc))
+                continue
+            problems = tuple(self._problems(configs[name]))
+            found.append(DelayTopic(name, topic_id, existing[name], problems))
+        return found
+
+    def _problems(self, config: Mapping[str, str]) -> Iterable[str]:
+        if config.get("message.timestamp.type") != "LogAppendTime":
+            yield (
+                "message.timestamp.type must be LogAppendTime, for producer timestamps would decide "
+                "what retention deletes; alter the topic's configuration"
+            )
+        if "compact" in config.get("cleanup.policy", ""):
+            yield "cleanup.policy must be delete: compaction would remove pending records"
+        needed_ms = self._settings.roll_window_ms + self._settings.outage.allowance_ms
+        retention_ms = int(config.get("retention.ms", "-1"))
+        if 0 <= retention_ms < needed_ms:
+            yield (
+                f"retention.ms is {retention_ms}; the roll window and the outage allowance need "
+                f"{needed_ms}: raise retention.ms, or lower delivery.roll_window_ms or "
+                "outage.allowance_ms"
+            )
+        if int(config.get("retention.bytes", "-1")) >= 0:
+            yield (
+                "retention.bytes is set, so a burst could delete records that are still pending; "
+                "remove it and bound the topic by time"
+            )
+
+    def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        configs = {}
+        for resource, future in self._admin.describe_configs(resources).items():
+            try:
+                entries = future.result(REQUEST_TIMEOUT_S)
+            except KafkaException as exc:
+                raise KafkaEdgeError(
+                    f"the configuration of {resource.name} can't be read ({exc}); the service needs "
+                    "DescribeConfigs on its delay topics"
+                ) from exc
+            configs[resource.name] = {name: entry.value or "" for name, entry in entries.items()}
+        return configs
+
+    def _list(self) -> dict[str, int]:
+        try:
+            found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as exc:
+            raise KafkaEdgeError(f"the cluster's topics can't be listed: {exc}") from exc
+        return {n: len(t.partitions) for n, t in found.topics.items() if t.error is None}
+
+
+_DELAY_CONFIG: Final = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
+
+_CHECKPOINT_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(16 * 1024 * 1024),
+    "segment.ms": "600000",
+    "message.timestamp.type": "LogAppendTime",
+}

@@ -1,0 +1,230 @@
+"""One shard with its log and its store: the precise lane. Poll → store, and due → settle.
+
+The lane carries out what the shard decides. It never commits: all lanes of a slice share one
+transaction (see ``slice_loop``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from delayservice.core.checkpoint import ShardCheckpoint
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor, Key
+from delayservice.core.outcome import Output
+from delayservice.core.pending import Frame
+from delayservice.core.record import RecordReader
+from delayservice.core.settle import Routes, Settler, Verdicts
+from delayservice.core.shard import CopyScan, Shard
+from delayservice.core.storing import NO_MARK, is_user_record
+from delayservice.errors import SlotDamagedError
+from delayservice.lanes.ports import Bounds, Run, Source
+from delayservice.lanes.repair import reread_slot
+from delayservice.store.base import Store
+
+_log = structlog.get_logger(__name__)
+
+
+class Lane:
+    """One delay topic's partition on one node."""
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        topic_id: str,
+        store: Store,
+        source: Source,
+        routes: Routes,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.topic_id = topic_id
+        self.store = store
+        self.verdicts = Verdicts()
+        self.lost_offsets = 0
+        self._source = source
+        self._secrets = (routes.secret,)
+        self._settler = Settler(topic, partition, routes, self.verdicts)
+        self._paused = False
+        self.contracts = Contracts([(0, Contract())])
+        self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
+        self.shard = Shard(self._settler, store.open())
+        self._position = -1
+
+    # --- roles ---------------------------------------------------------------------------------
+
+    def adopt(self, contracts: Contracts) -> None:
+        """Read records by these parameters from now on (rule 2)."""
+        if contracts != self.contracts:
+            self.contracts = contracts
+            self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
+
+    def follow(self, cursor: Cursor) -> None:
+        """Store only, and keep up with the checkpoint."""
+        self.shard.follow(cursor)
+        self._go_to_wanted()
+
+    def take_over(self, cursor: Cursor, bounds: Bounds) -> None:
+        """Own the shard from ``cursor`` on (rule 7); ``bounds`` were read after fencing."""
+        cursor = self._fit_to_log(cursor, bounds)
+        marked = self.store.marked_from(cursor.offset)
+        self.shard.take_over(cursor, marked, bounds.end)
+        self._go_to_wanted()
+
+    def refit(self, bounds: Bounds) -> None:
+        """The log no longer holds the position: go on with what it holds, in the same role."""
+        self._position = -1
+        if self.shard.owned:
+            self.take_over(self.shard.committed, bounds)
+        else:
+            self.follow(self._fit_to_log(self.shard.committed, bounds))
+
+    def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
+        """A log that no longer reaches H, or starts above it, was truncated or expired: what is gone
+        is gone and is reported; what is there is served."""
+        if cursor.offset > bounds.end or self.shard.stored > bounds.end:
+            _log.error(
+                "log_truncated",
+                topic=self.topic,
+                partition=self.partition,
+                end=bounds.end,
+                cursor_offset=cursor.offset,
+                stored=self.shard.stored,
+                hint="the log ends below what was read of it (unclean election, or records "
+                "deleted); the store is rebuilt from what the log holds now",
+            )
+            self.reset_store()
+            cursor = Cursor(cursor.key, min(cursor.offset, bounds.end))
+        needed = min(cursor.offset, self.shard.stored)
+        if needed < bounds.start:
+            if self.shard.stored < bounds.start and bounds.start > 0:
+                self._report_lost(self.shard.stored, bounds.start)
+                self.shard.stored = bounds.start
+            cursor = Cursor(cursor.key, max(cursor.offset, bounds.start))
+        return cursor
+
+    def _report_lost(self, first: int, stop: int) -> None:
+        """Offsets that retention deleted before this store had them. On a first start, or after the
+        store was wiped, what was pending among them was rolled forward if the retention rule held."""
+        self.lost_offsets += stop - first
+        _log.warning(
+            "log_starts_later",
+            topic=self.topic,
+            partition=self.partition,
+            first_offset=first,
+            start=stop,
+            hint="retention deleted these offsets before they were stored here; records that were "
+            "still pending among them are lost to this copy: compare with a replica",
+        )
+
+    def reset_store(self) -> None:
+        """Start the store over from the beginning of the log."""
+        self.store.reset()
+        self.shard.stored = 0
+
+    def _go_to_wanted(self) -> None:
+        wanted = self.shard.wanted
+        if wanted != self._position:
+            self._source.seek(self.topic, wanted)
+            self._position = wanted
+
+    # --- poll → store --------------------------------------------------------------------------
+
+    def ingest(self, run: Run) -> int:
+        """Store one run of the log; returns its number of records."""
+        if run.start != self._position:
+            return 0  # read before a seek
+        entries = self.reader.read_batch(run.rows)
+        shard, store = self.shard, self.store
+        needed = shard.scans_needed(run.start, entries, run.stop)
+        scanned = {scan.copy_offset: self._scan_back(scan) for scan in needed}
+        added = shard.ingest(run.start, entries, run.stop, scanned, store.latest_unmarked)
+        if added.frames or added.marks or shard.stored == run.stop:
+            store.append(added.frames, added.named, added.marks, shard.stored)
+        self._position = run.stop
+        self._go_to_wanted()
+        self._hold_back()
+        return len(entries)
+
+    def _scan_back(self, scan: CopyScan) -> int:
+        """Offset of the first user record of the id in ``[base, copy)`` (rule 13)."""
+        for run in self._source.scan(self.topic, scan.base, scan.copy_offset):
+            for entry in self.reader.read_batch(run.rows):
+                if entry[3] == scan.record_id and is_user_record(entry):
+                    return entry[0]
+        return NO_MARK
+
+    def _hold_back(self) -> None:
+        """Fetch no more while the walk's queue is full; what does not fit is in Kafka, safely."""
+        full = self.shard.owned and not self.shard.has_room and self.shard.caught_up
+        if full != self._paused:
+            hold = self._source.pause if full else self._source.resume
+            hold(self.topic)
+            self._paused = full
+
+    # --- due → settle --------------------------------------------------------------------------
+
+    def settle_late(self, now_ms: int, limit: int) -> list[Output]:
+        """Walk H."""
+        return self.shard.advance_offset(now_ms, limit)
+
+    def settle_due(self, now_ms: int, limit: int) -> list[Output]:
+        """Walk K over what the store holds, at most about ``limit`` outputs."""
+        outputs: list[Output] = []
+        if not self.shard.may_advance_key:
+            return outputs
+        after = self.shard.staged.key
+        while len(outputs) < limit:
+            frames = self._read_due(after, now_ms, limit - len(outputs))
+            if not frames:
+                break
+            outputs += self.shard.advance_key(frames, now_ms)
+            after = frames[-1][:2]
+        return outputs
+
+    def _read_due(self, after: Key, now_ms: int, limit: int) -> list[Frame]:
+        while True:
+            try:
+                return self.store.read_due(after, now_ms, limit)
+            except SlotDamagedError as damage:
+                _log.error("slot_damaged", topic=self.topic, partition=self.partition, why=str(damage))
+                frames = reread_slot(
+                    self._source,
+                    self.reader,
+                    self.topic,
+                    damage,
+                    self.shard.stored,
+                    self._scan_back,
+                )
+                self.store.rebuild(damage.start_ms, damage.stop_ms, frames)
+                _log.warning(
+                    "slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames)
+                )
+
+    def next_due_ms(self) -> int | None:
+        """When to look again, if nothing else happens before."""
+        return self.store.next_due_ms(self.shard.staged.key)
+
+    # --- commit → prune ------------------------------------------------------------------------
+
+    def checkpoint(self) -> ShardCheckpoint:
+        """What a commit now would say of this shard."""
+        return ShardCheckpoint(self.topic_id, self.shard.staged, self.contracts)
+
+    def committed(self) -> None:
+        """The staged cursor is committed."""
+        self.shard.commit()
+        self.verdicts.refused.clear()
+        self._go_to_wanted()
+        self._hold_back()
+
+    def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
+        """Settle these offsets as dead letters when they come again."""
+        self.verdicts.refused.update(refusals)
+
+    def close(self) -> None:
+        """Make durable what there is, and let go."""
+        self.store.close()

@@ -1,0 +1,122 @@
+"""What a slice loop needs of the world. Kafka implements these in ``connectors.kafka``; the
+simulation in ``tests/simulation`` implements them with a model log that crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from delayservice.core.entry import Row
+from delayservice.core.outcome import Output
+
+
+class Run(NamedTuple):
+    """A gapless stretch ``[start, stop)`` of one delay topic's partition. ``rows`` may be fewer than
+    the offsets, for transaction markers and aborted records take offsets too."""
+
+    topic: str
+    start: int
+    rows: list[Row]
+    stop: int
+
+
+class Bounds(NamedTuple):
+    """``[start, end)`` of a log: the first offset that is retained, and the high watermark."""
+
+    start: int
+    end: int
+
+
+class Source(Protocol):
+    """The delay topics' partitions of one slice, read committed."""
+
+    def seek(self, topic: str, offset: int) -> None:
+        """Read this topic's partition from ``offset`` on; starts it if it was not read yet."""
+
+    def drop(self, topic: str) -> None:
+        """Read this topic no longer."""
+
+    def poll(self, timeout_s: float, limit: int) -> list[Run]:
+        """Whatever is there, at most about ``limit`` records; waits up to ``timeout_s`` for the
+        first. Each run starts where the one before of its topic stopped."""
+
+    def pause(self, topic: str) -> None:
+        """Fetch no more of this topic until ``resume``; what is fetched already is kept."""
+
+    def resume(self, topic: str) -> None:
+        """Fetch again."""
+
+    def bounds(self, topic: str) -> Bounds:
+        """Where the log starts and ends now; the end counts open transactions."""
+
+    def scan(self, topic: str, start: int, stop: int) -> Iterator[Run]:
+        """Read ``[start, stop)`` aside, without touching the position of ``poll``."""
+
+
+class Sink(Protocol):
+    """The outputs of one slice, and its checkpoint: one fenced transactional producer."""
+
+    def init(self) -> None:
+        """Fence whoever wrote for this slice before, and abort what it left open.
+
+        Raises:
+            OwnershipLostError: fenced in turn.
+        """
+
+    def blocked(self, outputs: Sequence[Output]) -> dict[tuple[str, int], tuple[str, str]]:
+        """Targets among ``outputs`` that can't be written to now, as
+        ``{(topic, partition or -1): (code, detail)}``. Answers from cached metadata."""
+
+    def still_blocked(
+        self, blocked: Mapping[tuple[str, int], tuple[str, str]]
+    ) -> dict[tuple[str, int], tuple[str, str]]:
+        """Those of ``blocked`` that still can't be written to, asked of the cluster again."""
+
+    def send(self, shard: str, outputs: Sequence[Output]) -> None:
+        """Write outputs of a delay topic; they become visible with the next commit (``at_least_once``: target
+        outputs at once).
+
+        Raises:
+            RefusedError: the broker's client refuses one of them for good.
+            OwnershipLostError: fenced.
+        """
+
+    def commit(self, checkpoint: bytes) -> None:
+        """Commit everything sent since the last commit together with ``checkpoint``.
+
+        Raises:
+            RefusedError: the broker refused some outputs; the transaction was aborted.
+            TransactionAbortedError: aborted for another reason; nothing of it is visible.
+            OwnershipLostError: fenced, or nobody knows whether it was committed.
+        """
+
+    def abort(self) -> None:
+        """Drop everything sent since the last commit. Never after an uncertain commit.
+
+        Raises:
+            OwnershipLostError: fenced, or the abort itself failed.
+        """
+
+    def discard(self) -> None:
+        """Give the producer up without committing or aborting; ``init`` makes a new one."""
+
+
+class Checkpoints(Protocol):
+    """The checkpoint topic."""
+
+    def latest(self, slice_no: int) -> bytes | None:
+        """The newest committed checkpoint of the slice, read to the end of the log as of now. Asked
+        after ``Sink.init``, so that no older owner can add to it any more."""
+
+    def read_back(self, slice_no: int) -> bytes | None:
+        """The newest checkpoint that was read back in passing, for pruning; may lag."""
+
+
+class Clock(Protocol):
+    """Wall clock for due times, monotonic clock for elapsed ones."""
+
+    def wall_ms(self) -> int:
+        """Epoch milliseconds."""
+
+    def monotonic_s(self) -> float:
+        """Seconds that only ever grow."""

@@ -1,0 +1,408 @@
+"""The loop of one slice: poll → store → due → settle → commit → prune.
+
+Single-threaded: one loop owns the source, the sink and the stores of its slice, so there is nothing
+to lock. Storing goes on whether or not this node owns the slice; settling needs ownership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from delayservice import faults
+from delayservice.core.checkpoint import (
+    Checkpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+    fingerprint,
+)
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.outcome import Output
+from delayservice.core.settle import Routes
+from delayservice.errors import (
+    KafkaEdgeError,
+    LogMovedError,
+    OwnershipLostError,
+    RefusedError,
+    TransactionAbortedError,
+)
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import Checkpoints, Clock, Sink, Source
+
+_RECHECK_S = 1.0
+_NOT_SETTLING_WAIT_MS = 50.0
+_LEAST_WAIT_MS = 0.5
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much the loop does at once, and how often it commits."""
+
+    poll_records: int = 4_000
+    batch_records: int = 10_000
+    """Outputs per shard and step."""
+    transaction_records: int = 20_000
+    """Outputs after which a transaction is committed even before its time."""
+    transaction_interval_ms: int = 20
+    """Shortest time between the starts of two commits: what bounds transactions per second."""
+    idle_wait_ms: int = 250
+    """Longest wait for records when nothing is due: how fast the loop notices everything else."""
+
+
+class Gate(Protocol):
+    """Whether this node may settle. Asked before every transaction."""
+
+    def may_own(self, slice_no: int) -> bool:
+        """Whether this node is to be the slice's owner now."""
+
+    def epoch(self, slice_no: int) -> int:
+        """Number of the ownership, growing with each take-over."""
+
+    def frozen(self) -> str | None:
+        """Why the clock can't be trusted now, or None: nothing is settled meanwhile."""
+
+
+class Observer(Protocol):
+    """Told what happened, once per batch: metrics."""
+
+    def ingested(self, records: int) -> None:
+        """Source records were stored."""
+
+    def settled(self, outputs: Sequence[Output], now_ms: int) -> None:
+        """Outputs were committed; ``now_ms`` is when they were sent."""
+
+    def transaction(self, seconds: float, *, committed: bool) -> None:
+        """A transaction ended."""
+
+
+class SliceLoop:
+    """One slice on one node."""
+
+    def __init__(
+        self,
+        slice_no: int,
+        *,
+        node_id: str,
+        source: Source,
+        sink: Sink,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        gate: Gate,
+        observer: Observer,
+        routes: Routes,
+        contracts: dict[str, Contract],
+        limits: Limits,
+    ) -> None:
+        """``contracts``: what the settings ask for, per delay topic; see ``_agree_on_contract``."""
+        self.slice_no = slice_no
+        self.lanes: dict[str, Lane] = {}
+        self.owner = False
+        self._node_id = node_id
+        self._source = source
+        self._sink = sink
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._gate = gate
+        self._observer = observer
+        self._secret = fingerprint(routes.secret)
+        self._contracts = contracts
+        self._limits = limits
+        self._last_read_back: bytes | None = None
+        self._last_commit_s = float("-inf")
+        self._rechecked_s = float("-inf")
+        self._uncommitted: list[tuple[list[Output], int]] = []
+        self._uncommitted_records = 0
+
+    # --- one turn ------------------------------------------------------------------------------
+
+    def step(self, wait_ms_max: int | None = None) -> None:
+        """One turn: poll, store, settle what is due, commit when it is time, prune.
+
+        Raises:
+            StoreError: a store can't be trusted any more; the process has to end.
+            KafkaEdgeError: the checkpoint is unreadable or written with another secret.
+        """
+        try:
+            self._claim_or_release()
+            self._poll(wait_ms_max)
+            if self.owner and self._gate.frozen() is None:
+                self._settle()
+                self._commit_when_time()
+        except OwnershipLostError as lost:
+            _log.warning("ownership_lost", slice=self.slice_no, why=str(lost))
+            self.release()
+        self._prune()
+
+    def _claim_or_release(self) -> None:
+        wanted = self._gate.may_own(self.slice_no)
+        if wanted and not self.owner and self.lanes:
+            self._take_over()
+        elif self.owner and not wanted:
+            self.hand_over()
+
+    def _poll(self, wait_ms_max: int | None) -> None:
+        wait_ms = self._wait_ms() if wait_ms_max is None else wait_ms_max
+        try:
+            runs = self._source.poll(wait_ms / 1000, self._limits.poll_records)
+        except LogMovedError as moved:
+            self._refit(moved)
+            return
+        for run in runs:
+            lane = self.lanes.get(run.topic)
+            if lane is not None:
+                self._observer.ingested(lane.ingest(run))
+        faults.point("after_append")
+
+    def _refit(self, moved: LogMovedError) -> None:
+        """The log expired or was truncated under us: go on with what it holds now."""
+        if self.owner:
+            self._start_over("log_moved", why=str(moved))
+        lane = self.lanes[moved.topic]
+        lane.refit(self._source.bounds(moved.topic))
+
+    def _wait_ms(self) -> float:
+        """How long nothing is to be done unless a record comes."""
+        wait_ms = float(self._limits.idle_wait_ms)
+        if not self.owner or self._gate.frozen() is not None:
+            return min(wait_ms, _NOT_SETTLING_WAIT_MS)
+        now_ms = self._clock.wall_ms()
+        for lane in self.lanes.values():
+            due_ms = lane.next_due_ms()
+            if due_ms is not None:
+                wait_ms = min(wait_ms, due_ms - now_ms)
+        if self._is_staged:
+            wait_ms = min(wait_ms, self._commit_in_ms())
+        # At least a moment, so that something which is due but has to wait does not spin.
+        return max(wait_ms, _LEAST_WAIT_MS)
+
+    # --- due → settle --------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        now_ms = self._clock.wall_ms()
+        limit = self._limits.batch_records
+        self._recheck_blocked()
+        try:
+            for lane in self.lanes.values():
+                self._send(lane, lane.settle_late(now_ms, limit), now_ms)
+                self._send(lane, lane.settle_due(now_ms, limit), now_ms)
+        except RefusedError as refused:
+            self._put_back(refused)
+
+    def _send(self, lane: Lane, outputs: list[Output], now_ms: int) -> None:
+        if not outputs:
+            return
+        blocked = self._sink.blocked(outputs)
+        if blocked.keys() - lane.verdicts.blocked.keys():
+            lane.verdicts.blocked.update(blocked)
+            self._start_over("target_blocked", targets=sorted(f"{t}:{p}" for t, p in blocked))
+            return
+        faults.point("before_produce")
+        self._sink.send(lane.topic, outputs)
+        self._uncommitted.append((outputs, now_ms))
+        self._uncommitted_records += len(outputs)
+
+    def _recheck_blocked(self) -> None:
+        """A target that was missing may have been created since."""
+        if self._clock.monotonic_s() - self._rechecked_s < _RECHECK_S:
+            return
+        self._rechecked_s = self._clock.monotonic_s()
+        for lane in self.lanes.values():
+            if lane.verdicts.blocked:
+                lane.verdicts.blocked = self._sink.still_blocked(lane.verdicts.blocked)
+
+    def _start_over(self, event: str, **facts: object) -> None:
+        """Nothing of this transaction becomes visible; the same is settled again, otherwise."""
+        _log.warning(event, slice=self.slice_no, **facts)
+        self._sink.abort()
+        self._aborted()
+
+    def _put_back(self, refused: RefusedError) -> None:
+        for (topic, offset), reason in refused.refusals.items():
+            self.lanes[topic].refuse([(offset, reason)])
+        self._start_over("records_refused", why=str(refused))
+
+    def _aborted(self) -> None:
+        for lane in self.lanes.values():
+            lane.shard.abort()
+        self._forget_uncommitted()
+
+    def _forget_uncommitted(self) -> None:
+        self._uncommitted.clear()
+        self._uncommitted_records = 0
+
+    # --- commit --------------------------------------------------------------------------------
+
+    @property
+    def _is_staged(self) -> bool:
+        return any(lane.shard.is_staged for lane in self.lanes.values())
+
+    def _commit_in_ms(self) -> float:
+        since_s = self._clock.monotonic_s() - self._last_commit_s
+        return max(self._limits.transaction_interval_ms - since_s * 1000, 0.0)
+
+    def _commit_when_time(self) -> None:
+        if not self._is_staged:
+            return
+        full = self._uncommitted_records >= self._limits.transaction_records
+        if full or self._commit_in_ms() <= 0:
+            self._commit()
+
+    def _commit(self) -> bool:
+        """All outputs sent and the cursors of all shards, in one transaction; whether it did."""
+        started_s = self._last_commit_s = self._clock.monotonic_s()
+        committed = False
+        try:
+            self._sink.commit(encode_checkpoint(self._checkpoint()))
+            committed = True
+        except RefusedError as refused:
+            self._put_back(refused)
+        except TransactionAbortedError as aborted:
+            _log.warning("transaction_aborted", slice=self.slice_no, why=str(aborted))
+            self._aborted()
+        self._observer.transaction(self._clock.monotonic_s() - started_s, committed=committed)
+        if committed:
+            faults.point("after_commit")
+            self._committed()
+        return committed
+
+    def _committed(self) -> None:
+        for lane in self.lanes.values():
+            lane.committed()
+        for outputs, sent_ms in self._uncommitted:
+            self._observer.settled(outputs, sent_ms)
+        self._forget_uncommitted()
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(
+            slice_no=self.slice_no,
+            node_id=self._node_id,
+            epoch=self._gate.epoch(self.slice_no),
+            secret_fingerprint=self._secret,
+            shards={topic: lane.checkpoint() for topic, lane in self.lanes.items()},
+        )
+
+    # --- ownership -----------------------------------------------------------------------------
+
+    def _take_over(self) -> None:
+        """Rule 7 and the order of design section 6: fence, ask again, read the checkpoint, serve."""
+        self._sink.init()
+        if not self._gate.may_own(self.slice_no):
+            self._sink.discard()
+            return
+        checkpoint = self._read_checkpoint()
+        for lane in self.lanes.values():
+            self._take_over_lane(lane, checkpoint)
+        self.owner = True
+        if not self._commit():
+            raise OwnershipLostError(f"slice {self.slice_no}: the first checkpoint was not committed")
+        _log.info(
+            "took_over",
+            slice=self.slice_no,
+            shards={t: lane.shard.committed for t, lane in self.lanes.items()},
+        )
+
+    def _read_checkpoint(self) -> Checkpoint | None:
+        data = self._checkpoints.latest(self.slice_no)
+        if data is None:
+            return None
+        checkpoint = decode_checkpoint(data)
+        if checkpoint.secret_fingerprint != self._secret:
+            raise KafkaEdgeError(
+                f"slice {self.slice_no} was served with another cluster secret; set "
+                "node.cluster_secret to the one that every node of this cluster uses, or rolled "
+                "and parked records would all be taken for forgeries"
+            )
+        return checkpoint
+
+    def _take_over_lane(self, lane: Lane, checkpoint: Checkpoint | None) -> None:
+        known = checkpoint.shards.get(lane.topic) if checkpoint else None
+        bounds = self._source.bounds(lane.topic)
+        if known is not None and known.topic_id != lane.topic_id:
+            _log.error(
+                "topic_recreated",
+                topic=lane.topic,
+                slice=self.slice_no,
+                hint="the topic was deleted and made anew; what was pending in the old one is gone",
+            )
+            known = None
+        cursor = known.cursor if known else Cursor()
+        contracts = known.contracts if known else None
+        lane.adopt(self._agree_on_contract(lane, contracts, bounds.end))
+        lane.take_over(cursor, bounds)
+
+    def _agree_on_contract(
+        self, lane: Lane, contracts: Contracts | None, end: int
+    ) -> Contracts:
+        """What settings ask for holds from the end of the log on (rule 2): keys that exist stay."""
+        wanted = self._contracts[lane.topic]
+        if contracts is None:
+            return Contracts([(0, wanted)])
+        return contracts.extended(max(end, lane.shard.stored), wanted)
+
+    def hand_over(self) -> None:
+        """Stop settling in good order: finish the transaction, then let go."""
+        if not self.owner:
+            return
+        try:
+            if self._is_staged:
+                self._commit()
+        except OwnershipLostError as lost:
+            _log.warning("ownership_lost", slice=self.slice_no, why=str(lost))
+        self.release()
+
+    def release(self) -> None:
+        """Stop settling at once: whatever was not committed is dropped, and storing goes on."""
+        self._sink.discard()
+        self._forget_uncommitted()
+        self.owner = False
+        for lane in self.lanes.values():
+            lane.follow(lane.shard.committed)
+
+    # --- prune ---------------------------------------------------------------------------------
+
+    def _prune(self) -> None:
+        """Forget what the checkpoint, as read back, has settled (rule 5): one path for the owner
+        and for every other replica."""
+        data = self._checkpoints.read_back(self.slice_no)
+        if data is None or data is self._last_read_back:
+            return
+        self._last_read_back = data
+        checkpoint = decode_checkpoint(data)
+        for topic, known in checkpoint.shards.items():
+            lane = self.lanes.get(topic)
+            if lane is None or lane.topic_id != known.topic_id:
+                continue
+            lane.store.prune(known.cursor)
+            if not self.owner:
+                lane.adopt(known.contracts)
+                lane.follow(known.cursor)
+
+    # --- shards --------------------------------------------------------------------------------
+
+    def add_lanes(self, lanes: Iterable[Lane]) -> None:
+        """Serve more shards: taken over at once by an owner."""
+        for lane in lanes:
+            self.lanes[lane.topic] = lane
+            lane.follow(Cursor())
+            if self.owner:
+                self._take_over_lane(lane, self._read_checkpoint())
+        if self.owner and not self._commit():  # a contract is committed before anything is read by it
+            self.release()
+
+    def drop_lane(self, topic: str) -> None:
+        """Serve a shard no longer: its topic is gone or unfit."""
+        lane = self.lanes.pop(topic)
+        self._source.drop(topic)
+        lane.close()
+
+    def close(self) -> None:
+        """Finish the transaction, make the stores durable, let go of everything."""
+        self.hand_over()
+        for lane in self.lanes.values():
+            lane.close()
