@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Final
 
 import structlog
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds, scan_partition
-from delayservice.errors import KafkaEdgeError
+from delayservice.clock import Clock
+from delayservice.lanes.ports import ReadBack
 
 _FIRST_LOOK: Final = 64
 _TAIL_WAIT_S: Final = 0.5
@@ -22,11 +23,14 @@ _log = structlog.get_logger(__name__)
 class KafkaCheckpoints:
     """Checkpoints of all slices of a worker. One thread tails them; any thread may ask."""
 
-    def __init__(self, topic: str, client: Mapping[str, str], admin: AdminClient, name: str) -> None:
+    def __init__(
+        self, topic: str, client: Mapping[str, str], admin: AdminClient, clock: Clock, name: str
+    ) -> None:
         self._topic = topic
+        self._clock = clock
         self._config = consumer_config(client, f"checkpoint-{name}")
         self._admin = admin
-        self._tailed: dict[int, bytes] = {}
+        self._tailed: dict[int, ReadBack] = {}
         self._wanted: set[int] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._tail, name="checkpoint-tail", daemon=True)
@@ -64,7 +68,7 @@ class KafkaCheckpoints:
         """Tail this slice's partition from now on, starting with its newest record."""
         self._wanted.add(slice_no)
 
-    def read_back(self, slice_no: int) -> bytes | None:
+    def read_back(self, slice_no: int) -> ReadBack | None:
         """The newest checkpoint read back in passing; the same object until a newer one comes."""
         return self._tailed.get(slice_no)
 
@@ -80,11 +84,18 @@ class KafkaCheckpoints:
             if not assigned:
                 self._closing.wait(_TAIL_WAIT_S)
                 continue
-            for message in consumer.consume(1_000, _TAIL_WAIT_S):
-                value = message.value()
-                if message.error() is None and value is not None:
-                    self._tailed[message.partition()] = value
+            first = consumer.poll(_TAIL_WAIT_S)
+            if first is not None:
+                self._take([first, *consumer.consume(1_000, 0)])
         consumer.close()
+
+    def _take(self, messages: list[Message]) -> None:
+        wall_ms, boot_ms = self._clock.wall_ms(), int(self._clock.boot_s() * 1000)
+        for message in messages:
+            value = message.value()
+            if message.error() is None and value is not None:
+                broker_ms = message.timestamp()[1]
+                self._tailed[message.partition()] = ReadBack(value, broker_ms, wall_ms, boot_ms)
 
     def close(self) -> None:
         """Stop tailing."""

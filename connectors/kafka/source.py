@@ -21,7 +21,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from delayservice.core.entry import Row
+from delayservice.core.entry import UNREADABLE, Row
 from delayservice.errors import KafkaEdgeError, LogMovedError
 from delayservice.lanes.ports import Bounds, Run
 
@@ -143,13 +143,11 @@ class KafkaSource:
 
 def read_row(message: Message) -> Row:
     """A message as the record reader takes it."""
-    return (
-        message.offset(),
-        message.timestamp()[1],
-        message.key(),
-        message.value(),
-        message.headers(),
-    )
+    try:
+        headers = message.headers()
+    except UnicodeDecodeError:  # the client can't hand over a header whose name is not UTF-8
+        headers = UNREADABLE
+    return (message.offset(), message.timestamp()[1], message.key(), message.value(), headers)
 
 
 def log_bounds(admin: AdminClient, topic: str, partition: int) -> Bounds:

@@ -27,6 +27,16 @@ class Bounds(NamedTuple):
     end: int
 
 
+class ReadBack(NamedTuple):
+    """A checkpoint as it came back from Kafka: ``broker_ms`` is when the broker appended it,
+    ``wall_ms`` and ``boot_ms`` are this machine's clocks when it arrived."""
+
+    data: bytes
+    broker_ms: int
+    wall_ms: int
+    boot_ms: int
+
+
 class Source(Protocol):
     """The delay topics' partitions of one slice, read committed."""
 
@@ -108,8 +118,9 @@ class Checkpoints(Protocol):
         """The newest committed checkpoint of the slice, read to the end of the log as of now. Asked
         after ``Sink.init``, so that no older owner can add to it any more."""
 
-    def read_back(self, slice_no: int) -> bytes | None:
-        """The newest checkpoint that was read back in passing, for pruning; may lag."""
+    def read_back(self, slice_no: int) -> ReadBack | None:
+        """The newest checkpoint that was read back in passing, for pruning; may lag. The same
+        object until a newer one comes."""
 
 
 class Clock(Protocol):

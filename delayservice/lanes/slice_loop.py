@@ -31,7 +31,7 @@ from delayservice.errors import (
     TransactionAbortedError,
 )
 from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Checkpoints, Clock, Sink, Source
+from delayservice.lanes.ports import Checkpoints, Clock, ReadBack, Sink, Source
 
 _RECHECK_S = 1.0
 _NOT_SETTLING_WAIT_MS = 50.0
@@ -61,11 +61,12 @@ class Gate(Protocol):
     def may_own(self, slice_no: int) -> bool:
         """Whether this node is to be the slice's owner now."""
 
-    def epoch(self, slice_no: int) -> int:
-        """Number of the ownership, growing with each take-over."""
-
     def frozen(self) -> str | None:
         """Why the clock can't be trusted now, or None: nothing is settled meanwhile."""
+
+    def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
+        """A broker's timestamp: of a consumed record, or of our own checkpoint as read back, whose
+        commit began at ``sent_s`` of the monotonic clock."""
 
 
 class Observer(Protocol):
@@ -103,6 +104,7 @@ class SliceLoop:
         self.slice_no = slice_no
         self.lanes: dict[str, Lane] = {}
         self.owner = False
+        self.epoch = 0
         self._node_id = node_id
         self._source = source
         self._sink = sink
@@ -113,7 +115,8 @@ class SliceLoop:
         self._secret = fingerprint(routes.secret)
         self._contracts = contracts
         self._limits = limits
-        self._last_read_back: bytes | None = None
+        self._last_read_back: ReadBack | None = None
+        self._last_committed = b""
         self._last_commit_s = float("-inf")
         self._rechecked_s = float("-inf")
         self._uncommitted: list[tuple[list[Output], int]] = []
@@ -134,6 +137,8 @@ class SliceLoop:
             if self.owner and self._gate.frozen() is None:
                 self._settle()
                 self._commit_when_time()
+            elif self.owner:
+                self._ask_the_time()
         except OwnershipLostError as lost:
             _log.warning("ownership_lost", slice=self.slice_no, why=str(lost))
             self.release()
@@ -157,6 +162,8 @@ class SliceLoop:
             lane = self.lanes.get(run.topic)
             if lane is not None:
                 self._observer.ingested(lane.ingest(run))
+            if run.rows:
+                self._gate.heard_broker(run.rows[-1][1], None, 0.0)
         faults.point("after_append")
 
     def _refit(self, moved: LogMovedError) -> None:
@@ -257,9 +264,11 @@ class SliceLoop:
         """All outputs sent and the cursors of all shards, in one transaction; whether it did."""
         started_s = self._last_commit_s = self._clock.monotonic_s()
         committed = False
+        data = encode_checkpoint(self._checkpoint())
         try:
-            self._sink.commit(encode_checkpoint(self._checkpoint()))
+            self._sink.commit(data)
             committed = True
+            self._last_committed = data
         except RefusedError as refused:
             self._put_back(refused)
         except TransactionAbortedError as aborted:
@@ -282,10 +291,17 @@ class SliceLoop:
         return Checkpoint(
             slice_no=self.slice_no,
             node_id=self._node_id,
-            epoch=self._gate.epoch(self.slice_no),
+            epoch=self.epoch,
             secret_fingerprint=self._secret,
             shards={topic: lane.checkpoint() for topic, lane in self.lanes.items()},
         )
+
+    def _ask_the_time(self) -> None:
+        """Nothing is settled while the clock is in doubt. A commit without outputs, read back with
+        the broker's timestamp, says whether it is right after all."""
+        if self._clock.monotonic_s() - self._last_commit_s >= _RECHECK_S:
+            self._start_over("clock_in_doubt", why=self._gate.frozen())
+            self._commit()
 
     # --- ownership -----------------------------------------------------------------------------
 
@@ -295,7 +311,9 @@ class SliceLoop:
         if not self._gate.may_own(self.slice_no):
             self._sink.discard()
             return
+        faults.point("take_over")
         checkpoint = self._read_checkpoint()
+        self.epoch = 1 + (checkpoint.epoch if checkpoint else 0)
         for lane in self.lanes.values():
             self._take_over_lane(lane, checkpoint)
         self.owner = True
@@ -369,12 +387,14 @@ class SliceLoop:
     def _prune(self) -> None:
         """Forget what the checkpoint, as read back, has settled (rule 5): one path for the owner
         and for every other replica."""
-        data = self._checkpoints.read_back(self.slice_no)
-        if data is None or data is self._last_read_back:
+        read_back = self._checkpoints.read_back(self.slice_no)
+        if read_back is None or read_back is self._last_read_back:
             return
-        self._last_read_back = data
-        checkpoint = decode_checkpoint(data)
-        for topic, known in checkpoint.shards.items():
+        self._last_read_back = read_back
+        if read_back.data == self._last_committed:
+            self._gate.heard_broker(read_back.broker_ms, read_back, self._last_commit_s)
+        faults.point("before_prune")
+        for topic, known in decode_checkpoint(read_back.data).shards.items():
             lane = self.lanes.get(topic)
             if lane is None or lane.topic_id != known.topic_id:
                 continue
@@ -382,6 +402,7 @@ class SliceLoop:
             if not self.owner:
                 lane.adopt(known.contracts)
                 lane.follow(known.cursor)
+        faults.point("after_prune")
 
     # --- shards --------------------------------------------------------------------------------
 
