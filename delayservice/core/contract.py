@@ -67,16 +67,18 @@ class Contract:
             ContractError: a parameter is out of bounds, or the version is unknown.
         """
         if self.version != CONTRACT_VERSION:
-            raise ContractError(
+            msg = (
                 f"contract version {self.version} is unknown to this version of the service, which "
                 f"reads {CONTRACT_VERSION}: upgrade this node before it serves the slice"
             )
+            raise ContractError(msg)
         _check_range("roll_window_ms", self.roll_window_ms, 1, MAX_DELAY_MS_MAX)
         _check_range("max_delay_ms", self.max_delay_ms, 0, MAX_DELAY_MS_MAX)
         _check_range("header_bytes_max", self.header_bytes_max, *_HEADER_BYTES_RANGE)
         _check_range("id_bytes_max", self.id_bytes_max, 1, self.header_bytes_max)
         if self.past_due not in (PAST_DUE_DELIVER, PAST_DUE_DEAD_LETTER):
-            raise ContractError(f"past_due is {self.past_due!r}: use 'deliver' or 'dead-letter'")
+            msg = f"past_due is {self.past_due!r}: use 'deliver' or 'dead-letter'"
+            raise ContractError(msg)
         self._check_default_target()
 
     def _check_default_target(self) -> None:
@@ -84,7 +86,8 @@ class Contract:
         if topic is None:
             return
         if not is_legal_topic(topic) or is_reserved(topic) or topic in self.reserved:
-            raise ContractError(f"default_target {topic!r} is no legal topic name, or is reserved")
+            msg = f"default_target {topic!r} is no legal topic name, or is reserved"
+            raise ContractError(msg)
 
     def to_json(self) -> dict[str, object]:
         """A dictionary of JSON types for the checkpoint."""
@@ -98,16 +101,19 @@ class Contract:
             ContractError: an unknown version, an unknown or a missing parameter, a wrong type.
         """
         if not isinstance(data, Mapping):
-            raise ContractError(f"a contract is a JSON object, not {type(data).__name__}")
+            msg = f"a contract is a JSON object, not {type(data).__name__}"
+            raise ContractError(msg)
         known = {field.name for field in fields(cls)}
         if data.get("version", CONTRACT_VERSION) == CONTRACT_VERSION and data.keys() != known:
             odd = ", ".join(sorted(str(name) for name in data.keys() ^ known))
-            raise ContractError(f"a contract of version {CONTRACT_VERSION} differs in: {odd}")
+            msg = f"a contract of version {CONTRACT_VERSION} differs in: {odd}"
+            raise ContractError(msg)
         known_part = {name: value for name, value in data.items() if name in known}
         try:
             return msgspec.convert(known_part, cls)
         except msgspec.ValidationError as exc:
-            raise ContractError(f"a contract can't be read: {exc}") from exc
+            msg = f"a contract can't be read: {exc}"
+            raise ContractError(msg) from exc
 
 
 class Contracts:
@@ -126,7 +132,8 @@ class Contracts:
         self._contracts = [contract for _, contract in pairs]
         ascending = all(a < b for a, b in zip(self._starts, self._starts[1:], strict=False))
         if not pairs or not ascending or self._starts[0] < 0:
-            raise ContractError(f"contracts must start at ascending offsets, not {self._starts}")
+            msg = f"contracts must start at ascending offsets, not {self._starts}"
+            raise ContractError(msg)
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same contracts from the same offsets."""
@@ -184,7 +191,8 @@ class Contracts:
             ContractError: not such a list, or one of its contracts can't be followed.
         """
         if not isinstance(data, list):
-            raise ContractError(f"contracts are a JSON list, not {type(data).__name__}")
+            msg = f"contracts are a JSON list, not {type(data).__name__}"
+            raise ContractError(msg)
         return cls(_entry_from_json(item) for item in data)
 
 
@@ -201,7 +209,8 @@ def is_reserved(topic: str) -> bool:
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise ContractError(f"{name} is {value}: it must be {low} to {high}")
+        msg = f"{name} is {value}: it must be {low} to {high}"
+        raise ContractError(msg)
 
 
 def _plain(value: object) -> object:
@@ -211,5 +220,6 @@ def _plain(value: object) -> object:
 def _entry_from_json(item: object) -> tuple[int, Contract]:
     start = item.get("from") if isinstance(item, Mapping) else None
     if not isinstance(item, Mapping) or type(start) is not int:
-        raise ContractError(f"a contract entry needs 'from' and 'contract', not {item!r:.100}")
+        msg = f"a contract entry needs 'from' and 'contract', not {item!r:.100}"
+        raise ContractError(msg)
     return start, Contract.from_json(item.get("contract"))

@@ -47,5 +47,13 @@ kind would cost more than the whole short way of ``record``: hence ``Any``, here
 above the payload's ``due_ms``: below it, it is a roll time.
 """
 
+UNREADABLE: Headers = [("", None)]
+"""Stands, by identity, for headers that the client library could not hand over.
+
+Kafka's header names are UTF-8 by protocol, yet a broker takes any bytes. The first
+``Message.headers()`` of confluent-kafka 2.16.1 then raises ``SystemError`` (its cause is the
+``UnicodeDecodeError``); a second one returns a tuple with a null pointer in it, so call it once.
+"""
+
 Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]
 """``(offset, timestamp_ms, key, value, headers)`` as a consumer hands them over."""

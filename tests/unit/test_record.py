@@ -12,7 +12,7 @@ from delayservice.core import names
 from delayservice.core.codes import EXPLANATIONS
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import START_KEY
-from delayservice.core.entry import CANCEL, FIRE, INVALID, SCHEDULE, Entry, Headers, Row
+from delayservice.core.entry import CANCEL, FIRE, INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Row
 from delayservice.core.record import RecordReader
 
 WRITTEN_MS = 1_700_000_000_000
@@ -407,7 +407,7 @@ def test_a_claimed_copy_is_never_a_plain_record(name: str) -> None:
 
 
 def test_a_record_whose_headers_cannot_be_read_is_header_invalid() -> None:
-    entry = reader().read_unreadable(9, b"k", None)
+    entry = reader(default_target="a").read(9, WRITTEN_MS, b"k", None, UNREADABLE)
     assert code(entry) == "header-invalid"
     assert entry[4] == (b"k", None, [])
 
