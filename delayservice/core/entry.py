@@ -43,8 +43,8 @@ INVALID    0                      None        ``Original``   ``(code, detail)``
 The last two depend on the kind, which no type checker narrows in an unpacked tuple, and a class per
 kind would cost more than the whole short way of ``record``: hence ``Any``, here and nowhere else.
 
-``key_ms`` of the first two is at least 1, so their keys are above ``cursor.START_KEY``, and never
-above the payload's ``due_ms``: below it, it is a roll time.
+``key_ms`` of the first two is at least 1, so their keys are above ``cursor.START_KEY``. Below the
+payload's ``due_ms`` it is a roll time; only a parked copy has one above it.
 """
 
 UNREADABLE: Headers = [("", None)]
