@@ -1,0 +1,47 @@
+"""The commands below ``delayservice dev``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from delayservice.errors import ClusterError
+
+app = typer.Typer(help="Real Kafka and ZooKeeper on this machine, for development.")
+
+
+@app.callback()
+def _group() -> None:
+    """Keep ``up`` a command by name: typer would fold a single one into the group."""
+
+
+@app.command()
+def up(
+    brokers: Annotated[int, typer.Option(min=1, help="How many Kafka brokers.")] = 1,
+    zookeepers: Annotated[int, typer.Option(min=0, help="How many ZooKeeper servers.")] = 1,
+    folder: Annotated[
+        Path | None, typer.Option(help="Keep everything in this folder, and find it again later.")
+    ] = None,
+    keep: Annotated[  # noqa: FBT002 - a flag of the command line
+        bool, typer.Option("--keep", help="Keep the temporary folder at the end.")
+    ] = False,
+    as_json: Annotated[  # noqa: FBT002 - a flag of the command line
+        bool, typer.Option("--json", help="Print one JSON object instead of a panel.")
+    ] = False,
+) -> None:
+    """Start Kafka and ZooKeeper, say how to reach them, and stop them at Ctrl-C."""
+    # Imported late: the cluster needs the development extra, the other commands do not.
+    try:
+        from delayservice.dev.up import run  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        typer.echo(
+            f"The embedded cluster needs the package {exc.name}, which is not installed. "
+            "Install the development extra: pip install 'kafka-delay-service[dev]'",
+            err=True,
+        )
+        raise typer.Exit(1) from exc
+    try:
+        run(brokers, zookeepers, folder, keep=keep, as_json=as_json)
+    except ClusterError as exc:
+        typer.echo(str(exc), err=True)
+        raise typer.Exit(1) from exc

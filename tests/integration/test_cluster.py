@@ -1,0 +1,176 @@
+"""The embedded cluster: real, restartable, and gone without a trace however its owner ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from kazoo.client import KazooClient
+
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.errors import ClusterError
+
+GONE_SECONDS_MAX = 20
+
+
+def produce_in_transaction(bootstrap: str, topic: str, values: list[bytes]) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value)
+    producer.commit_transaction(30)
+
+
+def read(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": uuid.uuid4().hex,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    try:
+        messages = consumer.consume(count, timeout=30)
+        assert not [message.error() for message in messages if message.error()]
+        return [message.value() for message in messages]
+    finally:
+        consumer.close()
+
+
+def create_topic(bootstrap: str, copies: int) -> str:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic("kept", 1, copies)])["kept"].result(30)
+    return "kept"
+
+
+def assert_gone(processes: list[psutil.Process], folder: Path | None) -> None:
+    _, alive = psutil.wait_procs(processes, GONE_SECONDS_MAX)
+    assert not alive
+    assert folder is None or not folder.exists()
+
+
+class Up:
+    """``dev up --json`` as a process of its own, with everything that it started."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "delayservice.dev", "up", "--json", *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        self.process.stdout.close()
+        facts = json.loads(line)
+        self.folder = Path(facts["folder"])
+        self.servers = [psutil.Process(pid) for pid in facts["pids"]]
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.reapers = [child for child in children if child not in self.servers]
+
+
+def test_a_transaction_is_written_and_read(cluster: EmbeddedCluster, make_topic: object) -> None:
+    assert callable(make_topic)
+    topic = make_topic("roundtrip")
+    produce_in_transaction(cluster.bootstrap, topic, [b"one", b"two"])
+    assert read(cluster.bootstrap, topic, 2) == [b"one", b"two"]
+
+
+def test_a_misspelt_topic_is_not_created(cluster: EmbeddedCluster) -> None:
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "speller"})
+    with pytest.raises(KafkaException, match="Unknown"):
+        consumer.get_watermark_offsets(TopicPartition("misspelt", 0), timeout=10)
+    consumer.close()
+
+
+def test_zookeeper_keeps_what_it_is_given(cluster: EmbeddedCluster) -> None:
+    client = KazooClient(cluster.zookeeper)
+    client.start(timeout=15)
+    path = f"/{uuid.uuid4().hex}"
+    client.create(path, b"fact", ephemeral=True)
+    assert client.get(path)[0] == b"fact"
+    client.stop()
+    client.close()
+
+
+@pytest.mark.slow
+def test_a_killed_broker_comes_back_with_its_data_and_stop_leaves_nothing() -> None:
+    with EmbeddedCluster(zookeepers=0) as own:
+        bootstrap, folder = own.bootstrap, own.folder
+        topic = create_topic(bootstrap, copies=1)
+        produce_in_transaction(bootstrap, topic, [b"before"])
+        # Read first: with one broker a transaction must be complete before a kill (stop_broker).
+        assert read(bootstrap, topic, 1) == [b"before"]
+        own.stop_broker(1, kill=True)
+        own.start_broker(1)
+        assert own.bootstrap == bootstrap
+        produce_in_transaction(bootstrap, topic, [b"after"])
+        assert read(bootstrap, topic, 2) == [b"before", b"after"]
+        processes = [psutil.Process(pid) for pid in own.pids()]
+    assert_gone(processes, folder)
+
+
+@pytest.mark.slow
+def test_three_brokers_serve_while_one_of_them_is_down() -> None:
+    with EmbeddedCluster(brokers=3, zookeepers=0) as own:
+        assert own.broker_ids == (1, 2, 3)
+        topic = create_topic(own.bootstrap, copies=3)
+        own.stop_broker(2, kill=True)
+        produce_in_transaction(own.bootstrap, topic, [b"with two"])
+        own.start_broker(2)
+        assert read(own.bootstrap, topic, 1) == [b"with two"]
+
+
+@pytest.mark.slow
+def test_a_chosen_folder_is_kept_and_found_again(tmp_path: Path) -> None:
+    with EmbeddedCluster(zookeepers=0, folder=tmp_path / "kept") as first:
+        topic = create_topic(first.bootstrap, copies=1)
+        produce_in_transaction(first.bootstrap, topic, [b"kept"])
+    with EmbeddedCluster(zookeepers=0, folder=tmp_path / "kept") as second:
+        assert read(second.bootstrap, topic, 1) == [b"kept"]
+
+
+def test_a_server_that_does_not_start_shows_the_end_of_its_log() -> None:
+    own = EmbeddedCluster(zookeepers=1, broker_properties={"num.io.threads": "none"})
+    before = set(psutil.Process().children())
+    with pytest.raises(ClusterError, match=r"(?s)broker 1 ended with status.*num\.io\.threads"):
+        own.start()
+    assert set(psutil.Process().children()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_up_stops_in_order_when_asked(number: signal.Signals) -> None:
+    up = Up()
+    up.process.send_signal(number)
+    assert up.process.wait(GONE_SECONDS_MAX) == 0
+    assert_gone(up.servers + up.reapers, up.folder)
+
+
+@pytest.mark.slow
+def test_a_killed_owner_leaves_no_process_and_no_file() -> None:
+    up = Up()
+    up.process.kill()
+    up.process.wait()
+    # The reaper removes the folder before it ends.
+    assert_gone(up.servers + up.reapers, up.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the death signal is Linux's")
+def test_no_process_survives_when_owner_and_reaper_are_killed(
+    tmp_path: Path,
+) -> None:
+    up = Up("--zookeepers", "1", "--folder", os.fspath(tmp_path))
+    for reaper in up.reapers:
+        reaper.kill()
+    up.process.kill()
+    up.process.wait()
+    assert_gone(up.servers + up.reapers, folder=None)
