@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import structlog
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds, scan_partition
@@ -89,7 +89,7 @@ class KafkaCheckpoints:
                 self._take([first, *consumer.consume(1_000, 0)])
         consumer.close()
 
-    def _take(self, messages: list[Message]) -> None:
+    def _take(self, messages: list[Any]) -> None:
         wall_ms, boot_ms = self._clock.wall_ms(), int(self._clock.boot_s() * 1000)
         for message in messages:
             value = message.value()

@@ -13,7 +13,7 @@ a later transaction (KAFKA-17754).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -157,7 +157,7 @@ class KafkaSink:
             self._open = True
 
     def _produce(self, producer: Producer, shard: str, outputs: Sequence[Output]) -> None:
-        produce = producer.produce
+        produce: Callable[..., None] = producer.produce
         note: dict[str, object] = {}
         for _, topic, partition, key, value, headers, _, offset in outputs:
             if self._diagnosing:

@@ -16,10 +16,12 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
-    Message,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    OffsetSpec,
+)
 
 from delayservice.core.entry import UNREADABLE, Row
 from delayservice.errors import KafkaEdgeError, LogMovedError
@@ -94,7 +96,7 @@ class KafkaSource:
             return []
         return list(self._runs([first, *self._consumer.consume(limit - 1, 0)]))
 
-    def _runs(self, messages: list[Message]) -> Iterator[Run]:
+    def _runs(self, messages: list[Any]) -> Iterator[Run]:
         rows: dict[str, list[Row]] = {}
         stops: dict[str, int] = {}
         for message in messages:
@@ -104,7 +106,7 @@ class KafkaSource:
                 continue
             topic = message.topic()
             offset = message.offset()
-            rows.setdefault(topic, []).append(read_row(message))
+            rows.setdefault(topic, []).append(_row(message))
             stops[topic] = offset + 1
         for topic, stop in stops.items():
             start = self._positions.get(topic)
@@ -112,7 +114,7 @@ class KafkaSource:
                 self._positions[topic] = stop
                 yield Run(topic, start, rows.get(topic, []), stop)
 
-    def _take_event(self, message: Message, error: KafkaError, stops: dict[str, int]) -> None:
+    def _take_event(self, message: Any, error: KafkaError, stops: dict[str, int]) -> None:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
             stops[message.topic()] = message.offset()
         elif error.code() in _MOVED:
@@ -141,7 +143,7 @@ class KafkaSource:
         self._consumer.close()
 
 
-def read_row(message: Message) -> Row:
+def _row(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every field optional
     """A message as the record reader takes it."""
     try:
         headers = message.headers()
@@ -158,7 +160,7 @@ def log_bounds(admin: AdminClient, topic: str, partition: int) -> Bounds:
     """
     place = TopicPartition(topic, partition)
     offsets = []
-    for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
+    for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
         asked = admin.list_offsets(
             {place: spec},
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
@@ -192,7 +194,7 @@ def scan_partition(
         heard_s = monotonic_s()
         at = start
         while at < stop:
-            messages = consumer.consume(SCAN_BATCH, 0.2)
+            messages: list[Any] = consumer.consume(SCAN_BATCH, 0.2)
             if not messages and monotonic_s() - heard_s > SCAN_STALL_S:
                 raise KafkaEdgeError(f"{topic}:{partition} gave nothing from offset {at} on")
             rows: list[Row] = []
@@ -202,7 +204,7 @@ def scan_partition(
                 if error is None:
                     reached = message.offset() + 1
                     if message.offset() < stop:
-                        rows.append(read_row(message))
+                        rows.append(_row(message))
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                     reached = max(reached, message.offset())
                 elif error.code() in _MOVED:

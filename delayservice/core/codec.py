@@ -21,6 +21,7 @@ The frame around it (length, checksum, offset, key) belongs to each store.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
@@ -34,7 +35,7 @@ Payload: TypeAlias = tuple[str, int, bytes | None, bytes | None, list[Header], i
 encode_payload = msgspec.msgpack.Encoder().encode
 """Payload to bytes. Raises nothing for a well-typed payload."""
 
-_decode = msgspec.msgpack.Decoder(Payload).decode
+_decode: Callable[[bytes], Payload] = msgspec.msgpack.Decoder(Payload).decode
 
 
 def decode_payload(data: bytes) -> Payload:

@@ -14,11 +14,11 @@ from delayservice.core.checkpoint import ShardCheckpoint
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor, Key
 from delayservice.core.outcome import Output
-from delayservice.core.pending import Frame
+from delayservice.core.pending import NO_MARK, Frame
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.core.shard import CopyScan, Shard
-from delayservice.core.storing import NO_MARK, is_user_record
+from delayservice.core.storing import is_user_record
 from delayservice.errors import SlotDamagedError
 from delayservice.lanes.ports import Bounds, Run, Source
 from delayservice.lanes.repair import reread_slot

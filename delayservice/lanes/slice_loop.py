@@ -6,7 +6,7 @@ to lock. Storing goes on whether or not this node owns the slice; settling needs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,10 +97,10 @@ class SliceLoop:
         gate: Gate,
         observer: Observer,
         routes: Routes,
-        contracts: dict[str, Contract],
+        contract_of: Callable[[str], Contract],
         limits: Limits,
     ) -> None:
-        """``contracts``: what the settings ask for, per delay topic; see ``_agree_on_contract``."""
+        """``contract_of``: what the settings ask for, by delay topic; see ``_agree_on_contract``."""
         self.slice_no = slice_no
         self.lanes: dict[str, Lane] = {}
         self.owner = False
@@ -113,7 +113,7 @@ class SliceLoop:
         self._gate = gate
         self._observer = observer
         self._secret = fingerprint(routes.secret)
-        self._contracts = contracts
+        self._contract_of = contract_of
         self._limits = limits
         self._last_read_back: ReadBack | None = None
         self._last_committed = b""
@@ -249,6 +249,13 @@ class SliceLoop:
     def _is_staged(self) -> bool:
         return any(lane.shard.is_staged for lane in self.lanes.values())
 
+    @property
+    def uncommitted_s(self) -> float:
+        """How long something has been waiting to be committed, seconds; 0 when nothing is."""
+        if not self._is_staged:
+            return 0.0
+        return self._clock.monotonic_s() - self._last_commit_s
+
     def _commit_in_ms(self) -> float:
         since_s = self._clock.monotonic_s() - self._last_commit_s
         return max(self._limits.transaction_interval_ms - since_s * 1000, 0.0)
@@ -358,7 +365,7 @@ class SliceLoop:
         self, lane: Lane, contracts: Contracts | None, end: int
     ) -> Contracts:
         """What settings ask for holds from the end of the log on (rule 2): keys that exist stay."""
-        wanted = self._contracts[lane.topic]
+        wanted = self._contract_of(lane.topic)
         if contracts is None:
             return Contracts([(0, wanted)])
         return contracts.extended(max(end, lane.shard.stored), wanted)

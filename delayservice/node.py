@@ -1,0 +1,209 @@
+"""The node: a supervisor and its worker processes.
+
+The supervisor touches no record. It prepares topics, starts workers, starts another when one dies,
+serves metrics, and ends everything in good order on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import structlog
+from confluent_kafka.admin import AdminClient
+from tenacity import Retrying, retry_if_exception_type, wait_exponential
+from tenacity.nap import sleep_using_event
+from tenacity.stop import stop_when_event_set
+
+from connectors.kafka.topics import TopicKeeper
+from delayservice import logs
+from delayservice.errors import DelayServiceError, KafkaEdgeError, SettingsError
+from delayservice.metrics_hub import MetricsHub
+from delayservice.settings import Settings
+from delayservice.settings_report import secret_values
+from delayservice.worker import STOP_TIMEOUT_S, run_worker
+
+RESTART_WAIT_S_MAX = 30.0
+STEADY_S = 60.0
+"""A worker that lived this long starts again with the shortest wait."""
+
+_log = structlog.get_logger(__name__)
+
+
+def run(settings: Settings) -> int:
+    """Be a node until SIGTERM or Ctrl-C; the exit status."""
+    logs.configure(settings.log, settings.node.node_id, secrets=secret_values(settings))
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    _log.info("starting", pid=os.getpid(), standalone=settings.node.standalone)
+    secret = cluster_secret(settings)
+    if not _prepare_topics(settings, stopping):
+        return 0
+    hub = MetricsHub(settings)
+    listening = hub.serve()
+    if listening:
+        _log.info("metrics_served", url=listening)
+    try:
+        return Supervisor(settings, secret, hub).run(stopping)
+    finally:
+        hub.close()
+        _log.info("stopped")
+
+
+def _prepare_topics(settings: Settings, stopping: threading.Event) -> bool:
+    """Create what is missing; a cluster that is down at start is waited for. False: told to stop."""
+    keeper = TopicKeeper(AdminClient(dict(settings.kafka.client_config("admin"))), settings)
+
+    def tell(state: object) -> None:
+        _log.warning("waiting_for_kafka", why=str(getattr(state, "outcome", state)))
+
+    retrying = Retrying(
+        retry=retry_if_exception_type(KafkaEdgeError),
+        wait=wait_exponential(multiplier=0.5, max=10),
+        stop=stop_when_event_set(stopping),
+        sleep=sleep_using_event(stopping),
+        before_sleep=tell,
+    )
+    try:
+        retrying(keeper.prepare)
+    except DelayServiceError:
+        raise
+    except Exception:
+        if stopping.is_set():
+            return False
+        raise
+    return True
+
+
+def cluster_secret(settings: Settings) -> bytes:
+    """The configured secret; else one of this node's own, made once and kept in its state folder.
+
+    Raises:
+        SettingsError: the state folder can't be written.
+    """
+    configured = settings.node.secret_bytes()
+    if configured is not None:
+        return configured
+    path = settings.node.state_dir / "cluster_secret"
+    try:
+        if not path.exists():
+            _write_secret(path)
+            _log.warning(
+                "secret_made",
+                file=str(path),
+                hint="keep it: a node without it can't read rolled records. Set node.cluster_secret "
+                "to the same value on every node before adding a second one",
+            )
+        return path.read_bytes()
+    except OSError as exc:
+        raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
+
+
+def _write_secret(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_hex(32).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@dataclass(slots=True)
+class _Child:
+    process: BaseProcess
+    pipe: Connection
+    started_s: float
+    restarts: int
+
+
+class Supervisor:
+    """Keeps the workers alive."""
+
+    def __init__(self, settings: Settings, secret: bytes, hub: MetricsHub) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._hub = hub
+        self._context = multiprocessing.get_context("spawn")
+        self._children: dict[int, _Child] = {}
+        self._due_s: dict[int, float] = {}
+        self._restarts: dict[int, int] = {}
+
+    def run(self, stopping: threading.Event) -> int:
+        """Until told to stop; 0 when every worker ended in good order."""
+        for index in range(self._settings.node.workers):
+            self._start(index)
+        while not stopping.is_set():
+            self._listen(1.0)
+            self._restart_dead()
+        return self._stop()
+
+    def _start(self, index: int) -> None:
+        mine, its = self._context.Pipe()
+        process = self._context.Process(
+            target=run_worker,
+            args=(self._settings, self._secret, index, its),
+            name=f"delayservice-worker-{index}",
+        )
+        process.start()
+        its.close()
+        self._children[index] = _Child(process, mine, time.monotonic(), self._restarts.get(index, 0))
+        _log.info("worker_started", worker=index, pid=process.pid)
+
+    def _listen(self, timeout_s: float) -> None:
+        """Take snapshots until the time is over, or a worker ends."""
+        pipes = {child.pipe: index for index, child in self._children.items()}
+        for ready in wait(list(pipes), timeout_s):
+            if not isinstance(ready, Connection):
+                continue
+            index = pipes[ready]
+            try:
+                self._hub.update(index, ready.recv_bytes())
+            except (EOFError, OSError):
+                self._buried(index)
+
+    def _buried(self, index: int) -> None:
+        child = self._children.pop(index)
+        child.pipe.close()
+        child.process.join()
+        lived_s = time.monotonic() - child.started_s
+        tries = 0 if lived_s > STEADY_S else self._restarts.get(index, 0)
+        wait_s = min(0.2 * 2**tries, RESTART_WAIT_S_MAX)
+        self._restarts[index] = tries + 1
+        self._due_s[index] = time.monotonic() + wait_s
+        self._hub.forget(index)
+        _log.error(
+            "worker_died",
+            worker=index,
+            status=child.process.exitcode,
+            lived_s=round(lived_s, 1),
+            next_in_s=round(wait_s, 1),
+        )
+
+    def _restart_dead(self) -> None:
+        for index, due_s in list(self._due_s.items()):
+            if time.monotonic() >= due_s:
+                del self._due_s[index]
+                self._start(index)
+
+    def _stop(self) -> int:
+        _log.info("stopping")
+        for child in self._children.values():
+            child.process.terminate()
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S + 5.0
+        status = 0
+        for index, child in self._children.items():
+            child.process.join(max(deadline_s - time.monotonic(), 0.0))
+            if child.process.exitcode is None:
+                _log.error("worker_killed", worker=index, hint="it did not stop in time")
+                child.process.kill()
+                child.process.join()
+            status = status or int(child.process.exitcode != 0)
+        return status

@@ -1,0 +1,209 @@
+"""One slice on a thread of its own: its loop with everything it needs, and its metrics."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+
+from connectors.kafka.topics import DelayTopic
+from delayservice.clock import Clock, ClockGuard
+from delayservice.core.names import DELAY_ERROR
+from delayservice.core.outcome import DEAD_LETTERED, DELIVERED, OUTCOME_NAMES, Output
+from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import ReadBack
+from delayservice.lanes.slice_loop import SliceLoop
+from delayservice.metrics import SliceMetrics
+from ha.ownership import Ownership
+
+SAMPLE_S = 1.0
+RETRY_S = 1.0
+"""Wait after an error of the cluster before the slice is tried again."""
+
+_log = structlog.get_logger(__name__)
+
+
+class ThreadGate:
+    """Whether the slice may be settled: owned, the clock believed, and the service not stopping."""
+
+    def __init__(self, ownership: Ownership, clock: Clock, tolerance_ms: int) -> None:
+        self._ownership = ownership
+        self._clock = clock
+        self._guard = ClockGuard(tolerance_ms)
+
+    def may_own(self, slice_no: int) -> bool:
+        """Whether this node is to settle the slice now."""
+        return self._ownership.may_own(slice_no)
+
+    def frozen(self) -> str | None:
+        """Why the wall clock is not believed, or None."""
+        return self._guard.observe(self._clock.wall_ms(), self._boot_ms())
+
+    def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
+        """Compare the broker's clock with ours."""
+        if read_back is None:
+            self._guard.observe_broker(broker_ms, self._clock.wall_ms(), self._boot_ms())
+            return
+        waited_ms = (self._clock.monotonic_s() - sent_s) * 1000
+        since_arrival_ms = self._boot_ms() - read_back.boot_ms
+        rtt_ms = max(int(waited_ms - since_arrival_ms), 0)
+        self._guard.observe_broker(broker_ms, read_back.wall_ms, read_back.boot_ms, rtt_ms)
+
+    def _boot_ms(self) -> int:
+        return int(self._clock.boot_s() * 1000)
+
+
+class MetricsObserver:
+    """Puts what the loop reports into the slice's metrics, once per batch."""
+
+    def __init__(self, metrics: SliceMetrics) -> None:
+        self._metrics = metrics
+
+    def ingested(self, records: int) -> None:
+        """Source records were stored."""
+        self._metrics.add_ingested(records)
+
+    def settled(self, outputs: Sequence[Output], now_ms: int) -> None:
+        """Outputs were committed."""
+        metrics = self._metrics
+        counts = [0] * len(OUTCOME_NAMES)
+        for output in outputs:
+            counts[output[0]] += 1
+        for kind, count in enumerate(counts):
+            if count:
+                metrics.add_settled(OUTCOME_NAMES[kind], count)
+        metrics.observe_lateness([now_ms - o[6] for o in outputs if o[0] == DELIVERED])
+        if counts[DEAD_LETTERED]:
+            for output in outputs:
+                if output[0] == DEAD_LETTERED:
+                    metrics.add_rejected((dict(output[5])[DELAY_ERROR] or b"").decode())
+
+    def transaction(self, seconds: float, *, committed: bool) -> None:
+        """A transaction ended."""
+        if committed:
+            self._metrics.observe_transaction(seconds)
+        else:
+            self._metrics.add_abort()
+
+
+class SliceThread:
+    """Runs a slice's loop until told to stop, and survives what the cluster does.
+
+    A store that can't be trusted, or anything unforeseen, is not survived: ``failure`` is set, and
+    the worker ends so that the supervisor starts a clean one.
+    """
+
+    def __init__(
+        self,
+        loop: SliceLoop,
+        metrics: SliceMetrics,
+        gate: ThreadGate,
+        clock: Clock,
+        make_lane: Callable[[DelayTopic, int], Lane],
+        close_edges: Callable[[], None],
+    ) -> None:
+        self.loop = loop
+        self.published = copy.deepcopy(metrics)
+        self.failure: BaseException | None = None
+        self._metrics = metrics
+        self._gate = gate
+        self._clock = clock
+        self._sampled_s = float("-inf")
+        self._trouble = ""
+        self._make_lane = make_lane
+        self._close_edges = close_edges
+        self._topics: dict[str, DelayTopic] = {}
+        self._topics_changed = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"slice-{loop.slice_no}")
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def serve(self, topics: dict[str, DelayTopic]) -> None:
+        """From now on, serve this slice's partition of these topics and no others."""
+        if topics != self._topics:
+            self._topics = topics
+            self._topics_changed.set()
+
+    def stop(self) -> None:
+        """Ask it to finish its transaction and end."""
+        self._stopping.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; False if it did not come in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._turn()
+            self.loop.close()
+        except BaseException as exc:  # noqa: BLE001  # whatever it is, the worker has to know
+            self.failure = exc
+            _log.exception("slice_failed", slice=self.loop.slice_no)
+        finally:
+            self._close_edges()
+
+    def _turn(self) -> None:
+        try:
+            if self._topics_changed.is_set():
+                self._topics_changed.clear()
+                self._change_topics()
+            self.loop.step()
+            self._trouble = ""
+        except KafkaEdgeError as exc:
+            _log.warning("slice_interrupted", slice=self.loop.slice_no, why=str(exc))
+            self._trouble = str(exc)
+            self.loop.release()
+            self._stopping.wait(RETRY_S)
+        self._sample_when_time()
+
+    def _change_topics(self) -> None:
+        wanted = dict(self._topics)
+        lanes = self.loop.lanes
+        for name, lane in list(lanes.items()):
+            if name not in wanted or wanted[name].topic_id != lane.topic_id:
+                self.loop.drop_lane(name)
+        fresh = [self._make_lane(t, self.loop.slice_no) for n, t in wanted.items() if n not in lanes]
+        self.loop.add_lanes(fresh)
+
+    def _sample_when_time(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._sampled_s >= SAMPLE_S:
+            self._sampled_s = now_s
+            self._sample()
+
+    def _sample(self) -> None:
+        """Publish a copy, so that the worker never reads what this thread writes."""
+        metrics, loop = self._metrics, self.loop
+        stats = [lane.store.stats() for lane in loop.lanes.values()]
+        oldest = [s.oldest_due_ms for s in stats if s.oldest_due_ms is not None]
+        doubt = self._gate.frozen()
+        metrics.state = "owner" if loop.owner else "replica"
+        metrics.pending = sum(s.pending for s in stats)
+        metrics.store_bytes = sum(s.bytes for s in stats)
+        metrics.oldest_due_ms = min(oldest, default=None)
+        metrics.cursor_age_s = loop.uncommitted_s
+        metrics.clock_frozen = doubt is not None
+        metrics.alarm = doubt or self._trouble
+        self.published = copy.deepcopy(metrics)
+
+
+def store_folder(state_dir: Path, kind: str, topic_id: str, partition: int) -> Path:
+    """Folder of one shard's store. Named by a hash of the topic's id: no path is made of a name, and
+    a recreated topic gets a store of its own."""
+    name = hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
+    return state_dir / kind / name / str(partition)

@@ -1,0 +1,219 @@
+"""A worker process: whole slices, each on a thread of its own, sharing nothing but a few caches.
+
+The supervisor (``node``) starts it, reads its metrics from a pipe and starts another if it dies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+import structlog
+from confluent_kafka.admin import AdminClient
+
+from connectors.kafka.checkpoint import KafkaCheckpoints
+from connectors.kafka.sink import KafkaSink, SinkOptions
+from connectors.kafka.source import KafkaSource
+from connectors.kafka.topics import DelayTopic, TargetTopics, TopicKeeper
+from delayservice import logs
+from delayservice.clock import SystemClock
+from delayservice.core.contract import Contract
+from delayservice.core.settle import Routes
+from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.slice_loop import Limits, SliceLoop
+from delayservice.metrics import SliceMetrics, encode_snapshot
+from delayservice.settings import Settings
+from delayservice.settings_report import secret_values
+from delayservice.slice_thread import MetricsObserver, SliceThread, ThreadGate, store_folder
+from delayservice.store.open import open_store
+from ha.ownership import Ownership, Standalone
+
+TURN_S = 1.0
+STOP_TIMEOUT_S = 20.0
+EXIT_FAILED = 70
+EXIT_ORPHANED = 71
+
+_log = structlog.get_logger(__name__)
+
+
+def run_worker(settings: Settings, secret: bytes, index: int, pipe: Connection) -> None:
+    """Be worker ``index``: the entry of the process.
+
+    Ends with status 0 after SIGTERM, with another one when a slice failed.
+    """
+    hidden = [*secret_values(settings), secret.decode("latin-1")]
+    logs.configure(settings.log, settings.node.node_id, index, secrets=hidden)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
+    worker = Worker(settings, secret, index, Standalone())
+    _end_with_supervisor(pipe)
+    failed = worker.run(stopping, pipe.send_bytes)
+    os._exit(EXIT_FAILED if failed else 0)  # librdkafka's threads may outlive a clean exit
+
+
+def _end_with_supervisor(pipe: Connection) -> None:
+    """Nothing restarts or stops a worker whose supervisor is gone, so it ends at once; that is as
+    safe as any crash."""
+
+    def watch() -> None:
+        with suppress(EOFError, OSError):
+            pipe.recv_bytes()
+        os._exit(EXIT_ORPHANED)
+
+    threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+
+
+class Worker:
+    """The slices of one process."""
+
+    def __init__(self, settings: Settings, secret: bytes, index: int, ownership: Ownership) -> None:
+        self._settings = settings
+        self._index = index
+        self._ownership = ownership
+        self._clock = SystemClock()
+        self._admin = AdminClient(dict(settings.kafka.client_config("admin")))
+        self._keeper = TopicKeeper(self._admin, settings)
+        self._targets = TargetTopics(self._admin)
+        self._checkpoints = KafkaCheckpoints(
+            settings.topics.checkpoint,
+            settings.kafka.client_config("consumer"),
+            self._admin,
+            self._clock,
+            f"{settings.node.node_id}-{index}",
+        )
+        self._routes = Routes(
+            dead_letter=settings.topics.dead_letter,
+            outcomes=settings.topics.outcomes,
+            secret=secret,
+            roll_window_ms=settings.roll_window_ms,
+            park_delays_ms=settings.delivery.park_delays_ms,
+        )
+        self._slices: dict[int, SliceThread] = {}
+        self._explained: dict[str, tuple[str, ...]] = {}
+
+    def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
+        """Serve until told to stop; whether a slice failed."""
+        refreshed_s = float("-inf")
+        while not stopping.is_set():
+            if time.monotonic() - refreshed_s >= self._settings.topics.refresh_s:
+                refreshed_s = time.monotonic()
+                self._refresh()
+            if any(thread.failure is not None for thread in self._slices.values()):
+                break
+            self._publish(publish)
+            stopping.wait(TURN_S)
+        return self._stop()
+
+    def _publish(self, publish: Callable[[bytes], None]) -> None:
+        with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
+            publish(encode_snapshot(os.getpid(), [t.published for t in self._slices.values()]))
+
+    def _stop(self) -> bool:
+        for thread in self._slices.values():
+            thread.stop()
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        late = [
+            number
+            for number, thread in self._slices.items()
+            if not thread.join(max(deadline_s - time.monotonic(), 0.0))
+        ]
+        if late:
+            _log.error("slices_did_not_stop", slices=late, waited_s=STOP_TIMEOUT_S)
+        return bool(late) or any(t.failure is not None for t in self._slices.values())
+
+    # --- topics and slices ---------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Find new topics, added partitions and recreated topics; stop serving unfit ones."""
+        try:
+            found = self._keeper.delay_topics()
+            slices = max((topic.partitions for topic in found), default=0)
+            self._keeper.grow_checkpoint(slices)
+        except KafkaEdgeError as exc:
+            _log.warning("topics_not_refreshed", why=str(exc))
+            return
+        self._explain(found)
+        fit = [topic for topic in found if not topic.problems]
+        for slice_no in range(self._index, slices, self._settings.node.workers):
+            topics = {topic.name: topic for topic in fit if topic.partitions > slice_no}
+            thread = self._slices.get(slice_no)
+            if thread is None:
+                thread = self._slices[slice_no] = self._make_slice(slice_no)
+                thread.serve(topics)
+                thread.start()
+            else:
+                thread.serve(topics)
+
+    def _explain(self, found: list[DelayTopic]) -> None:
+        for topic in found:
+            if topic.problems != self._explained.get(topic.name, ()):
+                self._explained[topic.name] = topic.problems
+                if topic.problems:
+                    _log.error("topic_not_served", topic=topic.name, problems=topic.problems)
+                else:
+                    _log.info("topic_served_again", topic=topic.name)
+
+    def _make_slice(self, slice_no: int) -> SliceThread:
+        settings = self._settings
+        self._checkpoints.follow(slice_no)
+        source = KafkaSource(slice_no, settings.kafka.client_config("consumer"), self._admin)
+        options = SinkOptions(
+            slice_no=slice_no,
+            transactional_id=f"{settings.kafka.transactional_id_prefix}-{slice_no}",
+            checkpoint_topic=settings.topics.checkpoint,
+            exactly_once=settings.delivery.mode == "exactly_once",
+            partitioner=settings.delivery.partitioner,
+            client=settings.kafka.client_config("producer"),
+        )
+        metrics = SliceMetrics(slice=slice_no)
+        gate = ThreadGate(self._ownership, self._clock, settings.delivery.clock_tolerance_ms)
+        loop = SliceLoop(
+            slice_no,
+            node_id=settings.node.node_id,
+            source=source,
+            sink=KafkaSink(options, self._targets),
+            checkpoints=self._checkpoints,
+            clock=self._clock,
+            gate=gate,
+            observer=MetricsObserver(metrics),
+            routes=self._routes,
+            contract_of=self._contract_of,
+            limits=Limits(
+                batch_records=settings.delivery.batch_records_max,
+                transaction_interval_ms=settings.delivery.transaction_interval_ms_min,
+            ),
+        )
+
+        def make_lane(topic: DelayTopic, partition: int) -> Lane:
+            folder = store_folder(
+                settings.node.state_dir, settings.node.store, topic.topic_id, partition
+            )
+            store = open_store(settings, folder)
+            return Lane(topic.name, partition, topic.topic_id, store, source, self._routes)
+
+        return SliceThread(loop, metrics, gate, self._clock, make_lane, source.close)
+
+    def _contract_of(self, topic: str) -> Contract:
+        """What the settings ask for, for records of a delay topic from now on."""
+        settings = self._settings
+        rules = settings.targets_for(topic)
+        return Contract(
+            roll_window_ms=settings.roll_window_ms,
+            max_delay_ms=settings.delivery.max_delay_ms,
+            clamp=settings.delivery.clamp,
+            past_due=settings.delivery.past_due.replace("_", "-"),
+            default_target=rules.default_target,
+            allow=rules.allow,
+            reserved=(
+                settings.topics.checkpoint,
+                settings.topics.dead_letter,
+                settings.topics.outcomes,
+            ),
+        )
