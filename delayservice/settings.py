@@ -1,0 +1,385 @@
+"""Every setting, its bounds and its default, validated once, before anything starts.
+
+``load`` reads the file, the environment and ``--set``; what it returns never changes afterwards.
+A name carries its unit; text may bring a unit of its own (``max_delay_ms = "10y"``).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    ByteSize,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from delayservice.client_options import Kafka
+from delayservice.errors import SettingsError
+from delayservice.settings_layers import Layers, Origins, explain, read_layers
+from delayservice.units import (
+    DAY_MS,
+    MIB,
+    MINUTE_MS,
+    YEAR_MS,
+    Bytes,
+    DurationMs,
+    DurationS,
+    HeaderBytes,
+    ListText,
+    Section,
+    Topic,
+    TopicPattern,
+)
+
+_SECRET_CHARS_MIN = 16
+
+
+class Node(Section):
+    """One process tree and what it keeps on disk."""
+
+    node_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] = Field(
+        default_factory=socket.gethostname,
+        description="Name of this node, stable over restarts. Default: the host name.",
+    )
+    broker_id: int | None = Field(
+        default=None, ge=0, description="The broker that this node sits beside. Default: none."
+    )
+    workers: int = Field(
+        default=1, ge=1, le=64, description="Worker processes; each owns whole slices."
+    )
+    state_dir: Path = Field(
+        default=Path("./delayservice-state"),
+        description="Folder of the stores. It can always be rebuilt from Kafka.",
+    )
+    store: Literal["wheel", "rocksdb", "memory"] = Field(
+        default="wheel", description="Where pending records are indexed."
+    )
+    cluster_secret: SecretStr | None = Field(
+        default=None,
+        description="Signs the copies that the service writes into its own delay topics. The same "
+        "on every node; 16 characters at least.",
+    )
+    cluster_secret_file: Path | None = Field(
+        default=None, description="File with the cluster secret, instead of the secret itself."
+    )
+    standalone: bool = Field(
+        default=True, description="Own every slice without ZooKeeper. One node at a time."
+    )
+
+    @field_validator("cluster_secret")
+    @classmethod
+    def _long_enough(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None and len(secret.get_secret_value()) < _SECRET_CHARS_MIN:
+            raise ValueError(f"the secret needs {_SECRET_CHARS_MIN} characters at least")
+        return secret
+
+    @model_validator(mode="after")
+    def _one_secret(self) -> Self:
+        if self.cluster_secret is not None and self.cluster_secret_file is not None:
+            raise ValueError("set cluster_secret or cluster_secret_file, not both")
+        return self
+
+    def secret_bytes(self) -> bytes | None:
+        """Give the cluster secret, read from its file if need be; None when none is set.
+
+        Raises:
+            SettingsError: the file can't be read or its content is too short.
+        """
+        if self.cluster_secret is not None:
+            return self.cluster_secret.get_secret_value().encode()
+        if self.cluster_secret_file is None:
+            return None
+        try:
+            secret = self.cluster_secret_file.read_bytes().strip()
+        except OSError as exc:
+            raise SettingsError(f"node.cluster_secret_file can't be read: {exc}") from exc
+        if len(secret) < _SECRET_CHARS_MIN:
+            raise SettingsError(
+                f"{self.cluster_secret_file} holds {len(secret)} bytes; "
+                f"the cluster secret needs {_SECRET_CHARS_MIN} at least"
+            )
+        return secret
+
+
+class Topics(Section):
+    """The topics of the service and how missing ones are created."""
+
+    delay: Annotated[tuple[Topic, ...], ListText] = Field(
+        default=("delay_topic_any",), max_length=256, description="Delay topics by name."
+    )
+    discover: bool = Field(
+        default=True, description="Serve every topic that matches `pattern` as well."
+    )
+    pattern: TopicPattern = Field(default="delay_topic_*", description="Names of delay topics.")
+    checkpoint: Topic = Field(default="delay_checkpoint", description="Holds the cursors.")
+    dead_letter: Topic = Field(
+        default="delay_dead_letter", description="Holds what can't be delivered."
+    )
+    outcomes: Topic = Field(
+        default="delay_outcomes", description="Holds cancelled, expired and the like."
+    )
+    create: bool = Field(default=True, description="Create what is missing at start.")
+    partitions: int = Field(
+        default=4, ge=1, le=1000, description="Partitions of created topics: slices."
+    )
+    replication_factor: int = Field(
+        default=-1, ge=-1, le=15, description="Of created topics; -1 is the broker's default."
+    )
+    refresh_s: DurationS = Field(
+        default=5, ge=1, le=3600, description="How often new topics and partitions are looked for."
+    )
+
+    @model_validator(mode="after")
+    def _all_differ(self) -> Self:
+        names = [*self.delay, self.checkpoint, self.dead_letter, self.outcomes]
+        doubled = {name for name in names if names.count(name) > 1}
+        if doubled:
+            raise ValueError(f"one topic can't have two roles: {', '.join(sorted(doubled))}")
+        if self.replication_factor == 0:
+            raise ValueError("replication_factor is -1 (the broker's default) or 1 and above")
+        return self
+
+
+class TargetRules(Section):
+    """Where records of one delay topic may go. Nothing is allowed unless it is listed."""
+
+    allow: Annotated[tuple[TopicPattern, ...], ListText] = Field(
+        default=(), max_length=1000, description="Patterns of allowed target topics (`*` and `?`)."
+    )
+    default_target: Topic | None = Field(
+        default=None, description="Target of records without `delay-target-topic`. Default: none."
+    )
+
+
+class Delivery(Section):
+    """What a due record meets."""
+
+    mode: Literal["exactly_once", "at_least_once"] = Field(
+        default="exactly_once",
+        description="At least once is faster and may double a record in a crash.",
+    )
+    partitioner: Literal[
+        "murmur2_random",
+        "murmur2",
+        "consistent_random",
+        "consistent",
+        "fnv1a_random",
+        "fnv1a",
+        "random",
+    ] = Field(default="murmur2_random", description="As Java producers do, unless set otherwise.")
+    transaction_interval_ms_min: DurationMs = Field(
+        default=5,
+        ge=0,
+        le=MINUTE_MS,
+        description="Shortest time between two transactions of a slice.",
+    )
+    transaction_interval_ms_max: DurationMs = Field(
+        default=100,
+        ge=1,
+        le=MINUTE_MS,
+        description="Longest time; it is adapted to load in between.",
+    )
+    batch_records_max: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Records that a shard settles in one transaction.",
+    )
+    batch_bytes_max: Bytes = Field(
+        default=ByteSize(32 * MIB), description="Bytes that a shard settles in one transaction."
+    )
+    max_delay_ms: DurationMs = Field(
+        default=10 * YEAR_MS,
+        ge=1_000,
+        le=100 * YEAR_MS,
+        description="The longest delay that is accepted.",
+    )
+    clamp: bool = Field(
+        default=False, description="Shorten a longer delay to `max_delay_ms` instead of refusing."
+    )
+    past_due: Literal["deliver", "dead-letter"] = Field(
+        default="deliver", description="A record that was due before it was written."
+    )
+    header_bytes_max: HeaderBytes = Field(
+        default=ByteSize(4_096), description="Longest value of one header of the contract."
+    )
+    id_bytes_max: HeaderBytes = Field(default=ByteSize(512), description="Longest `delay-id`.")
+    roll_window_ms: DurationMs = Field(
+        default=0,
+        ge=0,
+        le=366 * DAY_MS,
+        description="A record due later than this is rolled forward in its delay topic. "
+        "0: as wide as the wheel.",
+    )
+    park_delays_ms: Annotated[
+        tuple[Annotated[DurationMs, Field(ge=1, le=YEAR_MS)], ...], ListText
+    ] = Field(
+        default=(1_000, 5_000, 30_000, 2 * MINUTE_MS, 10 * MINUTE_MS),
+        min_length=1,
+        max_length=100,
+        description="Waits between attempts at a target that fails; after the last: dead letter.",
+    )
+    clock_tolerance_ms: DurationMs = Field(
+        default=500, ge=10, le=MINUTE_MS, description="A clock that is off by more stops delivery."
+    )
+
+    @model_validator(mode="after")
+    def _interval_in_order(self) -> Self:
+        if self.transaction_interval_ms_min > self.transaction_interval_ms_max:
+            raise ValueError("transaction_interval_ms_min is above transaction_interval_ms_max")
+        if self.id_bytes_max > self.header_bytes_max:
+            raise ValueError("id_bytes_max is above header_bytes_max")
+        return self
+
+
+class Wheel(Section):
+    """The file time wheel: one file per second and shard."""
+
+    slots: int = Field(
+        default=7_200,
+        ge=60,
+        le=31 * 86_400,
+        description="Seconds that the wheel covers (14 d: 1209600).",
+    )
+    buffer_bytes_max: Bytes = Field(
+        default=ByteSize(16 * MIB),
+        description="Appended bytes a shard may hold before it writes files.",
+    )
+    near_bytes_max: Bytes = Field(
+        default=ByteSize(32 * MIB),
+        description="Bytes of the next seconds that a shard keeps in memory.",
+    )
+    sync_bytes: Bytes = Field(
+        default=ByteSize(64 * MIB), description="Bytes of log to read again after a crash, at most."
+    )
+    open_files_max: int = Field(
+        default=128, ge=4, le=65_536, description="Open slot files of a shard."
+    )
+
+
+class RocksDb(Section):
+    """The RocksDB store."""
+
+    write_buffer_bytes: Bytes = Field(
+        default=ByteSize(32 * MIB), description="Memtable of a shard."
+    )
+    block_cache_bytes: Bytes = Field(
+        default=ByteSize(64 * MIB), description="Read cache of a worker."
+    )
+    sync_bytes: Bytes = Field(
+        default=ByteSize(64 * MIB), description="Bytes of log to read again after a crash, at most."
+    )
+    compression: Literal["none", "snappy", "lz4", "zstd"] = Field(
+        default="lz4", description="Of data on disk."
+    )
+
+
+class Outage(Section):
+    """How long everything may stand still without loss."""
+
+    allowance_ms: DurationMs = Field(
+        default=DAY_MS,
+        ge=0,
+        le=366 * DAY_MS,
+        description="Delay topics must retain records for the roll window and this much longer.",
+    )
+
+
+class Metrics(Section):
+    """The HTTP server of metrics and status."""
+
+    listen: Annotated[str, Field(pattern=r"^$|^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$")] = (
+        Field(
+            default="127.0.0.1:9464",
+            description="`host:port` of /metrics and /status; port 0 is any, empty is off. "
+            "It has no password: open it to trusted networks only.",
+        )
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _port_exists(cls, listen: str) -> str:
+        if listen and int(listen.rpartition(":")[2]) > 65_535:  # noqa: PLR2004 (the last TCP port)
+            raise ValueError("a port is 65535 at most")
+        return listen
+
+
+class Log(Section):
+    """Log lines go to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least level that is written."
+    )
+    format: Literal["auto", "console", "json"] = Field(
+        default="auto", description="auto: colours on a terminal, JSON lines elsewhere."
+    )
+
+
+class Settings(Section):
+    """The whole configuration."""
+
+    node: Node = Node()
+    kafka: Kafka = Kafka()
+    topics: Topics = Topics()
+    targets: dict[str, TargetRules] = Field(default_factory=dict, max_length=1000)
+    delivery: Delivery = Delivery()
+    wheel: Wheel = Wheel()
+    rocksdb: RocksDb = RocksDb()
+    outage: Outage = Outage()
+    metrics: Metrics = Metrics()
+    log: Log = Log()
+
+    @model_validator(mode="after")
+    def _wheel_holds_the_window(self) -> Self:
+        if self.node.store == "wheel" and self.roll_window_ms > self.wheel.slots * 1_000:
+            raise ValueError(
+                f"delivery.roll_window_ms is {self.roll_window_ms} but wheel.slots covers only "
+                f"{self.wheel.slots} seconds"
+            )
+        return self
+
+    @property
+    def roll_window_ms(self) -> int:
+        """How far ahead a record may be due without being rolled, milliseconds."""
+        return self.delivery.roll_window_ms or self.wheel.slots * 1_000
+
+    def targets_for(self, delay_topic: str) -> TargetRules:
+        """Choose one topic's rules: its own table, or ``[targets.default]``, or nothing allowed."""
+        return self.targets.get(delay_topic) or self.targets.get("default") or TargetRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings, and where each value came from (``Origins.of``)."""
+
+    settings: Settings
+    origins: Origins
+
+
+def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """Read the file, overridden by the environment, overridden by ``sets``.
+
+    Raises:
+        SettingsError: the file can't be read, a name is unknown, a value is out of bounds or two
+            contradict each other; every finding is one line with its place.
+    """
+    return load_with_origins(config, sets, environ).settings
+
+
+def load_with_origins(
+    config: Path | None, sets: Sequence[str], environ: Mapping[str, str]
+) -> Loaded:
+    """As ``load``, with the place of every value."""
+    layers: Layers = read_layers(config, sets, environ, Settings)
+    try:
+        return Loaded(Settings.model_validate(layers.tree), layers.origins)
+    except ValidationError as exc:
+        raise SettingsError(explain(exc, layers, Settings)) from None

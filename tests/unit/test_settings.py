@@ -1,0 +1,236 @@
+"""Settings: bounds, precedence, names of errors, secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from delayservice.errors import SettingsError
+from delayservice.settings import load, load_with_origins
+from delayservice.settings_layers import known_names
+from delayservice.settings_report import HIDDEN, effective, redacted, reference, secret_values
+from delayservice.units import format_duration, parse_duration_ms
+
+DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
+EXAMPLE = Path(__file__).parents[2] / "delayservice.example.toml"
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "node.toml"
+    path.write_text(text)
+    return path
+
+
+def refused(*sets: str, environ: dict[str, str] | None = None, config: Path | None = None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(config, sets, environ or {})
+    return str(caught.value)
+
+
+def test_set_overrides_environment_overrides_file_overrides_default(tmp_path: Path) -> None:
+    config = write(tmp_path, "[node]\nworkers = 2\nbroker_id = 2\nnode_id = 'file'\n")
+    environ = {"DELAYSERVICE_NODE__WORKERS": "3", "DELAYSERVICE_NODE__BROKER_ID": "3"}
+    loaded = load_with_origins(config, ["node.workers=4"], environ)
+    node = loaded.settings.node
+    assert (node.workers, node.broker_id, node.node_id, node.store) == (4, 3, "file", "wheel")
+    origins = {row.name: row.origin for row in effective(loaded)}
+    assert origins["node.workers"] == "--set node.workers"
+    assert origins["node.broker_id"] == "DELAYSERVICE_NODE__BROKER_ID"
+    assert origins["node.node_id"] == "node.toml"
+    assert origins["node.store"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("node.workerz=1", "node.workers"),
+        ("kafka.workers=1", "node.workers"),
+        ("delivry.mode=x", "[delivery]"),
+        ("delivery.max_delay=1y", "delivery.max_delay_ms"),
+        ("targets.default.alow=x", "targets.default.allow"),
+    ],
+)
+def test_an_unknown_name_is_an_error_that_says_what_was_meant(written: str, meant: str) -> None:
+    text = refused(written)
+    assert f"did you mean {meant}?" in text
+    assert "--set" in text
+
+
+def test_an_unknown_name_in_the_file_or_the_environment_names_its_place(tmp_path: Path) -> None:
+    assert "(node.toml)" in refused(config=write(tmp_path, "[node]\nworkerz = 1\n"))
+    assert "DELAYSERVICE_NODE__WORKERZ" in refused(environ={"DELAYSERVICE_NODE__WORKERZ": "1"})
+    assert "no setting" in refused(config=write(tmp_path, "[nodes]\n"))
+
+
+def test_one_underscore_too_few_is_noticed_and_foreign_variables_are_not() -> None:
+    assert "DELAYSERVICE_NODE__WORKERS" in refused(environ={"DELAYSERVICE_NODE_WORKERS": "1"})
+    load(None, [], {"DELAYSERVICE_PORT": "tcp://10.0.0.1:80", "DELAYSERVICE_FAULT": "x"})
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "node.workers=0",
+        "node.workers=99",
+        "node.cluster_secret=short",
+        "topics.partitions=0",
+        "topics.replication_factor=0",
+        "topics.delay=a b",
+        "topics.delay=..",
+        "topics.checkpoint=delay_outcomes",
+        "delivery.transaction_interval_ms_min=1s",
+        "delivery.max_delay_ms=soon",
+        "delivery.roll_window_ms=3h",
+        "delivery.park_delays_ms=",
+        "wheel.slots=1",
+        "wheel.sync_bytes=1",
+        "metrics.listen=9464",
+        "metrics.listen=localhost:99999",
+        "log.level=loud",
+        "kafka=x",
+        "kafka.client=x",
+        "node",
+        "node.workers",
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_before_anything_starts(written: str) -> None:
+    assert refused(written)
+
+
+def test_every_finding_is_one_line() -> None:
+    assert len(refused("node.workers=0", "log.level=x", "wheel.slots=1").splitlines()) == 3
+
+
+@pytest.mark.parametrize("table", ["client", "consumer", "producer", "admin"])
+@pytest.mark.parametrize("option", ["acks", "group.id", "isolation.level", "transactional.id"])
+def test_options_that_would_break_a_promise_are_refused(table: str, option: str) -> None:
+    assert f"{option} can't be set" in refused(f"kafka.{table}.{option}=1")
+
+
+def test_librdkafka_options_pass_through_from_all_three_places(tmp_path: Path) -> None:
+    config = write(
+        tmp_path,
+        '[kafka]\nbootstrap = "a:1"\n[kafka.client]\nsasl.password = "hunter22"\n'
+        '"socket.keepalive.enable" = true\n',
+    )
+    environ = {"DELAYSERVICE_KAFKA__CLIENT__SASL_USERNAME": "me"}
+    settings = load(config, ["kafka.producer.linger.ms=3", "kafka.consumer.x.y=1"], environ)
+    assert settings.kafka.client_config("producer") == {
+        "bootstrap.servers": "a:1",
+        "sasl.password": "hunter22",
+        "socket.keepalive.enable": "true",
+        "sasl.username": "me",
+        "linger.ms": "3",
+    }
+
+
+def test_no_secret_is_ever_shown(tmp_path: Path) -> None:
+    secret = "hunter22-hunter22"  # noqa: S105 (an example)
+    sets = [
+        f"node.cluster_secret={secret}",
+        f"kafka.client.sasl.password={secret}",
+        f"kafka.client.ssl.key.pem={secret}",
+        f"kafka.client.sasl.jaas.config={secret}",
+        "kafka.client.ssl.key.location=/etc/key.pem",
+    ]
+    loaded = load_with_origins(None, sets, {})
+    shown = repr(loaded.settings) + str(redacted(loaded.settings)) + str(effective(loaded))
+    assert (
+        secret not in shown + str(loaded.settings.model_dump()) + loaded.settings.model_dump_json()
+    )
+    assert redacted(loaded.settings)["kafka"]["client"]["sasl.password"] == HIDDEN
+    assert redacted(loaded.settings)["kafka"]["client"]["ssl.key.location"] == "/etc/key.pem"
+    assert secret_values(loaded.settings) == (secret,) * 4
+    assert secret not in refused(*sets, f"kafka.client.acks={secret}")
+    assert "s3cr3t-value" not in refused(
+        config=write(tmp_path, "[kafka.client]\nsasl.password = ['s3cr3t-value']\n")
+    )
+
+
+def test_the_cluster_secret_comes_from_its_file_and_from_one_place_only(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef\n")
+    from_file = load(None, [f"node.cluster_secret_file={path}"], {}).node
+    assert from_file.secret_bytes() == b"0123456789abcdef"
+    assert load(None, [], {}).node.secret_bytes() is None
+    assert "not both" in refused(
+        f"node.cluster_secret_file={path}", "node.cluster_secret=0123456789abcdef"
+    )
+    path.write_text("short")
+    with pytest.raises(SettingsError, match="holds 5 bytes"):
+        from_file.secret_bytes()
+
+
+def test_targets_are_denied_unless_listed_and_a_topic_has_its_own_table() -> None:
+    assert load(None, [], {}).targets_for("delay_topic_any").allow == ()
+    settings = load(
+        None, ["targets.default.allow=a", 'targets."delay_topic.1".allow=["b*","c"]'], {}
+    )
+    assert settings.targets_for("delay_topic_any").allow == ("a",)
+    assert settings.targets_for("delay_topic.1").allow == ("b*", "c")
+
+
+def test_the_roll_window_is_as_wide_as_the_wheel_unless_set() -> None:
+    assert load(None, [], {}).roll_window_ms == 7_200_000
+    assert load(None, ["delivery.roll_window_ms=1h"], {}).roll_window_ms == 3_600_000
+
+
+def test_settings_cross_process_borders() -> None:
+    settings = load(None, ["node.cluster_secret=0123456789abcdef"], {})
+    copy = pickle.loads(pickle.dumps(settings))  # noqa: S301 (our own bytes)
+    assert copy == settings
+    assert isinstance(copy.node.cluster_secret, SecretStr)
+
+
+def test_a_missing_broker_is_told_when_a_client_is_made() -> None:
+    with pytest.raises(SettingsError, match=r"kafka\.bootstrap is not set"):
+        load(None, [], {}).kafka.client_config("admin")
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    assert "can't be read" in refused(config=tmp_path / "none.toml")
+    assert "no valid TOML" in refused(config=write(tmp_path, "[node"))
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("500ms", 500),
+        ("2h", 7_200_000),
+        ("1h30m", 5_400_000),
+        ("1.5s", 1_500),
+        ("10y", 315_360_000_000),
+        ("PT30S", 30_000),
+        ("P1D", 86_400_000),
+        ("P1Y", 31_536_000_000),
+    ],
+)
+def test_durations_are_read_as_people_write_them(text: str, ms: int) -> None:
+    assert parse_duration_ms(text) == ms
+
+
+@given(st.integers(min_value=0, max_value=10**13))
+def test_a_formatted_duration_reads_back(ms: int) -> None:
+    assert parse_duration_ms(format_duration(ms)) == ms
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert parse_duration_ms(text) == int(parse_duration_ms(text))
+
+
+def test_the_documentation_lists_every_setting() -> None:
+    assert reference() in DOCS.read_text(), "run: delayservice config --reference"
+
+
+def test_the_example_file_is_valid_and_shows_only_what_exists() -> None:
+    settings = load(EXAMPLE, [], {})
+    assert settings.kafka.bootstrap
+    assert known_names(type(settings))
