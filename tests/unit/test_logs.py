@@ -1,0 +1,93 @@
+"""Logs: one way for all, and no secrets on it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from delayservice import logs
+from delayservice.settings import Log
+
+SECRET = "hunter22"  # noqa: S105 (an example)
+
+
+@pytest.fixture(autouse=True)
+def _put_back() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def configured(**log: str) -> io.StringIO:
+    stream = io.StringIO()
+    logs.configure(Log.model_validate(log), "n1", 2, secrets=[SECRET], stream=stream)
+    return stream
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_elsewhere_than_on_a_terminal_lines_are_json_with_node_and_worker() -> None:
+    stream = configured()
+    structlog.get_logger("lane").info("batch settled", records=5)
+    (line,) = lines(stream)
+    assert line["message"] == "batch settled"
+    assert (line["node"], line["worker"], line["records"]) == ("n1", 2, 5)
+    assert (line["level"], line["logger"]) == ("info", "lane")
+
+
+def test_librdkafka_and_kazoo_go_the_same_way_from_any_thread() -> None:
+    stream = configured()
+    thread = threading.Thread(target=lambda: logs.librdkafka_logger().warning("broker %s", "down"))
+    thread.start()
+    thread.join()
+    logging.getLogger("kazoo.client").warning("lost")
+    assert [(line["logger"], line["message"], line["node"]) for line in lines(stream)] == [
+        ("librdkafka", "broker down", "n1"),
+        ("kazoo.client", "lost", "n1"),
+    ]
+
+
+def test_what_is_below_the_level_is_not_written() -> None:
+    stream = configured(level="warning")
+    structlog.get_logger("x").info("quiet")
+    logging.getLogger("y").info("quiet")
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_no_secret_is_written_by_name_text_value_or_traceback(form: str) -> None:
+    stream = configured(format=form)
+    log = structlog.get_logger("x")
+    log.warning("a", sasl_password=SECRET, config={"ssl.key.pem": SECRET}, many=[SECRET])
+    log.warning("value %s and sasl.password=other-secret, next", SECRET)
+    try:
+        int(SECRET)
+    except ValueError:
+        log.exception("failed")
+    logging.getLogger("kazoo").warning("auth %s", SECRET)
+    assert SECRET not in stream.getvalue()
+    assert "other-secret" not in stream.getvalue()
+    assert "next" in stream.getvalue()
+
+
+def test_a_record_key_is_no_secret() -> None:
+    stream = configured()
+    structlog.get_logger("x").info("cursor", key=(5, 7))
+    assert lines(stream)[0]["key"] == [5, 7]
+
+
+def test_people_get_no_json() -> None:
+    stream = configured(format="console")
+    structlog.get_logger("x").info("batch settled", records=5)
+    assert "batch settled" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
