@@ -1,0 +1,221 @@
+"""What a worker counts, and how it travels to the supervisor.
+
+A worker owns one ``SliceMetrics`` for each of its slices and updates it once per batch, never per
+record. Once a second it sends ``encode_snapshot`` of all of them to the supervisor, whose
+``metrics_hub.MetricsHub`` shows them to Prometheus.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from delayservice.errors import DelayServiceError
+
+LATENESS_BOUNDS_MS = (
+    1,
+    2,
+    5,
+    10,
+    20,
+    50,
+    100,
+    150,
+    250,
+    500,
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    30_000,
+    60_000,
+    300_000,
+    900_000,
+    3_600_000,
+)
+"""Upper bounds of the lateness buckets, milliseconds, inclusive; one more bucket is above all."""
+
+TRANSACTION_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
+"""Upper bounds of the transaction time buckets, milliseconds."""
+
+
+class Histogram(msgspec.Struct):
+    """Counts per bucket (not cumulative) and the sum of what was observed."""
+
+    counts: list[int]
+    sum_ms: float = 0.0
+
+    @classmethod
+    def empty(cls, bounds: Sequence[int]) -> Histogram:
+        """Make one without observations: a bucket for each bound and one above all."""
+        return cls([0] * (len(bounds) + 1))
+
+    def add(self, other: Histogram) -> None:
+        """Add all of ``other``, which has the same bounds."""
+        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        self.sum_ms += other.sum_ms
+
+    def quantile_ms(self, fraction: float, bounds: Sequence[int]) -> int | None:
+        """Give the bound that this fraction of the observations is at or below: an upper estimate.
+
+        None without observations, and the highest bound for what is above all.
+        """
+        total = sum(self.counts)
+        seen = 0
+        for count, bound in zip(self.counts, bounds, strict=False):
+            seen += count
+            if total and seen >= fraction * total:
+                return bound
+        return bounds[-1] if total else None
+
+
+def _lateness() -> Histogram:
+    return Histogram.empty(LATENESS_BOUNDS_MS)
+
+
+def _transaction_times() -> Histogram:
+    return Histogram.empty(TRANSACTION_BOUNDS_MS)
+
+
+class Counters(msgspec.Struct):
+    """What only grows, since the worker started."""
+
+    ingested: int = 0
+    """Source records read into the store, control and invalid ones included."""
+    settled: dict[str, int] = msgspec.field(default_factory=dict)
+    """By name of outcome (``core.outcome.OUTCOME_NAMES``), committed ones only."""
+    rejected: dict[str, int] = msgspec.field(default_factory=dict)
+    """Dead letters by ``delay-error`` code."""
+    early: int = 0
+    """Deliveries before their due time: anything but 0 is a bug or a broken clock."""
+    aborts: int = 0
+    """Transactions that were aborted, or whose outcome was unknown."""
+    lateness: Histogram = msgspec.field(default_factory=_lateness)
+    transaction_time: Histogram = msgspec.field(default_factory=_transaction_times)
+
+    def add(self, other: Counters) -> None:
+        """Add all of ``other``."""
+        self.ingested += other.ingested
+        self.early += other.early
+        self.aborts += other.aborts
+        for mine, its in ((self.settled, other.settled), (self.rejected, other.rejected)):
+            for name, count in its.items():
+                mine[name] = mine.get(name, 0) + count
+        self.lateness.add(other.lateness)
+        self.transaction_time.add(other.transaction_time)
+
+
+class SliceMetrics(msgspec.Struct):
+    """One slice as its worker sees it. Single-threaded: the slice's loop writes it."""
+
+    slice: int
+    counters: Counters = msgspec.field(default_factory=Counters)
+    state: str = "starting"
+    """``starting``, ``replica``, ``taking_over``, ``owner`` or ``stopped``."""
+    alarm: str = ""
+    """What stops or endangers delivery, one sentence for people; empty while all is well."""
+    clock_frozen: bool = False
+    """Whether the clock guard holds K still."""
+    pending: int = 0
+    """Records in the stores that are not settled, as good as ``Store.stats`` knows."""
+    store_bytes: int = 0
+    oldest_due_ms: int | None = None
+    """Due time of the first pending record, epoch milliseconds; None when there is none."""
+    cursor_age_s: float = 0.0
+    """Seconds since the cursor was last committed, or was last seen with nothing to commit."""
+    source_lag: int = 0
+    """Source records that are in Kafka and not ingested yet."""
+
+    def add_ingested(self, count: int) -> None:
+        """Count records that were read into the store."""
+        self.counters.ingested += count
+
+    def add_settled(self, outcome: str, count: int) -> None:
+        """Count settled records after their commit; ``outcome`` as ``OUTCOME_NAMES`` spells it."""
+        settled = self.counters.settled
+        settled[outcome] = settled.get(outcome, 0) + count
+
+    def add_rejected(self, code: str, count: int = 1) -> None:
+        """Count dead letters by ``delay-error`` code, after their commit."""
+        rejected = self.counters.rejected
+        rejected[code] = rejected.get(code, 0) + count
+
+    def observe_lateness(self, lateness_ms: Collection[int]) -> None:
+        """Take the lateness of every record of a committed batch, milliseconds, in any order.
+
+        Fast when ascending or descending already, as a batch in key order is.
+        """
+        ordered = sorted(lateness_ms)
+        if not ordered:
+            return
+        counters = self.counters
+        counters.early += bisect_left(ordered, 0)
+        counts = counters.lateness.counts
+        below = 0
+        for index, bound in enumerate(LATENESS_BOUNDS_MS):
+            upto = bisect_right(ordered, bound, below)
+            counts[index] += upto - below
+            below = upto
+        counts[-1] += len(ordered) - below
+        counters.lateness.sum_ms += sum(ordered)
+
+    def observe_transaction(self, seconds: float) -> None:
+        """Take the time of one committed transaction, begin to commit."""
+        milliseconds = seconds * 1_000
+        times = self.counters.transaction_time
+        times.counts[bisect_left(TRANSACTION_BOUNDS_MS, milliseconds)] += 1
+        times.sum_ms += milliseconds
+
+    def add_abort(self) -> None:
+        """Count a transaction that was aborted or whose outcome is unknown."""
+        self.counters.aborts += 1
+
+
+class Snapshot(msgspec.Struct):
+    """All slices of one worker process; counters grow within one ``(pid, started_ns)``."""
+
+    pid: int
+    started_ns: int
+    slices: list[SliceMetrics]
+
+
+_STARTED_NS = time.monotonic_ns()
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Snapshot).decode
+
+
+def encode_snapshot(pid: int, slices: Sequence[SliceMetrics]) -> bytes:
+    """Pack a worker's slices for ``MetricsHub.update``; ``pid`` is the worker's own."""
+    return _encode(Snapshot(pid, _STARTED_NS, list(slices)))
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """Unpack what ``encode_snapshot`` packed.
+
+    Raises:
+        DelayServiceError: it is no snapshot; worker and supervisor are of different versions.
+    """
+    try:
+        snapshot = _decode(data)
+    except msgspec.DecodeError as exc:
+        raise DelayServiceError(
+            f"a worker sent {len(data)} bytes that are no snapshot ({exc}); restart the node, so "
+            "that all its processes are of one version"
+        ) from exc
+    for metrics in snapshot.slices:
+        _check_buckets(metrics.counters)
+    return snapshot
+
+
+def _check_buckets(counters: Counters) -> None:
+    if (len(counters.lateness.counts), len(counters.transaction_time.counts)) != (
+        len(LATENESS_BOUNDS_MS) + 1,
+        len(TRANSACTION_BOUNDS_MS) + 1,
+    ):
+        raise DelayServiceError(
+            "a worker sent histograms with other buckets; restart the node, so that all its "
+            "processes are of one version"
+        )

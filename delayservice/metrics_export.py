@@ -1,0 +1,179 @@
+"""Every metric that Prometheus sees: name, kind, labels and meaning.
+
+``docs/metrics.md`` lists the same, and a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from delayservice.metrics import (
+    LATENESS_BOUNDS_MS,
+    TRANSACTION_BOUNDS_MS,
+    Counters,
+    Histogram,
+    SliceMetrics,
+)
+
+_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """One worker process."""
+
+    worker: int
+    pid: int
+    restarts: int
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFacts:
+    """One slice as its worker last reported it; the cursor's age is as of now."""
+
+    worker: int
+    metrics: SliceMetrics
+    cursor_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node at one moment; ``totals`` by slice, since the node started."""
+
+    node_id: str
+    version: str
+    workers: Sequence[WorkerFacts]
+    slices: Sequence[SliceFacts]
+    totals: dict[int, Counters]
+
+
+def export(facts: NodeFacts) -> Iterator[Metric]:
+    """Turn facts into metric families."""
+    yield InfoMetricFamily(
+        "delay_build",
+        "Version of the service and name of the node.",
+        value={"version": facts.version, "node": facts.node_id},
+    )
+    yield from _of_workers(facts.workers)
+    yield from _gauges(facts.slices)
+    yield from _counters(facts.totals)
+    yield from _histograms(facts.totals)
+
+
+def _of_workers(workers: Sequence[WorkerFacts]) -> Iterator[Metric]:
+    restarts = CounterMetricFamily(
+        "delay_worker_restarts", "Times that a worker was lost and replaced.", labels=["worker"]
+    )
+    silent = GaugeMetricFamily(
+        "delay_worker_silent_seconds", "Time since a worker last reported.", labels=["worker"]
+    )
+    for worker in workers:
+        restarts.add_metric([str(worker.worker)], worker.restarts)
+        silent.add_metric([str(worker.worker)], worker.silent_s)
+    yield restarts
+    yield silent
+
+
+def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
+    labels = ["slice"]
+    owned = GaugeMetricFamily("delay_owned", "1 while this node delivers the slice.", labels=labels)
+    alarm = GaugeMetricFamily(
+        "delay_alarm", "1 while something stops or endangers delivery; see status.", labels=labels
+    )
+    frozen = GaugeMetricFamily(
+        "delay_clock_frozen",
+        "1 while the clock can't be trusted and nothing is delivered.",
+        labels=labels,
+    )
+    pending = GaugeMetricFamily("delay_pending", "Records that wait.", labels=labels)
+    size = GaugeMetricFamily("delay_store_bytes", "Size of the stores.", labels=labels)
+    oldest = GaugeMetricFamily(
+        "delay_oldest_due_timestamp_seconds",
+        "Due time of the first pending record; absent when nothing waits.",
+        labels=labels,
+    )
+    age = GaugeMetricFamily(
+        "delay_cursor_age_seconds",
+        "Time since the cursor was committed, or was seen with nothing to commit.",
+        labels=labels,
+    )
+    lag = GaugeMetricFamily(
+        "delay_source_lag", "Source records in Kafka that are not in the store yet.", labels=labels
+    )
+    for facts in slices:
+        metrics, at = facts.metrics, [str(facts.metrics.slice)]
+        owned.add_metric(at, int(metrics.state == "owner"))
+        alarm.add_metric(at, int(bool(metrics.alarm)))
+        frozen.add_metric(at, int(metrics.clock_frozen))
+        pending.add_metric(at, metrics.pending)
+        size.add_metric(at, metrics.store_bytes)
+        age.add_metric(at, facts.cursor_age_s)
+        lag.add_metric(at, metrics.source_lag)
+        if metrics.oldest_due_ms is not None:
+            oldest.add_metric(at, metrics.oldest_due_ms / _MS)
+    yield from (owned, alarm, frozen, pending, size, oldest, age, lag)
+
+
+def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:
+    ingested = CounterMetricFamily(
+        "delay_ingested", "Source records read into the store.", labels=["slice"]
+    )
+    settled = CounterMetricFamily(
+        "delay_settled", "Records that had their one outcome.", labels=["slice", "outcome"]
+    )
+    rejected = CounterMetricFamily(
+        "delay_rejected", "Dead letters by delay-error code.", labels=["slice", "code"]
+    )
+    early = CounterMetricFamily(
+        "delay_early", "Deliveries before their due time; never above 0.", labels=["slice"]
+    )
+    aborts = CounterMetricFamily(
+        "delay_transaction_aborts", "Transactions aborted or of unknown outcome.", labels=["slice"]
+    )
+    for number, counters in sorted(totals.items()):
+        at = str(number)
+        ingested.add_metric([at], counters.ingested)
+        early.add_metric([at], counters.early)
+        aborts.add_metric([at], counters.aborts)
+        for outcome, count in sorted(counters.settled.items()):
+            settled.add_metric([at, outcome], count)
+        for code, count in sorted(counters.rejected.items()):
+            rejected.add_metric([at, code], count)
+    yield from (ingested, settled, rejected, early, aborts)
+
+
+def _histograms(totals: dict[int, Counters]) -> Iterator[Metric]:
+    lateness = HistogramMetricFamily(
+        "delay_lateness_seconds", "Delivery time minus due time.", labels=["slice"]
+    )
+    times = HistogramMetricFamily(
+        "delay_transaction_seconds", "Time of a transaction, begin to commit.", labels=["slice"]
+    )
+    for number, counters in sorted(totals.items()):
+        _add(lateness, str(number), counters.lateness, LATENESS_BOUNDS_MS)
+        _add(times, str(number), counters.transaction_time, TRANSACTION_BOUNDS_MS)
+    yield lateness
+    yield times
+
+
+def _add(
+    family: HistogramMetricFamily, number: str, histogram: Histogram, bounds_ms: Sequence[int]
+) -> None:
+    """Prometheus wants cumulative buckets, bounds in seconds, the last without bound."""
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    names = [*(str(bound / _MS) for bound in bounds_ms), "+Inf"]
+    for name, count in zip(names, histogram.counts, strict=True):
+        total += count
+        buckets.append((name, total))
+    family.add_metric([number], buckets=buckets, sum_value=histogram.sum_ms / _MS)

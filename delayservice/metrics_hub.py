@@ -1,0 +1,301 @@
+"""The supervisor's side of metrics: all workers together, over HTTP.
+
+``/metrics`` is for Prometheus and ``/status`` for people and health checks. Counters belong to the
+node and never go back while it runs: what a worker had counted when it died is kept, per slice.
+A restart of the whole node starts at zero, which Prometheus understands as a counter reset.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from socket import AF_INET6
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import msgspec
+import prometheus_client
+from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.registry import CollectorRegistry
+
+from delayservice import __version__
+from delayservice.errors import DelayServiceError
+from delayservice.metrics import (
+    LATENESS_BOUNDS_MS,
+    Counters,
+    SliceMetrics,
+    Snapshot,
+    decode_snapshot,
+)
+from delayservice.metrics_export import NodeFacts, SliceFacts, WorkerFacts, export
+from delayservice.settings import Settings
+
+STALE_S = 15.0
+"""A worker that has sent nothing for so long hangs: it is meant to send every second."""
+
+
+class SliceStatus(msgspec.Struct, omit_defaults=False):
+    """One slice in ``/status``."""
+
+    slice: int
+    worker: int
+    state: str
+    alarm: str
+    pending: int
+    ingested: int
+    settled: dict[str, int]
+    oldest_due_ms: int | None
+    cursor_age_s: float
+    source_lag: int
+    store_bytes: int
+    lateness_ms_p50: int | None
+    lateness_ms_p99: int | None
+    early: int
+
+
+class WorkerStatus(msgspec.Struct):
+    """One worker process in ``/status``."""
+
+    worker: int
+    pid: int
+    restarts: int
+    silent_s: float
+
+
+class NodeStatus(msgspec.Struct):
+    """``/status``."""
+
+    node_id: str
+    version: str
+    uptime_s: float
+    healthy: bool
+    problems: list[str]
+    workers: list[WorkerStatus]
+    slices: list[SliceStatus]
+
+
+class _Worker:
+    """The last snapshot of one worker and the totals of its slices' earlier lives."""
+
+    __slots__ = ("arrived_s", "restarts", "snapshot")
+
+    def __init__(self, snapshot: Snapshot, arrived_s: float) -> None:
+        self.snapshot = snapshot
+        self.arrived_s = arrived_s
+        self.restarts = 0
+
+
+class _QuietHandler(WSGIRequestHandler):
+    """A scrape every few seconds is no news."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
+        """Log nothing."""
+
+
+class _Server6(ThreadingWSGIServer):
+    address_family = AF_INET6
+
+
+class MetricsHub:
+    """Collects the workers' snapshots and serves them. Every method may be called by any thread."""
+
+    def __init__(
+        self, settings: Settings, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Collect for the node of ``settings``; nothing listens until ``serve``."""
+        self._node_id = settings.node.node_id
+        self._listen = settings.metrics.listen
+        self._now_s = monotonic_s
+        self._started_s = monotonic_s()
+        self._lock = threading.Lock()
+        self._workers: dict[int, _Worker] = {}
+        self._restarts: dict[int, int] = {}
+        self._past: dict[int, Counters] = {}
+        self._server: WSGIServer | None = None
+        self._thread: threading.Thread | None = None
+        registry = CollectorRegistry()
+        registry.register(_Collector(self))
+        self._metrics_app = prometheus_client.make_wsgi_app(registry)
+
+    def update(self, worker_index: int, snapshot_bytes: bytes) -> None:
+        """Take what ``metrics.encode_snapshot`` packed.
+
+        Raises:
+            DelayServiceError: it is no snapshot of this version.
+        """
+        snapshot = decode_snapshot(snapshot_bytes)
+        with self._lock:
+            known = self._workers.get(worker_index)
+            if known is not None and _life(known.snapshot) != _life(snapshot):
+                self._bury(worker_index)
+                known = None
+            if known is None:
+                self._workers[worker_index] = _Worker(snapshot, self._now_s())
+                return
+            self._keep_dropped(known.snapshot, snapshot)
+            known.snapshot = snapshot
+            known.arrived_s = self._now_s()
+
+    def forget(self, worker_index: int) -> None:
+        """Note that a worker is gone: its gauges vanish, its counters stay."""
+        with self._lock:
+            if worker_index in self._workers:
+                self._bury(worker_index)
+
+    def _bury(self, worker_index: int) -> None:
+        gone = self._workers.pop(worker_index)
+        self._restarts[worker_index] = self._restarts.get(worker_index, 0) + 1
+        for metrics in gone.snapshot.slices:
+            self._keep(metrics)
+
+    def _keep_dropped(self, old: Snapshot, new: Snapshot) -> None:
+        """Keep the counts of slices that the worker no longer reports."""
+        reported = {metrics.slice for metrics in new.slices}
+        for metrics in old.slices:
+            if metrics.slice not in reported:
+                self._keep(metrics)
+
+    def _keep(self, metrics: SliceMetrics) -> None:
+        self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
+
+    def facts(self) -> NodeFacts:
+        """Everything that is exported, as of now."""
+        with self._lock:
+            now_s = self._now_s()
+            live = [
+                (index, metrics, now_s - worker.arrived_s)
+                for index, worker in sorted(self._workers.items())
+                for metrics in worker.snapshot.slices
+            ]
+            totals: dict[int, Counters] = {}
+            for number, past in self._past.items():
+                totals.setdefault(number, Counters()).add(past)
+            for _, metrics, _ in live:
+                totals.setdefault(metrics.slice, Counters()).add(metrics.counters)
+            workers = [
+                WorkerFacts(
+                    index,
+                    worker.snapshot.pid,
+                    self._restarts.get(index, 0),
+                    now_s - worker.arrived_s,
+                )
+                for index, worker in sorted(self._workers.items())
+            ]
+        # The age of a silent worker's cursor goes on growing.
+        slices = [
+            SliceFacts(index, metrics, metrics.cursor_age_s + silent_s)
+            for index, metrics, silent_s in live
+        ]
+        return NodeFacts(self._node_id, __version__, workers, slices, totals)
+
+    def status(self) -> NodeStatus:
+        """Give what ``/status`` shows. Healthy: every worker reports and no slice has an alarm."""
+        facts = self.facts()
+        problems = [
+            f"worker {worker.worker} (pid {worker.pid}) is silent for {worker.silent_s:.0f} s"
+            for worker in facts.workers
+            if worker.silent_s > STALE_S
+        ]
+        problems += [
+            f"slice {s.metrics.slice}: {s.metrics.alarm}" for s in facts.slices if s.metrics.alarm
+        ]
+        if not facts.workers:
+            problems.append("no worker has reported yet")
+        return NodeStatus(
+            node_id=facts.node_id,
+            version=facts.version,
+            uptime_s=round(self._now_s() - self._started_s, 3),
+            healthy=not problems,
+            problems=problems,
+            workers=[
+                WorkerStatus(w.worker, w.pid, w.restarts, round(w.silent_s, 3))
+                for w in facts.workers
+            ],
+            slices=[_slice_status(s, facts.totals[s.metrics.slice]) for s in facts.slices],
+        )
+
+    def serve(self) -> str | None:
+        """Listen in a thread of its own.
+
+        Returns:
+            ``host:port`` that it listens on, or None when ``metrics.listen`` is empty.
+
+        Raises:
+            DelayServiceError: the address can't be had.
+        """
+        if not self._listen:
+            return None
+        host, _, port = self._listen.rpartition(":")
+        host = host.strip("[]")
+        server_class = _Server6 if ":" in host else ThreadingWSGIServer
+        try:
+            self._server = make_server(host, int(port), self._app, server_class, _QuietHandler)
+        except OSError as exc:
+            raise DelayServiceError(
+                f"metrics can't listen on {self._listen}: {exc.strerror or exc}; set "
+                "metrics.listen to a free address, port 0 for any, or nothing for none"
+            ) from exc
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="metrics", daemon=True
+        )
+        self._thread.start()
+        shown = f"[{host}]" if ":" in host else host
+        return f"{shown}:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stop listening. May be called twice, and without ``serve``."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+            self._server = self._thread = None
+
+    def _app(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "/")
+        if environ.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
+            return _answer(start, "405 Method Not Allowed", "text/plain", b"only GET\n")
+        if path == "/metrics":
+            body: Iterable[bytes] = self._metrics_app(environ, start)
+            return body
+        if path == "/status":
+            return _answer(start, "200 OK", "application/json", msgspec.json.encode(self.status()))
+        return _answer(start, "404 Not Found", "text/plain", b"there are /metrics and /status\n")
+
+
+def _life(snapshot: Snapshot) -> tuple[int, int]:
+    return snapshot.pid, snapshot.started_ns
+
+
+def _slice_status(facts: SliceFacts, totals: Counters) -> SliceStatus:
+    metrics = facts.metrics
+    return SliceStatus(
+        slice=metrics.slice,
+        worker=facts.worker,
+        state=metrics.state,
+        alarm=metrics.alarm,
+        pending=metrics.pending,
+        ingested=totals.ingested,
+        settled=totals.settled,
+        oldest_due_ms=metrics.oldest_due_ms,
+        cursor_age_s=round(facts.cursor_age_s, 3),
+        source_lag=metrics.source_lag,
+        store_bytes=metrics.store_bytes,
+        lateness_ms_p50=totals.lateness.quantile_ms(0.5, LATENESS_BOUNDS_MS),
+        lateness_ms_p99=totals.lateness.quantile_ms(0.99, LATENESS_BOUNDS_MS),
+        early=totals.early,
+    )
+
+
+def _answer(start: StartResponse, status: str, kind: str, body: bytes) -> list[bytes]:
+    start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+class _Collector(prometheus_client.registry.Collector):
+    def __init__(self, hub: MetricsHub) -> None:
+        self._hub = hub
+
+    def collect(self) -> Iterable[prometheus_client.Metric]:
+        """Give all metrics of this moment."""
+        return export(self._hub.facts())

@@ -1,0 +1,180 @@
+"""Metrics: cheap batches in the worker, monotonic counters in the hub, documented names."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from delayservice.core.outcome import OUTCOME_NAMES
+from delayservice.errors import DelayServiceError
+from delayservice.metrics import LATENESS_BOUNDS_MS, SliceMetrics, decode_snapshot, encode_snapshot
+from delayservice.metrics_export import export
+from delayservice.metrics_hub import MetricsHub
+from delayservice.settings import load
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def busy(number: int = 0, count: int = 3) -> SliceMetrics:
+    metrics = SliceMetrics(number, state="owner", pending=4, oldest_due_ms=1_500, cursor_age_s=1)
+    metrics.add_ingested(count)
+    metrics.add_settled("delivered", count)
+    metrics.add_rejected("time-missing")
+    metrics.observe_lateness([1, 2, 4_000][:count])
+    metrics.observe_transaction(0.012)
+    return metrics
+
+
+def hub(time: Time | None = None, listen: str = "127.0.0.1:0") -> MetricsHub:
+    return MetricsHub(load(None, [f"metrics.listen={listen}"], {}), time or Time())
+
+
+def samples(of: MetricsHub) -> dict[str, float]:
+    return {
+        sample.name + str(sorted(sample.labels.items())): sample.value
+        for family in export(of.facts())
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[MetricsHub, str]]:
+    serving = hub()
+    address = serving.serve()
+    assert address is not None
+    yield serving, f"http://{address}"
+    serving.close()
+    serving.close()
+
+
+def get(url: str, method: str = "GET") -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as got:  # noqa: S310 (our own server)
+            return got.status, got.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@given(st.lists(st.integers(min_value=-10, max_value=5_000_000)), st.booleans())
+def test_a_batch_falls_into_the_same_buckets_as_one_by_one(values: list[int], split: bool) -> None:  # noqa: FBT001
+    metrics = SliceMetrics(0)
+    for batch in (values[::2], values[1::2]) if split else (values,):
+        metrics.observe_lateness(batch)
+    lateness = metrics.counters.lateness
+    cumulative = [sum(lateness.counts[: n + 1]) for n in range(len(lateness.counts))]
+    assert cumulative[:-1] == [sum(v <= bound for v in values) for bound in LATENESS_BOUNDS_MS]
+    assert cumulative[-1] == len(values)
+    assert lateness.sum_ms == sum(values)
+    assert metrics.counters.early == sum(v < 0 for v in values)
+
+
+def test_a_snapshot_survives_the_way_to_the_supervisor() -> None:
+    assert decode_snapshot(encode_snapshot(7, [busy()])).slices == [busy()]
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02"])
+def test_what_is_no_snapshot_is_an_error_of_ours(data: bytes) -> None:
+    with pytest.raises(DelayServiceError, match="one version"):
+        hub().update(0, data)
+
+
+def test_counters_never_go_back_when_a_worker_is_replaced() -> None:
+    collecting = hub()
+    collecting.update(0, encode_snapshot(1, [busy()]))
+    collecting.forget(0)
+    assert samples(collecting)["delay_ingested_total[('slice', '0')]"] == 3
+    assert "delay_pending[('slice', '0')]" not in samples(collecting)
+    collecting.update(0, encode_snapshot(2, [busy(count=1)]))
+    assert samples(collecting)["delay_ingested_total[('slice', '0')]"] == 4
+    assert samples(collecting)["delay_worker_restarts_total[('worker', '0')]"] == 1
+    collecting.update(0, encode_snapshot(3, [busy(count=2)]))
+    assert samples(collecting)["delay_ingested_total[('slice', '0')]"] == 6
+
+
+def test_a_slice_that_moves_keeps_its_counts() -> None:
+    collecting = hub()
+    collecting.update(0, encode_snapshot(1, [busy(0), busy(1)]))
+    collecting.update(0, encode_snapshot(1, [busy(0)]))
+    collecting.update(1, encode_snapshot(2, [busy(1, count=2)]))
+    found = samples(collecting)
+    assert found["delay_settled_total[('outcome', 'delivered'), ('slice', '1')]"] == 5
+    assert found["delay_lateness_seconds_count[('slice', '1')]"] == 5
+
+
+def test_the_cursor_of_a_silent_worker_grows_old_and_the_node_unhealthy() -> None:
+    time = Time()
+    collecting = hub(time)
+    assert not collecting.status().healthy
+    collecting.update(0, encode_snapshot(1, [busy()]))
+    assert collecting.status().healthy
+    time.now_s += 20
+    assert samples(collecting)["delay_cursor_age_seconds[('slice', '0')]"] == 21
+    status = collecting.status()
+    assert status.problems == ["worker 0 (pid 1) is silent for 20 s"]
+
+
+def test_an_alarm_makes_the_node_unhealthy() -> None:
+    collecting = hub()
+    metrics = busy()
+    metrics.alarm = "the clock jumped"
+    collecting.update(0, encode_snapshot(1, [metrics]))
+    assert collecting.status().problems == ["slice 0: the clock jumped"]
+
+
+def test_metrics_and_status_are_served(served: tuple[MetricsHub, str]) -> None:
+    serving, url = served
+    serving.update(0, encode_snapshot(1, [busy()]))
+    code, text = get(f"{url}/metrics")
+    assert code == 200
+    assert len(list(text_string_to_metric_families(text))) > 10
+    assert 'delay_lateness_seconds_bucket{le="0.002",slice="0"} 2.0' in text
+    code, text = get(f"{url}/status")
+    assert (code, json.loads(text)["slices"][0]["pending"]) == (200, 4)
+    assert get(f"{url}/else")[0] == 404
+    assert get(f"{url}/status", "POST")[0] == 405
+
+
+def test_nothing_listens_when_the_address_is_empty() -> None:
+    assert hub(listen="").serve() is None
+
+
+def test_an_address_that_is_taken_is_told(served: tuple[MetricsHub, str]) -> None:
+    with pytest.raises(DelayServiceError, match=r"metrics\.listen"):
+        hub(listen=served[1].removeprefix("http://")).serve()
+
+
+def test_the_documentation_lists_exactly_what_is_exported() -> None:
+    collecting = hub()
+    collecting.update(0, encode_snapshot(1, [busy()]))
+    exported = set()
+    for family in export(collecting.facts()):
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        labels = {name for sample in family.samples for name in sample.labels} - {"le"}
+        exported.add((family.name + suffix, family.type, frozenset(labels)))
+    rows = re.findall(r"^\| `(delay_\w+)` \| (\w+) \| ([^|]*) \|", DOCS.read_text(), re.MULTILINE)
+    documented = {
+        (name, kind, frozenset(re.findall(r"\w+", labels))) for name, kind, labels in rows
+    }
+    assert documented == exported
+
+
+def test_the_documentation_names_every_outcome() -> None:
+    for name in OUTCOME_NAMES:
+        assert f"`{name}`" in DOCS.read_text()
