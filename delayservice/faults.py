@@ -1,0 +1,105 @@
+"""Named points where a demo or a test makes a process stop, die or exit.
+
+``DELAYSERVICE_FAULT=NAME:ACTION:N`` acts on the Nth time that the point is passed in a process.
+Unset, which is how the service runs, ``point`` is an empty function bound at import.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from delayservice.errors import SettingsError
+
+VARIABLE = "DELAYSERVICE_FAULT"
+
+POINTS: Mapping[str, str] = MappingProxyType(
+    {
+        "after_poll": "source records were read, nothing is stored",
+        "after_append": "source records are in the store, not durable",
+        "before_sync": "the store is about to make its horizon durable",
+        "after_sync": "the horizon is durable",
+        "before_produce": "a transaction is open and empty",
+        "flushed": "outputs are flushed, the transaction is open",
+        "before_commit": "outputs and the checkpoint are flushed, the commit is next",
+        "after_commit": "the broker has committed, nobody here has noted it",
+        "before_prune": "the commit is known, the store still holds what was settled",
+        "after_prune": "the store has forgotten what was settled",
+        "take_over": "the old owner is fenced, the checkpoint is not read yet",
+    }
+)
+"""Every point there is, and what has happened when it is passed."""
+
+EXIT_STATUS = 70
+
+
+def _exit() -> None:
+    # Not sys.exit: nothing may be cleaned up, as in a crash.
+    os._exit(EXIT_STATUS)
+
+
+_ACTIONS: Mapping[str, Callable[[], None]] = {
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "exit": _exit,
+}
+
+
+def _no_fault(name: str, /) -> None:
+    """Pass a fault point: nothing happens."""
+
+
+def bind(setting: str) -> Callable[[str], None]:
+    """Make the function that every fault point calls.
+
+    Args:
+        setting: ``NAME:ACTION:N``, or nothing for no fault. ``:N`` may be left out and is 1 then.
+
+    Raises:
+        SettingsError: an unknown name or action, or N is no positive number.
+    """
+    if not setting:
+        return _no_fault
+    name, _, rest = setting.partition(":")
+    action, _, count = rest.partition(":")
+    if name not in POINTS:
+        raise SettingsError(f"{VARIABLE}: no point {name!r}; there are {', '.join(POINTS)}")
+    if action not in _ACTIONS:
+        raise SettingsError(f"{VARIABLE}: no action {action!r}; there are {', '.join(_ACTIONS)}")
+    if not (count or "1").isdecimal() or int(count or "1") == 0:
+        raise SettingsError(f"{VARIABLE}: {count!r} must be a number, 1 or more")
+    return _Fault(name, _ACTIONS[action], int(count or "1")).point
+
+
+class _Fault:
+    """Counts down to one act."""
+
+    __slots__ = ("_act", "_left", "_name")
+
+    def __init__(self, name: str, act: Callable[[], None], nth: int) -> None:
+        self._name = name
+        self._act = act
+        self._left = nth
+
+    def point(self, name: str, /) -> None:
+        """Pass a fault point."""
+        if name not in POINTS:
+            raise SettingsError(f"no fault point {name!r}: add it to faults.POINTS")
+        if name != self._name:
+            return
+        self._left -= 1
+        if self._left == 0:
+            self._act()
+
+
+point = bind(os.environ.get(VARIABLE, ""))
+"""Call it as ``faults.point("before_commit")``; the name is one of ``POINTS``."""
+
+
+def armed(name: str) -> bool:
+    """Whether the fault at this point is set: what is slow and only makes the fault exact, such as a
+    flush before a kill, is done then and only then.
+    """
+    return os.environ.get(VARIABLE, "").partition(":")[0] == name

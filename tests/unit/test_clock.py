@@ -1,0 +1,113 @@
+"""The clock guard: what freezes delivery, what does not, and what thaws it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayservice.clock import ClockGuard, SystemClock
+
+WALL = 1_800_000_000_000
+STEP = st.integers(min_value=502, max_value=10**12)
+SIGN = st.sampled_from([-1, 1])
+
+
+def guard() -> ClockGuard:
+    fresh = ClockGuard(500)
+    fresh.observe(WALL, 1_000)
+    return fresh
+
+
+def test_the_system_clock_reads_three_clocks() -> None:
+    clock = SystemClock()
+    assert clock.wall_ms() > WALL - 10**12
+    assert clock.boot_s() > 0
+    assert clock.monotonic_s() <= clock.monotonic_s()
+
+
+@given(
+    st.lists(st.integers(min_value=1, max_value=86_400_000), min_size=1, max_size=200),
+    st.floats(min_value=-490, max_value=490),
+)
+def test_slewing_for_weeks_never_freezes(gaps_ms: list[int], ppm: float) -> None:
+    watched = guard()
+    boot_ms = 1_000
+    for gap_ms in gaps_ms:
+        boot_ms += gap_ms
+        elapsed_ms = boot_ms - 1_000
+        # Within a gap the slew must stay inside the tolerance: the guard is asked often.
+        if abs(gap_ms * ppm / 1e6) > 500:
+            return
+        assert watched.observe(WALL + round(elapsed_ms * (1 + ppm / 1e6)), boot_ms) is None
+
+
+@given(STEP, SIGN)
+def test_a_step_beyond_the_tolerance_freezes_at_once(step_ms: int, sign: int) -> None:
+    frozen = guard().observe(WALL + 10 + sign * step_ms, 1_010)
+    assert frozen is not None
+    assert ("ahead of" if sign > 0 else "behind") in frozen
+
+
+@given(st.integers(min_value=-500, max_value=500))
+def test_a_step_within_the_tolerance_is_let_pass(step_ms: int) -> None:
+    assert guard().observe(WALL + 10 + step_ms, 1_010) is None
+
+
+@given(st.integers(min_value=1, max_value=400), SIGN)
+def test_small_steps_add_up_and_are_caught(step_ms: int, sign: int) -> None:
+    watched = guard()
+    for count in range(1, 1_000):
+        if watched.observe(WALL + count * (10 + sign * step_ms), 1_000 + 10 * count):
+            assert count * step_ms > 500
+            return
+    raise AssertionError("never caught")
+
+
+@given(STEP, SIGN)
+def test_it_thaws_when_the_wall_clock_returns(step_ms: int, sign: int) -> None:
+    watched = guard()
+    assert watched.observe(WALL + 10 + sign * step_ms, 1_010)
+    assert watched.observe(WALL + 20, 1_020) is None
+
+
+@given(STEP, SIGN)
+def test_it_thaws_where_the_broker_agrees_and_stays_there(step_ms: int, sign: int) -> None:
+    watched = guard()
+    stepped = WALL + sign * step_ms
+    assert watched.observe(stepped + 10, 1_010)
+    assert watched.observe_broker(stepped + 19, stepped + 20, 1_020, rtt_ms=5) is None
+    assert watched.observe(stepped + 30, 1_030) is None
+    assert watched.observe(WALL + 40, 1_040), "the old time is wrong now"
+
+
+@given(STEP, SIGN)
+def test_a_broker_that_disagrees_freezes_until_it_agrees(step_ms: int, sign: int) -> None:
+    watched = guard()
+    # An answer within 5 ms of a request; beyond tolerance even at its edge.
+    assert watched.observe_broker(WALL + sign * (step_ms + 5), WALL, 1_000, rtt_ms=5)
+    assert watched.observe(WALL + 10, 1_010), "the boot clock can't overrule the broker"
+    assert watched.observe_broker(WALL + 18, WALL + 20, 1_020, rtt_ms=5) is None
+
+
+@given(st.integers(min_value=0, max_value=10**12))
+def test_an_old_record_proves_nothing(age_ms: int) -> None:
+    watched = guard()
+    assert watched.observe_broker(WALL - age_ms, WALL, 1_000) is None
+    watched.observe(WALL + 10_000, 1_010)
+    assert watched.observe_broker(WALL + 10_000 - age_ms, WALL + 10_000, 1_020), "nor thaws"
+
+
+def test_a_consumed_record_from_the_future_shows_that_the_wall_clock_is_behind() -> None:
+    frozen = guard().observe_broker(WALL + 501, WALL, 1_000)
+    assert frozen is not None
+    assert "behind the broker's clock" in frozen
+
+
+def test_a_slow_answer_does_not_vouch_for_a_step() -> None:
+    watched = guard()
+    assert watched.observe(WALL + 3_600_010, 1_010)
+    assert watched.observe_broker(WALL + 20, WALL + 3_600_020, 1_020, rtt_ms=3_600_000)
+
+
+def test_suspend_is_no_step() -> None:
+    assert guard().observe(WALL + 86_400_000, 1_000 + 86_400_000) is None

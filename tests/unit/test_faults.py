@@ -1,0 +1,71 @@
+"""Fault points: off by default, exact when on, and only known names."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from delayservice import faults
+from delayservice.errors import SettingsError
+
+ROOT = Path(__file__).parents[2]
+FOUR_ROUNDS = """
+from delayservice import faults
+for n in range(4):
+    print(n, flush=True)
+    faults.point("after_poll")
+    faults.point("before_commit")
+"""
+
+
+def start(fault: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", FOUR_ROUNDS],
+        env={**os.environ, faults.VARIABLE: fault},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    )
+
+
+def test_points_are_free_when_unset() -> None:
+    assert faults.bind("").__name__ == "_no_fault"
+
+
+@pytest.mark.parametrize(("action", "status"), [("kill", -signal.SIGKILL), ("exit", 70)])
+def test_the_process_ends_on_the_nth_pass(action: str, status: int) -> None:
+    with start(f"before_commit:{action}:3") as process:
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == status
+        assert printed.split() == [b"0", b"1", b"2"]
+
+
+def test_stop_freezes_the_process_until_it_is_told_to_go_on() -> None:
+    with start("before_commit:stop:2") as process:
+        _, waited = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(waited)
+        process.send_signal(signal.SIGCONT)
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert len(printed.split()) == 4
+
+
+@pytest.mark.parametrize("text", ["nowhere:kill:1", "flushed:burn:1", "flushed:kill:0", "flushed"])
+def test_what_is_unknown_is_an_error(text: str) -> None:
+    with pytest.raises(SettingsError, match=faults.VARIABLE):
+        faults.bind(text)
+
+
+def test_every_point_in_the_code_is_in_the_table() -> None:
+    passed = {
+        name
+        for folder in ("delayservice", "connectors", "ha")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in re.findall(r'faults\.point\("(\w+)"\)', path.read_text())
+    }
+    assert passed <= faults.POINTS.keys()
