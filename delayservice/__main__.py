@@ -1,0 +1,5 @@
+"""``python -m delayservice``."""
+
+from delayservice.cli import main
+
+main()

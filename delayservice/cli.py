@@ -1,0 +1,268 @@
+"""The command line. Commands are thin: they read options, call one function and print.
+
+Exit statuses: 0 done; 1 an error, told in one line; 2 the command was used wrongly; 3 (``status``)
+the node answers and is not healthy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from delayservice import __version__
+from delayservice.commands.console import err, out, print_error, print_json
+from delayservice.errors import DelayServiceError
+
+if TYPE_CHECKING:
+    from delayservice.settings import Loaded
+
+EXIT_ERROR = 1
+EXIT_UNHEALTHY = 3
+
+# Help is read far more often than anything runs from it: what is heavy (librdkafka, RocksDB,
+# pydantic) is imported by the command that needs it.
+# ruff: noqa: PLC0415
+
+app = typer.Typer(
+    name="delayservice",
+    help="Delayed delivery for Apache Kafka: exact to the millisecond, exactly once.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        envvar="DELAYSERVICE_CONFIG",
+        dir_okay=False,
+        help="Configuration file (TOML).",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
+
+
+def _load(config: Path | None, sets: list[str] | None) -> Loaded:
+    from delayservice.settings import load_with_origins
+
+    return load_with_origins(config, sets or [], os.environ)
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,  # noqa: FBT002 (main looks for it; typer wants a default)
+) -> None:
+    pass
+
+
+@app.command(epilog="Example: [bold]delayservice run -c delayservice.toml --set node.workers=2[/]")
+def run(config: ConfigOption = None, sets: SetOption = None) -> None:
+    """Run a node until it is told to stop (SIGTERM or Ctrl-C)."""
+    settings = _load(config, sets).settings
+    settings.kafka.client_config("admin")  # fails early when no broker is named
+    from delayservice.node import run as run_node
+
+    raise typer.Exit(run_node(settings))
+
+
+@app.command(
+    epilog="Examples: [bold]delayservice send delay_topic_any hello --after 30s --target orders[/]"
+    "\n\n[bold]echo hello | delayservice send --at 2030-01-31T08:00:00Z -t orders -k order-7[/]"
+)
+def send(  # noqa: PLR0913 (each is an option of the command)
+    topic: Annotated[str, typer.Argument(help="Delay topic.")] = "delay_topic_any",
+    value: Annotated[
+        str | None, typer.Argument(help="Value; '-' or nothing reads standard input.")
+    ] = None,
+    *,
+    value_file: Annotated[Path | None, typer.Option(help="Read the value, as it is.")] = None,
+    null: Annotated[bool, typer.Option("--null", help="A null value.")] = False,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Key.")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Due time: RFC 3339 or epoch milliseconds.")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(help="Delay: 500ms, 30s, 2h, PT30S or milliseconds.")
+    ] = None,
+    target: Annotated[str | None, typer.Option("--target", "-t", help="Target topic.")] = None,
+    target_partition: Annotated[
+        int | None, typer.Option(min=0, help="Partition of the target.")
+    ] = None,
+    record_id: Annotated[
+        str | None, typer.Option("--id", help="Name for cancel and look-up (delay-id).")
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Own header; repeatable."),
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="Partition of the delay topic.")
+    ] = None,
+    bootstrap: Annotated[
+        str | None, typer.Option("--bootstrap", "-b", help="Broker, instead of the configured.")
+    ] = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one record into a delay topic and show where it went.
+
+    It is partitioned as a Java producer would: by key, or by its id when it has one.
+    """
+    from delayservice.commands import send as sending
+    from delayservice.core import names
+
+    overrides = [*(sets or []), *([f"kafka.bootstrap={bootstrap}"] if bootstrap else [])]
+    settings = _load(config, overrides).settings
+    named = {
+        names.DELAY_TARGET_TOPIC: target,
+        names.DELAY_TARGET_PARTITION: None if target_partition is None else str(target_partition),
+        names.DELAY_ID: record_id,
+    }
+    headers = [
+        *sending.time_header(at, after),
+        *((name, text.encode()) for name, text in named.items() if text is not None),
+        *sending.own_headers(header or []),
+    ]
+    record = sending.Outgoing(
+        topic=topic,
+        key=None if key is None else key.encode(),
+        value=sending.read_value(value, value_file, null=null),
+        headers=headers,
+        partition=partition,
+        record_id=None if record_id is None else record_id.encode(),
+    )
+    report = sending.send(settings.kafka.client_config("producer"), record)
+    due = sending.due_text(headers, report.timestamp_ms)
+    if as_json:
+        print_json({**asdict(report), "due_at": due})
+        return
+    out.print(f"{report.topic}:{report.partition}:{report.offset}", style="bold green", end="")
+    out.print(f"  due {due}" if due else "  written")
+
+
+@app.command(
+    epilog="Exit status: 0 healthy, 1 no node answers, 2 wrong usage, 3 the node is not healthy."
+)
+def status(
+    address: Annotated[
+        str | None, typer.Argument(help="host:port; metrics.listen by default.")
+    ] = None,
+    *,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a running node is doing."""
+    from delayservice.commands import status as showing
+
+    where = address or _load(config, sets).settings.metrics.listen
+    if not where:
+        raise DelayServiceError("metrics.listen is empty: this node serves no status")
+    found = showing.fetch(where)
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(found))
+    else:
+        showing.show(found)
+    raise typer.Exit(0 if found.healthy else EXIT_UNHEALTHY)
+
+
+@app.command("config", epilog="Example: [bold]delayservice config --set log.level=debug[/]")
+def show_config(
+    *,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Print every setting there is, as Markdown.")
+    ] = False,
+) -> None:
+    """Print the effective configuration and where each value comes from. Secrets are hidden."""
+    from delayservice import settings_report
+
+    if reference:
+        print(settings_report.reference(), end="")  # noqa: T201 (Markdown as it is)
+        return
+    rows = settings_report.effective(_load(config, sets))
+    if as_json:
+        print_json({row.name: {"value": row.value, "origin": row.origin} for row in rows})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("setting", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", overflow="fold")
+    for row in rows:
+        changed = row.origin != "default"
+        table.add_row(
+            row.name,
+            settings_report.as_text(row),
+            row.origin,
+            style="bold" if changed else "dim",
+        )
+    out.print(table)
+
+
+@app.command()
+def version(*, as_json: JsonOption = False) -> None:
+    """Print the version of the service and of librdkafka."""
+    import confluent_kafka
+
+    if as_json:
+        print_json({"version": __version__, "librdkafka": confluent_kafka.libversion()[0]})
+    else:
+        out.print(f"delayservice {__version__} (librdkafka {confluent_kafka.libversion()[0]})")
+
+
+@app.command(epilog="Exit status 0 only when nothing was lost, doubled or early.")
+def demo(
+    *,
+    records: Annotated[int, typer.Option(min=1, help="Records to send.")] = 20_000,
+    kills: Annotated[int, typer.Option(min=0, help="Times the service is killed.")] = 5,
+    store: Annotated[str, typer.Option(help="wheel, rocksdb or memory.")] = "wheel",
+    delivery: Annotated[str, typer.Option(help="exactly_once or at_least_once.")] = "exactly_once",
+    as_json: JsonOption = False,
+) -> None:
+    """Start real Kafka and the service, kill the service again and again, and judge what arrives.
+
+    The last line is one JSON object with the result; with --json it is the only one.
+    """
+    from delayservice.dev.demo import run as run_demo
+
+    shown = io.StringIO() if as_json else sys.stdout
+    with contextlib.redirect_stdout(shown):
+        exit_status = run_demo(records=records, kills=kills, store=store, delivery=delivery)
+    if isinstance(shown, io.StringIO):
+        print(*shown.getvalue().splitlines()[-1:])  # noqa: T201 (JSON as it is)
+    raise typer.Exit(exit_status)
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit status."""
+    from delayservice.dev.commands import app as dev_app
+
+    app.add_typer(dev_app, name="dev")
+    try:
+        app()
+    except DelayServiceError as exc:
+        if "--debug" in sys.argv:
+            err.print_exception()
+        print_error(str(exc))
+        sys.exit(EXIT_ERROR)

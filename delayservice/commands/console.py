@@ -1,0 +1,22 @@
+"""Where commands write: results to standard output, errors to standard error."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    """Write one JSON object on one line, for programs."""
+    print(json.dumps(value, ensure_ascii=False))  # noqa: T201 (rich would wrap and colour it)
+
+
+def print_error(message: str) -> None:
+    """Write an error in red, a line for each finding. The message is text, never markup."""
+    for number, line in enumerate(message.splitlines() or ["unknown error"]):
+        err.print("error: " if number == 0 else "       ", style="bold red", end="")
+        err.print(line, style="red", markup=False)

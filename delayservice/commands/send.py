@@ -1,0 +1,210 @@
+"""``delayservice send``: one record into a delay topic, with its delivery report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeAlias
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from delayservice.core import names
+from delayservice.core.partitioner import partition_for
+from delayservice.errors import DelayServiceError, KafkaEdgeError
+from delayservice.units import parse_duration_ms
+
+TIMEOUT_S = 15.0
+_ANY_PARTITION = -1
+"""librdkafka's word for: the partitioner decides."""
+
+Header: TypeAlias = tuple[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A record to send; ``partition`` None lets the key or the id decide."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    partition: int | None
+    record_id: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the broker confirmed; ``timestamp_ms`` is the broker's append time on a delay topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+def time_header(at: str | None, after: str | None) -> list[Header]:
+    """Make the header that says when, checked here so that a typo is no dead letter later.
+
+    Args:
+        at: epoch milliseconds or RFC 3339, with a zone.
+        after: a duration (``30s``, ``2h``, ``PT30S``) or milliseconds.
+
+    Raises:
+        DelayServiceError: both are given, or it can't be read.
+    """
+    if at is not None and after is not None:
+        raise DelayServiceError("give --at or --after, not both")
+    if at is not None:
+        return [(names.DELAY_AT, str(_instant_ms(at)).encode())]
+    if after is not None:
+        return [(names.DELAY_AFTER, str(_delay_ms(after)).encode())]
+    return []
+
+
+def _instant_ms(text: str) -> int:
+    if text.strip().isdecimal():
+        return int(text)
+    try:
+        instant = datetime.fromisoformat(text.strip())
+    except ValueError as exc:
+        raise DelayServiceError(
+            f"--at {text!r} is no time: write 2026-01-31T08:00:00Z or epoch milliseconds"
+        ) from exc
+    if instant.tzinfo is None:
+        raise DelayServiceError(f"--at {text!r} has no zone: end it with Z or an offset as +01:00")
+    return round(instant.timestamp() * 1_000)
+
+
+def _delay_ms(text: str) -> int:
+    if text.strip().isdecimal():
+        return int(text)
+    try:
+        return parse_duration_ms(text)
+    except ValueError as exc:
+        raise DelayServiceError(f"--after: {exc}") from exc
+
+
+def own_headers(texts: Sequence[str]) -> list[Header]:
+    """Read ``name=value`` headers.
+
+    Raises:
+        DelayServiceError: one has no ``=`` or no name.
+    """
+    headers = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise DelayServiceError(f"--header {text!r} must be name=value")
+        headers.append((name, value.encode()))
+    return headers
+
+
+def read_value(value: str | None, value_file: Path | None, *, null: bool) -> bytes | None:
+    """Take the value from the argument, a file or, without either, standard input.
+
+    Raises:
+        DelayServiceError: more than one is given, the file can't be read, or nobody pipes anything.
+    """
+    if (value is not None) + (value_file is not None) + null > 1:
+        raise DelayServiceError("give a value, --value-file or --null, only one of them")
+    if null:
+        return None
+    if value is not None and value != "-":
+        return value.encode()
+    if value_file is not None:
+        try:
+            return value_file.read_bytes()
+        except OSError as exc:
+            raise DelayServiceError(f"{value_file} can't be read: {exc.strerror or exc}") from exc
+    if sys.stdin.isatty():
+        raise DelayServiceError("no value: give one, --value-file, --null, or pipe it in")
+    return sys.stdin.buffer.read()
+
+
+def send(config: dict[str, str], record: Outgoing) -> Report:
+    """Write the record and wait for the broker to confirm it.
+
+    Args:
+        config: options of a producer (``Kafka.client_config``).
+        record: what to send.
+
+    Raises:
+        KafkaEdgeError: no broker answers, the topic is unknown, or the broker refuses the record.
+    """
+    done: list[tuple[KafkaError | None, Message]] = []
+    try:
+        producer = Producer(
+            {
+                "message.timeout.ms": str(int(TIMEOUT_S * 1_000)),
+                **config,
+                "acks": "all",
+                "enable.idempotence": "true",
+                "partitioner": "murmur2_random",
+            }
+        )
+        partition = _choose_partition(producer, record, config["bootstrap.servers"])
+        producer.produce(
+            record.topic,
+            value=record.value,
+            key=record.key,
+            headers=list(record.headers),
+            on_delivery=lambda error, message: done.append((error, message)),
+            partition=_ANY_PARTITION if partition is None else partition,
+        )
+        producer.flush()
+    except KafkaException as exc:
+        raise KafkaEdgeError(f"{record.topic}: {_words(exc.args[0])}") from exc
+    except BufferError as exc:
+        raise KafkaEdgeError(f"{record.topic}: the record does not fit into the queue") from exc
+    return _report(record.topic, done)
+
+
+def _choose_partition(producer: Producer, record: Outgoing, bootstrap: str) -> int | None:
+    """Find the partition, after making sure of the topic. An id lives within one partition."""
+    try:
+        metadata = producer.list_topics(record.topic, timeout=TIMEOUT_S)
+    except KafkaException as exc:
+        raise KafkaEdgeError(f"no broker answers at {bootstrap}: {_words(exc.args[0])}") from exc
+    topic = metadata.topics.get(record.topic)
+    if topic is None or topic.error is not None or not topic.partitions:
+        reason = _words(topic.error) if topic is not None and topic.error else "it does not exist"
+        raise KafkaEdgeError(f"topic {record.topic} can't be written at {bootstrap}: {reason}")
+    count = len(topic.partitions)
+    if record.partition is not None:
+        if record.partition >= count:
+            raise KafkaEdgeError(f"{record.topic} has partitions 0 to {count - 1} only")
+        return record.partition
+    return None if record.record_id is None else partition_for(record.record_id, count)
+
+
+def _report(topic: str, done: list[tuple[KafkaError | None, Message]]) -> Report:
+    if not done:
+        raise KafkaEdgeError(f"{topic}: the broker has not answered; the record may be there")
+    error, message = done[0]
+    if error is not None:
+        raise KafkaEdgeError(f"{topic}: the broker refused the record: {_words(error)}")
+    partition, offset = message.partition(), message.offset()
+    return Report(topic, partition or 0, offset or 0, message.timestamp()[1])
+
+
+def _words(error: object) -> str:
+    return f"{error.str()} ({error.name()})" if isinstance(error, KafkaError) else str(error)
+
+
+def due_text(headers: Sequence[Header], timestamp_ms: int) -> str | None:
+    """Say when the record will be due, in UTC; None when no header of ours says so."""
+    by_name = dict(headers)
+    if names.DELAY_AT in by_name:
+        due_ms = int(by_name[names.DELAY_AT])
+    elif names.DELAY_AFTER in by_name:
+        due_ms = timestamp_ms + int(by_name[names.DELAY_AFTER])
+    else:
+        return None
+    try:
+        instant = datetime.fromtimestamp(due_ms / 1_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{due_ms} ms"
+    return instant.isoformat(timespec="milliseconds")

@@ -1,0 +1,106 @@
+"""``delayservice status``: what a running node says of itself."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from datetime import UTC, datetime
+
+import msgspec
+from rich.table import Table
+
+from delayservice.commands.console import out
+from delayservice.errors import DelayServiceError
+from delayservice.metrics_hub import NodeStatus, SliceStatus
+
+TIMEOUT_S = 5.0
+
+
+def fetch(address: str) -> NodeStatus:
+    """Ask the node that listens on ``host:port``.
+
+    Raises:
+        DelayServiceError: nobody answers there, or not as a node of this version would.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise DelayServiceError(f"{address!r} is no address: write host:port")
+    # A node that listens on every address is asked on this machine.
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 (no bind)
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/status")
+        body = connection.getresponse().read()
+    except (OSError, http.client.HTTPException) as exc:
+        raise DelayServiceError(
+            f"no node answers on {address}: {exc}; is it running, and is that its metrics.listen?"
+        ) from exc
+    finally:
+        connection.close()
+    try:
+        return msgspec.json.decode(body, type=NodeStatus)
+    except msgspec.DecodeError as exc:
+        raise DelayServiceError(f"what answers on {address} is no node of this version") from exc
+
+
+def show(status: NodeStatus) -> None:
+    """Print the node, its problems and a table of its slices."""
+    health = "[green]healthy[/]" if status.healthy else "[bold red]not healthy[/]"
+    out.print(
+        f"node [bold]{status.node_id}[/]  version {status.version}  "
+        f"up {_seconds(status.uptime_s)}  workers {len(status.workers)}  {health}"
+    )
+    for problem in status.problems:
+        out.print(f"  {problem}", style="red", markup=False)
+    if status.slices:
+        out.print(_table(status.slices))
+
+
+def _table(slices: list[SliceStatus]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("slice", "worker"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    for name in ("pending", "ingested", "delivered", "other", "lag", "next due", "late p50", "p99"):
+        table.add_column(name, justify="right")
+    for row in slices:
+        delivered = row.settled.get("delivered", 0)
+        table.add_row(
+            str(row.slice),
+            str(row.worker),
+            row.state if not row.alarm else f"{row.state} !",
+            f"{row.pending:,}",
+            f"{row.ingested:,}",
+            f"{delivered:,}",
+            f"{sum(row.settled.values()) - delivered:,}",
+            f"{row.source_lag:,}",
+            _due(row.oldest_due_ms),
+            _milliseconds(row.lateness_ms_p50),
+            _milliseconds(row.lateness_ms_p99),
+        )
+    return table
+
+
+def _due(due_ms: int | None) -> str:
+    if due_ms is None:
+        return "-"
+    ahead_s = due_ms / 1_000 - time.time()
+    if abs(ahead_s) < 86_400:  # noqa: PLR2004 (within a day a person thinks in "in how long")
+        return f"in {_seconds(ahead_s)}" if ahead_s >= 0 else f"{_seconds(-ahead_s)} ago"
+    try:
+        return datetime.fromtimestamp(due_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%MZ")
+    except (OverflowError, ValueError, OSError):
+        return f"{due_ms} ms"
+
+
+def _seconds(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 60:  # noqa: PLR2004
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def _milliseconds(value: int | None) -> str:
+    return "-" if value is None else f"≤{value} ms"
