@@ -17,7 +17,7 @@ PAYLOAD: Payload = ("orders", 4, b"\x00", b"\xff", OWN, 8_000, META)
 
 
 def written(
-    payload: Payload = PAYLOAD, secret: bytes = b"s1"
+    payload: Payload = PAYLOAD, secret: bytes = b"s1", at_ms: int = 5_000
 ) -> tuple[bytes | None, bytes | None, Headers]:
     return write_copy(
         "delay_topic_any",
@@ -26,7 +26,7 @@ def written(
         settles=11,
         source=b"delay_topic_any:3:7",
         base=12,
-        at_ms=5_000,
+        at_ms=at_ms,
         payload=payload,
     )
 
@@ -81,6 +81,17 @@ def test_a_copy_of_another_shard_is_forged() -> None:
 )
 def test_half_a_copy_is_no_copy(headers: Headers) -> None:
     assert read((b"k", b"v", headers))[1] == INVALID
+
+
+@pytest.mark.parametrize("at_ms", [0, -1, 2**53])
+def test_a_copy_whose_key_is_out_of_range_is_refused_though_signed(at_ms: int) -> None:
+    assert read(written(at_ms=at_ms))[1] == INVALID
+
+
+@pytest.mark.parametrize("name", ["delay-copy", "delay-copy-mac"])
+def test_a_signed_copy_within_a_copy_is_refused(name: str) -> None:
+    own: Headers = [(name, b"inner")]
+    assert read(written((*PAYLOAD[:4], own, *PAYLOAD[5:])))[1] == INVALID
 
 
 def test_moved_added_or_removed_headers_make_a_copy_forged() -> None:

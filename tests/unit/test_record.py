@@ -192,7 +192,10 @@ def test_a_bad_time_is_not_hidden_by_a_good_one() -> None:
 
 @pytest.mark.parametrize("timestamp_ms", [-1, -(2**63), 2**52, 2**63 - 1])
 def test_a_record_without_a_usable_timestamp_is_time_invalid(timestamp_ms: int) -> None:
-    assert code(read(TARGET, IN_FIVE_SECONDS, timestamp_ms=timestamp_ms)) == "time-invalid"
+    shard = reader()
+    shard.read(0, WRITTEN_MS, None, b"", [TARGET, IN_FIVE_SECONDS])
+    at_once = (names.DELAY_AFTER, b"0")
+    assert code(shard.read(1, timestamp_ms, None, b"", [TARGET, at_once])) == "time-invalid"
 
 
 @pytest.mark.parametrize(
