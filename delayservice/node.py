@@ -154,7 +154,9 @@ class Supervisor:
         )
         process.start()
         its.close()
-        self._children[index] = _Child(process, mine, time.monotonic(), self._restarts.get(index, 0))
+        self._children[index] = _Child(
+            process, mine, time.monotonic(), self._restarts.get(index, 0)
+        )
         _log.info("worker_started", worker=index, pid=process.pid)
 
     def _listen(self, timeout_s: float) -> None:

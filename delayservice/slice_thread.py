@@ -177,7 +177,9 @@ class SliceThread:
         for name, lane in list(lanes.items()):
             if name not in wanted or wanted[name].topic_id != lane.topic_id:
                 self.loop.drop_lane(name)
-        fresh = [self._make_lane(t, self.loop.slice_no) for n, t in wanted.items() if n not in lanes]
+        fresh = [
+            self._make_lane(t, self.loop.slice_no) for n, t in wanted.items() if n not in lanes
+        ]
         self.loop.add_lanes(fresh)
 
     def _sample_when_time(self) -> None:
@@ -204,6 +206,7 @@ class SliceThread:
 
 def store_folder(state_dir: Path, kind: str, topic_id: str, partition: int) -> Path:
     """Folder of one shard's store. Named by a hash of the topic's id: no path is made of a name, and
-    a recreated topic gets a store of its own."""
+    a recreated topic gets a store of its own.
+    """
     name = hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
     return state_dir / kind / name / str(partition)

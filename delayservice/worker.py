@@ -60,7 +60,8 @@ def run_worker(settings: Settings, secret: bytes, index: int, pipe: Connection) 
 
 def _end_with_supervisor(pipe: Connection) -> None:
     """Nothing restarts or stops a worker whose supervisor is gone, so it ends at once; that is as
-    safe as any crash."""
+    safe as any crash.
+    """
 
     def watch() -> None:
         with suppress(EOFError, OSError):

@@ -10,7 +10,8 @@ class Ownership(Protocol):
 
     def may_own(self, slice_no: int) -> bool:
         """Whether this node is to settle the slice now. Kafka's fencing decides in the end: a wrong
-        yes costs a take-over, never a duplicate."""
+        yes costs a take-over, never a duplicate.
+        """
 
 
 class Standalone:

@@ -78,7 +78,9 @@ class KafkaCheckpoints:
         assigned: set[int] = set()
         while not self._closing.is_set():
             for slice_no in sorted(self._wanted - assigned):
-                offset = TopicPartition(self._topic, slice_no, _tail_from(consumer, self._topic, slice_no))
+                offset = TopicPartition(
+                    self._topic, slice_no, _tail_from(consumer, self._topic, slice_no)
+                )
                 consumer.incremental_assign([offset])
                 assigned.add(slice_no)
             if not assigned:

@@ -49,7 +49,9 @@ class DelayTopic:
 class TargetTopics:
     """Partition counts of target topics, cached. Shared by the slices of a worker."""
 
-    def __init__(self, admin: AdminClient, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, admin: AdminClient, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._admin = admin
         self._monotonic_s = monotonic_s
         self._partitions: dict[str, int] = {}
@@ -60,7 +62,8 @@ class TargetTopics:
         self, targets: Iterable[tuple[str, int]], *, refresh: bool = False
     ) -> dict[tuple[str, int], tuple[str, str]]:
         """``(topic, partition or -1)`` of those that don't exist, with code and detail. What is not
-        in the cache is asked of the cluster, once a second at most."""
+        in the cache is asked of the cluster, once a second at most.
+        """
         partitions = self._partitions
         unsure = [t for t in targets if partitions.get(t[0], 0) <= max(t[1], 0) or refresh]
         if not unsure:
@@ -122,7 +125,7 @@ class TopicKeeper:
             topics.checkpoint: (slices, _CHECKPOINT_CONFIG),
             topics.dead_letter: (1, {"cleanup.policy": "delete"}),
             topics.outcomes: (1, {"cleanup.policy": "delete"}),
-            **{name: (topics.partitions, _DELAY_CONFIG) for name in topics.delay},
+            **dict.fromkeys(topics.delay, (topics.partitions, _DELAY_CONFIG)),
         }
         missing = {name: spec for name, spec in wanted.items() if name not in existing}
         if missing and not topics.create:
@@ -136,7 +139,9 @@ class TopicKeeper:
             return
         replication = self._settings.topics.replication_factor
         requests = [
-            NewTopic(name, num_partitions=count, replication_factor=replication, config=dict(config))
+            NewTopic(
+                name, num_partitions=count, replication_factor=replication, config=dict(config)
+            )
             for name, (count, config) in missing.items()
         ]
         for name, future in self._admin.create_topics(requests).items():

@@ -27,9 +27,7 @@ OUTCOME_NAMES: Final = (
 )
 """Name of each outcome, by its number, as metrics and the outcome topic spell it."""
 
-Output: TypeAlias = tuple[
-    int, str, int, bytes | None, bytes | None, list[Header], int, int
-]
+Output: TypeAlias = tuple[int, str, int, bytes | None, bytes | None, list[Header], int, int]
 """``(outcome, topic, partition, key, value, headers, due_ms, offset)``: a record to be written, and
 the source ``offset`` that it settles. ``partition`` -1 means: by key. A tuple, for each delivered
 record is one (``bench whole`` pays for it)."""

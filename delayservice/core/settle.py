@@ -116,7 +116,8 @@ class Settler:
 
     def _dead_letter_payload(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
         """A dead letter of a valid record: its headers say again what it asked for, so that it can
-        be replayed."""
+        be replayed.
+        """
         target, partition, key, value, headers, due_ms, meta = payload
         asked: list[Header] = [
             *headers,
@@ -133,9 +134,7 @@ class Settler:
         at_ms = min(payload[5], now_ms + self._routes.roll_window_ms)
         return self._copy(outcome.ROLLED, offset, payload, at_ms, base)
 
-    def _park(
-        self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int
-    ) -> Output:
+    def _park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
         record_id, source, _, expires_ms = payload[6] or (None, None, 1, None)
         again = (*payload[:6], (record_id, source, attempt + 1, expires_ms))
@@ -179,4 +178,3 @@ class Settler:
             headers.append(("delay-settled-by", b"%d" % by))
         topic = self._routes.outcomes
         return (kind, topic, -1, record_id, None, headers, due_ms, offset)
-

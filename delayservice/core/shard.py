@@ -20,9 +20,9 @@ from typing import NamedTuple
 from delayservice.core import outcome
 from delayservice.core.codec import decode_payload
 from delayservice.core.cursor import Cursor, Key
+from delayservice.core.entry import CANCEL, COPY, INVALID, SCHEDULE, Entry
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Additions, Frame
-from delayservice.core.entry import CANCEL, COPY, INVALID, SCHEDULE, Entry
 from delayservice.core.settle import Settler
 from delayservice.core.storing import LatestUnmarked, RecentNames, Scans, additions
 
@@ -100,7 +100,8 @@ class Shard:
     @property
     def wanted(self) -> int:
         """The source offset to read next. What lies in ``[H, S)`` is read again from the log after a
-        take-over, and whenever the queue had to be cut while S ran ahead."""
+        take-over, and whenever the queue had to be cut while S ran ahead.
+        """
         if not self.owned:
             return self.stored
         if self.read < self.stored and (self.caught_up or self.has_room):
@@ -115,12 +116,14 @@ class Shard:
     @property
     def has_room(self) -> bool:
         """Whether the walk's queue takes more. It need not while S catches up with L, for what does
-        not fit then is read again later."""
+        not fit then is read again later.
+        """
         return len(self._queue) < self._queue_max
 
     def scans_needed(self, start: int, entries: Sequence[Entry], stop: int) -> list[CopyScan]:
         """Stretches of the log that ``ingest`` of the same run must know the ``x`` of. Usually
-        none: what was read a moment ago is remembered."""
+        none: what was read a moment ago is remembered.
+        """
         self._names.observe(start, entries, stop)
         return [
             CopyScan(offset, record_id, base)
@@ -233,7 +236,8 @@ class Shard:
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
         """Whether an own roll of this id is not ingested yet; its offset must be known to be
-        settled."""
+        settled.
+        """
         flying = self._in_flight | self._in_flight_staged
         return any(name == record_id and base <= offset for name, base in flying)
 
@@ -257,7 +261,8 @@ class Shard:
     @property
     def may_advance_key(self) -> bool:
         """Whether the walk of K may go on: H has caught up with what was read, or has to wait for
-        something that K does not depend on."""
+        something that K does not depend on.
+        """
         return self.stored >= self.staged.offset and (
             self.staged.offset >= self.stored or not self.caught_up or self._waits
         )
@@ -268,7 +273,8 @@ class Shard:
 
     def advance_key(self, frames: Sequence[Frame], now_ms: int) -> list[Output]:
         """Settle frames in key order, H fixed (rule 10). ``frames`` are what the store holds above
-        ``staged.key`` with ``key_ms <= now_ms``; K becomes the last settled key, never the clock."""
+        ``staged.key`` with ``key_ms <= now_ms``; K becomes the last settled key, never the clock.
+        """
         outputs: list[Output] = []
         k, h = self.staged
         settle = self._settler.settle

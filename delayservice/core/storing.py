@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from delayservice.core.codec import encode_payload
 from delayservice.core.cursor import Key
-from delayservice.core.pending import NO_MARK, Additions
 from delayservice.core.entry import COPY, INVALID, SCHEDULE, Entry
+from delayservice.core.pending import NO_MARK, Additions
 
 LatestUnmarked: TypeAlias = Callable[[bytes, int], Key | None]
 """``Store.latest_unmarked``: the id index, bounded by the asking offset."""
@@ -116,7 +116,8 @@ class RecentNames:
 
     def first(self, record_id: bytes, base: int, stop: int) -> int | None:
         """First user record of the id in ``[base, stop)``, NO_MARK if there is none, or None when
-        the log must be scanned because the range was not observed."""
+        the log must be scanned because the range was not observed.
+        """
         if base < self.start or stop > self.stop:
             return None
         held = self._offsets.get(record_id, [])

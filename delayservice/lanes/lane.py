@@ -84,7 +84,8 @@ class Lane:
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
         """A log that no longer reaches H, or starts above it, was truncated or expired: what is gone
-        is gone and is reported; what is there is served."""
+        is gone and is reported; what is there is served.
+        """
         if cursor.offset > bounds.end or self.shard.stored > bounds.end:
             _log.error(
                 "log_truncated",
@@ -108,7 +109,8 @@ class Lane:
 
     def _report_lost(self, first: int, stop: int) -> None:
         """Offsets that retention deleted before this store had them. On a first start, or after the
-        store was wiped, what was pending among them was rolled forward if the retention rule held."""
+        store was wiped, what was pending among them was rolled forward if the retention rule held.
+        """
         self.lost_offsets += stop - first
         _log.warning(
             "log_starts_later",
@@ -190,7 +192,9 @@ class Lane:
             try:
                 return self.store.read_due(after, now_ms, limit)
             except SlotDamagedError as damage:
-                _log.error("slot_damaged", topic=self.topic, partition=self.partition, why=str(damage))
+                _log.error(
+                    "slot_damaged", topic=self.topic, partition=self.partition, why=str(damage)
+                )
                 frames = reread_slot(
                     self._source,
                     self.reader,

@@ -1,5 +1,6 @@
 """What a slice loop needs of the world. Kafka implements these in ``connectors.kafka``; the
-simulation in ``tests/simulation`` implements them with a model log that crashes."""
+simulation in ``tests/simulation`` implements them with a model log that crashes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from delayservice.core.outcome import Output
 
 class Run(NamedTuple):
     """A gapless stretch ``[start, stop)`` of one delay topic's partition. ``rows`` may be fewer than
-    the offsets, for transaction markers and aborted records take offsets too."""
+    the offsets, for transaction markers and aborted records take offsets too.
+    """
 
     topic: str
     start: int
@@ -29,7 +31,8 @@ class Bounds(NamedTuple):
 
 class ReadBack(NamedTuple):
     """A checkpoint as it came back from Kafka: ``broker_ms`` is when the broker appended it,
-    ``wall_ms`` and ``boot_ms`` are this machine's clocks when it arrived."""
+    ``wall_ms`` and ``boot_ms`` are this machine's clocks when it arrived.
+    """
 
     data: bytes
     broker_ms: int
@@ -48,7 +51,8 @@ class Source(Protocol):
 
     def poll(self, timeout_s: float, limit: int) -> list[Run]:
         """Whatever is there, at most about ``limit`` records; waits up to ``timeout_s`` for the
-        first. Each run starts where the one before of its topic stopped."""
+        first. Each run starts where the one before of its topic stopped.
+        """
 
     def pause(self, topic: str) -> None:
         """Fetch no more of this topic until ``resume``; what is fetched already is kept."""
@@ -75,7 +79,8 @@ class Sink(Protocol):
 
     def blocked(self, outputs: Sequence[Output]) -> dict[tuple[str, int], tuple[str, str]]:
         """Targets among ``outputs`` that can't be written to now, as
-        ``{(topic, partition or -1): (code, detail)}``. Answers from cached metadata."""
+        ``{(topic, partition or -1): (code, detail)}``. Answers from cached metadata.
+        """
 
     def still_blocked(
         self, blocked: Mapping[tuple[str, int], tuple[str, str]]
@@ -116,11 +121,13 @@ class Checkpoints(Protocol):
 
     def latest(self, slice_no: int) -> bytes | None:
         """The newest committed checkpoint of the slice, read to the end of the log as of now. Asked
-        after ``Sink.init``, so that no older owner can add to it any more."""
+        after ``Sink.init``, so that no older owner can add to it any more.
+        """
 
     def read_back(self, slice_no: int) -> ReadBack | None:
         """The newest checkpoint that was read back in passing, for pruning; may lag. The same
-        object until a newer one comes."""
+        object until a newer one comes.
+        """
 
 
 class Clock(Protocol):

@@ -66,7 +66,8 @@ class Gate(Protocol):
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
         """A broker's timestamp: of a consumed record, or of our own checkpoint as read back, whose
-        commit began at ``sent_s`` of the monotonic clock."""
+        commit began at ``sent_s`` of the monotonic clock.
+        """
 
 
 class Observer(Protocol):
@@ -305,7 +306,8 @@ class SliceLoop:
 
     def _ask_the_time(self) -> None:
         """Nothing is settled while the clock is in doubt. A commit without outputs, read back with
-        the broker's timestamp, says whether it is right after all."""
+        the broker's timestamp, says whether it is right after all.
+        """
         if self._clock.monotonic_s() - self._last_commit_s >= _RECHECK_S:
             self._start_over("clock_in_doubt", why=self._gate.frozen())
             self._commit()
@@ -325,7 +327,9 @@ class SliceLoop:
             self._take_over_lane(lane, checkpoint)
         self.owner = True
         if not self._commit():
-            raise OwnershipLostError(f"slice {self.slice_no}: the first checkpoint was not committed")
+            raise OwnershipLostError(
+                f"slice {self.slice_no}: the first checkpoint was not committed"
+            )
         _log.info(
             "took_over",
             slice=self.slice_no,
@@ -361,9 +365,7 @@ class SliceLoop:
         lane.adopt(self._agree_on_contract(lane, contracts, bounds.end))
         lane.take_over(cursor, bounds)
 
-    def _agree_on_contract(
-        self, lane: Lane, contracts: Contracts | None, end: int
-    ) -> Contracts:
+    def _agree_on_contract(self, lane: Lane, contracts: Contracts | None, end: int) -> Contracts:
         """What settings ask for holds from the end of the log on (rule 2): keys that exist stay."""
         wanted = self._contract_of(lane.topic)
         if contracts is None:
@@ -393,7 +395,8 @@ class SliceLoop:
 
     def _prune(self) -> None:
         """Forget what the checkpoint, as read back, has settled (rule 5): one path for the owner
-        and for every other replica."""
+        and for every other replica.
+        """
         read_back = self._checkpoints.read_back(self.slice_no)
         if read_back is None or read_back is self._last_read_back:
             return
@@ -420,7 +423,9 @@ class SliceLoop:
             lane.follow(Cursor())
             if self.owner:
                 self._take_over_lane(lane, self._read_checkpoint())
-        if self.owner and not self._commit():  # a contract is committed before anything is read by it
+        if (
+            self.owner and not self._commit()
+        ):  # a contract is committed before anything is read by it
             self.release()
 
     def drop_lane(self, topic: str) -> None:

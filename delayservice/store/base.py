@@ -20,7 +20,8 @@ __all__ = ["NO_MARK", "Frame", "Mark", "Named", "Store", "StoreStats"]
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """What a person or a metric wants to know of a store; counts may include settled records
-    that are not pruned yet."""
+    that are not pruned yet.
+    """
 
     pending: int
     bytes: int
@@ -35,11 +36,16 @@ class Store(ABC):
     def open(self) -> int:
         """Recover, and return the durable horizon S: everything of offsets below S is here (or is
         noticed to be missing), and nothing of S and above is visible until it is appended again.
-        0 when the store is new, or its manifest is missing or damaged."""
+        0 when the store is new, or its manifest is missing or damaged.
+        """
 
     @abstractmethod
     def append(
-        self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop_offset: int
+        self,
+        frames: Sequence[Frame],
+        named: Sequence[Named],
+        marks: Sequence[Mark],
+        stop_offset: int,
     ) -> None:
         """Take what offsets below ``stop_offset`` added, in offset order, all at or above the
         stop offset of the call before. Visible to reads at once; durable at some later sync.
@@ -47,7 +53,8 @@ class Store(ABC):
         ``frames``: records to keep. ``named``: those of them that bear an id. ``marks``: earlier
         records (of this or earlier calls) that are cancelled or replaced; a record is marked once.
         Appending what an earlier life of the store already had is harmless (same offset, same
-        content)."""
+        content).
+        """
 
     @abstractmethod
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
@@ -62,17 +69,20 @@ class Store(ABC):
     @abstractmethod
     def next_due_ms(self, after: Key) -> int | None:
         """A lower bound of the ``key_ms`` of the first frame above ``after``, or None if there is
-        none. May be early (a slot's start), never late."""
+        none. May be early (a slot's start), never late.
+        """
 
     @abstractmethod
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """Replace what is stored for keys in ``[start_ms, stop_ms)`` by ``frames``, which were
-        read again from the log, marks included, after a ``SlotDamagedError``."""
+        read again from the log, marks included, after a ``SlotDamagedError``.
+        """
 
     @abstractmethod
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """Key of the latest record of this id with ``offset < below`` that no offset below
-        ``below`` has marked."""
+        ``below`` has marked.
+        """
 
     @abstractmethod
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
@@ -83,7 +93,8 @@ class Store(ABC):
         """Forget, in whatever lumps are cheap, what the committed ``cursor`` makes useless: frames
         with key <= K and offset < H, frames whose ``key_ms`` is below K's (those at or above H are
         walked again from the log), and frames with a mark below H. Never anything else: a slot
-        goes as a whole only when its exclusive end is <= K's ``key_ms``."""
+        goes as a whole only when its exclusive end is <= K's ``key_ms``.
+        """
 
     @abstractmethod
     def sync(self) -> int:
@@ -96,7 +107,8 @@ class Store(ABC):
     @abstractmethod
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
         """Frames in key order without touching what delivery has in memory: for people and
-        checks."""
+        checks.
+        """
 
     @abstractmethod
     def stats(self) -> StoreStats:
@@ -105,7 +117,8 @@ class Store(ABC):
     @abstractmethod
     def reset(self) -> None:
         """Forget everything and start over from horizon 0: the log is not the one that was stored,
-        or no longer agrees with it."""
+        or no longer agrees with it.
+        """
 
     @abstractmethod
     def close(self) -> None:
