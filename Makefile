@@ -41,8 +41,13 @@ format: $(STAMP)  ## put the code in its format and repair what ruff can
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 
-test: check  ## check, then every test
-	$(BIN)/pytest $(ARGS)
+# What needs the cluster runs by itself: beside other tests on the same cores its latencies would
+# say nothing. Both parts run even when the first fails.
+test: check  ## check, then every test; ARGS reach pytest
+	@status=0; \
+	$(BIN)/pytest -n auto -m "not cluster" $(ARGS) || status=1; \
+	$(BIN)/pytest -m cluster $(ARGS) || status=1; \
+	exit $$status
 
 demo: $(STAMP)  ## the main job on a real cluster, with the service killed in it
 	$(BIN)/delayservice demo $(ARGS)
