@@ -60,6 +60,8 @@ class SinkOptions:
         return {
             "linger.ms": 5,
             "batch.num.messages": 10_000,
+            "batch.size": 1_000_000,
+            "message.max.bytes": 16 * 1024 * 1024,  # the topic decides, not the client
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 262_144,
             "message.timeout.ms": 40_000,

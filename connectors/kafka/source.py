@@ -147,7 +147,8 @@ def _row(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every 
     """A message as the record reader takes it."""
     try:
         headers = message.headers()
-    except UnicodeDecodeError:  # the client can't hand over a header whose name is not UTF-8
+    except (SystemError, UnicodeDecodeError):
+        # A header whose name is not UTF-8: the client raises once, and must not be asked again.
         headers = UNREADABLE
     return (message.offset(), message.timestamp()[1], message.key(), message.value(), headers)
 

@@ -123,8 +123,8 @@ class TopicKeeper:
         slices = max([topics.partitions, *(existing.get(name, 0) for name in topics.delay)])
         wanted = {
             topics.checkpoint: (slices, _CHECKPOINT_CONFIG),
-            topics.dead_letter: (1, {"cleanup.policy": "delete"}),
-            topics.outcomes: (1, {"cleanup.policy": "delete"}),
+            topics.dead_letter: (1, _LETTER_CONFIG),
+            topics.outcomes: (1, _LETTER_CONFIG),
             **dict.fromkeys(topics.delay, (topics.partitions, _DELAY_CONFIG)),
         }
         missing = {name: spec for name, spec in wanted.items() if name not in existing}
@@ -235,6 +235,9 @@ class TopicKeeper:
             raise KafkaEdgeError(f"the cluster's topics can't be listed: {exc}") from exc
         return {n: len(t.partitions) for n, t in found.topics.items() if t.error is None}
 
+
+_LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
+"""A dead letter is larger than the record that it carries."""
 
 _DELAY_CONFIG: Final = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
 

@@ -12,12 +12,8 @@ COPY = 1
 """The service's own rolled or parked copy of one, its signature verified."""
 CANCEL = 2
 """Cancels the pending record of its id."""
-FIRE = 3
-"""Delivers the pending record of its id now."""
-INVALID = 4
+INVALID = 3
 """Breaks the contract: to be dead-lettered."""
-
-KIND_NAMES = ("schedule", "copy", "cancel", "fire", "invalid")
 
 Headers: TypeAlias = list[Header]
 
@@ -36,7 +32,6 @@ kind       key_ms                 id          payload        extra
 SCHEDULE   min(due, roll time)    or None     ``Payload``    None
 COPY       at_ms                  or None     ``Payload``    base: int, rule 12
 CANCEL     0                      bytes       ``Original``   None
-FIRE       0                      bytes       ``Original``   None
 INVALID    0                      None        ``Original``   ``(code, detail)``
 =========  =====================  ==========  =============  ==================
 

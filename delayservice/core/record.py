@@ -34,7 +34,6 @@ from delayservice.core.draft import CANCEL_OP, RULES, SCHEDULE_OP, Draft, Rule
 from delayservice.core.entry import (
     CANCEL,
     COPY,
-    FIRE,
     INVALID,
     SCHEDULE,
     UNREADABLE,
@@ -51,7 +50,6 @@ from delayservice.core.times import DUE_STOP_MS, parse_count, parse_instant_ms
 __all__ = [
     "CANCEL",
     "COPY",
-    "FIRE",
     "INVALID",
     "SCHEDULE",
     "Entry",
@@ -247,11 +245,12 @@ class RecordReader:
         identity: bytes | None,
         original: Original,
     ) -> Entry:
+        if operation != CANCEL_OP:
+            raise RecordRefusedError(OP_INVALID, f"{operation} is not served by this version")
         if identity is None:
             raise RecordRefusedError(OP_INVALID, f"{operation} needs {names.DELAY_ID}")
         self._check_id(identity)
-        kind = CANCEL if operation == CANCEL_OP else FIRE
-        return (offset, kind, 0, identity, original, None)
+        return (offset, CANCEL, 0, identity, original, None)
 
     def _identity(self, draft: Draft) -> bytes | None:
         """The record's id, from our own header or another system's."""

@@ -128,6 +128,8 @@ class Settler:
             asked.append(("delay-target-partition", b"%d" % partition))
         if meta is not None and meta[0] is not None:
             asked.append(("delay-id", meta[0]))
+        if meta is not None and meta[3] is not None:
+            asked.append(("delay-expires-at", b"%d" % meta[3]))
         return self.dead_letter(offset, (key, value, asked), code, detail, due_ms)
 
     def _roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:

@@ -13,7 +13,7 @@ from delayservice.core.contract import Contract, Contracts
 from delayservice.core.copies import write_copy
 from delayservice.core.cursor import START_KEY
 from delayservice.core.draft import RULES
-from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID, SCHEDULE, Headers
+from delayservice.core.entry import CANCEL, COPY, INVALID, SCHEDULE, Headers
 from delayservice.core.provenance import dead_letter_headers
 from delayservice.core.record import RecordReader
 
@@ -106,7 +106,7 @@ def test_any_record_is_read_as_exactly_one_well_formed_entry(  # noqa: PLR0913, 
     assert (headers or []) == before
     read_offset, kind, key_ms, identity, body, extra = entry
     assert read_offset == offset
-    assert kind in (SCHEDULE, CANCEL, FIRE, INVALID)
+    assert kind in (SCHEDULE, CANCEL, INVALID)
     if kind == SCHEDULE:
         assert_well_formed(body, key_ms, identity, timestamp_ms, contract)
         assert extra is None

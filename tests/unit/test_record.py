@@ -12,7 +12,7 @@ from delayservice.core import names
 from delayservice.core.codes import EXPLANATIONS
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import START_KEY
-from delayservice.core.entry import CANCEL, FIRE, INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Row
+from delayservice.core.entry import CANCEL, INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Row
 from delayservice.core.record import RecordReader
 
 WRITTEN_MS = 1_700_000_000_000
@@ -330,12 +330,16 @@ def test_an_id_is_carried_in_entry_and_payload() -> None:
     assert entry[4][6] == (b"\x00\xff", None, 1, None)
 
 
-@pytest.mark.parametrize(("operation", "kind"), [(b"cancel", CANCEL), (b"fire", FIRE)])
-def test_cancel_and_fire_need_an_id_and_keep_the_original(operation: bytes, kind: int) -> None:
-    headers: Headers = [(names.DELAY_OP, operation), (names.DELAY_ID, b"id"), ("a", b"1")]
+def test_cancel_needs_an_id_and_keeps_the_original() -> None:
+    headers: Headers = [(names.DELAY_OP, b"cancel"), (names.DELAY_ID, b"id"), ("a", b"1")]
     original = (b"key", b"value", headers)
-    assert read(*headers) == (7, kind, 0, b"id", original, None)
+    assert read(*headers) == (7, CANCEL, 0, b"id", original, None)
     assert code(read(headers[0])) == "op-invalid"
+
+
+def test_fire_is_refused_until_it_is_served() -> None:
+    entry = read((names.DELAY_OP, b"fire"), (names.DELAY_ID, b"id"))
+    assert code(entry) == "op-invalid"
 
 
 def test_the_operation_schedule_is_the_default_one() -> None:
