@@ -99,7 +99,8 @@ point = bind(os.environ.get(VARIABLE, ""))
 
 
 def armed(name: str) -> bool:
-    """Whether the fault at this point is set: what is slow and only makes the fault exact, such as a
-    flush before a kill, is done then and only then.
+    """Whether a fault is set at this point.
+
+    What is slow and only makes a fault exact, such as a flush before a kill, is done then only.
     """
     return os.environ.get(VARIABLE, "").partition(":")[0] == name

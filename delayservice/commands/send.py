@@ -139,6 +139,8 @@ def send(config: dict[str, str], record: Outgoing) -> Report:
         producer = Producer(
             {
                 "message.timeout.ms": str(int(TIMEOUT_S * 1_000)),
+                # What matters is raised; a warning on the way there only frightens.
+                "log_level": "2",
                 **config,
                 "acks": "all",
                 "enable.idempotence": "true",
