@@ -1,0 +1,194 @@
+"""Every effect that the file-based stores have on a disk, in one small class.
+
+The stores reach the file system through ``Files`` alone, so that a test can record each effect and
+show the store any disk that a crash may leave behind. Writes go to a stated position, never to
+"the end": what lies beyond the position is rubbish of an earlier life and is written over.
+
+Failed writes and failed fsyncs become ``StoreError``. Reads raise ``OSError``, for the caller
+decides whether a missing file is damage.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from delayservice.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+
+
+class _Failing:
+    """Turn an ``OSError`` inside the block into a ``StoreError`` that says what to do."""
+
+    __slots__ = ("_advice", "_deed", "_path")
+
+    def __init__(self, deed: str, path: str, advice: str) -> None:
+        self._deed, self._path, self._advice = deed, path, advice
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, OSError):
+            message = f"can't {self._deed} {self._path}: {error.strerror}; {self._advice}"
+            raise StoreError(message) from error
+
+
+def _writing(path: str) -> AbstractContextManager[None]:
+    return _Failing("write", path, "free space or mend the disk, nothing taken so far is lost")
+
+
+def _syncing(path: str) -> AbstractContextManager[None]:
+    # After a failed fsync the kernel may have dropped the dirty pages and call the next one fine.
+    return _Failing("fsync", path, "the process must exit and start again from its last horizon")
+
+
+class Files:
+    """The real file system, with a bounded number of open files.
+
+    Args:
+        handles_max: files kept open at once; the least recently used is closed first.
+    """
+
+    def __init__(self, handles_max: int = 256) -> None:
+        self._handles: OrderedDict[str, int] = OrderedDict()
+        self._handles_max = handles_max
+
+    def make_dir(self, path: str) -> None:
+        """Create a folder for the owner only, with the folders above it; fine if it exists."""
+        with _writing(path):
+            Path(path).mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+
+    def write_at(self, path: str, position: int, data: bytes) -> None:
+        """Write all of ``data`` at byte ``position``; the file is created when missing."""
+        with _writing(path):
+            handle = self._handle(path, os.O_RDWR | os.O_CREAT)
+            done = os.pwrite(handle, data, position)
+            while done < len(data):
+                done += os.pwrite(handle, data[done:], position + done)
+
+    def read_at(self, path: str, position: int, size: int) -> bytes:
+        """At most ``size`` bytes from byte ``position``, fewer at the end of the file.
+
+        Raises:
+            OSError: the file is missing or the medium fails.
+        """
+        handle = self._handle(path, os.O_RDWR)
+        data = os.pread(handle, size, position)
+        while 0 < len(data) < size:
+            more = os.pread(handle, size - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or folder of this name."""
+        return Path(path).exists()
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in a folder, sorted; none when the folder is missing."""
+        try:
+            return sorted(os.listdir(path))  # noqa: PTH208 - names are wanted, not paths
+        except FileNotFoundError:
+            return []
+
+    def sync_file(self, path: str) -> None:
+        """Make a file's content durable. A file that is gone was pruned: nothing to do.
+
+        Shares no state with the other methods, so a thread beside the owner may call it.
+        """
+        with _syncing(path):
+            try:
+                handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            try:
+                os.fdatasync(handle)
+            finally:
+                os.close(handle)
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a folder durable. A folder that is gone was pruned."""
+        with _syncing(path):
+            try:
+                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def replace(self, source: str, target: str) -> None:
+        """Rename over ``target``, atomically; fine when ``source`` is gone already."""
+        self._forget(source)
+        self._forget(target)
+        with _writing(target):
+            try:
+                os.replace(source, target)  # noqa: PTH105 - strings all the way on this path
+            except FileNotFoundError:
+                return
+
+    def remove(self, path: str) -> None:
+        """Remove a file; fine when it is gone already."""
+        self._forget(path)
+        with _writing(path):
+            Path(path).unlink(missing_ok=True)
+
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty folder; fine when it is gone already."""
+        with _writing(path):
+            try:
+                Path(path).rmdir()
+            except FileNotFoundError:
+                return
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder of files and folders, one effect at a time."""
+        for name in self.list_dir(path):
+            child = f"{path}/{name}"
+            if Path(child).is_dir() and not Path(child).is_symlink():
+                self.remove_tree(child)
+            else:
+                self.remove(child)
+        self.remove_dir(path)
+
+    def close(self) -> None:
+        """Close every open file."""
+        while self._handles:
+            os.close(self._handles.popitem()[1])
+
+    def _handle(self, path: str, flags: int) -> int:
+        handle = self._handles.get(path)
+        if handle is not None:
+            self._handles.move_to_end(path)
+            return handle
+        if len(self._handles) >= self._handles_max:
+            os.close(self._handles.popitem(last=False)[1])
+        handle = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+        self._handles[path] = handle
+        return handle
+
+    def _forget(self, path: str) -> None:
+        handle = self._handles.pop(path, None)
+        if handle is not None:
+            os.close(handle)
+
+
+def walk(files: Files, path: str) -> Iterator[str]:
+    """Every file below a folder."""
+    for name in files.list_dir(path):
+        child = f"{path}/{name}"
+        if Path(child).is_dir():
+            yield from walk(files, child)
+        else:
+            yield child

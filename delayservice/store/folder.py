@@ -1,0 +1,124 @@
+"""The folder of a durable store: one owner at a time, one format, a place for the damaged.
+
+```
+<folder>/LOCK         locked (flock) by the process that has the store open; holds its process id
+<folder>/VERSION      "<kind> <format number>\n"
+<folder>/quarantine/  damaged files, the newest few, for a person to look at; never read again
+```
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from delayservice.errors import StoreError
+
+if TYPE_CHECKING:
+    from delayservice.store.files import Files
+
+QUARANTINE_MAX = 64
+"""Damaged files that are kept; a failing disk must not fill itself with its own failures."""
+
+
+class StoreFolder:
+    """Lock, format and quarantine of one store folder.
+
+    Args:
+        path: the folder; created when missing, for its owner only.
+        kind: name of the backend; a folder of another backend is refused.
+        version: number of the newest format that this code reads.
+        files: where effects go.
+    """
+
+    def __init__(self, path: Path, kind: str, version: int, files: Files) -> None:
+        self.path = str(path)
+        self._kind = kind
+        self._version = version
+        self._files = files
+        self._lock: int | None = None
+
+    def enter(self) -> bool:
+        """Lock the folder and check its format.
+
+        Returns:
+            True when the content is of a format that this code reads, False when the folder is
+            new or says nothing of itself, and so nothing in it may be trusted.
+
+        Raises:
+            StoreError: another process has the folder open, or its format is foreign or newer.
+        """
+        self._files.make_dir(self.path)
+        self._take_lock()
+        try:
+            return self._check_version()
+        except BaseException:
+            self.leave()
+            raise
+
+    def stamp(self) -> None:
+        """Write VERSION: from here on the content is ours. Not durable by itself."""
+        text = f"{self._kind} {self._version}\n".encode()
+        self._files.write_at(f"{self.path}/VERSION", 0, text)
+        self._files.sync_file(f"{self.path}/VERSION")
+
+    def leave(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def quarantine(self, path: str, name: str) -> None:
+        """Move a damaged file or folder out of the way; ``name`` is what it is called there."""
+        folder = f"{self.path}/quarantine"
+        self._files.make_dir(folder)
+        known = self._files.list_dir(folder)
+        serial = 1 + max((int(n.split("-", 1)[0]) for n in known if n[:8].isdigit()), default=0)
+        self._files.replace(path, f"{folder}/{serial:08d}-{name}")
+        for old in known[: max(0, len(known) + 1 - QUARANTINE_MAX)]:
+            self._drop(f"{folder}/{old}")
+
+    def _drop(self, path: str) -> None:
+        if Path(path).is_dir():
+            self._files.remove_tree(path)
+        else:
+            self._files.remove(path)
+
+    def _take_lock(self) -> None:
+        if self._lock is not None:
+            raise StoreError(f"the store {self.path} is open already; close it first")
+        handle = os.open(f"{self.path}/LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            owner = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(handle)
+            raise StoreError(
+                f"the store {self.path} is in use by process {owner}; "
+                "stop that process, or give this one a data folder of its own"
+            ) from exc
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        self._lock = handle
+
+    def _check_version(self) -> bool:
+        try:
+            text = self._files.read_at(f"{self.path}/VERSION", 0, 64).decode("ascii")
+            kind, number = text.split()
+            version = int(number)
+        except (FileNotFoundError, ValueError):
+            return False
+        if kind != self._kind:
+            raise StoreError(
+                f"{self.path} holds a {kind!r} store and not a {self._kind!r} one; "
+                "choose the other backend or another data folder"
+            )
+        if version > self._version:
+            raise StoreError(
+                f"{self.path} has format {version}, newer than {self._version}, the newest that "
+                "this version reads; run the newer service, or move the folder away: "
+                "it is rebuilt from Kafka"
+            )
+        return version == self._version

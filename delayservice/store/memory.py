@@ -1,0 +1,146 @@
+"""The reference store: a dictionary and a sorted list, gone with the process.
+
+Every rule of ``Store`` in its plainest form; the durable backends must behave as this one does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING
+
+from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store, StoreStats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from delayservice.core.cursor import Cursor, Key
+
+
+class MemoryStore(Store):
+    """Keeps everything in memory; ``open`` always starts at offset 0."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._order: list[Key] = []
+        self._payloads: dict[Key, bytes] = {}
+        self._marks: dict[Key, int] = {}
+        self._named: dict[bytes, list[tuple[int, int]]] = {}
+        self._names: dict[Key, bytes] = {}
+        self._bytes = 0
+        self._stop_offset = 0
+        self._durable_offset = 0
+
+    def open(self) -> int:
+        """Start empty: the horizon is 0."""
+        self._reset()
+        return 0
+
+    def append(
+        self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop_offset: int
+    ) -> None:
+        """See ``Store.append``."""
+        for frame in frames:
+            self._put(frame)
+        for record_id, key_ms, offset in named:
+            self._put_name(record_id, (key_ms, offset))
+        for _, key_ms, offset, mark in marks:
+            self._marks[(key_ms, offset)] = mark
+        self._stop_offset = stop_offset
+
+    def _put(self, frame: Frame) -> None:
+        key_ms, offset, mark, payload = frame
+        key = (key_ms, offset)
+        if key in self._payloads:
+            return
+        insort(self._order, key)
+        self._payloads[key] = payload
+        self._bytes += len(payload)
+        if mark != NO_MARK:
+            self._marks[key] = mark
+
+    def _put_name(self, record_id: bytes, key: Key) -> None:
+        if key not in self._names:
+            self._names[key] = record_id
+            insort(self._named.setdefault(record_id, []), (key[1], key[0]))
+
+    def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
+        """See ``Store.read_due``; nothing is ever damaged here."""
+        start = self._position_after(after)
+        stop = min(start + limit, bisect_left(self._order, (upto_ms + 1, -1)))
+        return [self._frame(key) for key in self._order[start:stop]]
+
+    def _position_after(self, after: Key) -> int:
+        return bisect_left(self._order, (after[0], after[1] + 1))
+
+    def _frame(self, key: Key) -> Frame:
+        return (key[0], key[1], self._marks.get(key, NO_MARK), self._payloads[key])
+
+    def next_due_ms(self, after: Key) -> int | None:
+        """The exact key of the next frame."""
+        position = self._position_after(after)
+        return self._order[position][0] if position < len(self._order) else None
+
+    def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
+        """See ``Store.rebuild``."""
+        start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
+        for key in self._order[start:stop]:
+            self._bytes -= len(self._payloads.pop(key))
+            self._marks.pop(key, None)
+        del self._order[start:stop]
+        for frame in frames:
+            if start_ms <= frame[0] < stop_ms:
+                self._put(frame)
+
+    def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
+        """See ``Store.latest_unmarked``."""
+        for offset, key_ms in reversed(self._named.get(record_id, [])):
+            if offset < below and not 0 <= self._marks.get((key_ms, offset), NO_MARK) < below:
+                return (key_ms, offset)
+        return None
+
+    def marked_from(self, mark: int) -> list[tuple[int, Key]]:
+        """See ``Store.marked_from``."""
+        return sorted((found, key) for key, found in self._marks.items() if found >= mark)
+
+    def prune(self, cursor: Cursor) -> None:
+        """Forget exactly what the cursor makes useless, and nothing that it does not."""
+        kept = []
+        for key in self._order:
+            useless = key[0] < cursor.key[0] or cursor.has_settled(
+                key, self._marks.get(key, NO_MARK)
+            )
+            if useless:
+                self._forget(key)
+            else:
+                kept.append(key)
+        self._order = kept
+
+    def _forget(self, key: Key) -> None:
+        self._bytes -= len(self._payloads.pop(key))
+        self._marks.pop(key, None)
+        record_id = self._names.pop(key, None)
+        if record_id is not None:
+            entries = self._named[record_id]
+            entries.remove((key[1], key[0]))
+            if not entries:
+                del self._named[record_id]
+
+    def sync(self) -> int:
+        """Nothing to make durable: the horizon holds until the process ends."""
+        self._durable_offset = self._stop_offset
+        return self._durable_offset
+
+    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
+        """See ``Store.scan``."""
+        yield from self.read_due(after, upto_ms, len(self._order))
+
+    def stats(self) -> StoreStats:
+        """See ``Store.stats``."""
+        oldest = self._order[0][0] if self._order else None
+        return StoreStats(len(self._order), self._bytes, oldest, self._durable_offset)
+
+    def close(self) -> None:
+        """Drop everything."""
+        self._reset()

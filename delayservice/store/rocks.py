@@ -1,0 +1,119 @@
+"""RocksDB as both durable stores use it: every option in one place, the odd ways of rocksdict too.
+
+Found by trying, with rocksdict 0.3.29: an iterator ignores ``iterate_lower_bound`` or stops at once
+with it, so every scan states its lower end as ``from_key`` (never less than the cursor: range
+tombstones are slow to walk) and its upper end as ``iterate_upper_bound``. A closed or damaged
+database raises bare ``Exception``. Synced writes hold the GIL, so writes are unsynced and
+``flush_wal`` makes them durable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteOptions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class RocksOptions:
+    """Options of one database; small, for a process may hold dozens of shards.
+
+    Attributes:
+        write_buffer_bytes: size of a memory table; two may exist.
+        block_cache_bytes: cache of blocks, shared by every database of the process that asks for
+            the same size.
+        block_bytes: size of a block on disk before compression.
+        target_file_bytes: size of a table file.
+        level_base_bytes: size of level 1.
+        wal_bytes_max: log size at which memory tables are flushed.
+        open_files_max: table files kept open.
+        background_jobs: threads for flush and compaction.
+        bloom_bits_per_key: for point look-ups; 0 for none.
+    """
+
+    write_buffer_bytes: int = 8 << 20
+    block_cache_bytes: int = 32 << 20
+    block_bytes: int = 16 << 10
+    target_file_bytes: int = 32 << 20
+    level_base_bytes: int = 128 << 20
+    wal_bytes_max: int = 32 << 20
+    open_files_max: int = 64
+    background_jobs: int = 2
+    bloom_bits_per_key: float = 0.0
+
+
+@cache
+def _shared_cache(size: int) -> Cache:
+    return Cache(size)
+
+
+def _to_native(options: RocksOptions) -> Options:
+    table = BlockBasedOptions()
+    table.set_block_cache(_shared_cache(options.block_cache_bytes))
+    table.set_block_size(options.block_bytes)
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_format_version(5)
+    if options.bloom_bits_per_key:
+        table.set_bloom_filter(options.bloom_bits_per_key, False)
+    native = Options(raw_mode=True)  # the default mode unpickles what it reads
+    native.create_if_missing(True)
+    native.set_paranoid_checks(True)
+    native.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
+    native.set_block_based_table_factory(table)
+    native.set_compression_type(DBCompressionType.lz4())
+    native.set_write_buffer_size(options.write_buffer_bytes)
+    native.set_max_write_buffer_number(2)
+    native.set_target_file_size_base(options.target_file_bytes)
+    native.set_max_bytes_for_level_base(options.level_base_bytes)
+    native.set_max_total_wal_size(options.wal_bytes_max)
+    native.set_max_open_files(options.open_files_max)
+    native.set_max_background_jobs(options.background_jobs)
+    native.set_keep_log_file_num(2)
+    native.set_max_log_file_size(1 << 20)
+    native.set_recycle_log_file_num(0)
+    native.set_stats_dump_period_sec(0)
+    native.set_is_fd_close_on_exec(True)
+    return native
+
+
+def open_database(path: Path, options: RocksOptions) -> Rdict:
+    """Open or create the database in ``path``. The caller holds the lock of the store.
+
+    Raises:
+        Exception: it is damaged (rocksdict has no narrower class).
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    database = Rdict(str(path), _to_native(options))
+    write = WriteOptions()
+    write.sync = False
+    database.set_write_options(write)
+    return database
+
+
+def rows_between(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Rows with ``start <= key < stop``, in order."""
+    bounds = ReadOptions()
+    bounds.set_iterate_upper_bound(stop)
+    return database.items(from_key=start, read_opt=bounds)  # type: ignore[return-value]
+
+
+def keys_between(database: Rdict, start: bytes, stop: bytes) -> Iterator[bytes]:
+    """Keys with ``start <= key < stop``, in order."""
+    bounds = ReadOptions()
+    bounds.set_iterate_upper_bound(stop)
+    return database.keys(from_key=start, read_opt=bounds)  # type: ignore[return-value]

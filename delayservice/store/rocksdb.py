@@ -1,0 +1,290 @@
+"""The RocksDB store: records in key order, the horizon in the same write batch.
+
+``docs/format-rocksdb.md`` has layout, invariants and recovery. Keys are big endian, so that byte
+order is key order::
+
+    'f' key_ms i64, offset i64       -> payload          a record
+    'f' key_ms i64, offset i64, 1    -> mark i64         what marked it; follows its record
+    'h'                              -> stop offset i64  the horizon of this very content
+    'i', 'd', 'm'                                        ids, see ``delayservice.store.ids``
+
+The write-ahead log of RocksDB gives back a prefix of the batches after a crash, and each batch
+carries its stop offset; so horizon and content always agree.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from rocksdict import WriteBatch
+
+from delayservice.core.cursor import OFFSET_MAX, START_KEY, Cursor, Key
+from delayservice.errors import StoreError
+from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store, StoreStats
+from delayservice.store.files import Files
+from delayservice.store.folder import StoreFolder
+from delayservice.store.ids import IdRows
+from delayservice.store.rocks import RocksOptions, keys_between, open_database, rows_between
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from rocksdict import Rdict
+
+FORMAT: Final = 1
+
+_HORIZON = b"h"
+_COUNT = b"c"
+_FRAMES_END = b"g"
+_SLOT_MS = 1000
+_I64 = Struct(">q")
+_KEY = Struct(">cqq")
+_KEY_TAIL = Struct(">xqq")
+_KEY_BYTES: Final = 17
+_MARK_SUFFIX = b"\x01"
+_pack_key = _KEY.pack
+_unpack_key = _KEY_TAIL.unpack
+
+
+def _above(key: Key) -> bytes:
+    """The lowest row that is above ``key`` and its mark."""
+    if key[1] >= OFFSET_MAX:
+        return _pack_key(b"f", max(key[0] + 1, 0), 0)
+    return _pack_key(b"f", max(key[0], 0), max(key[1] + 1, 0))
+
+
+class RocksStore(Store):
+    """A shard's pending records in one RocksDB.
+
+    Args:
+        path: folder of this shard's store; nothing in it is named after a topic.
+        options: options of the database.
+    """
+
+    def __init__(self, path: Path, options: RocksOptions | None = None) -> None:
+        self._options = options or RocksOptions()
+        self._files = Files()
+        self._folder = StoreFolder(path, "rocksdb", FORMAT, self._files)
+        self._path = path
+        self._database: Rdict | None = None
+        self._clear(0)
+
+    def _clear(self, stop_offset: int) -> None:
+        self._stop_offset = self._durable_offset = stop_offset
+        self._pruned_ms = 0
+        self._count = 0
+        self._bytes = 0
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """See ``Store.open``. A database that does not open is put aside."""
+        known = self._folder.enter()
+        damaged = self._files.exists(f"{self._path}/DAMAGED")
+        if not known or damaged or not self._recover():
+            self._start_over()
+        return self._stop_offset
+
+    def _recover(self) -> bool:
+        if not (self._path / "db").is_dir():
+            return False
+        try:
+            database = open_database(self._path / "db", self._options)
+        except Exception:  # noqa: BLE001 - rocksdict raises no narrower class
+            return False
+        horizon, count = database.get(_HORIZON), database.get(_COUNT)
+        self._attach(database)
+        if horizon is None or count is None:
+            return False
+        self._clear(int(_I64.unpack(horizon)[0]))
+        self._count = int(_I64.unpack(count)[0])
+        return True
+
+    def _attach(self, database: Rdict) -> None:
+        self._database = database
+        self._ids = IdRows(database)
+
+    def _start_over(self) -> None:
+        self._release()
+        if self._files.exists(f"{self._path}/db"):
+            self._folder.quarantine(f"{self._path}/db", "db")
+        self._files.remove(f"{self._path}/DAMAGED")
+        self._attach(open_database(self._path / "db", self._options))
+        self._clear(0)
+        self._folder.stamp()
+        self._files.sync_dir(str(self._path))
+
+    def reset(self) -> None:
+        """See ``Store.reset``."""
+        self._release()
+        self._files.remove_tree(f"{self._path}/db")
+        self._start_over()
+
+    def close(self) -> None:
+        """See ``Store.close``."""
+        try:
+            self.sync()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Release every handle without a sync."""
+        self._release()
+        self._files.close()
+        self._folder.leave()
+
+    def _release(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    @property
+    def _db(self) -> Rdict:
+        if self._database is None:
+            raise StoreError(f"the store {self._path} is not open; open it first")
+        return self._database
+
+    # --- store ---------------------------------------------------------------------------------
+
+    def append(
+        self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop_offset: int
+    ) -> None:
+        """See ``Store.append``: one batch, written and not synced."""
+        batch = WriteBatch(raw_mode=True)
+        self._put_frames(batch, frames)
+        for _, key_ms, offset, mark in marks:
+            batch.put(_pack_key(b"f", key_ms, offset) + _MARK_SUFFIX, _I64.pack(mark))
+        if named or marks:
+            self._ids.put(batch, named, marks)
+        self._count += len(frames)
+        self._write(batch, stop_offset)
+        self._stop_offset = stop_offset
+
+    def _put_frames(self, batch: WriteBatch, frames: Sequence[Frame]) -> None:
+        put, pack = batch.put, _pack_key
+        for key_ms, offset, mark, payload in frames:
+            put(pack(b"f", key_ms, offset), payload)
+            if mark != NO_MARK:
+                put(pack(b"f", key_ms, offset) + _MARK_SUFFIX, _I64.pack(mark))
+
+    def _write(self, batch: WriteBatch, stop_offset: int) -> None:
+        batch.put(_HORIZON, _I64.pack(stop_offset))
+        batch.put(_COUNT, _I64.pack(self._count))
+        try:
+            self._db.write(batch)
+        except StoreError:
+            raise
+        except Exception as exc:
+            raise self._failed("write", exc) from exc
+
+    def _failed(self, deed: str, exc: Exception) -> StoreError:
+        return StoreError(
+            f"can't {deed} the store {self._path}: {exc}; restart the service: what is damaged is "
+            "put aside and rebuilt from Kafka"
+        )
+
+    # --- due -----------------------------------------------------------------------------------
+
+    def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
+        """See ``Store.read_due``.
+
+        Raises:
+            StoreError: the database is damaged; it is put aside when the store is opened again.
+        """
+        start = _above(max(after, (self._pruned_ms, -1)))
+        stop = _above((upto_ms, OFFSET_MAX))
+        # One row more than the limit, for the last record's mark may follow it.
+        rows = islice(rows_between(self._db, start, stop), limit + 1)
+        try:
+            found = list(rows)
+            if all([len(key) == _KEY_BYTES for key, _ in found]):
+                return [(*_unpack_key(key), NO_MARK, value) for key, value in found[:limit]]
+            return self._with_marks(rows_between(self._db, start, stop), limit)
+        except Exception as exc:
+            self._condemn()
+            raise self._failed("read", exc) from exc
+
+    def _condemn(self) -> None:
+        """Have the next ``open`` start over: damage inside RocksDB has no bounds we could trust."""
+        self._files.write_at(f"{self._path}/DAMAGED", 0, b"1")
+        self._files.sync_dir(str(self._path))
+
+    @staticmethod
+    def _with_marks(rows: Iterator[tuple[bytes, bytes]], limit: int) -> list[Frame]:
+        found: list[Frame] = []
+        for key, value in rows:
+            if len(key) == _KEY_BYTES:
+                if len(found) == limit:
+                    break
+                found.append((*_unpack_key(key), NO_MARK, value))
+            elif found and found[-1][:2] == _unpack_key(key[:-1]):
+                found[-1] = (*found[-1][:2], _I64.unpack(value)[0], found[-1][3])
+        return found
+
+    def next_due_ms(self, after: Key) -> int | None:
+        """See ``Store.next_due_ms``; exact but for a mark whose record is gone."""
+        start = _above(max(after, (self._pruned_ms, -1)))
+        for key in keys_between(self._db, start, _FRAMES_END):
+            return int(_I64.unpack(key[1:9])[0])
+        return None
+
+    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
+        """See ``Store.scan``."""
+        while found := self.read_due(after, upto_ms, 1000):
+            yield from found
+            after = found[-1][:2]
+
+    def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
+        """See ``Store.rebuild``."""
+        batch = WriteBatch(raw_mode=True)
+        batch.delete_range(_pack_key(b"f", start_ms, 0), _pack_key(b"f", stop_ms, 0))
+        self._put_frames(batch, [frame for frame in frames if start_ms <= frame[0] < stop_ms])
+        self._write(batch, self._stop_offset)
+
+    # --- ids -----------------------------------------------------------------------------------
+
+    def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
+        """See ``Store.latest_unmarked``."""
+        return self._ids.latest_unmarked(record_id, min(below, self._stop_offset))
+
+    def marked_from(self, mark: int) -> list[tuple[int, Key]]:
+        """See ``Store.marked_from``."""
+        return self._ids.marked_from(mark, self._stop_offset)
+
+    # --- prune and sync ------------------------------------------------------------------------
+
+    def prune(self, cursor: Cursor) -> None:
+        """See ``Store.prune``: by whole seconds, so that range tombstones stay few."""
+        stop_ms = cursor.key[0] // _SLOT_MS * _SLOT_MS
+        batch = WriteBatch(raw_mode=True)
+        if stop_ms > self._pruned_ms:
+            start, stop = _pack_key(b"f", self._pruned_ms, 0), _pack_key(b"f", stop_ms, 0)
+            gone = sum(1 for key in keys_between(self._db, start, stop) if len(key) == _KEY_BYTES)
+            if gone:
+                batch.delete_range(start, stop)
+                self._count = max(0, self._count - gone)
+            self._pruned_ms = stop_ms
+        if cursor.key > START_KEY:
+            self._ids.prune(batch, cursor)
+        if not batch.is_empty():
+            self._write(batch, self._stop_offset)
+
+    def sync(self) -> int:
+        """See ``Store.sync``."""
+        self._write(WriteBatch(raw_mode=True), self._stop_offset)
+        try:
+            self._db.flush_wal(sync=True)
+        except Exception as exc:
+            raise self._failed("fsync", exc) from exc
+        self._durable_offset = self._stop_offset
+        return self._durable_offset
+
+    def stats(self) -> StoreStats:
+        """See ``Store.stats``."""
+        sizes = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+        stored = sum(self._db.property_int_value(name) or 0 for name in sizes)
+        oldest_ms = self.next_due_ms((self._pruned_ms, -1))
+        return StoreStats(self._count, stored, oldest_ms, self._durable_offset)

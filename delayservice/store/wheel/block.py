@@ -1,0 +1,212 @@
+"""The bytes of a slot file: sorted blocks, each under one checksum that chains to the one before.
+
+A flush of the memory table writes a slot's rows as one or more blocks. Rows of a block are in key
+order and lie in columns, because columns are packed and unpacked by C code (frame by frame, the
+same work costs four times as much; ``bench pending`` pays for that)::
+
+    header, 48 bytes, little endian
+      crc        u32   CRC32C of all that follows, seeded with the crc of the block before; of the
+                       first block: with CRC32C of the slot's second as i64
+      length     u32   bytes of the body
+      version    u8    1
+      flags      u8    1: the body has a column of marks
+      reserved   u16   0
+      count      u32   rows
+      first_ms, first_offset   i64, i64   lowest key
+      last_ms, last_offset     i64, i64   highest key
+    body
+      key        u16 x count   key_ms less the slot's first millisecond
+      offset     i64 x count
+      size       u32 x count   bytes of payload; 0xFFFFFFFF: no record, a mark for an earlier one
+      mark       i64 x count   only with flag 1; -1: none
+      payloads, one after another
+
+The chain makes the checksum of the last block one of the whole file: a block that is lost, moved
+or taken from another slot breaks it.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from itertools import accumulate, repeat
+from operator import itemgetter
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import google_crc32c
+
+from delayservice.store.base import NO_MARK, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from delayservice.core.cursor import Key
+
+SLOT_MS: Final = 1000
+HEADER = Struct("<IIBBHIqqqq")
+HEADER_BYTES: Final = 48
+VERSION: Final = 1
+ROWS_MAX: Final = 4096
+BODY_BYTES_MAX: Final = 1 << 20
+"""A block is cut at either bound (a single larger payload is a block of its own)."""
+
+_HAS_MARKS = 1
+_MARK_SIZE = 0xFFFF_FFFF
+_BIG_ENDIAN = sys.byteorder == "big"
+_SECOND = Struct("<q")
+_extend = google_crc32c.extend
+_payload_of = itemgetter(3)
+
+if HEADER.size != HEADER_BYTES:
+    raise AssertionError(HEADER.size)
+
+
+class MarkOnly(bytes):
+    """The payload of a row that is no record but a mark for one; compared by identity."""
+
+    __slots__ = ()
+
+
+MARK_ONLY: Final = MarkOnly()
+
+
+class BlockDamagedError(ValueError):
+    """A block is cut short, or its checksum is wrong. Never leaves the wheel."""
+
+
+class Block(NamedTuple):
+    """A block's header and where its body lies in the file."""
+
+    position: int
+    length: int
+    count: int
+    flags: int
+    first: Key
+    last: Key
+    seed: int
+    header: bytes
+    crc: int
+
+    @property
+    def end(self) -> int:
+        """Position of the byte after the block."""
+        return self.position + HEADER_BYTES + self.length
+
+
+def seed_of(second: int) -> int:
+    """What the checksum chain of a slot starts from."""
+    return int(google_crc32c.value(_SECOND.pack(second)))
+
+
+def encode_blocks(second: int, rows: Sequence[Frame], crc: int) -> tuple[bytes, int]:
+    """Rows in key order to blocks.
+
+    Args:
+        second: the slot, in epoch seconds.
+        rows: frames, and marks whose payload is ``MARK_ONLY``.
+        crc: checksum of the block before, or ``seed_of(second)``.
+
+    Returns:
+        The bytes to write, and the checksum of the last block.
+    """
+    parts: list[bytes] = []
+    for run in _cut(rows):
+        data, crc = _encode_block(second * SLOT_MS, run, crc)
+        parts += data
+    return b"".join(parts), crc
+
+
+def _cut(rows: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
+    if len(rows) <= ROWS_MAX and sum(map(len, map(_payload_of, rows))) <= BODY_BYTES_MAX:
+        yield rows
+        return
+    start = body_bytes = 0
+    for position, row in enumerate(rows):
+        size = len(row[3])
+        if position - start >= ROWS_MAX or (position > start and body_bytes + size > BODY_BYTES_MAX):
+            yield rows[start:position]
+            start, body_bytes = position, 0
+        body_bytes += size
+    yield rows[start:]
+
+
+def _encode_block(start_ms: int, rows: Sequence[Frame], crc: int) -> tuple[list[bytes], int]:
+    keys, offsets, marks, payloads = zip(*rows, strict=True)
+    flags = 0
+    columns = [
+        _pack("H", [key - start_ms for key in keys]),
+        _pack("q", offsets),
+        _pack("I", map(len, payloads)),
+    ]
+    if max(marks) != NO_MARK:
+        flags = _HAS_MARKS
+        columns[2] = _pack("I", [_MARK_SIZE if p is MARK_ONLY else len(p) for p in payloads])
+        columns.append(_pack("q", marks))
+    body = b"".join((*columns, *payloads))
+    rest = HEADER.pack(
+        0, len(body), VERSION, flags, 0, len(rows), keys[0], offsets[0], keys[-1], offsets[-1]
+    )[4:]
+    crc = _extend(_extend(crc, rest), body)
+    return [crc.to_bytes(4, "little"), rest, body], crc
+
+
+def parse_header(data: bytes, position: int, seed: int) -> Block:
+    """A header that was read at ``position``; its checksum is checked with the body.
+
+    Raises:
+        BlockDamagedError: it is cut short or of an unknown version.
+    """
+    if len(data) < HEADER_BYTES:
+        raise BlockDamagedError(f"a block header is cut short at byte {position}")
+    crc, length, version, flags, _, count, *keys = HEADER.unpack(data)
+    if version != VERSION:
+        raise BlockDamagedError(f"no block starts at byte {position}")
+    first, last = (keys[0], keys[1]), (keys[2], keys[3])
+    return Block(position, length, count, flags, first, last, seed, data, crc)
+
+
+def decode_block(second: int, block: Block, body: bytes) -> list[Frame]:
+    """Rows of a block in key order, checked.
+
+    Raises:
+        BlockDamagedError: the body is short or the checksum is wrong.
+    """
+    if len(body) != block.length or block.crc != _extend(
+        _extend(block.seed, block.header[4:]), body
+    ):
+        raise BlockDamagedError(f"the block at byte {block.position} fails its checksum")
+    count, start_ms = block.count, second * SLOT_MS
+    keys = _unpack("H", body, 0, count)
+    offsets = _unpack("q", body, 2 * count, count)
+    sizes = _unpack("I", body, 10 * count, count)
+    position = 14 * count
+    if not block.flags & _HAS_MARKS:
+        payloads = _slices(body, position, sizes)
+        return list(zip([start_ms + k for k in keys], offsets, repeat(NO_MARK), payloads))
+    marks = _unpack("q", body, position, count)
+    marked = [size == _MARK_SIZE for size in sizes]
+    sizes = array("I", [0 if m else s for s, m in zip(sizes, marked, strict=True)])
+    payloads = _slices(body, position + 8 * count, sizes)
+    payloads = [MARK_ONLY if m else p for p, m in zip(payloads, marked, strict=True)]
+    return list(zip([start_ms + k for k in keys], offsets, marks, payloads, strict=True))
+
+
+def _slices(body: bytes, position: int, sizes: Iterable[int]) -> list[bytes]:
+    ends = list(accumulate(sizes, initial=position))
+    return [body[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def _pack(kind: str, values: Iterable[int]) -> bytes:
+    column = array(kind, values)
+    if _BIG_ENDIAN:
+        column.byteswap()
+    return column.tobytes()
+
+
+def _unpack(kind: str, body: bytes, position: int, count: int) -> array[int]:
+    column: array[int] = array(kind)
+    column.frombytes(body[position : position + count * column.itemsize])
+    if _BIG_ENDIAN:
+        column.byteswap()
+    return column

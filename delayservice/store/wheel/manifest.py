@@ -1,0 +1,158 @@
+"""The durable word on what the slot files hold: an index of slots and the horizon that seals it.
+
+::
+
+    index.<generation>   entries of 48 bytes, appended by each sync for the slots it touched; the
+                         last entry of a slot counts
+    horizon              one record of 48 bytes, replaced by rename: the horizon S, and how long
+                         the index is and its checksum
+
+A horizon is written only after all it speaks of is durable. Whatever lies beyond the lengths that
+it and the index state is of no account, and written over. Damage to either means: start over at 0.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import google_crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from delayservice.store.files import Files
+
+_ENTRY = Struct("<qqqqqIBxxx")
+_HORIZON = Struct("<8sIIqqqII")
+_MAGIC = b"DLYWHEEL"
+_VERSION = 1
+_HAS_IDS = 1
+_COMPACT_BYTES = 1 << 20
+
+LIVE, DAMAGED, GONE = 0, 1, 2
+
+if (_ENTRY.size, _HORIZON.size) != (48, 48):
+    raise AssertionError(_ENTRY.size, _HORIZON.size)
+
+
+class Entry(NamedTuple):
+    """A slot file as of a sync: its first ``size`` bytes are durable, the rest is of no account.
+
+    ``first`` and ``last`` bound the offsets of records and marks in it: what to read again when
+    it is damaged.
+    """
+
+    second: int
+    size: int
+    count: int
+    first: int
+    last: int
+    crc: int
+    state: int
+
+
+class Manifest:
+    """Reads and commits index and horizon.
+
+    Args:
+        path: folder of the store.
+        files: where effects go.
+    """
+
+    def __init__(self, path: str, files: Files) -> None:
+        self._path = path
+        self._files = files
+        self._generation = 1
+        self._size = 0
+        self._crc = 0
+
+    def load(self) -> tuple[int, bool, dict[int, Entry]] | None:
+        """``(S, whether ids are kept, entries by slot)``, or None if that can't be trusted."""
+        horizon = self._load_horizon()
+        if horizon is None:
+            return None
+        stop_offset, has_ids, generation, size, crc = horizon
+        try:
+            data = self._files.read_at(self._index(generation), 0, size) if size else b""
+        except OSError:
+            return None
+        if len(data) != size or google_crc32c.value(data) != crc:
+            return None
+        self._generation, self._size, self._crc = generation, size, crc
+        entries = {fields[0]: Entry(*fields) for fields in _ENTRY.iter_unpack(data)}
+        live = {s: e for s, e in entries.items() if e.state != GONE}
+        return stop_offset, has_ids, live
+
+    def commit(
+        self,
+        stop_offset: int,
+        has_ids: bool,  # noqa: FBT001 - two callers, both name it
+        changed: Iterable[Entry],
+        live: Callable[[], Iterable[Entry]],
+        live_count: int,
+    ) -> None:
+        """Make the horizon ``stop_offset`` durable; the slot files and ids must be so already.
+
+        Args:
+            stop_offset: the new S.
+            has_ids: whether the id index holds anything that S speaks for.
+            changed: entries that differ from the commit before.
+            live: all live entries, asked for when the index is to be written afresh.
+            live_count: how many those are.
+        """
+        old = self._generation
+        data = b"".join([_ENTRY.pack(*entry) for entry in changed])
+        if self._size + len(data) > _COMPACT_BYTES + 4 * live_count * _ENTRY.size:
+            self._generation, self._size, self._crc = old + 1, 0, 0
+            data = b"".join([_ENTRY.pack(*entry) for entry in live()])
+        index = self._index(self._generation)
+        if data:
+            self._files.write_at(index, self._size, data)
+            self._files.sync_file(index)
+            self._size += len(data)
+            self._crc = google_crc32c.extend(self._crc, data)
+        self._write_horizon(stop_offset, has_ids)
+        if old != self._generation:
+            self._files.remove(self._index(old))
+
+    def discard(self) -> None:
+        """Remove horizon and index, the horizon first: without it the rest counts for nothing."""
+        self._files.remove(f"{self._path}/horizon")
+        self._files.sync_dir(self._path)
+        self.remove_strays(keep="")
+        self._generation, self._size, self._crc = 1, 0, 0
+
+    def remove_strays(self, keep: str | None = None) -> None:
+        """Remove indexes that no horizon speaks of, left by a crash."""
+        wanted = f"index.{self._generation}" if keep is None else keep
+        for name in self._files.list_dir(self._path):
+            stray = name.startswith("index.") and name != wanted
+            if stray or name == "horizon.new":
+                self._files.remove(f"{self._path}/{name}")
+
+    def _index(self, generation: int) -> str:
+        return f"{self._path}/index.{generation}"
+
+    def _load_horizon(self) -> tuple[int, bool, int, int, int] | None:
+        try:
+            data = self._files.read_at(f"{self._path}/horizon", 0, _HORIZON.size + 1)
+        except OSError:
+            return None
+        if len(data) != _HORIZON.size:
+            return None
+        magic, version, flags, stop, generation, size, index_crc, crc = _HORIZON.unpack(data)
+        if magic != _MAGIC or version != _VERSION or crc != google_crc32c.value(data[:-4]):
+            return None
+        return stop, bool(flags & _HAS_IDS), generation, size, index_crc
+
+    def _write_horizon(self, stop_offset: int, has_ids: bool) -> None:  # noqa: FBT001 - private
+        flags = _HAS_IDS if has_ids else 0
+        fields = (_MAGIC, _VERSION, flags, stop_offset, self._generation, self._size, self._crc)
+        data = _HORIZON.pack(*fields, 0)[:-4]
+        data += google_crc32c.value(data).to_bytes(4, "little")
+        target, temporary = f"{self._path}/horizon", f"{self._path}/horizon.new"
+        self._files.write_at(temporary, 0, data)
+        self._files.sync_file(temporary)
+        self._files.replace(temporary, target)
+        self._files.sync_dir(self._path)
