@@ -1,19 +1,25 @@
-# Everything runs from .venv, which is built when it is missing or older than its locks.
+# Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv check format test demo simulate crash lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.built
 CODE := delayservice connectors ha tests
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --universal --python-version 3.11 --custom-compile-command "make lock"
 
 # The first Python of 3.11 or later that can make a venv; no name when there is none.
-PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13; do \
+ifndef PYTHON
+PYTHON := $(shell for name in python3.11 python3 python3.12 python3.13; do \
 	$$name -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 	2>/dev/null && echo $$name && break; done)
+endif
+
+# The stamp's name is made of what the venv was made of. File times would not do: a checkout may
+# bring an older lock with a newer time, and a copied .venv still belongs to the folder it was in.
+SOURCES := requirements/dev.txt requirements/run.in requirements/dev.in pyproject.toml
+STAMP := $(VENV)/.built-$(shell { pwd; $(PYTHON) -V; cat $(SOURCES); } 2>&1 | cksum | cut -d' ' -f1)
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +27,7 @@ help:  ## show this list
 venv: $(STAMP)  ## build .venv when it is missing or stale
 
 # Built anew, not updated: a stale one may come from another Python or another folder.
-$(STAMP): requirements/dev.txt requirements/run.in requirements/dev.in pyproject.toml
+$(STAMP):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed. Type:" \
 		"sudo apt-get install -y python3 python3-venv" >&2; exit 1; }
 	rm -rf $(VENV)

@@ -47,7 +47,7 @@ class EmbeddedCluster:
         start_seconds: how long one server may take until it is ready.
     """
 
-    def __init__(  # noqa: PLR0913 - six independent choices, all but two by keyword
+    def __init__(
         self,
         brokers: int = 1,
         zookeepers: int = 1,
@@ -243,7 +243,7 @@ class EmbeddedCluster:
         """All at once: format beside ZooKeeper's start, each broker as soon as it is formatted."""
         for zookeeper in self._zookeepers.values():
             self._launch_zookeeper(zookeeper)
-        cluster_id = _cluster_id(self.folder / "cluster-id")
+        cluster_id = self._cluster_id()
         formats = [self._launch_format(plan, cluster_id) for plan in self._brokers.values()]
         for plan, formatting in zip(self._brokers.values(), formats, strict=True):
             formatting.wait_exit(_FORMAT_SECONDS_MAX)
@@ -275,15 +275,25 @@ class EmbeddedCluster:
         """Await that each of these brokers serves, and knows itself and these as alive."""
         expected = frozenset(broker_ids)
         for broker_id in sorted(expected):
-            probe = kafka_probe(self._brokers[broker_id].port, expected)
+            probe = kafka_probe(self._brokers[broker_id].port, self._cluster_id(), expected)
             deadline = time.monotonic() + self._start_seconds
             self._child(f"broker {broker_id}").wait_until(probe, deadline)
 
     def _await_zookeepers(self, server_ids: Iterable[int]) -> None:
         for server_id in server_ids:
-            probe = zookeeper_probe(self._zookeepers[server_id].port)
+            plan = self._zookeepers[server_id]
+            probe = zookeeper_probe(plan.port, plan.data)
             deadline = time.monotonic() + self._start_seconds
             self._child(f"zookeeper {server_id}").wait_until(probe, deadline)
+
+    def _cluster_id(self) -> str:
+        """Return the id of the cluster in this folder: 16 random bytes as Kafka writes them."""
+        path = self.folder / "cluster-id"
+        if not path.exists():
+            text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            # A leading dash would read as an option.
+            path.write_text(text.replace("-", "A"), encoding="utf-8")
+        return path.read_text(encoding="utf-8")
 
     def _child(self, name: str) -> Child:
         child = self._children.get(name)
@@ -315,12 +325,3 @@ class EmbeddedCluster:
         for child in children:
             child.stop(kill=kill)
         self._children.clear()
-
-
-def _cluster_id(path: Path) -> str:
-    """Return the id of the cluster in this folder: 16 random bytes as Kafka writes them."""
-    if not path.exists():
-        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        # Kafka's own generator avoids a leading dash, which reads as an option.
-        path.write_text(text.replace("-", "A"), encoding="utf-8")
-    return path.read_text(encoding="utf-8")

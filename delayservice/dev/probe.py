@@ -1,7 +1,13 @@
-"""Ask servers whether they are ready. Probes answer at once and never raise."""
+"""Ask servers whether they are ready. Probes answer at once and never raise.
 
+A probe makes sure that it speaks to the server that it means: when two clusters choose the same
+port at the same time, the loser must not take the winner's server for its own.
+"""
+
+import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -11,8 +17,8 @@ from delayservice.dev.ports import LOOPBACK
 _ANSWER_SECONDS_MAX = 1.0
 
 
-def kafka_probe(port: int, broker_ids: frozenset[int]) -> Callable[[], bool]:
-    """Return a probe: does the broker on this port know all of these brokers as alive?"""
+def kafka_probe(port: int, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
+    """Return a probe: does our broker on this port know all of these brokers as alive?"""
     client = AdminClient(
         {
             "bootstrap.servers": f"{LOOPBACK}:{port}",
@@ -30,21 +36,24 @@ def kafka_probe(port: int, broker_ids: frozenset[int]) -> Callable[[], bool]:
             metadata = client.list_topics(timeout=_ANSWER_SECONDS_MAX)
         except KafkaException:
             return False
-        return metadata.controller_id >= 0 and broker_ids <= metadata.brokers.keys()
+        has_controller = metadata.controller_id >= 0
+        is_ours = metadata.cluster_id == cluster_id
+        return is_ours and has_controller and broker_ids <= metadata.brokers.keys()
 
     return ready
 
 
-def zookeeper_probe(port: int) -> Callable[[], bool]:
-    """Return a probe: does the ZooKeeper server on this port serve clients?"""
+def zookeeper_probe(port: int, data: Path) -> Callable[[], bool]:
+    """Return a probe: does our ZooKeeper server, the one with this data folder, serve clients?"""
 
     def ready() -> bool:
         try:
             with socket.create_connection((LOOPBACK, port), _ANSWER_SECONDS_MAX) as connection:
-                connection.sendall(b"srvr")
+                connection.sendall(b"conf")
                 answer = connection.makefile("rb").read()
         except OSError:
             return False
-        return b"Mode: " in answer
+        # A server that does not serve yet says only that.
+        return os.fsencode(data) in answer
 
     return ready

@@ -78,6 +78,11 @@ class ZooKeeperPlan:
     folder: Path
 
     @property
+    def data(self) -> Path:
+        """The folder of its data."""
+        return self.folder / "data"
+
+    @property
     def config_path(self) -> Path:
         """The file that the server reads."""
         return self.folder / "zoo.cfg"
@@ -169,14 +174,13 @@ def format_command(jvm: Jvm, plan: BrokerPlan, cluster_id: str) -> list[str]:
 
 def write_zookeeper(plan: ZooKeeperPlan, peers: Sequence[ZooKeeperPlan]) -> None:
     """Write a ZooKeeper server's folder and configuration; more than one form an ensemble."""
-    data = plan.folder / "data"
-    data.mkdir(parents=True, exist_ok=True)
+    plan.data.mkdir(parents=True, exist_ok=True)
     settings = {
-        "dataDir": str(data),
+        "dataDir": str(plan.data),
         "clientPort": str(plan.port),
         "clientPortAddress": LOOPBACK,
         "admin.enableServer": "false",
-        "4lw.commands.whitelist": "ruok,srvr,stat,mntr,cons",
+        "4lw.commands.whitelist": "ruok,srvr,stat,mntr,cons,conf",
         # The shortest session is two ticks: tests of lost sessions want it short.
         "tickTime": "500",
         "initLimit": "40",
@@ -186,7 +190,7 @@ def write_zookeeper(plan: ZooKeeperPlan, peers: Sequence[ZooKeeperPlan]) -> None
         "forceSync": "no",
     }
     if len(peers) > 1:
-        (data / "myid").write_text(str(plan.server_id), encoding="utf-8")
+        (plan.data / "myid").write_text(str(plan.server_id), encoding="utf-8")
         settings |= {
             f"server.{peer.server_id}": f"{LOOPBACK}:{peer.quorum_port}:{peer.election_port}"
             for peer in peers
@@ -197,7 +201,7 @@ def write_zookeeper(plan: ZooKeeperPlan, peers: Sequence[ZooKeeperPlan]) -> None
 
 def zookeeper_command(jvm: Jvm, plan: ZooKeeperPlan) -> list[str]:
     """Return the command of a ZooKeeper server; an ensemble member runs the quorum's class."""
-    alone = not (plan.folder / "data" / "myid").exists()
+    alone = not (plan.data / "myid").exists()
     package = "org.apache.zookeeper.server"
     main_class = f"{package}.ZooKeeperServerMain" if alone else f"{package}.quorum.QuorumPeerMain"
     options = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]

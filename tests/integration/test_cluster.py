@@ -16,6 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 from kazoo.client import KazooClient
 
 from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.ports import free_ports
 from delayservice.errors import ClusterError
 
 GONE_SECONDS_MAX = 20
@@ -143,6 +144,18 @@ def test_a_server_that_does_not_start_shows_the_end_of_its_log() -> None:
     with pytest.raises(ClusterError, match=r"(?s)broker 1 ended with status.*num\.io\.threads"):
         own.start()
     assert set(psutil.Process().children()) == before
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_meanwhile_costs_another_try(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = int(cluster.bootstrap.rpartition(":")[2])  # by a broker 1, just as the new one
+    answers = [[taken, *free_ports(4)], free_ports(5)]
+    monkeypatch.setattr("delayservice.dev.cluster.free_ports", lambda _count: answers.pop(0))
+    with EmbeddedCluster() as own:
+        assert own.bootstrap != cluster.bootstrap
+        assert not answers
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_core_uses_only_the_standard_library_and_does_no_io(path: Path) -> None:
 
 
 def test_nothing_but_the_entry_points_knows_the_development_tools() -> None:
-    entry_points = frozenset({"delayservice.cli", "delayservice.dev", "delayservice.demo"})
+    entry_points = frozenset({"delayservice.cli", "delayservice.commands", "delayservice.dev"})
     development = frozenset({"delayservice.dev"})
     for path in MODULES:
         if not is_below(module_name(path), entry_points):
