@@ -1,0 +1,65 @@
+"""``python -m tests.simulation``: replay one schedule, or run many."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+import traceback
+
+from tests.simulation.plan import draw_plan
+from tests.simulation.schedule import replay_command, run_schedule, silenced
+from tests.simulation.world import World
+
+FIRST_SEED = 1_000_000
+"""Long runs start beyond the seeds that pytest runs."""
+
+
+def replay(seed: int, *, trace: bool) -> int:
+    """Run one seed; where it breaks, say why."""
+    world = World(seed, draw_plan(seed), print if trace else None)
+    print(world.plan)
+    try:
+        world.run()
+    except Exception:  # noqa: BLE001  # an unforeseen error is a finding like any other
+        traceback.print_exc()
+        return 1
+    print(f"seed {seed}: ok, {world.oracle.commits} commits, {world.oracle.outcomes}")
+    return 0
+
+
+def run_many(first: int, runs: int | None, seconds: float | None) -> int:
+    """Run seeds from ``first`` on and report what broke."""
+    started_s = time.monotonic()
+    done, broken = 0, 0
+    for seed in itertools.count(first):
+        elapsed_s = time.monotonic() - started_s
+        if (runs is not None and done >= runs) or (seconds is not None and elapsed_s >= seconds):
+            break
+        verdict = run_schedule(seed)
+        done += 1
+        if verdict.broken is not None:
+            broken += 1
+            print(f"{replay_command(seed)}  # {verdict.broken}", flush=True)
+    elapsed_s = time.monotonic() - started_s
+    print(f"{done} schedules, {broken} broken, {done / max(elapsed_s, 0.001):.0f} a second")
+    return 1 if broken else 0
+
+
+def main() -> int:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay this schedule, or start here")
+    parser.add_argument("--trace", action="store_true", help="print every event of the replay")
+    parser.add_argument("--runs", type=int, help="run this many schedules")
+    parser.add_argument("--seconds", type=float, help="run schedules for this long")
+    given = parser.parse_args()
+    with silenced():
+        if given.runs is None and given.seconds is None:
+            return replay(given.seed or 0, trace=given.trace)
+        return run_many(given.seed or FIRST_SEED, given.runs, given.seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

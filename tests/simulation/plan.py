@@ -1,0 +1,91 @@
+"""What one schedule is about: drawn from its seed, printed with its trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+TOPICS = ("delay_topic_any", "delay_topic_more")
+NO_ROLL_MS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Bounds and odds of one schedule. Odds are per call of a port or a store."""
+
+    topics: tuple[str, ...] = TOPICS[:1]
+    store: str = "sim"
+    """``sim`` (loses what is not durable), ``memory`` (loses everything), ``wheel`` (files)."""
+    actions: int = 80
+    records: int = 14
+    ids: int = 2
+    roll_window_ms: int = NO_ROLL_MS
+    other_roll_window_ms: int | None = None
+    """Settings of the second node: the contract changes with the owner (rule 2)."""
+    poll_records: int = 50
+    batch_records: int = 50
+    transaction_records: int = 50
+    transaction_interval_ms: int = 0
+    queue_max: int = 50
+    crash: float = 0.0
+    other_node: float = 0.0
+    """Odds that the other node runs in the middle of this one's call."""
+    tick: float = 0.0
+    append: float = 0.0
+    uncertain: float = 0.0
+    abort: float = 0.0
+    broken_call: float = 0.0
+    """Odds that a call to Kafka fails: the loop is released and goes on, as ``SliceThread`` does."""
+    foreign: bool = False
+    """Users open transactions on the delay topic, which pin its last stable offset."""
+    lazy_markers: bool = False
+    """Transaction markers are written some time after the commit was decided."""
+    clock_back: bool = False
+    retention: bool = False
+    targets_fail: bool = False
+    slots_fail: bool = False
+    lanes_change: bool = False
+
+
+def draw_plan(seed: int) -> Plan:
+    """The plan of a seed. Every kind of trouble comes alone, in company, and not at all."""
+    rng = Random(f"plan {seed}")
+    rare, often = 0.02, 0.12
+
+    def odds(none: float = 0.3) -> float:
+        return 0.0 if rng.random() < none else rng.choice((rare, 0.05, often))
+
+    def now_and_then(share: float) -> bool:
+        return rng.random() < share
+
+    window_ms = rng.choice((NO_ROLL_MS, 150, 400, 1_000))
+    changes = now_and_then(0.08)
+    small = now_and_then(0.5)
+    return Plan(
+        topics=TOPICS if now_and_then(0.15) else TOPICS[:1],
+        store="memory" if now_and_then(0.06) else "sim",
+        actions=rng.choice((30, 60, 100)),
+        records=rng.choice((3, 6, 10, 16)),
+        ids=rng.choice((1, 1, 2, 4)),
+        roll_window_ms=window_ms,
+        other_roll_window_ms=rng.choice((200, 700)) if changes else None,
+        poll_records=rng.choice((1, 2, 3)) if small else 50,
+        batch_records=rng.choice((1, 2, 3)) if small else 50,
+        transaction_records=rng.choice((1, 3, 50)),
+        transaction_interval_ms=rng.choice((0, 0, 5, 30)),
+        queue_max=rng.choice((2, 4, 50)),
+        crash=odds(),
+        other_node=odds(),
+        tick=odds(0.2),
+        append=odds(0.2),
+        uncertain=rng.choice((0.0, 0.1, 0.4)),
+        abort=rng.choice((0.0, 0.0, 0.15)),
+        broken_call=rng.choice((0.0, 0.0, 0.03)),
+        foreign=now_and_then(0.3),
+        lazy_markers=now_and_then(0.4),
+        clock_back=now_and_then(0.3),
+        retention=now_and_then(0.1),
+        targets_fail=now_and_then(0.15),
+        slots_fail=now_and_then(0.12),
+        lanes_change=now_and_then(0.08),
+    )

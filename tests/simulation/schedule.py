@@ -1,0 +1,65 @@
+"""Runs schedules by their seeds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import structlog
+
+from tests.simulation.node import MakeStore
+from tests.simulation.plan import Plan, draw_plan
+from tests.simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a schedule ended. ``broken`` is the promise that was broken, or None."""
+
+    seed: int
+    broken: str | None
+    commits: int
+    outcomes: dict[str, int]
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Keep the service's log out of it: faults are the rule here."""
+    quiet = structlog.wrap_logger(
+        structlog.PrintLogger(),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
+    )
+    with (
+        patch("delayservice.lanes.lane._log", quiet),
+        patch("delayservice.lanes.slice_loop._log", quiet),
+    ):
+        yield
+
+
+def run_schedule(
+    seed: int,
+    *,
+    plan: Plan | None = None,
+    tell: Callable[[str], None] | None = None,
+    make_store: MakeStore | None = None,
+) -> Verdict:
+    """Run one schedule. Whatever the service raises counts as a broken promise."""
+    world = World(seed, plan or draw_plan(seed), tell, make_store)
+    if tell is not None:
+        tell(str(world.plan))
+    broken = None
+    try:
+        world.run()
+    except Exception as exc:  # noqa: BLE001  # an unforeseen error is a finding like any other
+        broken = f"{type(exc).__name__}: {exc}"
+        if tell is not None:
+            tell(f"!! {broken}")
+    return Verdict(seed, broken, world.oracle.commits, world.oracle.outcomes)
+
+
+def replay_command(seed: int) -> str:
+    """What to type to see it happen."""
+    return f"python -m tests.simulation --seed {seed} --trace"

@@ -1,0 +1,195 @@
+"""A store in memory that keeps, across a crash, what rule 4 allows a durable store to keep.
+
+Everything below the horizon of the last ``sync`` is there after a crash. What lies above it (frames,
+marks, names, each on its own) may be there or not, and stays invisible until it is appended again.
+What was pruned may be back. A slot may be lost and is then reported, not skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
+from delayservice.core.pending import NO_MARK, Frame, Mark, Named
+from delayservice.errors import SlotDamagedError
+from delayservice.store.base import Store, StoreStats
+
+SLOT_MS = 100
+
+
+class SimStore(Store):
+    """Frames by offset. Visible is what lies below the stop offset, marks included."""
+
+    def __init__(self, rng: Random, point: Callable[[str], None]) -> None:
+        """``point`` is called where a crash may come."""
+        self._rng = rng
+        self._point = point
+        self._frames: dict[int, tuple[int, bytes]] = {}
+        self._marks: dict[int, tuple[int, int]] = {}
+        self._named: dict[bytes, dict[int, int]] = {}
+        self._pruned: dict[int, tuple[int, bytes]] = {}
+        self._lost_slots: list[tuple[int, int]] = []
+        self._stop_offset = 0
+        self._durable_offset = 0
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """See ``Store.open``."""
+        return self._stop_offset
+
+    def crash(self) -> None:
+        """The process died: only what is durable is left for certain."""
+        horizon = self._stop_offset = self._durable_offset
+        rng = self._rng
+        for offset in [o for o in self._frames if o >= horizon and rng.random() < 0.5]:
+            del self._frames[offset]
+        for offset in [o for o, m in self._marks.items() if m[0] >= horizon and rng.random() < 0.5]:
+            del self._marks[offset]
+        for names in self._named.values():
+            for offset in [o for o in names if o >= horizon and rng.random() < 0.5]:
+                del names[offset]
+        for offset, frame in self._pruned.items():
+            if rng.random() < 0.5:
+                self._frames.setdefault(offset, frame)
+
+    def wipe(self) -> None:
+        """The disk was replaced, or the manifest is gone."""
+        self._frames.clear()
+        self._marks.clear()
+        self._named.clear()
+        self._pruned.clear()
+        self._lost_slots.clear()
+        self._stop_offset = self._durable_offset = 0
+
+    def lose_slot(self) -> None:
+        """A slot's file is gone, and the store will notice when it reads there."""
+        if not self._frames:
+            return
+        key_ms = self._rng.choice([frame[0] for frame in self._frames.values()])
+        start_ms = key_ms - key_ms % SLOT_MS
+        self._lost_slots.append((start_ms, start_ms + SLOT_MS))
+        for offset in [o for o, f in self._frames.items() if self._in_slot(f[0], start_ms)]:
+            del self._frames[offset]
+
+    @staticmethod
+    def _in_slot(key_ms: int, start_ms: int) -> bool:
+        return start_ms <= key_ms < start_ms + SLOT_MS
+
+    # --- write ---------------------------------------------------------------------------------
+
+    def append(
+        self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop_offset: int
+    ) -> None:
+        """See ``Store.append``; a crash may come before and after."""
+        self._point("before append")
+        for key_ms, offset, mark, payload in frames:
+            self._frames[offset] = (key_ms, payload)
+            self._pruned.pop(offset, None)
+            if mark != NO_MARK:
+                self._marks[offset] = (mark, key_ms)
+        for record_id, key_ms, offset in named:
+            self._named.setdefault(record_id, {})[offset] = key_ms
+        for _, key_ms, offset, mark in marks:
+            self._marks[offset] = (mark, key_ms)
+        self._stop_offset = stop_offset
+        if self._rng.random() < 0.3:
+            self.sync()
+        self._point("after append")
+
+    def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
+        """See ``Store.rebuild``."""
+        self._lost_slots = [s for s in self._lost_slots if s != (start_ms, stop_ms)]
+        for key_ms, offset, mark, payload in frames:
+            self._frames[offset] = (key_ms, payload)
+            if mark != NO_MARK:
+                self._marks[offset] = (mark, key_ms)
+
+    def prune(self, cursor: Cursor) -> None:
+        """See ``Store.prune``: some, none or all of what is useless."""
+        self._point("before prune")
+        share = self._rng.choice((0.0, 0.5, 1.0, 1.0))
+        for offset, (key_ms, _) in list(self._frames.items()):
+            mark = self._mark_of(offset)
+            useless = key_ms < cursor.key[0] or cursor.has_settled((key_ms, offset), mark)
+            if useless and offset < self._stop_offset and self._rng.random() < share:
+                self._pruned[offset] = self._frames.pop(offset)
+        self._point("after prune")
+
+    def sync(self) -> int:
+        """See ``Store.sync``."""
+        self._durable_offset = self._stop_offset
+        self._pruned.clear()
+        return self._durable_offset
+
+    def reset(self) -> None:
+        """See ``Store.reset``."""
+        self.wipe()
+
+    def close(self) -> None:
+        """See ``Store.close``."""
+        self.sync()
+
+    # --- read ----------------------------------------------------------------------------------
+
+    def _mark_of(self, offset: int) -> int:
+        mark, _ = self._marks.get(offset, (NO_MARK, 0))
+        return mark if mark < self._stop_offset else NO_MARK
+
+    def _visible(self) -> list[Frame]:
+        return sorted(
+            (key_ms, offset, self._mark_of(offset), payload)
+            for offset, (key_ms, payload) in self._frames.items()
+            if offset < self._stop_offset
+        )
+
+    def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
+        """See ``Store.read_due``."""
+        self._point("read due")
+        for start_ms, stop_ms in self._lost_slots:
+            if start_ms <= upto_ms and stop_ms > after[0]:
+                raise SlotDamagedError(
+                    "lost",
+                    start_ms=start_ms,
+                    stop_ms=stop_ms,
+                    first_offset=0,
+                    stop_offset=self._stop_offset,
+                )
+        frames = [f for f in self._visible() if f[:2] > after and f[0] <= upto_ms]
+        return frames[:limit]
+
+    def next_due_ms(self, after: Key) -> int | None:
+        """See ``Store.next_due_ms``."""
+        starts = [start_ms for start_ms, stop_ms in self._lost_slots if stop_ms > after[0]]
+        return min(starts + [f[0] for f in self._visible() if f[:2] > after], default=None)
+
+    def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
+        """See ``Store.latest_unmarked``."""
+        names = self._named.get(record_id, {})
+        for offset in sorted(names, reverse=True):
+            if offset < min(below, self._stop_offset) and not 0 <= self._mark_of(offset) < below:
+                return (names[offset], offset)
+        return None
+
+    def marked_from(self, mark: int) -> list[tuple[int, Key]]:
+        """See ``Store.marked_from``."""
+        kept = set(self._frames) | {
+            o
+            for o, (_, key_ms) in self._marks.items()
+            if any(start <= key_ms < stop for start, stop in self._lost_slots)
+        }
+        return sorted(
+            (found, (key_ms, offset))
+            for offset, (found, key_ms) in self._marks.items()
+            if mark <= found < self._stop_offset and offset < self._stop_offset and offset in kept
+        )
+
+    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
+        """See ``Store.scan``."""
+        yield from (f for f in self._visible() if f[:2] > after and f[0] <= upto_ms)
+
+    def stats(self) -> StoreStats:
+        """See ``Store.stats``."""
+        oldest_ms = self.next_due_ms((0, OFFSET_MAX))
+        return StoreStats(len(self._frames), 0, oldest_ms, self._durable_offset)

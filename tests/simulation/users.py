@@ -1,0 +1,123 @@
+"""Users: they schedule, replace, cancel and get it wrong, alone or in transactions of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.history import CANCEL, INVALID, SCHEDULE, Wish
+from tests.simulation.sim_log import OPEN, Transaction, Written
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+TARGETS = ("orders", "mails")
+TOO_LARGE = b"too large "
+MAX_DELAY_MS = 20_000
+DELAYS_MS = (-2_000, -30, 0, 1, 3, 3, 10, 25, 25, 60, 150, 500, 1_200, 3_000)
+
+
+class Users:
+    """All users of the slice's delay topics."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.rng
+        self._left = world.plan.records
+        self._last_due_ms = world.now_ms
+        self._transaction: Transaction | None = None
+        self._unsure: list[tuple[Written, Wish]] = []
+
+    def write_one(self) -> None:
+        """Write one record, perhaps in an open transaction."""
+        if self._left == 0:
+            return
+        self._left -= 1
+        world, rng = self._world, self._rng
+        topic = rng.choice(world.plan.topics)
+        wish = self._wish()
+        headers = wish.headers() if wish.op != INVALID else list(wish.own)
+        transaction = self._maybe_transaction()
+        record = (wish.key, wish.value, headers)
+        written = world.log.append(topic, world.now_ms, record, transaction)
+        world.trace(
+            f"user writes {topic} {written.offset}: {wish.op} {wish.record_id!r} due {wish.due_ms}"
+            + (" in a transaction" if transaction else "")
+        )
+        if transaction is None:
+            world.oracle.user_wrote(written, wish)
+        else:
+            self._unsure.append((written, wish))
+
+    def _wish(self) -> Wish:
+        rng = self._rng
+        number = self._left
+        kind = rng.random()
+        if kind < 0.06:
+            return self._invalid(number)
+        record_id = None
+        if rng.random() < 0.75:
+            record_id = b"id-%d" % rng.randrange(self._world.plan.ids)
+        if record_id is not None and kind < 0.36:
+            return Wish(CANCEL, record_id, key=b"k%d" % number, value=rng.choice((None, b"bye")))
+        due_ms = self._last_due_ms
+        if rng.random() < 0.8:
+            due_ms = self._world.now_ms + rng.choice(DELAYS_MS)
+        self._last_due_ms = due_ms
+        value = b"v%d \x00\xff" % number
+        if self._world.plan.targets_fail and rng.random() < 0.15:
+            value = TOO_LARGE + value
+        return Wish(
+            SCHEDULE,
+            record_id,
+            due_ms,
+            expires_ms=due_ms + rng.choice((0, 40)) if rng.random() < 0.1 else None,
+            target=rng.choice(TARGETS),
+            key=rng.choice((None, b"", b"\xfe%d" % number)),
+            value=value,
+            own=(("trace", b"%d" % number), ("trace", None)) if rng.random() < 0.5 else (),
+        )
+
+    def _invalid(self, number: int) -> Wish:
+        soon = b"%d" % (self._world.now_ms + 10)
+        far = b"%d" % (self._world.now_ms + 2 * MAX_DELAY_MS)
+        target = ("delay-target-topic", b"orders")
+        code, own = self._rng.choice(
+            (
+                ("time-missing", (target,)),
+                ("time-invalid", (("delay-at", b"soon"), target)),
+                ("target-missing", (("delay-at", soon),)),
+                ("target-denied", (("delay-at", soon), ("delay-target-topic", b"secrets"))),
+                ("op-invalid", (("delay-op", b"undo"), ("delay-at", soon), target)),
+                ("delay-too-long", (("delay-at", far), target)),
+                ("copy-forged", (("delay-copy", b'{"v":1}'), ("delay-copy-mac", b"00"))),
+            )
+        )
+        return Wish(INVALID, value=b"bad %d" % number, own=own, code=code)
+
+    # --- transactions --------------------------------------------------------------------------
+
+    def _maybe_transaction(self) -> Transaction | None:
+        if not self._world.plan.foreign:
+            return None
+        if self._transaction is None and self._rng.random() < 0.3:
+            self._transaction = self._world.log.begin(foreign=True)
+        return self._transaction if self._rng.random() < 0.6 else None
+
+    def end_transaction(self) -> None:
+        """Commit or abort the open one."""
+        transaction, self._transaction = self._transaction, None
+        if transaction is None or transaction.state != OPEN:
+            return
+        commit = self._rng.random() < 0.6
+        self._world.trace(f"user {'commits' if commit else 'aborts'}")
+        if commit:
+            for written, wish in self._unsure:
+                self._world.oracle.user_wrote(written, wish)
+        self._unsure.clear()
+        self._world.log.decide(transaction, commit=commit, lazy_markers=self._world.plan.lazy_markers)
+
+    def write_all(self) -> None:
+        """Write what is left."""
+        while self._left:
+            self.write_one()
+        self.end_transaction()
