@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import structlog
 
@@ -202,11 +200,3 @@ class SliceThread:
         metrics.clock_frozen = doubt is not None
         metrics.alarm = doubt or self._trouble
         self.published = copy.deepcopy(metrics)
-
-
-def store_folder(state_dir: Path, kind: str, topic_id: str, partition: int) -> Path:
-    """Folder of one shard's store. Named by a hash of the topic's id: no path is made of a name, and
-    a recreated topic gets a store of its own.
-    """
-    name = hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
-    return state_dir / kind / name / str(partition)

@@ -30,8 +30,8 @@ from delayservice.lanes.slice_loop import Limits, SliceLoop
 from delayservice.metrics import SliceMetrics, encode_snapshot
 from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
-from delayservice.slice_thread import MetricsObserver, SliceThread, ThreadGate, store_folder
-from delayservice.store.open import open_store
+from delayservice.slice_thread import MetricsObserver, SliceThread, ThreadGate
+from delayservice.stores import make_store
 from ha.ownership import Ownership, Standalone
 
 TURN_S = 1.0
@@ -193,10 +193,7 @@ class Worker:
         )
 
         def make_lane(topic: DelayTopic, partition: int) -> Lane:
-            folder = store_folder(
-                settings.node.state_dir, settings.node.store, topic.topic_id, partition
-            )
-            store = open_store(settings, folder)
+            store = make_store(settings, topic.topic_id, partition)
             return Lane(topic.name, partition, topic.topic_id, store, source, self._routes)
 
         return SliceThread(loop, metrics, gate, self._clock, make_lane, source.close)
@@ -209,7 +206,9 @@ class Worker:
             roll_window_ms=settings.roll_window_ms,
             max_delay_ms=settings.delivery.max_delay_ms,
             clamp=settings.delivery.clamp,
-            past_due=settings.delivery.past_due.replace("_", "-"),
+            past_due=settings.delivery.past_due,
+            header_bytes_max=int(settings.delivery.header_bytes_max),
+            id_bytes_max=int(settings.delivery.id_bytes_max),
             default_target=rules.default_target,
             allow=rules.allow,
             reserved=(

@@ -12,6 +12,7 @@ a later transaction (KAFKA-17754).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,9 @@ class KafkaSink:
     def _make(self, config: dict[str, str | int | float | bool]) -> Producer:
         if self._diagnosing:  # one record a batch, and a report for each: who is it?
             config |= {"batch.num.messages": 1, "delivery.report.only.error": False, "linger.ms": 0}
-        return Producer({**config, "on_delivery": self._note_failure, "error_cb": _ignore_error})
+        return Producer(
+            {**config, "on_delivery": self._note_failure}, logger=logging.getLogger("librdkafka")
+        )
 
     def discard(self) -> None:
         """Give the producers up; nothing more of theirs is sent."""
@@ -297,7 +300,3 @@ class KafkaSink:
 def _concerns_record(error: KafkaError) -> bool:
     """Whether an error is about one record or its target, not about the connection or the role."""
     return error.code() in REFUSALS or error.code() in UNKNOWN_TARGETS
-
-
-def _ignore_error(_error: KafkaError) -> None:
-    """Connection trouble is retried by librdkafka, and logged through its own log."""

@@ -1,0 +1,143 @@
+"""A real service process for the demo, tests and benchmarks: started, watched, killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import psutil
+
+from delayservice import faults
+from delayservice.errors import ClusterError
+
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 30.0
+
+
+class ServiceProcess:
+    """``delayservice run`` in a process tree of its own.
+
+    Args:
+        sets: ``section.key=value`` settings.
+        log_path: its log lines, JSON, appended.
+        fault: a fault point that the workers stop or die at (``faults.POINTS``).
+        environment: more environment variables.
+    """
+
+    def __init__(
+        self,
+        sets: Sequence[str],
+        log_path: Path,
+        *,
+        fault: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._log_path = log_path
+        self._log_start = log_path.stat().st_size if log_path.exists() else 0
+        command = [sys.executable, "-m", "delayservice", "run"]
+        for setting in [*sets, "log.format=json"]:
+            command += ["--set", setting]
+        env = {**os.environ, **(environment or {})}
+        env.pop(faults.VARIABLE, None)
+        if fault:
+            env[faults.VARIABLE] = fault
+        with log_path.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  # our own program
+                command, stdout=log, stderr=log, env=env, start_new_session=True
+            )
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        """The process is running already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing behind."""
+        self.kill()
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Log lines of this life whose message is ``name``."""
+        found = []
+        with self._log_path.open("rb") as log:
+            log.seek(self._log_start)
+            for line in log:
+                if name.encode() not in line:
+                    continue
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue  # a line that is being written
+                if event.get("message") == name:
+                    found.append(event)
+        return found
+
+    def wait_serving(self, slices: int, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until every slice has an owner.
+
+        Raises:
+            ClusterError: it did not happen in time, or the process ended; with the log's tail.
+        """
+        self._wait(
+            lambda: len({e["slice"] for e in self.events("took_over")}) >= slices,
+            f"the service did not serve {slices} slices",
+            timeout_s,
+        )
+
+    def wait_stopped(self, timeout_s: float = START_TIMEOUT_S) -> bool:
+        """Until one of its processes has stopped itself at a fault point; False if none did."""
+        try:
+            self._wait(self._has_stopped_itself, "no process stopped", timeout_s)
+        except ClusterError:
+            return False
+        return True
+
+    def _has_stopped_itself(self) -> bool:
+        return any(p.status() == psutil.STATUS_STOPPED for p in self._tree())
+
+    def _wait(self, condition: Any, complaint: str, timeout_s: float) -> None:  # noqa: ANN401
+        deadline_s = time.monotonic() + timeout_s
+        tick = threading.Event()  # awaited with a bound: the condition lies in another process
+        while not condition():
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                raise ClusterError(
+                    f"{complaint} within {timeout_s:.0f} s "
+                    f"(exit status {self._process.poll()}); its log ends:\n{self._log_tail()}"
+                )
+            tick.wait(0.02)
+
+    def _log_tail(self) -> str:
+        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-15:])
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            top = psutil.Process(self.pid)
+            return [top, *top.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def workers(self) -> list[psutil.Process]:
+        """Its worker processes."""
+        return [p for p in self._tree()[1:] if "spawn_main" in " ".join(p.cmdline())]
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the tree at once."""
+        tree = self._tree()
+        for process in tree:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(tree, timeout=STOP_TIMEOUT_S)
+        self._process.wait(STOP_TIMEOUT_S)
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """SIGTERM, and the exit status."""
+        self._process.terminate()
+        return self._process.wait(timeout_s)

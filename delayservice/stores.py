@@ -1,0 +1,48 @@
+"""The store that the settings ask for, and the folder that it lives in."""
+
+from __future__ import annotations
+
+import hashlib
+
+from delayservice.settings import Settings
+from delayservice.store.base import Store
+from delayservice.store.memory import MemoryStore
+from delayservice.store.rocks import RocksOptions
+from delayservice.store.rocksdb import RocksStore
+from delayservice.store.wheel import WheelOptions, WheelStore
+
+
+def make_store(settings: Settings, topic_id: str, partition: int) -> Store:
+    """The store of one shard, not opened yet.
+
+    Its folder is named by a hash of the topic's id: no path is made of a name, and a recreated
+    topic gets a store of its own.
+    """
+    kind = settings.node.store
+    if kind == "memory":
+        return MemoryStore()
+    name = hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
+    folder = settings.node.state_dir / kind / name / str(partition)
+    if kind == "rocksdb":
+        return RocksStore(folder, _rocks_options(settings))
+    return WheelStore(folder, _wheel_options(settings))
+
+
+def _wheel_options(settings: Settings) -> WheelOptions:
+    wheel = settings.wheel
+    return WheelOptions(
+        buffer_bytes_max=int(wheel.buffer_bytes_max),
+        near_bytes_max=int(wheel.near_bytes_max),
+        sync_bytes=int(wheel.sync_bytes),
+        handles_max=wheel.open_files_max,
+    )
+
+
+def _rocks_options(settings: Settings) -> RocksOptions:
+    rocks = settings.rocksdb
+    return RocksOptions(
+        write_buffer_bytes=int(rocks.write_buffer_bytes),
+        block_cache_bytes=int(rocks.block_cache_bytes),
+        sync_bytes=int(rocks.sync_bytes),
+        compression=rocks.compression,
+    )
