@@ -50,6 +50,7 @@ class Lane:
         self._settler = Settler(topic, partition, routes, self.verdicts)
         self._paused = False
         self.contracts = Contracts([(0, Contract())])
+        self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
         self.shard = Shard(self._settler, store.open())
         self._position = -1
@@ -57,10 +58,18 @@ class Lane:
     # --- roles ---------------------------------------------------------------------------------
 
     def adopt(self, contracts: Contracts) -> None:
-        """Read records by these parameters from now on (rule 2)."""
+        """Read records by these parameters from now on (rule 2); nothing is read before the first.
+
+        A replica may have stored records by the old parameters before it heard that they end: those
+        keys are wrong, so the store starts over.
+        """
+        if self._is_adopted and not _agree_below(self.shard.stored, self.contracts, contracts):
+            _log.warning("contract_changed", topic=self.topic, partition=self.partition)
+            self.reset_store()
         if contracts != self.contracts:
             self.contracts = contracts
             self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
+        self._is_adopted = True
 
     def follow(self, cursor: Cursor) -> None:
         """Store only, and keep up with the checkpoint."""
@@ -129,7 +138,7 @@ class Lane:
 
     def _go_to_wanted(self) -> None:
         wanted = self.shard.wanted
-        if wanted != self._position:
+        if self._is_adopted and wanted != self._position:
             self._source.seek(self.topic, wanted)
             self._position = wanted
 
@@ -232,3 +241,9 @@ class Lane:
     def close(self) -> None:
         """Make durable what there is, and let go."""
         self.store.close()
+
+
+def _agree_below(stop: int, one: Contracts, other: Contracts) -> bool:
+    """Whether both read every offset below ``stop`` by the same parameters."""
+    starts = {start for start, _ in (*one.entries(), *other.entries()) if start < stop}
+    return all(one.at(start) == other.at(start) for start in starts)

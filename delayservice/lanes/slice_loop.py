@@ -15,6 +15,7 @@ import structlog
 from delayservice import faults
 from delayservice.core.checkpoint import (
     Checkpoint,
+    ShardCheckpoint,
     decode_checkpoint,
     encode_checkpoint,
     fingerprint,
@@ -118,6 +119,7 @@ class SliceLoop:
         self._limits = limits
         self._last_read_back: ReadBack | None = None
         self._last_committed = b""
+        self._unserved: dict[str, ShardCheckpoint] = {}
         self._last_commit_s = float("-inf")
         self._rechecked_s = float("-inf")
         self._uncommitted: list[tuple[list[Output], int]] = []
@@ -301,7 +303,8 @@ class SliceLoop:
             node_id=self._node_id,
             epoch=self.epoch,
             secret_fingerprint=self._secret,
-            shards={topic: lane.checkpoint() for topic, lane in self.lanes.items()},
+            shards=self._unserved
+            | {topic: lane.checkpoint() for topic, lane in self.lanes.items()},
         )
 
     def _ask_the_time(self) -> None:
@@ -323,6 +326,8 @@ class SliceLoop:
         faults.point("take_over")
         checkpoint = self._read_checkpoint()
         self.epoch = 1 + (checkpoint.epoch if checkpoint else 0)
+        # What is not served here keeps its cursor, or its next owner would deliver it all again.
+        self._unserved = dict(checkpoint.shards) if checkpoint else {}
         for lane in self.lanes.values():
             self._take_over_lane(lane, checkpoint)
         self.owner = True
@@ -418,21 +423,34 @@ class SliceLoop:
 
     def add_lanes(self, lanes: Iterable[Lane]) -> None:
         """Serve more shards: taken over at once by an owner."""
-        for lane in lanes:
+        added = list(lanes)
+        for lane in added:
             self.lanes[lane.topic] = lane
             lane.follow(Cursor())
-            if self.owner:
-                self._take_over_lane(lane, self._read_checkpoint())
+        if self.owner:
+            checkpoint = self._read_checkpoint()
+            for lane in added:
+                self._take_over_lane(lane, checkpoint)
         if (
             self.owner and not self._commit()
         ):  # a contract is committed before anything is read by it
             self.release()
 
     def drop_lane(self, topic: str) -> None:
-        """Serve a shard no longer: its topic is gone or unfit."""
+        """Serve a shard no longer: its topic is gone or unfit. Its cursor stays as committed."""
+        if self.owner:
+            self._put_down(topic)
         lane = self.lanes.pop(topic)
         self._source.drop(topic)
         lane.close()
+
+    def _put_down(self, topic: str) -> None:
+        try:
+            self._start_over("shard_dropped", topic=topic)
+            self._unserved[topic] = self.lanes[topic].checkpoint()
+        except OwnershipLostError as lost:
+            _log.warning("ownership_lost", slice=self.slice_no, why=str(lost))
+            self.release()
 
     def close(self) -> None:
         """Finish the transaction, make the stores durable, let go of everything."""
