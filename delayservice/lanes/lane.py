@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import structlog
 
 from delayservice.core.checkpoint import ShardCheckpoint
+from delayservice.core.codec import decode_payload
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor, Key
 from delayservice.core.outcome import Output
@@ -19,6 +20,7 @@ from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.core.shard import CopyScan, Shard
 from delayservice.core.storing import is_user_record
+from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import SlotDamagedError
 from delayservice.lanes.ports import Bounds, Run, Source
 from delayservice.lanes.repair import reread_slot
@@ -112,7 +114,7 @@ class Lane:
         if needed < bounds.start:
             if self.shard.stored < bounds.start and bounds.start > 0:
                 self._report_lost(self.shard.stored, bounds.start)
-                self.shard.stored = bounds.start
+                self._forget_names(bounds.start)
             cursor = Cursor(cursor.key, max(cursor.offset, bounds.start))
         return cursor
 
@@ -130,6 +132,21 @@ class Lane:
             hint="retention deleted these offsets before they were stored here; records that were "
             "still pending among them are lost to this copy: compare with a replica",
         )
+
+    def _forget_names(self, start: int) -> None:
+        """Go on at ``start`` with a store that never saw the offsets below it. A cancel among them
+        may have settled any record here that bears an id, so those count as settled; one that was
+        pending would have been rolled forward and is in the log."""
+        marks = [
+            (payload[6][0], key_ms, offset, start - 1)
+            for key_ms, offset, mark, payload in (
+                (*frame[:3], decode_payload(frame[3]))
+                for frame in self.store.scan((0, 0), DUE_STOP_MS)
+            )
+            if mark == NO_MARK and payload[6] is not None and payload[6][0] is not None
+        ]
+        self.store.append([], [], marks, start)
+        self.shard.stored = start
 
     def reset_store(self) -> None:
         """Start the store over from the beginning of the log."""
