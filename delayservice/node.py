@@ -18,11 +18,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import structlog
-from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, retry_if_exception_type, wait_exponential
 from tenacity.nap import sleep_using_event
 from tenacity.stop import stop_when_event_set
 
+from connectors.kafka.clients import admin_client
 from connectors.kafka.topics import TopicKeeper
 from delayservice import logs
 from delayservice.errors import DelayServiceError, KafkaEdgeError, SettingsError
@@ -61,7 +61,7 @@ def run(settings: Settings) -> int:
 
 def _prepare_topics(settings: Settings, stopping: threading.Event) -> bool:
     """Create what is missing; a cluster that is down at start is waited for. False: told to stop."""
-    keeper = TopicKeeper(AdminClient(dict(settings.kafka.client_config("admin"))), settings)
+    keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
 
     def tell(state: object) -> None:
         _log.warning("waiting_for_kafka", why=str(getattr(state, "outcome", state)))

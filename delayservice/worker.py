@@ -14,9 +14,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import structlog
-from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.checkpoint import KafkaCheckpoints
+from connectors.kafka.clients import admin_client
 from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.topics import DelayTopic, TargetTopics, TopicKeeper
@@ -79,7 +79,7 @@ class Worker:
         self._index = index
         self._ownership = ownership
         self._clock = SystemClock()
-        self._admin = AdminClient(dict(settings.kafka.client_config("admin")))
+        self._admin = admin_client(settings.kafka.client_config("admin"))
         self._keeper = TopicKeeper(self._admin, settings)
         self._targets = TargetTopics(self._admin)
         self._checkpoints = KafkaCheckpoints(

@@ -10,6 +10,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from connectors.kafka.clients import consumer_client
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds, scan_partition
 from delayservice.clock import Clock
 from delayservice.lanes.ports import ReadBack
@@ -74,7 +75,7 @@ class KafkaCheckpoints:
 
     def _tail(self) -> None:
         config = self._config | {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 1_000}
-        consumer = Consumer(config)
+        consumer = consumer_client(config)
         assigned: set[int] = set()
         while not self._closing.is_set():
             for slice_no in sorted(self._wanted - assigned):

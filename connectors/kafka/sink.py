@@ -12,7 +12,6 @@ a later transaction (KAFKA-17754).
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from connectors.kafka.clients import producer_client
 from connectors.kafka.errors import FENCED, PURGED, REFUSALS, UNKNOWN_TARGETS, error_of
 from connectors.kafka.topics import TargetTopics
 from delayservice import faults
@@ -82,6 +82,7 @@ class KafkaSink:
         self._producer: Producer | None = None
         self._direct: Producer | None = None
         self._open = False
+        self._has_outputs = False
         self._failed: list[KafkaError] = []
         self._refusals: dict[tuple[str, int], tuple[str, str]] = {}
         self._diagnosing = False
@@ -106,9 +107,7 @@ class KafkaSink:
     def _make(self, config: dict[str, str | int | float | bool]) -> Producer:
         if self._diagnosing:  # one record a batch, and a report for each: who is it?
             config |= {"batch.num.messages": 1, "delivery.report.only.error": False, "linger.ms": 0}
-        return Producer(
-            {**config, "on_delivery": self._note_failure}, logger=logging.getLogger("librdkafka")
-        )
+        return producer_client({**config, "on_delivery": self._note_failure})
 
     def discard(self) -> None:
         """Give the producers up; nothing more of theirs is sent."""
@@ -119,7 +118,7 @@ class KafkaSink:
         self._forget()
 
     def _forget(self) -> None:
-        self._open = False
+        self._open = self._has_outputs = False
         self._failed.clear()
         self._refusals.clear()
 
@@ -144,6 +143,7 @@ class KafkaSink:
     def send(self, shard: str, outputs: Sequence[Output]) -> None:
         """Queue outputs for the open transaction; see the port."""
         self._begin()
+        self._has_outputs = True
         if self._direct is None:
             self._produce(self._fenced_producer, shard, outputs)
             return
@@ -215,12 +215,12 @@ class KafkaSink:
             b"%d" % options.slice_no,
             partition=options.slice_no,
         )
-        if faults.armed("flushed"):
+        if self._has_outputs and faults.armed("flushed"):
             producer.flush(COMMIT_TIMEOUT_S)
-        faults.point("flushed")
+            faults.point("flushed")
         started_s = time.monotonic()
         self._commit_transaction(producer)
-        self._open = False
+        self._open = self._has_outputs = False
         if self._diagnosing:
             self._stop_diagnosing()
         elif time.monotonic() - started_s > SLOW_COMMIT_S:

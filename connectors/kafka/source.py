@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import structlog
 from confluent_kafka import (
-    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -23,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     OffsetSpec,
 )
 
+from connectors.kafka.clients import consumer_client
 from delayservice.core.entry import UNREADABLE, Row
 from delayservice.errors import KafkaEdgeError, LogMovedError
 from delayservice.lanes.ports import Bounds, Run
@@ -59,7 +59,7 @@ class KafkaSource:
         self._slice_no = slice_no
         self._config = consumer_config(client, f"source-{slice_no}")
         self._admin = admin
-        self._consumer = Consumer(self._config)
+        self._consumer = consumer_client(self._config)
         self._positions: dict[str, int] = {}
 
     # --- position ------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def scan_partition(
     Raises:
         KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
     """
-    consumer = Consumer(dict(config))
+    consumer = consumer_client(config)
     try:
         consumer.assign([TopicPartition(topic, partition, start)])
         heard_s = monotonic_s()
