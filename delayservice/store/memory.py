@@ -20,9 +20,10 @@ class MemoryStore(Store):
     """Keeps everything in memory; ``open`` always starts at offset 0."""
 
     def __init__(self) -> None:
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Forget everything."""
         self._order: list[Key] = []
         self._payloads: dict[Key, bytes] = {}
         self._marks: dict[Key, int] = {}
@@ -34,7 +35,7 @@ class MemoryStore(Store):
 
     def open(self) -> int:
         """Start empty: the horizon is 0."""
-        self._reset()
+        self.reset()
         return 0
 
     def append(
@@ -143,4 +144,4 @@ class MemoryStore(Store):
 
     def close(self) -> None:
         """Drop everything."""
-        self._reset()
+        self.reset()

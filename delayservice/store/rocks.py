@@ -43,7 +43,9 @@ class RocksOptions:
         wal_bytes_max: log size at which memory tables are flushed.
         open_files_max: table files kept open.
         background_jobs: threads for flush and compaction.
-        bloom_bits_per_key: for point look-ups; 0 for none.
+        compression: of table files: ``none``, ``snappy``, ``lz4`` or ``zstd``.
+        sync_bytes: bytes appended, and so to read again after a crash, at which the store syncs
+            by itself.
     """
 
     write_buffer_bytes: int = 8 << 20
@@ -54,7 +56,8 @@ class RocksOptions:
     wal_bytes_max: int = 32 << 20
     open_files_max: int = 64
     background_jobs: int = 2
-    bloom_bits_per_key: float = 0.0
+    compression: str = "lz4"
+    sync_bytes: int = 64 << 20
 
 
 @cache
@@ -68,14 +71,12 @@ def _to_native(options: RocksOptions) -> Options:
     table.set_block_size(options.block_bytes)
     table.set_cache_index_and_filter_blocks(True)
     table.set_format_version(5)
-    if options.bloom_bits_per_key:
-        table.set_bloom_filter(options.bloom_bits_per_key, False)
     native = Options(raw_mode=True)  # the default mode unpickles what it reads
     native.create_if_missing(True)
     native.set_paranoid_checks(True)
     native.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
     native.set_block_based_table_factory(table)
-    native.set_compression_type(DBCompressionType.lz4())
+    native.set_compression_type(getattr(DBCompressionType, options.compression)())
     native.set_write_buffer_size(options.write_buffer_bytes)
     native.set_max_write_buffer_number(2)
     native.set_target_file_size_base(options.target_file_bytes)

@@ -75,8 +75,7 @@ class RocksStore(Store):
     def _clear(self, stop_offset: int) -> None:
         self._stop_offset = self._durable_offset = stop_offset
         self._pruned_ms = 0
-        self._count = 0
-        self._bytes = 0
+        self._count = self._unsynced_bytes = 0
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -152,7 +151,10 @@ class RocksStore(Store):
     def append(
         self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop_offset: int
     ) -> None:
-        """See ``Store.append``: one batch, written and not synced."""
+        """See ``Store.append``: one batch, written and not synced, but for every
+        ``sync_bytes``."""
+        if self._unsynced_bytes >= self._options.sync_bytes:
+            self.sync()
         batch = WriteBatch(raw_mode=True)
         self._put_frames(batch, frames)
         for _, key_ms, offset, mark in marks:
@@ -160,6 +162,7 @@ class RocksStore(Store):
         if named or marks:
             self._ids.put(batch, named, marks)
         self._count += len(frames)
+        self._unsynced_bytes += batch.size_in_bytes()
         self._write(batch, stop_offset)
         self._stop_offset = stop_offset
 
@@ -280,6 +283,7 @@ class RocksStore(Store):
         except Exception as exc:
             raise self._failed("fsync", exc) from exc
         self._durable_offset = self._stop_offset
+        self._unsynced_bytes = 0
         return self._durable_offset
 
     def stats(self) -> StoreStats:

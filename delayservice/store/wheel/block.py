@@ -1,17 +1,19 @@
-"""The bytes of a slot file: sorted blocks, each under one checksum that chains to the one before.
+"""The bytes of a slot file: sorted blocks, whose checksums chain each to the one before.
 
 A flush of the memory table writes a slot's rows as one or more blocks. Rows of a block are in key
 order and lie in columns, because columns are packed and unpacked by C code (frame by frame, the
 same work costs four times as much; ``bench pending`` pays for that)::
 
-    header, 48 bytes, little endian
-      crc        u32   CRC32C of all that follows, seeded with the crc of the block before; of the
-                       first block: with CRC32C of the slot's second as i64
+    header, 56 bytes, little endian
+      crc        u32   CRC32C of the rest of the header, seeded with the crc of the block before;
+                       for the first block with CRC32C of the slot's second as i64
+      body_crc   u32   CRC32C of the body
       length     u32   bytes of the body
       version    u8    1
       flags      u8    1: the body has a column of marks
       reserved   u16   0
       count      u32   rows
+      reserved   u32   0
       first_ms, first_offset   i64, i64   lowest key
       last_ms, last_offset     i64, i64   highest key
     body
@@ -21,8 +23,9 @@ same work costs four times as much; ``bench pending`` pays for that)::
       mark       i64 x count   only with flag 1; -1: none
       payloads, one after another
 
-The chain makes the checksum of the last block one of the whole file: a block that is lost, moved
-or taken from another slot breaks it.
+The chain makes the checksum of the last header one of the whole file: a block that is lost, moved
+or taken from another slot breaks it. A header stands for itself, because a reader skips bodies by
+what headers say of their keys.
 """
 
 from __future__ import annotations
@@ -44,8 +47,8 @@ if TYPE_CHECKING:
     from delayservice.core.cursor import Key
 
 SLOT_MS: Final = 1000
-HEADER = Struct("<IIBBHIqqqq")
-HEADER_BYTES: Final = 48
+HEADER = Struct("<IIIBBHIIqqqq")
+HEADER_BYTES: Final = 56
 VERSION: Final = 1
 ROWS_MAX: Final = 4096
 BODY_BYTES_MAX: Final = 1 << 20
@@ -56,6 +59,7 @@ _MARK_SIZE = 0xFFFF_FFFF
 _BIG_ENDIAN = sys.byteorder == "big"
 _SECOND = Struct("<q")
 _extend = google_crc32c.extend
+_checksum = google_crc32c.value
 _payload_of = itemgetter(3)
 
 if HEADER.size != HEADER_BYTES:
@@ -84,8 +88,7 @@ class Block(NamedTuple):
     flags: int
     first: Key
     last: Key
-    seed: int
-    header: bytes
+    body_crc: int
     crc: int
 
     @property
@@ -96,7 +99,7 @@ class Block(NamedTuple):
 
 def seed_of(second: int) -> int:
     """What the checksum chain of a slot starts from."""
-    return int(google_crc32c.value(_SECOND.pack(second)))
+    return int(_checksum(_SECOND.pack(second)))
 
 
 def encode_blocks(second: int, rows: Sequence[Frame], crc: int) -> tuple[bytes, int]:
@@ -144,26 +147,26 @@ def _encode_block(start_ms: int, rows: Sequence[Frame], crc: int) -> tuple[list[
         columns[2] = _pack("I", [_MARK_SIZE if p is MARK_ONLY else len(p) for p in payloads])
         columns.append(_pack("q", marks))
     body = b"".join((*columns, *payloads))
-    rest = HEADER.pack(
-        0, len(body), VERSION, flags, 0, len(rows), keys[0], offsets[0], keys[-1], offsets[-1]
-    )[4:]
-    crc = _extend(_extend(crc, rest), body)
+    bounds = (keys[0], offsets[0], keys[-1], offsets[-1])
+    body_crc = _checksum(body)
+    rest = HEADER.pack(0, body_crc, len(body), VERSION, flags, 0, len(rows), 0, *bounds)[4:]
+    crc = _extend(crc, rest)
     return [crc.to_bytes(4, "little"), rest, body], crc
 
 
 def parse_header(data: bytes, position: int, seed: int) -> Block:
-    """A header that was read at ``position``; its checksum is checked with the body.
+    """A header that was read at ``position``, checked; ``seed`` is the crc of the one before.
 
     Raises:
-        BlockDamagedError: it is cut short or of an unknown version.
+        BlockDamagedError: it is cut short, its checksum is wrong or its version is unknown.
     """
     if len(data) < HEADER_BYTES:
         raise BlockDamagedError(f"a block header is cut short at byte {position}")
-    crc, length, version, flags, _, count, *keys = HEADER.unpack(data)
-    if version != VERSION:
-        raise BlockDamagedError(f"no block starts at byte {position}")
+    crc, body_crc, length, version, flags, _, count, _, *keys = HEADER.unpack(data)
+    if crc != _extend(seed, data[4:]) or version != VERSION:
+        raise BlockDamagedError(f"the block header at byte {position} fails its checksum")
     first, last = (keys[0], keys[1]), (keys[2], keys[3])
-    return Block(position, length, count, flags, first, last, seed, data, crc)
+    return Block(position, length, count, flags, first, last, body_crc, crc)
 
 
 def decode_block(second: int, block: Block, body: bytes) -> list[Frame]:
@@ -172,9 +175,7 @@ def decode_block(second: int, block: Block, body: bytes) -> list[Frame]:
     Raises:
         BlockDamagedError: the body is short or the checksum is wrong.
     """
-    if len(body) != block.length or block.crc != _extend(
-        _extend(block.seed, block.header[4:]), body
-    ):
+    if len(body) != block.length or block.body_crc != _checksum(body):
         raise BlockDamagedError(f"the block at byte {block.position} fails its checksum")
     count, start_ms = block.count, second * SLOT_MS
     keys = _unpack("H", body, 0, count)

@@ -1,0 +1,359 @@
+"""One suite for every backend: what ``Store`` promises, whoever keeps the promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from delayservice.core.cursor import OFFSET_MAX, START_KEY, Cursor
+from delayservice.errors import StoreError
+from delayservice.store.base import NO_MARK, Frame, Store
+from delayservice.store.memory import MemoryStore
+from delayservice.store.rocksdb import RocksStore
+from delayservice.store.wheel import WheelOptions, WheelStore
+
+Maker: TypeAlias = Callable[[], Store]
+
+TINY = WheelOptions(buffer_bytes_max=2_000, near_bytes_max=2_000, sync_bytes=5_000, handles_max=2)
+FAR_MS = 10**15
+
+
+def _makers(path: Path) -> dict[str, Maker]:
+    return {
+        "memory": MemoryStore,
+        "wheel": lambda: WheelStore(path),
+        "wheel-tiny": lambda: WheelStore(path, TINY),
+        "rocksdb": lambda: RocksStore(path),
+    }
+
+
+@pytest.fixture(params=["memory", "wheel", "wheel-tiny", "rocksdb"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Maker:
+    return _makers(tmp_path / "shard")[request.param]
+
+
+@pytest.fixture(params=["wheel", "wheel-tiny", "rocksdb"])
+def make_durable(request: pytest.FixtureRequest, tmp_path: Path) -> Maker:
+    return _makers(tmp_path / "shard")[request.param]
+
+
+@pytest.fixture
+def store(make: Maker) -> Iterator[Store]:
+    store = make()
+    assert store.open() == 0
+    yield store
+    store.close()
+
+
+def frame(key_ms: int, offset: int, mark: int = NO_MARK) -> Frame:
+    return (key_ms, offset, mark, b"payload %d" % offset)
+
+
+def frames(count: int, start_ms: int = 1_000_000, spread_ms: int = 5_000) -> list[Frame]:
+    return [frame(start_ms + offset * 7919 % spread_ms, offset) for offset in range(count)]
+
+
+def read_all(store: Store, limit: int = 7) -> list[Frame]:
+    found: list[Frame] = []
+    while part := store.read_due(found[-1][:2] if found else (0, -1), FAR_MS, limit):
+        assert len(part) <= limit
+        found += part
+    return found
+
+
+def test_a_new_store_is_empty(store: Store) -> None:
+    assert store.read_due(START_KEY, FAR_MS, 10) == []
+    assert store.next_due_ms((0, -1)) is None
+    assert store.latest_unmarked(b"id", OFFSET_MAX) is None
+    assert store.marked_from(0) == []
+    assert store.stats().pending == 0
+    assert store.stats().oldest_due_ms is None
+
+
+def test_frames_come_back_in_key_order_whatever_the_limit(store: Store) -> None:
+    given = frames(300)
+    store.append(given, [], [], 300)
+    for limit in (1, 7, 1000):
+        assert read_all(store, limit) == sorted(given)
+
+
+def test_batches_interleave_in_key_order(store: Store) -> None:
+    given = frames(400)
+    for start in range(0, 400, 50):
+        store.append(given[start : start + 50], [], [], start + 50)
+        assert read_all(store) == sorted(given[: start + 50])
+
+
+def test_reading_starts_after_the_key_and_ends_with_the_bound(store: Store) -> None:
+    store.append([frame(1000, 1), frame(1000, 2), frame(1999, 3), frame(2000, 4)], [], [], 5)
+    assert [f[1] for f in store.read_due((1000, 1), 2000, 10)] == [2, 3, 4]
+    assert [f[1] for f in store.read_due((1000, 1), 1999, 10)] == [2, 3]
+    assert [f[1] for f in store.read_due((999, OFFSET_MAX), 1000, 10)] == [1, 2]
+    assert store.read_due((2000, 4), FAR_MS, 10) == []
+    assert store.read_due((0, 0), 999, 10) == []
+
+
+def test_a_frame_appended_behind_the_hand_but_above_the_key_is_read(store: Store) -> None:
+    store.append([frame(9_500, 1)], [], [], 2)
+    assert [f[1] for f in store.read_due((0, 0), 9_600, 10)] == [1]
+    store.append([frame(3_000, 2), frame(9_400, 3), frame(9_550, 4)], [], [], 5)
+    assert [f[1] for f in store.read_due((0, 0), 9_600, 10)] == [2, 3, 1, 4]
+    assert [f[1] for f in store.read_due((9_500, 1), 9_600, 10)] == [4]
+
+
+def test_reading_again_from_a_lower_key_reads_the_same(store: Store) -> None:
+    given = frames(200)
+    store.append(given, [], [], 200)
+    assert read_all(store) == read_all(store) == sorted(given)
+
+
+def test_old_far_and_extreme_keys_are_kept(store: Store) -> None:
+    given = [frame(ms, i) for i, ms in enumerate([0, 1, 999, 1000, 4 * 10**12, 300 * 10**12])]
+    store.append(given, [], [], len(given))
+    assert read_all(store) == given
+    store.sync()
+    assert read_all(store) == given
+
+
+def test_payloads_come_back_byte_for_byte(store: Store) -> None:
+    payloads = [b"", b"\x00" * 10, bytes(range(256)), b"x" * 3_000_000, b"\xff"]
+    given = [(5_000, i, NO_MARK, payload) for i, payload in enumerate(payloads)]
+    store.append(given, [], [], len(given))
+    store.sync()
+    assert store.read_due((0, 0), FAR_MS, 10) == given
+
+
+def test_appending_again_changes_nothing(store: Store) -> None:
+    given = frames(100)
+    store.append(given, [], [(b"a", *given[5][:2], 99)], 100)
+    store.append(given[50:], [], [], 100)
+    store.append(given[:10], [], [], 100)
+    expected = [(*f[:2], 99 if f[1] == 5 else NO_MARK, f[3]) for f in sorted(given)]
+    assert read_all(store) == expected
+
+
+def test_the_next_due_time_is_never_late(store: Store) -> None:
+    given = sorted(frames(200))
+    store.append(given, [], [], 200)
+    for low, high in zip(given, given[1:], strict=False):
+        bound = store.next_due_ms(low[:2])
+        assert bound is not None
+        assert bound <= high[0]
+        store.read_due(low[:2], low[0], 10)
+    store.read_due(given[-1][:2], FAR_MS, 10)
+    assert store.next_due_ms(given[-1][:2]) is None
+
+
+def test_the_next_due_time_is_exact_once_its_second_was_read(store: Store) -> None:
+    store.append([frame(5_100, 1), frame(5_900, 2)], [], [], 3)
+    assert store.read_due((0, 0), 5_050, 10) == []
+    assert store.next_due_ms((0, 0)) == 5_100
+    assert store.next_due_ms((5_100, 1)) == 5_900
+
+
+def test_a_mark_is_seen_with_its_frame_before_and_after_sync(store: Store) -> None:
+    store.append([frame(5_000, 1), frame(5_000, 2), frame(6_000, 3)], [], [], 4)
+    store.sync()
+    assert len(read_all(store)) == 3
+    store.append([], [], [(b"b", 5_000, 2, 4)], 5)
+    expected = [frame(5_000, 1), frame(5_000, 2, 4), frame(6_000, 3)]
+    assert read_all(store, 1) == read_all(store) == expected
+    store.sync()
+    assert read_all(store, 1) == read_all(store) == expected
+
+
+def test_a_frame_may_be_marked_from_birth(store: Store) -> None:
+    store.append([frame(5_000, 7, 3), frame(5_001, 8)], [], [], 9)
+    assert read_all(store) == [frame(5_000, 7, 3), frame(5_001, 8)]
+
+
+def test_the_latest_unmarked_is_bounded_by_the_asking_offset(store: Store) -> None:
+    store.append(
+        [frame(5_000, 1), frame(6_000, 4), frame(7_000, 9)],
+        [(b"id", 5_000, 1), (b"id", 6_000, 4), (b"other", 7_000, 9)],
+        [(b"id", 5_000, 1, 4), (b"id", 6_000, 4, 8)],
+        10,
+    )
+    asked = {below: store.latest_unmarked(b"id", below) for below in (1, 2, 4, 5, 8, 9, 10)}
+    at_5, at_6 = (5_000, 1), (6_000, 4)
+    assert asked == {1: None, 2: at_5, 4: at_5, 5: at_6, 8: at_6, 9: None, 10: None}
+    assert store.latest_unmarked(b"other", 10) == (7_000, 9)
+    assert store.latest_unmarked(b"i", 10) is None
+    assert store.latest_unmarked(b"", 10) is None
+
+
+def test_an_older_unmarked_record_is_found_behind_a_marked_one(store: Store) -> None:
+    named = [(b"id", 5_000, 1), (b"id", 6_000, 4)]
+    store.append([frame(5_000, 1), frame(6_000, 4)], named, [(b"id", 6_000, 4, 7)], 8)
+    assert store.latest_unmarked(b"id", 8) == (5_000, 1)
+    assert store.latest_unmarked(b"id", 7) == (6_000, 4)
+
+
+def test_marks_are_listed_from_an_offset_on(store: Store) -> None:
+    given = [frame(5_000 + i, i) for i in range(5)]
+    marks = [(b"x", 5_000 + i, i, 10 + i) for i in (3, 1, 2)]
+    store.append(given, [(b"x", f[0], f[1]) for f in given], marks, 20)
+    assert store.marked_from(12) == [(12, (5_002, 2)), (13, (5_003, 3))]
+    assert store.marked_from(0)[0] == (11, (5_001, 1))
+    assert store.marked_from(14) == []
+
+
+def test_prune_keeps_what_the_cursor_has_not_settled(store: Store) -> None:
+    given = sorted(frames(300))
+    store.append(given, [], [], 300)
+    for position in (0, 50, 150, 299):
+        cursor = Cursor(given[position][:2], 300)
+        store.prune(cursor)
+        rest = store.read_due(cursor.key, FAR_MS, 1000)
+        assert rest == given[position + 1 :]
+    assert store.stats().pending < 300
+
+
+def test_a_slot_goes_only_when_its_exclusive_end_is_reached(store: Store) -> None:
+    given = [frame(5_000, 1), frame(5_999, 2), frame(6_000, 3)]
+    store.append(given, [], [], 4)
+    store.sync()
+    store.prune(Cursor((5_999, 1), 4))
+    assert store.read_due((5_999, 1), FAR_MS, 10) == given[1:]
+    store.prune(Cursor((6_000, 0), 4))
+    assert store.read_due((6_000, 0), FAR_MS, 10) == given[2:]
+
+
+def test_a_pruned_store_is_empty_and_takes_more(store: Store) -> None:
+    store.append(frames(100), [(b"a", 1_000_000, 0)], [], 100)
+    store.sync()
+    store.prune(Cursor((9_000_000, 0), 100))
+    assert store.stats().pending == 0
+    assert store.next_due_ms((9_000_000, 0)) is None
+    store.append([frame(9_000_500, 100)], [(b"a", 9_000_500, 100)], [], 101)
+    assert store.read_due((9_000_000, 0), FAR_MS, 10) == [frame(9_000_500, 100)]
+    assert store.latest_unmarked(b"a", 101) == (9_000_500, 100)
+
+
+def test_scan_disturbs_no_reading(store: Store) -> None:
+    given = sorted(frames(300))
+    store.append(given, [], [], 300)
+    first = store.read_due((0, 0), FAR_MS, 10)
+    scanned = store.scan((0, 0), FAR_MS)
+    assert next(scanned) == given[0]
+    assert store.read_due(first[-1][:2], FAR_MS, 10) == given[10:20]
+    assert list(scanned) == given[1:]
+
+
+def test_rebuild_replaces_a_range_and_nothing_else(store: Store) -> None:
+    given = frames(300)
+    store.append(given, [], [], 300)
+    store.sync()
+    inside = [f for f in given if 1_001_000 <= f[0] < 1_003_000]
+    store.rebuild(1_001_000, 1_003_000, inside[: len(inside) // 2])
+    lost = set(inside[len(inside) // 2 :])
+    assert read_all(store) == sorted(f for f in given if f not in lost)
+    store.rebuild(1_001_000, 1_003_000, given)
+    assert read_all(store) == sorted(given)
+
+
+def test_reset_forgets_everything(store: Store) -> None:
+    store.append(frames(100), [(b"a", 1_000_000, 0)], [(b"a", 1_000_000, 0, 5)], 100)
+    store.sync()
+    store.reset()
+    assert read_all(store) == []
+    assert store.latest_unmarked(b"a", 100) is None
+    assert store.marked_from(0) == []
+    store.append(frames(10), [], [], 10)
+    assert read_all(store) == sorted(frames(10))
+    assert store.sync() == 10
+
+
+def test_stats_count(store: Store) -> None:
+    store.append(frames(100, start_ms=7_000), [], [], 100)
+    stats = store.stats()
+    assert stats.pending == 100
+    assert stats.bytes > 0
+    assert stats.oldest_due_ms is not None
+    assert stats.oldest_due_ms <= 7_000
+    assert stats.durable_offset == 0 or stats.durable_offset == store.sync()
+    assert store.sync() == 100
+    assert store.stats().durable_offset == 100
+
+
+def test_a_closed_store_opens_with_everything(make_durable: Maker) -> None:
+    store = make_durable()
+    store.open()
+    given = frames(300)
+    store.append(given, [(b"a", *given[3][:2])], [(b"a", *given[4][:2], 299)], 300)
+    store.close()
+    for _ in range(2):
+        store = make_durable()
+        assert store.open() == 300
+        expected = [(*f[:2], 299 if f[1] == 4 else NO_MARK, f[3]) for f in sorted(given)]
+        assert read_all(store) == expected
+        assert store.latest_unmarked(b"a", 300) == given[3][:2]
+        assert store.marked_from(0) == [(299, given[4][:2])]
+        assert store.stats().pending == 300
+        store.close()
+
+
+def test_a_reset_store_opens_empty(make_durable: Maker) -> None:
+    store = make_durable()
+    store.open()
+    store.append(frames(50), [(b"a", 1_000_000, 0)], [], 50)
+    store.sync()
+    store.reset()
+    store.close()
+    store = make_durable()
+    assert store.open() == 0
+    assert read_all(store) == []
+    store.close()
+
+
+def test_two_owners_of_one_folder_are_refused(make_durable: Maker) -> None:
+    store = make_durable()
+    store.open()
+    with pytest.raises(StoreError, match="in use by process"):
+        make_durable().open()
+    store.close()
+    again = make_durable()
+    again.open()
+    again.close()
+
+
+def test_a_newer_format_is_refused_and_left_alone(make_durable: Maker, tmp_path: Path) -> None:
+    store = make_durable()
+    store.open()
+    store.append(frames(10), [], [], 10)
+    store.close()
+    version = tmp_path / "shard" / "VERSION"
+    text = version.read_text()
+    version.write_text(text.replace(" 1", " 2"))
+    with pytest.raises(StoreError, match="newer"):
+        make_durable().open()
+    version.write_text("other 1\n")
+    with pytest.raises(StoreError, match="other"):
+        make_durable().open()
+    version.write_text(text)
+    store = make_durable()
+    assert store.open() == 10
+    store.close()
+
+
+def test_a_store_without_its_version_starts_over(make_durable: Maker, tmp_path: Path) -> None:
+    store = make_durable()
+    store.open()
+    store.append(frames(10), [], [], 10)
+    store.close()
+    (tmp_path / "shard" / "VERSION").unlink()
+    store = make_durable()
+    assert store.open() == 0
+    assert read_all(store) == []
+    store.close()
+
+
+def test_the_folder_is_for_its_owner_only(make_durable: Maker, tmp_path: Path) -> None:
+    store = make_durable()
+    store.open()
+    store.append(frames(10), [], [], 10)
+    store.close()
+    assert (tmp_path / "shard").stat().st_mode & 0o077 == 0

@@ -1,0 +1,304 @@
+"""The wheel after a crash at every single effect it has on the disk."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from delayservice.core.cursor import Cursor, Key
+from delayservice.store.base import Mark, Named
+from delayservice.store.files import Files
+from delayservice.store.ids import IdIndex
+from delayservice.store.wheel import WheelOptions, WheelStore
+from tests.crash.crash_disk import Effect, Keeps, QuietFiles, RecordingFiles, leave_disk
+from tests.crash.model_log import ModelLog, read_all, read_all_rebuilding
+
+OPTIONS = WheelOptions(
+    buffer_bytes_max=6_000, near_bytes_max=3_000, sync_bytes=12_000, handles_max=3
+)
+COUNT, BATCH = 240, 8
+LONG = os.environ.get("CRASH_MODE") == "long"
+
+
+class NoIds(IdIndex):
+    """The id index writes through RocksDB, past the recorder, and has sweeps of its own."""
+
+    def recover(self, stop_offset: int, *, expected: bool) -> bool:
+        del stop_offset, expected
+        return True
+
+    def append(self, named: Sequence[Named], marks: Sequence[Mark]) -> None:
+        pass
+
+
+def make_store(root: Path, files: Files) -> WheelStore:
+    store = WheelStore(root, OPTIONS, files)
+    store._ids = NoIds(root / "ids")
+    return store
+
+
+class Run:
+    """One life of a store: what it did to the disk, and what had been promised at each effect."""
+
+    def __init__(self, root: Path) -> None:
+        self.log = ModelLog(COUNT)
+        self.files = RecordingFiles(root)
+        self.horizons: list[tuple[int, int]] = [(0, 0)]
+        self.cursors: list[tuple[int, Key]] = [(0, (0, 0))]
+        store = make_store(root, self.files)
+        assert store.open() == 0
+        for start in range(0, COUNT, BATCH):
+            self.log.feed(store, start, start + BATCH)
+            if start % 56 == 48:
+                store.sync()
+            if start > COUNT // 2 and start % 24 == 0:
+                self._prune(store, start)
+            self._note(store)
+        store.close()
+        self.horizons.append((len(self.files.effects), COUNT))
+
+    def _prune(self, store: WheelStore, stop: int) -> None:
+        key = self.log.held(stop, (0, 0))[stop // 5][:2]
+        self.cursors.append((len(self.files.effects), key))
+        store.prune(Cursor(key, stop))
+
+    def _note(self, store: WheelStore) -> None:
+        self.horizons.append((len(self.files.effects), store.stats().durable_offset))
+
+    def promised(self, effects: int) -> int:
+        return max(stop for at, stop in self.horizons if at <= effects)
+
+    def settled(self, effects: int) -> Key:
+        return max(key for at, key in self.cursors if at <= effects)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("life") / "shard")
+
+
+def lost(_: Effect) -> float:
+    return 0.0
+
+
+def kept(_: Effect) -> float:
+    return 1.0
+
+
+def at_random(seed: int) -> Keeps:
+    rng = random.Random(seed)
+    return lambda _: rng.choice((0.0, rng.random(), 1.0))
+
+
+def check_recovery(run: Run, effects: int, root: Path) -> int:
+    """Open what a crash left, and go on; returns the horizon."""
+    after = run.settled(effects)
+    store = make_store(root, QuietFiles())
+    stop = store.open()
+    assert stop >= run.promised(effects)
+    assert read_all(store, after) == run.log.held(stop, after)
+    for start in range(stop, COUNT, BATCH):
+        run.log.feed(store, start, min(COUNT, start + BATCH))
+    assert read_all(store, after) == run.log.held(COUNT, after)
+    store.close()
+    store = make_store(root, QuietFiles())
+    assert store.open() == COUNT
+    assert read_all(store, after) == run.log.held(COUNT, after)
+    store.close()
+    return stop
+
+
+@pytest.mark.parametrize("what", ["lost", "kept", "random"])
+def test_a_crash_at_any_effect_loses_nothing_that_was_durable(
+    run: Run, what: str, tmp_path: Path
+) -> None:
+    effects = run.files.effects
+    stops = set()
+    for crash in range(len(effects) + 1):
+        for seed in range(5 if LONG and what == "random" else 1):
+            keeps = {"lost": lost, "kept": kept}.get(what) or at_random(1000 * crash + seed)
+            root = tmp_path / f"{crash}-{seed}"
+            root.mkdir()
+            leave_disk(effects[:crash], keeps, root)
+            stops.add(check_recovery(run, crash, root))
+    assert len(stops) >= 5
+
+
+def test_a_write_torn_at_any_byte_loses_nothing_that_was_durable(run: Run, tmp_path: Path) -> None:
+    effects = run.files.effects
+    writes = [i for i, e in enumerate(effects) if e.kind == "write"]
+    rng = random.Random(3)
+    for number, crash in enumerate(writes if LONG else rng.sample(writes, 40)):
+        whole = effects[crash]
+        torn = Effect(
+            "write",
+            whole.path,
+            whole.inode,
+            whole.position,
+            whole.data[: rng.randrange(len(whole.data))],
+        )
+        root = tmp_path / str(number)
+        root.mkdir()
+        leave_disk([*effects[:crash], torn], kept, root)
+        check_recovery(run, crash, root)
+
+
+class Snapshot:
+    """A closed store as bytes, to be damaged in any way."""
+
+    def __init__(self, root: Path, count: int) -> None:
+        self.log = ModelLog(count, seed=5)
+        store = make_store(root, QuietFiles())
+        store.open()
+        for start in range(0, count, 20):
+            self.log.feed(store, start, start + 20)
+            if start == 20:
+                store.sync()
+        store.close()
+        self.count = count
+        self.files = {
+            str(path.relative_to(root)): path.read_bytes()
+            for path in sorted(root.rglob("*"))
+            if path.is_file() and path.name != "LOCK"
+        }
+
+    @property
+    def slots(self) -> list[str]:
+        return [name for name in self.files if name.startswith("slots/")]
+
+    def check(self, root: Path, changed: dict[str, bytes | None]) -> int:
+        """Open the store with some files changed (None: gone); returns the horizon."""
+        for name, data in {**self.files, **changed}.items():
+            if data is not None:
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_bytes(data)
+        store = make_store(root, QuietFiles())
+        stop = store.open()
+        assert stop in {0, self.count}
+        # Twice: with a crash between the damage being noticed and the store being mended.
+        with_damage = meets_damage(store)
+        store.abandon()
+        store = make_store(root, QuietFiles())
+        assert store.open() == stop
+        assert meets_damage(store) == with_damage
+        found = read_all_rebuilding(store, self.log, self.count, (0, 0))
+        assert found == self.log.held(stop, (0, 0))
+        self.log.feed(store, stop, self.count)
+        store.close()
+        store = make_store(root, QuietFiles())
+        assert store.open() == self.count
+        assert read_all(store, (0, 0)) == self.log.held(self.count, (0, 0))
+        store.close()
+        return stop
+
+
+def meets_damage(store: WheelStore) -> bool:
+    """Whether reading everything meets damage."""
+    try:
+        read_all(store, (0, 0))
+    except Exception as exc:
+        assert type(exc).__name__ == "SlotDamagedError", exc
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    return Snapshot(tmp_path_factory.mktemp("snapshot") / "shard", 60)
+
+
+def test_a_flipped_byte_anywhere_is_never_delivered_and_skips_nothing(
+    snapshot: Snapshot, tmp_path: Path
+) -> None:
+    rng = random.Random(11)
+    for name, data in snapshot.files.items():
+        if name == "VERSION":
+            continue  # refused with an explanation: conformance
+        step = 1 if LONG or not name.startswith("slots/") else 5
+        for position in range(0, len(data), step):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << rng.randrange(8)
+            root = tmp_path / name.replace("/", "-") / str(position)
+            stop = snapshot.check(root, {name: bytes(flipped)})
+            assert (stop == 0) == (not name.startswith("slots/"))
+
+
+def test_the_last_slot_file_cut_at_any_byte_is_read_again(
+    snapshot: Snapshot, tmp_path: Path
+) -> None:
+    name = snapshot.slots[-1]
+    data = snapshot.files[name]
+    for size in range(0, len(data), 1 if LONG else 3):
+        assert snapshot.check(tmp_path / str(size), {name: data[:size]}) == snapshot.count
+
+
+def test_rubbish_after_the_good_bytes_is_of_no_account(snapshot: Snapshot, tmp_path: Path) -> None:
+    changed = {n: d + b"rubbish" * 20 for n, d in snapshot.files.items() if n.startswith("slots/")}
+    assert snapshot.check(tmp_path / "slots", {**changed}) == snapshot.count
+    index = {n: d + b"rubbish" for n, d in snapshot.files.items() if n.startswith("index")}
+    assert snapshot.check(tmp_path / "index", {**index}) == snapshot.count
+
+
+@pytest.mark.parametrize("lost_name", ["horizon", "index", "VERSION"])
+def test_a_lost_manifest_means_starting_over(
+    snapshot: Snapshot, lost_name: str, tmp_path: Path
+) -> None:
+    gone = {name: None for name in snapshot.files if name.startswith(lost_name)}
+    assert gone
+    assert snapshot.check(tmp_path / "s", {**gone}) == 0
+
+
+def test_every_lost_slot_file_is_noticed(snapshot: Snapshot, tmp_path: Path) -> None:
+    for number, name in enumerate(snapshot.slots):
+        assert snapshot.check(tmp_path / str(number), {name: None}) == snapshot.count
+
+
+def test_a_lost_hour_folder_is_noticed_at_once(snapshot: Snapshot, tmp_path: Path) -> None:
+    for folder in {Path(name).parent for name in snapshot.slots}:
+        gone = {name: None for name in snapshot.slots if Path(name).parent == folder}
+        assert snapshot.check(tmp_path / folder.name, {**gone}) == snapshot.count
+
+
+def test_a_slot_file_in_place_of_another_is_noticed(snapshot: Snapshot, tmp_path: Path) -> None:
+    first, second = snapshot.slots[:2]
+    swapped = {first: snapshot.files[second], second: snapshot.files[first]}
+    assert snapshot.check(tmp_path / "s", {**swapped}) == snapshot.count
+
+
+def test_damage_survives_a_sync_and_a_restart_before_the_rebuild(tmp_path: Path) -> None:
+    root = tmp_path / "shard"
+    log = ModelLog(200, seed=5)
+    store = make_store(root, QuietFiles())
+    store.open()
+    log.feed(store, 0, 100)
+    store.sync()
+    victim = sorted(root.glob("slots/*/*"))[1]
+    victim.write_bytes(victim.read_bytes()[:-1])
+    assert meets_damage(store)
+    log.feed(store, 100, 200)
+    store.close()
+    store = make_store(root, QuietFiles())
+    assert store.open() == 200
+    assert meets_damage(store)
+    assert read_all_rebuilding(store, log, 200, (0, 0)) == log.held(200, (0, 0))
+    store.close()
+    assert len(list(root.glob("quarantine/*"))) == 1
+
+
+def test_what_comes_between_damage_and_rebuild_is_kept(tmp_path: Path) -> None:
+    root = tmp_path / "shard"
+    log = ModelLog(200, seed=5)
+    store = make_store(root, QuietFiles())
+    store.open()
+    log.feed(store, 0, 100)
+    store.sync()
+    for path in root.glob("slots/*/*"):
+        path.write_bytes(b"")
+    assert meets_damage(store)
+    log.feed(store, 100, 200)
+    assert read_all_rebuilding(store, log, 200, (0, 0)) == log.held(200, (0, 0))
+    store.close()
