@@ -77,6 +77,7 @@ class Lane:
         """Store only, and keep up with the checkpoint."""
         self.shard.follow(cursor)
         self._go_to_wanted()
+        self._hold_back()
 
     def take_over(self, cursor: Cursor, bounds: Bounds) -> None:
         """Own the shard from ``cursor`` on (rule 7); ``bounds`` were read after fencing."""
@@ -84,6 +85,7 @@ class Lane:
         marked = self.store.marked_from(cursor.offset)
         self.shard.take_over(cursor, marked, bounds.end)
         self._go_to_wanted()
+        self._hold_back()
 
     def refit(self, bounds: Bounds) -> None:
         """The log no longer holds the position: go on with what it holds, in the same role."""
@@ -257,6 +259,8 @@ class Lane:
 
     def close(self) -> None:
         """Make durable what there is, and let go."""
+        if self._paused:  # the client would remember it for the topic's next lane
+            self._source.resume(self.topic)
         self.store.close()
 
 

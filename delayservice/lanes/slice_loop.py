@@ -441,8 +441,8 @@ class SliceLoop:
         if self.owner:
             self._put_down(topic)
         lane = self.lanes.pop(topic)
-        self._source.drop(topic)
         lane.close()
+        self._source.drop(topic)
 
     def _put_down(self, topic: str) -> None:
         try:
