@@ -104,7 +104,7 @@ class Shard:
         """
         if not self.owned:
             return self.stored
-        if self.read < self.stored and (self.caught_up or self.has_room):
+        if self.read < self.stored and self.has_room:
             return self.read
         return self.stored
 
@@ -115,10 +115,14 @@ class Shard:
 
     @property
     def has_room(self) -> bool:
-        """Whether the walk's queue takes more. It need not while S catches up with L, for what does
-        not fit then is read again later.
-        """
+        """Whether the walk's queue takes more. What does not fit is read again later."""
         return len(self._queue) < self._queue_max
+
+    @property
+    def is_full(self) -> bool:
+        """Whether reading on is of no use now: H has to move first, and it can. While it waits for
+        the end of the log at take-over, or for an own copy, only reading on lets it move."""
+        return self.owned and self.caught_up and not self.has_room and not self._waits
 
     def scans_needed(self, start: int, entries: Sequence[Entry], stop: int) -> list[CopyScan]:
         """Stretches of the log that ``ingest`` of the same run must know the ``x`` of. Usually
@@ -180,7 +184,7 @@ class Shard:
             if x >= here:  # in flight: hit when H passes x, wherever its key lies (rule 14)
                 self._victims.setdefault(x, {})[(entry[2], offset)] = None
         contiguous = start <= self.read < stop
-        if contiguous and (self.has_room or self.caught_up):
+        if contiguous and self.has_room:
             unread = self.read
             self._queue.extend(e for e in entries if e[0] >= unread)
             self._x_of_copies.update((o, x) for o, x in scans.items() if o >= unread)

@@ -181,15 +181,20 @@ class Lane:
 
     def _scan_back(self, scan: CopyScan) -> int:
         """Offset of the first user record of the id in ``[base, copy)`` (rule 13)."""
-        for run in self._source.scan(self.topic, scan.base, scan.copy_offset):
+        for run in self._source.scan(self.topic, self._retained(scan.base), scan.copy_offset):
             for entry in self.reader.read_batch(run.rows):
                 if entry[3] == scan.record_id and is_user_record(entry):
                     return entry[0]
         return NO_MARK
 
+    def _retained(self, offset: int) -> int:
+        """Where to read from instead, if retention has deleted ``offset``: what is gone from the log
+        is settled, or was rolled forward."""
+        return max(offset, self._source.bounds(self.topic).start)
+
     def _hold_back(self) -> None:
         """Fetch no more while the walk's queue is full; what does not fit is in Kafka, safely."""
-        full = self.shard.owned and not self.shard.has_room and self.shard.caught_up
+        full = self.shard.is_full
         if full != self._paused:
             hold = self._source.pause if full else self._source.resume
             hold(self.topic)

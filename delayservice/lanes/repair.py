@@ -29,7 +29,9 @@ def reread_slot(
     """
     stop = min(damage.stop_offset, stored)
     slot = _Slot(damage, scan_back)
-    for run in source.scan(topic, damage.first_offset, stored):
+    # What retention has deleted is settled, or was rolled forward.
+    first = max(damage.first_offset, source.bounds(topic).start)
+    for run in source.scan(topic, first, stored):
         if run.start >= stop and not slot.unmarked:
             break
         for entry in reader.read_batch(run.rows):
