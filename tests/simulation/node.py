@@ -48,7 +48,8 @@ class Node:
         self.skew_ms = 0
         self.is_running = False
         self.loop: SliceLoop | None = None
-        self.disks = {t: SimStore(self._rng(), self.point) for t in world.plan.topics}
+        tidy = world.plan.retention
+        self.disks = {t: SimStore(self._rng(), self.point, tidy=tidy) for t in world.plan.topics}
         self.checkpoints = SimCheckpoints(self)
         self.clock = SimClock(self)
         self._source = SimSource(self)
@@ -150,7 +151,7 @@ class Node:
         self.trace("crashes")
         self.loop = None
         for disk in self.disks.values():
-            if self.world.rng.random() < 0.08:
+            if self.world.rng.random() < 0.08 or self.world.plan.other_roll_window_ms:
                 disk.wipe()
             else:
                 disk.crash()

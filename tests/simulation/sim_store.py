@@ -21,9 +21,14 @@ SLOT_MS = 100
 class SimStore(Store):
     """Frames by offset. Visible is what lies below the stop offset, marks included."""
 
-    def __init__(self, rng: Random, point: Callable[[str], None]) -> None:
-        """``point`` is called where a crash may come."""
+    def __init__(self, rng: Random, point: Callable[[str], None], *, tidy: bool) -> None:
+        """``point`` is called where a crash may come.
+
+        ``tidy``: what was above the horizon after a crash is gone unless it is appended again; else
+        it may come to light when offsets above it are appended, as it lies in the same files.
+        """
         self._rng = rng
+        self._tidy = tidy
         self._point = point
         self._frames: dict[int, tuple[int, bytes]] = {}
         self._marks: dict[int, tuple[int, int]] = {}
@@ -84,6 +89,8 @@ class SimStore(Store):
     ) -> None:
         """See ``Store.append``; a crash may come before and after."""
         self._point("before append")
+        if self._tidy:
+            self._drop_invisible()
         for key_ms, offset, mark, payload in frames:
             self._frames[offset] = (key_ms, payload)
             self._pruned.pop(offset, None)
@@ -97,6 +104,11 @@ class SimStore(Store):
         if self._rng.random() < 0.3:
             self.sync()
         self._point("after append")
+
+    def _drop_invisible(self) -> None:
+        stop = self._stop_offset
+        self._frames = {o: f for o, f in self._frames.items() if o < stop}
+        self._marks = {o: m for o, m in self._marks.items() if m[0] < stop}
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """See ``Store.rebuild``."""
