@@ -91,10 +91,16 @@ class KafkaSource:
         """What is there; see the port."""
         if not self._positions:
             return []
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return []
-        return list(self._runs([first, *self._consumer.consume(limit - 1, 0)]))
+        try:
+            first = self._consumer.poll(timeout_s)
+            if first is None:
+                return []
+            return list(self._runs([first, *self._consumer.consume(limit - 1, 0)]))
+        except (KafkaEdgeError, KafkaException):
+            # What was taken with the failure is not handed over, so it has to come again.
+            for topic, offset in list(self._positions.items()):
+                self.seek(topic, offset)
+            raise
 
     def _runs(self, messages: list[Any]) -> Iterator[Run]:
         rows: dict[str, list[Row]] = {}

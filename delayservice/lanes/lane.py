@@ -73,6 +73,12 @@ class Lane:
             self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
         self._is_adopted = True
 
+    def step_down(self) -> None:
+        """Settle no more. Whatever was interrupted, a run may be lost that was read and not stored,
+        so it is read again."""
+        self._position = -1
+        self.follow(self.shard.committed)
+
     def follow(self, cursor: Cursor) -> None:
         """Store only, and keep up with the checkpoint."""
         self.shard.follow(cursor)

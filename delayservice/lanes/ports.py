@@ -51,7 +51,8 @@ class Source(Protocol):
 
     def poll(self, timeout_s: float, limit: int) -> list[Run]:
         """Whatever is there, at most about ``limit`` records; waits up to ``timeout_s`` for the
-        first. Each run starts where the one before of its topic stopped.
+        first. Each run starts where the one before of its topic stopped. When it raises, nothing
+        was taken.
         """
 
     def pause(self, topic: str) -> None:

@@ -394,7 +394,7 @@ class SliceLoop:
         self._forget_uncommitted()
         self.owner = False
         for lane in self.lanes.values():
-            lane.follow(lane.shard.committed)
+            lane.step_down()
 
     # --- prune ---------------------------------------------------------------------------------
 

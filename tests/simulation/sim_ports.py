@@ -43,6 +43,7 @@ class SimSource:
     def seek(self, topic: str, offset: int) -> None:
         """See the port."""
         self._node.point("seek")
+        self._node.trace(f"seeks {topic} {offset}")
         self._positions[topic] = offset
 
     def drop(self, topic: str) -> None:
@@ -61,10 +62,11 @@ class SimSource:
         """See the port."""
         self._node.call(f"poll for {timeout_s} s")
         runs = []
+        for topic, position in self._positions.items():
+            if position < self._log.partition(topic).start:
+                raise LogMovedError(topic, f"offset {position} is gone")
         for topic, position in list(self._positions.items()):
             partition = self._log.partition(topic)
-            if position < partition.start:
-                raise LogMovedError(topic, f"offset {position} is gone")
             if topic in self._paused or position >= partition.last_stable:
                 continue
             few = min(limit, self._node.world.rng.choice((1, 2, limit)))
