@@ -1,4 +1,4 @@
-"""The folder of a durable store: one owner at a time, one format, a place for the damaged.
+r"""The folder of a durable store: one owner at a time, one format, a place for the damaged.
 
 ```
 <folder>/LOCK         locked (flock) by the process that has the store open; holds its process id

@@ -16,18 +16,26 @@ deleted by walking 'd' below K, a bounded number for each call.
 from __future__ import annotations
 
 import shutil
-from itertools import islice
+import sys
+from contextlib import contextmanager
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from rocksdict import ReadOptions, WriteBatch
+from rocksdict import WriteBatch
 
 from delayservice.core.cursor import Key
 from delayservice.errors import StoreError
-from delayservice.store.rocks import RocksOptions, keys_between, open_database, rows_between
+from delayservice.store.rocks import (
+    RocksOptions,
+    condemn,
+    open_database,
+    read_keys,
+    read_rows,
+    rows_down_from,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from rocksdict import Rdict
@@ -36,7 +44,10 @@ if TYPE_CHECKING:
     from delayservice.store.base import Mark, Named
 
 IDS_OPTIONS: Final = RocksOptions(
-    write_buffer_bytes=4 << 20, block_bytes=8 << 10, level_base_bytes=64 << 20, wal_bytes_max=8 << 20
+    write_buffer_bytes=4 << 20,
+    block_bytes=8 << 10,
+    level_base_bytes=64 << 20,
+    wal_bytes_max=8 << 20,
 )
 
 _PRUNE_ROWS_MAX = 2000
@@ -73,15 +84,12 @@ class IdRows:
         """See ``Store.latest_unmarked``; ``below`` must not be above the stop offset."""
         head = _ID_HEAD.pack(b"i", len(record_id)) + record_id
         # Backwards, so that the mark of an offset comes before its record.
-        rows = self._database.items(
-            backwards=True, from_key=head + _ID_TAIL.pack(below, 0), read_opt=ReadOptions()
-        )
         size = len(head) + _ID_TAIL.size
         marked = -1
-        for key, value in rows:
-            if len(key) != size or not key.startswith(head):  # type: ignore[arg-type, union-attr]
+        for key, value in rows_down_from(self._database, head + _ID_TAIL.pack(below, 0)):
+            if len(key) != size or not key.startswith(head):
                 return None
-            offset, kind = _ID_TAIL.unpack(key[len(head) :])  # type: ignore[index]
+            offset, kind = _ID_TAIL.unpack(key[len(head) :])
             number = _I64.unpack(value)[0]
             if offset >= below:
                 continue
@@ -95,14 +103,13 @@ class IdRows:
         """See ``Store.marked_from``; marks at or above ``stop_offset`` are of an earlier life."""
         start = _MARKED.pack(b"m", max(mark, 0), 0, 0)
         stop = _MARKED.pack(b"m", max(stop_offset, 0), 0, 0)
-        found = map(_MARKED.unpack, keys_between(self._database, start, stop))
+        found = map(_MARKED.unpack, read_keys(self._database, start, stop, sys.maxsize))
         return [(row[1], (row[2], row[3])) for row in found]
 
     def prune(self, batch: WriteBatch, cursor: Cursor) -> None:
         """Delete, a bounded number of rows for each call, what the cursor has made useless."""
         stop = _DUE.pack(b"d", cursor.key[0], 0)
-        rows = islice(rows_between(self._database, self._due_floor, stop), _PRUNE_ROWS_MAX)
-        for due, record_id in rows:
+        for due, record_id in read_rows(self._database, self._due_floor, stop, _PRUNE_ROWS_MAX):
             _, _, offset = _DUE.unpack(due)
             head = _ID_HEAD.pack(b"i", len(record_id)) + record_id
             batch.delete(head + _ID_TAIL.pack(offset, _IS_RECORD))
@@ -110,7 +117,7 @@ class IdRows:
             batch.delete(due)
             self._due_floor = due
         stop = _MARKED.pack(b"m", max(cursor.offset, 0), 0, 0)
-        for row in islice(keys_between(self._database, self._mark_floor, stop), _PRUNE_ROWS_MAX):
+        for row in read_keys(self._database, self._mark_floor, stop, _PRUNE_ROWS_MAX):
             batch.delete(row)
             self._mark_floor = row
 
@@ -126,7 +133,6 @@ class IdIndex:
         self._path = path
         self._database: Rdict | None = None
         self._rows: IdRows | None = None
-        self._pruned_ms = -1
 
     @property
     def in_use(self) -> bool:
@@ -165,17 +171,24 @@ class IdIndex:
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """See ``Store.latest_unmarked``."""
-        return self._rows.latest_unmarked(record_id, below) if self._rows else None
+        if self._rows is None:
+            return None
+        with self._guard("read"):
+            return self._rows.latest_unmarked(record_id, below)
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
         """See ``Store.marked_from``."""
-        return self._rows.marked_from(mark, stop_offset) if self._rows else []
+        if self._rows is None:
+            return []
+        with self._guard("read"):
+            return self._rows.marked_from(mark, stop_offset)
 
     def prune(self, cursor: Cursor) -> None:
         """Delete what the cursor has made useless, some of it now and the rest in later calls."""
         if self._rows is not None:
             batch = WriteBatch(raw_mode=True)
-            self._rows.prune(batch, cursor)
+            with self._guard("read"):
+                self._rows.prune(batch, cursor)
             if not batch.is_empty():
                 self._write(batch)
 
@@ -190,10 +203,8 @@ class IdIndex:
         batch = WriteBatch(raw_mode=True)
         batch.put(_SYNCED, _I64.pack(stop_offset))
         self._write(batch)
-        try:
+        with self._guard("fsync"):
             self._database.flush_wal(sync=True)
-        except Exception as exc:
-            raise self._failed("fsync", exc) from exc
 
     def discard(self) -> None:
         """Remove the index."""
@@ -215,13 +226,19 @@ class IdIndex:
     def _write(self, batch: WriteBatch) -> None:
         if self._database is None:
             raise StoreError(f"the id index {self._path} is not open; open the store first")
-        try:
+        with self._guard("write"):
             self._database.write(batch)
-        except Exception as exc:
-            raise self._failed("write", exc) from exc
 
-    def _failed(self, deed: str, exc: Exception) -> StoreError:
-        return StoreError(
-            f"can't {deed} the id index {self._path}: {exc}; restart the service, and move the "
-            "store folder away if that does not help: it is rebuilt from Kafka"
-        )
+    @contextmanager
+    def _guard(self, deed: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            raise
+        except Exception as exc:
+            if "Corruption" in str(exc):
+                condemn(self._path)  # the next open starts over
+            raise StoreError(
+                f"can't {deed} the id index {self._path}: {exc}; restart the service: what is "
+                "damaged is rebuilt from Kafka"
+            ) from exc

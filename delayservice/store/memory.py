@@ -39,7 +39,11 @@ class MemoryStore(Store):
         return 0
 
     def append(
-        self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop_offset: int
+        self,
+        frames: Sequence[Frame],
+        named: Sequence[Named],
+        marks: Sequence[Mark],
+        stop_offset: int,
     ) -> None:
         """See ``Store.append``."""
         for frame in frames:

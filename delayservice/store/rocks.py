@@ -1,16 +1,22 @@
 """RocksDB as both durable stores use it: every option in one place, the odd ways of rocksdict too.
 
-Found by trying, with rocksdict 0.3.29: an iterator ignores ``iterate_lower_bound`` or stops at once
-with it, so every scan states its lower end as ``from_key`` (never less than the cursor: range
-tombstones are slow to walk) and its upper end as ``iterate_upper_bound``. A closed or damaged
-database raises bare ``Exception``. Synced writes hold the GIL, so writes are unsynced and
-``flush_wal`` makes them durable.
+Found by trying, with rocksdict 0.3.29:
+
+- An iterator ignores ``iterate_lower_bound``, or stops at once with it. So every scan states its
+  lower end as ``from_key`` (never less than the cursor: range tombstones are slow to walk) and its
+  upper end as ``iterate_upper_bound``.
+- ``items`` and ``keys`` end at a damaged block as if there was nothing more. So the end of a scan
+  is checked.
+- A closed or damaged database raises bare ``Exception``.
+- Synced writes hold the GIL. So writes are unsynced and ``flush_wal`` makes them durable.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +31,12 @@ from rocksdict import (
     WriteOptions,
 )
 
+from delayservice.errors import StoreError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_CONDEMNED = "DAMAGED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,7 @@ def _to_native(options: RocksOptions) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(_shared_cache(options.block_cache_bytes))
     table.set_block_size(options.block_bytes)
-    table.set_cache_index_and_filter_blocks(True)
+    table.set_cache_index_and_filter_blocks(True)  # noqa: FBT003 - so it is in rocksdict
     table.set_format_version(5)
     native = Options(raw_mode=True)  # the default mode unpickles what it reads
     native.create_if_missing(True)
@@ -98,6 +108,8 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
     Raises:
         Exception: it is damaged (rocksdict has no narrower class).
     """
+    if (path / _CONDEMNED).exists():
+        raise StoreError(f"the database {path} was found damaged; it is to be made anew")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     database = Rdict(str(path), _to_native(options))
     write = WriteOptions()
@@ -106,15 +118,63 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
     return database
 
 
-def rows_between(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Rows with ``start <= key < stop``, in order."""
-    bounds = ReadOptions()
-    bounds.set_iterate_upper_bound(stop)
-    return database.items(from_key=start, read_opt=bounds)  # type: ignore[return-value]
+def condemn(path: Path) -> None:
+    """Have ``open_database`` refuse: damage inside RocksDB has no bounds that could be trusted."""
+    marker = path / _CONDEMNED
+    with marker.open("wb") as file:
+        os.fsync(file.fileno())
 
 
-def keys_between(database: Rdict, start: bytes, stop: bytes) -> Iterator[bytes]:
-    """Keys with ``start <= key < stop``, in order."""
+def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+    """At most ``limit`` rows with ``start <= key < stop``, in order.
+
+    Raises:
+        Exception: a row in that range can't be read.
+    """
+    rows = database.items(from_key=start, read_opt=_upto(stop))
+    found: list[tuple[bytes, bytes]] = list(islice(rows, limit))  # type: ignore[arg-type]
+    if len(found) < limit:
+        _check_end(database, found[-1][0] + b"\0" if found else start, stop)
+    return found
+
+
+def read_keys(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[bytes]:
+    """At most ``limit`` keys with ``start <= key < stop``, in order.
+
+    Raises:
+        Exception: a row in that range can't be read.
+    """
+    keys = database.keys(from_key=start, read_opt=_upto(stop))
+    found: list[bytes] = list(islice(keys, limit))  # type: ignore[arg-type]
+    if len(found) < limit:
+        _check_end(database, found[-1] + b"\0" if found else start, stop)
+    return found
+
+
+def rows_down_from(database: Rdict, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Rows with ``key <= start``, downwards; for a few rows.
+
+    Raises:
+        Exception: a row can't be read.
+    """
+    rows = database.iter(ReadOptions())
+    rows.seek_for_prev(start)
+    while rows.valid():
+        yield rows.key(), rows.value()
+        rows.prev()
+    rows.status()
+
+
+def _upto(stop: bytes) -> ReadOptions:
     bounds = ReadOptions()
     bounds.set_iterate_upper_bound(stop)
-    return database.keys(from_key=start, read_opt=bounds)  # type: ignore[return-value]
+    return bounds
+
+
+def _check_end(database: Rdict, start: bytes, stop: bytes) -> None:
+    """Make sure that nothing more is there: ``items`` ends at a damaged block without a word."""
+    rows = database.iter(_upto(stop))
+    rows.seek(start)
+    rows.status()
+    if rows.valid():
+        raise OSError(f"a scan ended before the row {rows.key()!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -138,7 +139,7 @@ def test_appending_again_changes_nothing(store: Store) -> None:
 def test_the_next_due_time_is_never_late(store: Store) -> None:
     given = sorted(frames(200))
     store.append(given, [], [], 200)
-    for low, high in zip(given, given[1:], strict=False):
+    for low, high in pairwise(given):
         bound = store.next_due_ms(low[:2])
         assert bound is not None
         assert bound <= high[0]

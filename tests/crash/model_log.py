@@ -27,6 +27,7 @@ class ModelLog:
     marks: dict[int, Mark] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Fill the log."""
         rng = random.Random(self.seed)
         latest: dict[bytes, Key] = {}
         for offset in range(self.count):

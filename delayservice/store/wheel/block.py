@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from itertools import accumulate, repeat
+from itertools import accumulate, pairwise, repeat
 from operator import itemgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -84,7 +84,7 @@ class Block(NamedTuple):
 
     position: int
     length: int
-    count: int
+    rows: int
     flags: int
     first: Key
     last: Key
@@ -127,7 +127,9 @@ def _cut(rows: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
     start = body_bytes = 0
     for position, row in enumerate(rows):
         size = len(row[3])
-        if position - start >= ROWS_MAX or (position > start and body_bytes + size > BODY_BYTES_MAX):
+        if position - start >= ROWS_MAX or (
+            position > start and body_bytes + size > BODY_BYTES_MAX
+        ):
             yield rows[start:position]
             start, body_bytes = position, 0
         body_bytes += size
@@ -177,7 +179,7 @@ def decode_block(second: int, block: Block, body: bytes) -> list[Frame]:
     """
     if len(body) != block.length or block.body_crc != _checksum(body):
         raise BlockDamagedError(f"the block at byte {block.position} fails its checksum")
-    count, start_ms = block.count, second * SLOT_MS
+    count, start_ms = block.rows, second * SLOT_MS
     keys = _unpack("H", body, 0, count)
     offsets = _unpack("q", body, 2 * count, count)
     sizes = _unpack("I", body, 10 * count, count)
@@ -195,7 +197,7 @@ def decode_block(second: int, block: Block, body: bytes) -> list[Frame]:
 
 def _slices(body: bytes, position: int, sizes: Iterable[int]) -> list[bytes]:
     ends = list(accumulate(sizes, initial=position))
-    return [body[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [body[a:b] for a, b in pairwise(ends)]
 
 
 def _pack(kind: str, values: Iterable[int]) -> bytes:

@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
     second: int
     size: int
-    count: int
+    records: int
     first: int
     last: int
     crc: int

@@ -44,13 +44,13 @@ def cost_of(rows: Sequence[Frame]) -> int:
 def position_after(rows: Sequence[Frame], key: Key) -> int:
     """Index of the first of the sorted rows that is above ``key``."""
     # A shorter tuple sorts before a longer one that it begins, so no key function is needed.
-    return bisect_left(rows, (key[0], key[1] + 1))  # type: ignore[type-var]
+    return bisect_left(rows, (key[0], key[1] + 1))
 
 
 def collapse(rows: list[Frame]) -> list[Frame]:
     """Sorted rows with each record once and its mark put to it; marks without a record go."""
     if len({row[1] for row in rows}) == len(rows) and not any(
-        [row[3] is MARK_ONLY for row in rows]  # a list, for a generator takes twice as long
+        [row[3] is MARK_ONLY for row in rows]  # noqa: C419 - a generator takes twice as long
     ):
         return rows
     records: dict[int, Frame] = {}
@@ -93,11 +93,7 @@ class Window:
     def add(self, rows: Sequence[Frame], budget: int) -> None:
         """Take in those rows that belong to this stretch; cut it when it outgrows the budget."""
         upper = self.upper
-        rows = [
-            row
-            for row in rows
-            if self.after < row[:2] and (upper is None or row[:2] <= upper)
-        ]
+        rows = [row for row in rows if self.after < row[:2] and (upper is None or row[:2] <= upper)]
         if rows:
             self.rows = collapse(sorted([*self.rows, *rows]))
             self.cost += cost_of(rows)
@@ -113,7 +109,7 @@ class Window:
 
     def cut(self, cost_max: int, cost_kept: int) -> None:
         """When above ``cost_max``, keep the lowest rows worth ``cost_kept`` and lower ``upper``."""
-        if self.cost <= cost_max or len(self.rows) < 2:
+        if self.cost <= cost_max or len(self.rows) <= 1:
             return
         rows = self.rows
         rows.sort()

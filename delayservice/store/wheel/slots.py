@@ -65,7 +65,7 @@ class Slot:
     def of_entry(cls, entry: Entry) -> Slot:
         """A slot as the index has it."""
         slot = cls(entry.second)
-        slot.size, slot.count, slot.crc = entry.size, entry.count, entry.crc
+        slot.size, slot.count, slot.crc = entry.size, entry.records, entry.crc
         slot.first, slot.last = entry.first, entry.last
         if entry.state == DAMAGED:
             slot.stop = entry.last + 1
@@ -73,7 +73,8 @@ class Slot:
 
     def entry(self) -> Entry:
         """What the index is to say. Rows of a damaged slot are not written: they are to be read
-        again with the rest."""
+        again with the rest.
+        """
         state, first, last = LIVE, self.first, self.last
         if self.stop is not None:
             state = DAMAGED
@@ -109,8 +110,8 @@ def bounds_of(rows: list[Frame]) -> tuple[int, int]:
     """Lowest and highest offset that rows speak of, their marks included; (-1, -1) for none."""
     if not rows:
         return -1, -1
-    offsets = [row[1] for row in rows]
-    return min(offsets), max(max(offsets), max([row[2] for row in rows]))
+    _, offsets, marks, _ = zip(*rows, strict=True)
+    return min(offsets), max(*offsets, *marks)
 
 
 class SlotTable(dict[int, Slot]):

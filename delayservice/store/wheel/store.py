@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from delayservice.core.cursor import START_KEY, Cursor, Key
-from delayservice.errors import SlotDamagedError, StoreError
+from delayservice.errors import SlotDamagedError
 from delayservice.store.base import Frame, Mark, Named, Store, StoreStats
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
@@ -19,7 +19,6 @@ from delayservice.store.wheel.slots import (
     HOUR,
     Slot,
     SlotTable,
-    bounds_of,
     count_records,
     gone_entry,
     hour_name,
@@ -134,7 +133,11 @@ class WheelStore(Store):
     # --- store ---------------------------------------------------------------------------------
 
     def append(
-        self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop_offset: int
+        self,
+        frames: Sequence[Frame],
+        named: Sequence[Named],
+        marks: Sequence[Mark],
+        stop_offset: int,
     ) -> None:
         """See ``Store.append``. Flushes and syncs first when a bound is reached, so that when the
         disk refuses, nothing of this call is taken.
@@ -315,7 +318,8 @@ class WheelStore(Store):
 
     def _set_aside(self, slot: Slot, reason: str) -> SlotDamagedError:
         """Mark a slot whose file is missing or damaged; with it the missing ones that follow, for
-        a lost folder is better read again at once than second by second."""
+        a lost folder is better read again at once than second by second.
+        """
         path = self._slot_path(slot.second)
         missing = not self._files.exists(path)
         if not missing:
@@ -419,7 +423,8 @@ class WheelStore(Store):
 
     def begin_sync(self) -> SyncPlan:
         """Flush, and say what must be made durable. The plan's ``run`` may be left to a thread,
-        as long as no other sync begins before ``finish_sync``."""
+        as long as no other sync begins before ``finish_sync``.
+        """
         touched = [self._slots[second] for second in sorted(self._dirty_slots)]
         for slot in touched:
             self._flush(slot)

@@ -1,0 +1,53 @@
+"""A process to be killed: feeds a store from the model log for ever, and says what it promised.
+
+``python -m tests.crash.feeder KIND FOLDER`` prints ``<S> <what>`` lines: ``open`` after opening,
+``synced`` after each sync, ``done`` at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from delayservice.core.cursor import Cursor
+from delayservice.store.base import Store
+from delayservice.store.rocksdb import RocksStore
+from delayservice.store.wheel import WheelOptions, WheelStore
+from tests.crash.model_log import ModelLog
+
+COUNT = 4_000
+
+
+def make_store(kind: str, folder: Path) -> Store:
+    """A store with bounds so small that every kind of work happens all the time."""
+    if kind == "rocksdb":
+        return RocksStore(folder)
+    options = WheelOptions(
+        buffer_bytes_max=60_000, near_bytes_max=20_000, sync_bytes=80_000, handles_max=3
+    )
+    return WheelStore(folder, options)
+
+
+def _say(stop: int, what: str) -> None:
+    sys.stdout.write(f"{stop} {what}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Feed until killed or done."""
+    log = ModelLog(COUNT, seed=3, spread_ms=20_000)
+    store = make_store(sys.argv[1], Path(sys.argv[2]))
+    stop = store.open()
+    _say(stop, "open")
+    for start in range(stop, COUNT, 20):
+        log.feed(store, start, min(COUNT, start + 20))
+        if start // 20 % 12 == 5:
+            _say(store.sync(), "synced")
+        if start // 20 % 30 == 29:
+            key = log.held(start, (0, 0))[start // 10][:2]
+            store.prune(Cursor(key, 0))
+    _say(store.sync(), "done")
+
+
+if __name__ == "__main__":
+    main()
