@@ -1,0 +1,30 @@
+"""How often a slice commits: short when idle, long under load. Pure; time is an input."""
+
+from __future__ import annotations
+
+_COMMITS_OF_TIME = 3.0
+"""A commit's cost is spread over this many times its own duration."""
+_SMOOTHING = 0.2
+
+
+class Pacer:
+    """The interval between the starts of two transactions.
+
+    A transaction costs a few milliseconds of waiting and broker work whatever it holds, so under
+    load it pays to put more into each; idle, the first due record should not wait. The interval
+    follows the measured duration of commits, within bounds.
+    """
+
+    def __init__(self, interval_ms_min: float, interval_ms_max: float) -> None:
+        self._min_ms = interval_ms_min
+        self._max_ms = max(interval_ms_max, interval_ms_min)
+        self._commit_ms = 0.0
+
+    @property
+    def interval_ms(self) -> float:
+        """Shortest time from the start of one commit to the start of the next, milliseconds."""
+        return min(max(_COMMITS_OF_TIME * self._commit_ms, self._min_ms), self._max_ms)
+
+    def observe(self, commit_ms: float) -> None:
+        """Take the duration of a commit, milliseconds."""
+        self._commit_ms += _SMOOTHING * (commit_ms - self._commit_ms)
