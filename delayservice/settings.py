@@ -187,6 +187,12 @@ class Delivery(Section):
         le=MINUTE_MS,
         description="Longest time; it is adapted to load in between.",
     )
+    transactions_per_s_max: int = Field(
+        default=200,
+        ge=1,
+        le=100_000,
+        description="Transactions of the whole node per second, for brokers bear a few hundred.",
+    )
     batch_records_max: int = Field(
         default=10_000,
         ge=1,

@@ -97,6 +97,7 @@ class Worker:
             park_delays_ms=settings.delivery.park_delays_ms,
         )
         self._slices: dict[int, SliceThread] = {}
+        self._slices_there = range(0)
         self._explained: dict[str, tuple[str, ...]] = {}
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
@@ -142,6 +143,7 @@ class Worker:
             return
         self._explain(found)
         fit = [topic for topic in found if not topic.problems]
+        self._slices_there = range(slices)
         for slice_no in range(self._index, slices, self._settings.node.workers):
             topics = {topic.name: topic for topic in fit if topic.partitions > slice_no}
             thread = self._slices.get(slice_no)
@@ -186,10 +188,7 @@ class Worker:
             observer=MetricsObserver(metrics),
             routes=self._routes,
             contract_of=self._contract_of,
-            limits=Limits(
-                batch_records=settings.delivery.batch_records_max,
-                transaction_interval_ms=settings.delivery.transaction_interval_ms_min,
-            ),
+            limits=self._limits(),
         )
 
         def make_lane(topic: DelayTopic, partition: int) -> Lane:
@@ -197,6 +196,17 @@ class Worker:
             return Lane(topic.name, partition, topic.topic_id, store, source, self._routes)
 
         return SliceThread(loop, metrics, gate, self._clock, make_lane, source.close)
+
+    def _limits(self) -> Limits:
+        """A node's budget of transactions is shared by its slices."""
+        delivery = self._settings.delivery
+        budget_ms = 1000 * len(self._slices_there) / delivery.transactions_per_s_max
+        return Limits(
+            batch_records=delivery.batch_records_max,
+            batch_bytes=int(delivery.batch_bytes_max),
+            transaction_interval_ms_min=max(delivery.transaction_interval_ms_min, budget_ms),
+            transaction_interval_ms_max=max(delivery.transaction_interval_ms_max, budget_ms),
+        )
 
     def _contract_of(self, topic: str) -> Contract:
         """What the settings ask for, for records of a delay topic from now on."""

@@ -46,9 +46,13 @@ class Shard:
         staged: the cursor that the outputs staged so far will commit.
     """
 
-    def __init__(self, settler: Settler, stored: int, queue_max: int = 200_000) -> None:
+    def __init__(
+        self, settler: Settler, stored: int, queue_max: int = 20_000, queue_bytes_max: int = 32 << 20
+    ) -> None:
         self._settler = settler
         self._queue_max = queue_max
+        self._queue_bytes_max = queue_bytes_max
+        self._queue_bytes = 0
         self._names = RecentNames()
         self._queue: list[Entry] = []
         self._walked = 0
@@ -89,6 +93,7 @@ class Shard:
 
     def _forget_walk(self) -> None:
         self._queue.clear()
+        self._queue_bytes = 0
         self._walked = 0
         self._x_of_copies.clear()
         self._victims.clear()
@@ -116,7 +121,7 @@ class Shard:
     @property
     def has_room(self) -> bool:
         """Whether the walk's queue takes more. What does not fit is read again later."""
-        return len(self._queue) < self._queue_max
+        return len(self._queue) < self._queue_max and self._queue_bytes < self._queue_bytes_max
 
     @property
     def is_full(self) -> bool:
@@ -178,7 +183,7 @@ class Shard:
         for _, key_ms, offset, mark in added.marks:
             self._victims.setdefault(mark, {})[(key_ms, offset)] = None
         here = self.committed.offset
-        for entry in entries:
+        for entry in entries if scans else ():
             offset = entry[0]
             x = scans.get(offset, NO_MARK)
             if x >= here:  # in flight: hit when H passes x, wherever its key lies (rule 14)
@@ -186,7 +191,9 @@ class Shard:
         contiguous = start <= self.read < stop
         if contiguous and self.has_room:
             unread = self.read
-            self._queue.extend(e for e in entries if e[0] >= unread)
+            queued = entries if start == unread else [e for e in entries if e[0] >= unread]
+            self._queue.extend(queued)
+            self._queue_bytes += _value_bytes(queued)
             self._x_of_copies.update((o, x) for o, x in scans.items() if o >= unread)
             self.read = stop
 
@@ -310,11 +317,12 @@ class Shard:
         """The transaction that carried the staged cursor is committed."""
         self._in_flight |= self._in_flight_staged
         self._in_flight_staged.clear()
-        for entry in self._queue[: self._walked]:
-            offset = entry[0]
-            self._victims.pop(offset, None)
-            self._x_of_copies.pop(offset, None)
+        if self._victims or self._x_of_copies:
+            for entry in self._queue[: self._walked]:
+                self._victims.pop(entry[0], None)
+                self._x_of_copies.pop(entry[0], None)
         del self._queue[: self._walked]
+        self._queue_bytes = _value_bytes(self._queue)
         self._walked = 0
         self.committed = self.staged
 
@@ -323,3 +331,8 @@ class Shard:
         self._in_flight_staged.clear()
         self._walked = 0
         self.staged = self.committed
+
+
+def _value_bytes(entries: Iterable[Entry]) -> int:
+    """What queued records hold in memory, near enough: their values."""
+    return sum(len(e[4][3 if e[1] <= COPY else 1] or b"") for e in entries)

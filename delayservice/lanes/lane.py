@@ -26,6 +26,9 @@ from delayservice.lanes.ports import Bounds, Run, Source
 from delayservice.lanes.repair import reread_slot
 from delayservice.store.base import Store
 
+_FIRST_MEAN_BYTES = 32_768.0
+"""Payload size assumed before any was read: a first batch of large records must fit in memory."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -51,6 +54,7 @@ class Lane:
         self._secrets = (routes.secret,)
         self._settler = Settler(topic, partition, routes, self.verdicts)
         self._paused = False
+        self._mean_bytes = _FIRST_MEAN_BYTES
         self.contracts = Contracts([(0, Contract())])
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
@@ -212,18 +216,28 @@ class Lane:
         """Walk H."""
         return self.shard.advance_offset(now_ms, limit)
 
-    def settle_due(self, now_ms: int, limit: int) -> list[Output]:
-        """Walk K over what the store holds, at most about ``limit`` outputs."""
+    def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> list[Output]:
+        """Walk K over what the store holds, at most about ``limit`` outputs and ``bytes_max``
+        payload bytes.
+        """
         outputs: list[Output] = []
         if not self.shard.may_advance_key:
             return outputs
         after = self.shard.staged.key
-        while len(outputs) < limit:
-            frames = self._read_due(after, now_ms, limit - len(outputs))
+        bytes_left = bytes_max
+        while len(outputs) < limit and bytes_left > 0:
+            fitting = int(bytes_left / self._mean_bytes) + 1
+            asked = min(limit - len(outputs), fitting)
+            frames = self._read_due(after, now_ms, asked)
             if not frames:
                 break
             outputs += self.shard.advance_key(frames, now_ms)
             after = frames[-1][:2]
+            taken = sum([len(frame[3]) for frame in frames])
+            bytes_left -= taken
+            self._mean_bytes = max(taken / len(frames), 1.0)
+            if len(frames) < asked:
+                break
         return outputs
 
     def _read_due(self, after: Key, now_ms: int, limit: int) -> list[Frame]:

@@ -23,6 +23,7 @@ from delayservice.core.checkpoint import (
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.outcome import Output
+from delayservice.core.pacing import Pacer
 from delayservice.core.settle import Routes
 from delayservice.errors import (
     KafkaEdgeError,
@@ -50,8 +51,14 @@ class Limits:
     """Outputs per shard and step."""
     transaction_records: int = 20_000
     """Outputs after which a transaction is committed even before its time."""
-    transaction_interval_ms: int = 20
-    """Shortest time between the starts of two commits: what bounds transactions per second."""
+    batch_bytes: int = 32 << 20
+    """Payload bytes per shard and step."""
+    transaction_interval_ms_min: float = 20.0
+    """Bounds of the time between the starts of two commits: transactions per second."""
+    transaction_interval_ms_max: float = 100.0
+    cursor_interval_ms: float = 500.0
+    """A commit that would only move the cursor waits this long, for its loss costs nothing but
+    reading a little again."""
     idle_wait_ms: int = 250
     """Longest wait for records when nothing is due: how fast the loop notices everything else."""
 
@@ -117,6 +124,9 @@ class SliceLoop:
         self._secret = fingerprint(routes.secret)
         self._contract_of = contract_of
         self._limits = limits
+        self._pacer = Pacer(
+            limits.transaction_interval_ms_min, limits.transaction_interval_ms_max
+        )
         self._last_read_back: ReadBack | None = None
         self._last_committed = b""
         self._unserved: dict[str, ShardCheckpoint] = {}
@@ -200,7 +210,8 @@ class SliceLoop:
         try:
             for lane in self.lanes.values():
                 self._send(lane, lane.settle_late(now_ms, limit), now_ms)
-                self._send(lane, lane.settle_due(now_ms, limit), now_ms)
+                due = lane.settle_due(now_ms, limit, self._limits.batch_bytes)
+                self._send(lane, due, now_ms)
         except RefusedError as refused:
             self._put_back(refused)
 
@@ -261,7 +272,10 @@ class SliceLoop:
 
     def _commit_in_ms(self) -> float:
         since_s = self._clock.monotonic_s() - self._last_commit_s
-        return max(self._limits.transaction_interval_ms - since_s * 1000, 0.0)
+        interval_ms = self._pacer.interval_ms
+        if not self._uncommitted:
+            interval_ms = max(interval_ms, self._limits.cursor_interval_ms)
+        return max(interval_ms - since_s * 1000, 0.0)
 
     def _commit_when_time(self) -> None:
         if not self._is_staged:
@@ -284,7 +298,9 @@ class SliceLoop:
         except TransactionAbortedError as aborted:
             _log.warning("transaction_aborted", slice=self.slice_no, why=str(aborted))
             self._aborted()
-        self._observer.transaction(self._clock.monotonic_s() - started_s, committed=committed)
+        elapsed_s = self._clock.monotonic_s() - started_s
+        self._pacer.observe(elapsed_s * 1000)
+        self._observer.transaction(elapsed_s, committed=committed)
         if committed:
             faults.point("after_commit")
             self._committed()
