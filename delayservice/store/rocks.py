@@ -79,10 +79,10 @@ def _to_native(options: RocksOptions) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(_shared_cache(options.block_cache_bytes))
     table.set_block_size(options.block_bytes)
-    table.set_cache_index_and_filter_blocks(True)  # noqa: FBT003 - so it is in rocksdict
+    table.set_cache_index_and_filter_blocks(True)
     table.set_format_version(5)
     native = Options(raw_mode=True)  # the default mode unpickles what it reads
-    native.create_if_missing(True)
+    native.create_if_missing(True)  # noqa: FBT003 - so it is in rocksdict
     native.set_paranoid_checks(True)
     native.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
     native.set_block_based_table_factory(table)

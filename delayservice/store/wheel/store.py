@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +12,7 @@ from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
 from delayservice.store.ids import IdIndex
 from delayservice.store.wheel.block import MARK_ONLY, SLOT_MS, BlockDamagedError, encode_blocks
+from delayservice.store.wheel.hand import Hand
 from delayservice.store.wheel.manifest import Manifest
 from delayservice.store.wheel.near import Window, cost_of, load_window
 from delayservice.store.wheel.slots import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT: Final = 1
-_BEFORE_ALL: Key = (-1, -1)
+_SCAN_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class WheelStore(Store):
 
     def _clear(self, stop_offset: int) -> None:
         self._slots = SlotTable()
-        self._windows: dict[int, Window] = {}
+        self._hand = self._make_hand()
         self._hours: set[int] = set()
         self._dirty_slots: set[int] = set()
         self._dirty_folders: set[str] = set()
@@ -181,9 +181,7 @@ class WheelStore(Store):
     def _flush(self, slot: Slot) -> None:
         if not slot.rows or slot.stop is not None:
             return
-        window = self._windows.get(slot.second)
-        if window is not None:
-            self._refresh(window, slot)
+        self._hand.before_flush(slot)
         rows = sorted(slot.rows)
         data, crc = encode_blocks(slot.second, rows, slot.crc)
         self._make_hour(slot.second // HOUR)
@@ -196,8 +194,6 @@ class WheelStore(Store):
         self._file_bytes += len(data)
         self._unsynced_bytes += len(data)
         slot.rows = []
-        if window is not None:
-            window.seen = 0
 
     def _make_hour(self, hour: int) -> None:
         folder = f"{self._slots_path}/{hour_name(hour)}"
@@ -214,105 +210,33 @@ class WheelStore(Store):
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """See ``Store.read_due``."""
-        for second in [s for s in self._windows if s < after[0] // SLOT_MS]:
-            del self._windows[second]
-        found = self._read(after, upto_ms, limit, self._windows)
+        self._hand.forget_before(after[0] // SLOT_MS)
+        found = self._hand.read(after, upto_ms, limit)
         if len(found) < limit:
-            self._preload(upto_ms // SLOT_MS + 1)
+            self._hand.preload(upto_ms // SLOT_MS + 1)
         return found
-
-    def _read(
-        self, after: Key, upto_ms: int, limit: int, windows: dict[int, Window]
-    ) -> list[Frame]:
-        found: list[Frame] = []
-        second = self._slots.next_from(after[0] // SLOT_MS)
-        while second is not None and second * SLOT_MS <= upto_ms and len(found) < limit:
-            slot = self._slots[second]
-            try:
-                window = self._window(slot, after, windows)
-            except SlotDamagedError:
-                if found:
-                    return found  # these are good; the next call meets the damage again
-                raise
-            part = window.take(after, upto_ms, limit - len(found))
-            found += part
-            if part:
-                after = part[-1][:2]
-            if len(found) == limit:
-                break
-            if window.upper is not None:
-                if window.upper[0] > upto_ms:
-                    break
-                after = max(after, window.upper)
-            else:
-                second = self._slots.next_from(second + 1)
-        return found
-
-    def _window(self, slot: Slot, after: Key, windows: dict[int, Window]) -> Window:
-        if slot.stop is not None:
-            raise self._damaged(slot, slot, "a slot is damaged")
-        budget = self._options.near_bytes_max
-        start = max(after, slot.start)
-        window = windows.get(slot.second)
-        if window is not None and window.covers(start):
-            if window.cost > budget:
-                window.drop_upto(start)
-            self._refresh(window, slot)
-            if window.covers(start):
-                return window
-        windows.pop(slot.second, None)
-        try:
-            window = load_window(self._files, self._slot_path(slot.second), slot, start, budget)
-        except (BlockDamagedError, OSError) as exc:
-            raise self._set_aside(slot, str(exc)) from exc
-        windows[slot.second] = window
-        for other in sorted(windows, reverse=True):
-            if other != slot.second and sum(w.cost for w in windows.values()) > budget:
-                del windows[other]
-        return window
-
-    def _refresh(self, window: Window, slot: Slot) -> None:
-        rows = slot.rows
-        if window.seen < len(rows):
-            window.add(rows[window.seen :], self._options.near_bytes_max)
-            window.seen = len(rows)
-
-    def _preload(self, second: int) -> None:
-        """Load the next slot before it is due: there is time now, and none when it is."""
-        slot = self._slots.get(second)
-        if slot is not None and second not in self._windows and slot.stop is None:
-            with suppress(SlotDamagedError):  # raised again when it is due
-                self._window(slot, _BEFORE_ALL, self._windows)
 
     def next_due_ms(self, after: Key) -> int | None:
         """See ``Store.next_due_ms``: exact inside a window, else a slot's start."""
-        second = self._slots.next_from(after[0] // SLOT_MS)
-        while second is not None:
-            slot = self._slots[second]
-            window = self._windows.get(second)
-            start = max(after, slot.start)
-            if window is None or slot.stop is not None or not window.covers(start):
-                return start[0]
-            self._refresh(window, slot)
-            first = window.take(start, slot.start[0] + SLOT_MS, 1)
-            if first:
-                return first[0][0]
-            if window.upper is not None:
-                return max(window.upper[0], start[0])
-            second = self._slots.next_from(second + 1)
-        return None
+        return self._hand.next_due_ms(after)
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """See ``Store.scan``."""
-        windows: dict[int, Window] = {}
-        while True:
-            found = self._read(after, upto_ms, 1000, windows)
+        """See ``Store.scan``: with windows of its own."""
+        hand = self._make_hand()
+        while found := hand.read(after, upto_ms, _SCAN_ROWS):
             yield from found
-            if not found:
-                return
             after = found[-1][:2]
-            for second in [s for s in windows if s < after[0] // SLOT_MS]:
-                del windows[second]
+            hand.forget_before(after[0] // SLOT_MS)
+
+    def _make_hand(self) -> Hand:
+        return Hand(self._slots, self._load, self._damage_of, self._options.near_bytes_max)
+
+    def _load(self, slot: Slot, after: Key) -> Window:
+        path, budget = self._slot_path(slot.second), self._options.near_bytes_max
+        try:
+            return load_window(self._files, path, slot, after, budget)
+        except (BlockDamagedError, OSError) as exc:
+            raise self._set_aside(slot, str(exc)) from exc
 
     # --- damage --------------------------------------------------------------------------------
 
@@ -337,10 +261,13 @@ class WheelStore(Store):
             last = following
         return self._damaged(slot, last, f"slot {slot.second}: {reason}")
 
+    def _damage_of(self, slot: Slot) -> SlotDamagedError:
+        return self._damaged(slot, slot, f"slot {slot.second} waits to be read again")
+
     def _mark_damaged(self, slot: Slot) -> None:
         slot.stop = self._stop_offset
         self._dirty_slots.add(slot.second)
-        self._windows.pop(slot.second, None)
+        self._hand.forget(slot.second)
 
     def _damaged(self, first: Slot, last: Slot, reason: str) -> SlotDamagedError:
         bounds = []
@@ -377,7 +304,7 @@ class WheelStore(Store):
         slot.forget_file()
         slot.stop = None
         self._dirty_slots.add(slot.second)
-        self._windows.pop(slot.second, None)
+        self._hand.forget(slot.second)
         self._take(kept)
         self._pending += count_records(kept)
 
@@ -405,7 +332,7 @@ class WheelStore(Store):
             self._drop_rows(slot)
             self._gone.add(slot.second)
             self._dirty_slots.discard(slot.second)
-            self._windows.pop(slot.second, None)
+            self._hand.forget(slot.second)
             if slot.size and slot.second // HOUR * HOUR + HOUR > second:
                 self._files.remove(self._slot_path(slot.second))
         for hour in [h for h in self._hours if (h + 1) * HOUR <= second]:

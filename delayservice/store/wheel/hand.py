@@ -1,0 +1,146 @@
+"""The hand of the wheel: reads slots in order through the windows near it.
+
+Windows are loaded when their slot is due, and the next one a little before; later rows of a loaded
+slot are taken into its window. All windows together stay within one budget of bytes.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from delayservice.errors import SlotDamagedError
+from delayservice.store.wheel.block import SLOT_MS
+from delayservice.store.wheel.near import ROW_BYTES, cost_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delayservice.core.cursor import Key
+    from delayservice.store.base import Frame
+    from delayservice.store.wheel.near import Window
+    from delayservice.store.wheel.slots import Slot, SlotTable
+
+
+class Hand:
+    """Reads due rows in key order.
+
+    Args:
+        slots: every slot of the wheel.
+        load: reads the stretch of a slot that begins above a key, or raises ``SlotDamagedError``.
+        damage_of: the error of a slot that is known to be damaged.
+        budget: bytes of memory for windows.
+    """
+
+    def __init__(
+        self,
+        slots: SlotTable,
+        load: Callable[[Slot, Key], Window],
+        damage_of: Callable[[Slot], SlotDamagedError],
+        budget: int,
+    ) -> None:
+        self._slots = slots
+        self._load = load
+        self._damage_of = damage_of
+        self._budget = budget
+        self._windows: dict[int, Window] = {}
+
+    def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
+        """At most ``limit`` rows above ``after`` and due by ``upto_ms``, in key order.
+
+        Raises:
+            SlotDamagedError: the next row is in a damaged slot.
+        """
+        found: list[Frame] = []
+        second = self._slots.next_from(after[0] // SLOT_MS)
+        while second is not None and second * SLOT_MS <= upto_ms:
+            try:
+                window = self._window(self._slots[second], after)
+            except SlotDamagedError:
+                if found:
+                    return found  # these are good; the next call meets the damage again
+                raise
+            found += window.take(after, upto_ms, limit - len(found))
+            if len(found) >= limit:
+                break
+            if window.upper is None:
+                second = self._slots.next_from(second + 1)
+            elif window.upper[0] > upto_ms:
+                break
+            else:
+                after = max(after, window.upper)  # a large slot: go on with its next stretch
+        return found
+
+    def next_due_ms(self, after: Key) -> int | None:
+        """See ``Store.next_due_ms``."""
+        second = self._slots.next_from(after[0] // SLOT_MS)
+        while second is not None:
+            slot = self._slots[second]
+            start = max(after, slot.start)
+            window = self._windows.get(second)
+            if window is None or slot.stop is not None or not window.covers(start):
+                return start[0]
+            self._refresh(window, slot)
+            first = window.take(start, slot.start[0] + SLOT_MS, 1)
+            if first:
+                return first[0][0]
+            if window.upper is not None:
+                return max(window.upper[0], start[0])
+            second = self._slots.next_from(second + 1)
+        return None
+
+    def preload(self, second: int) -> None:
+        """Load a slot before it is due, if there is room beside the windows that are in use: there
+        is time now, and none when it is due.
+        """
+        slot = self._slots.get(second)
+        if slot is None or second in self._windows or slot.stop is not None:
+            return
+        cost = slot.size + ROW_BYTES * slot.count + cost_of(slot.rows)
+        if cost + sum(window.cost for window in self._windows.values()) <= self._budget:
+            with suppress(SlotDamagedError):  # raised again when it is due
+                self._window(slot, slot.start)
+
+    def before_flush(self, slot: Slot) -> None:
+        """The slot's rows are about to go to its file: keep those that a window needs."""
+        window = self._windows.get(slot.second)
+        if window is not None:
+            self._refresh(window, slot)
+            window.seen = 0
+
+    def forget(self, second: int) -> None:
+        """Drop the window of a slot that changed under it or is gone."""
+        self._windows.pop(second, None)
+
+    def forget_before(self, second: int) -> None:
+        """Drop the windows of slots that have passed."""
+        for passed in [s for s in self._windows if s < second]:
+            del self._windows[passed]
+
+    def _window(self, slot: Slot, after: Key) -> Window:
+        if slot.stop is not None:
+            raise self._damage_of(slot)
+        start = max(after, slot.start)
+        window = self._windows.get(slot.second)
+        if window is not None and window.covers(start):
+            if window.cost > self._budget:
+                window.drop_upto(start)
+            self._refresh(window, slot)
+            if window.covers(start):
+                return window
+        self._windows.pop(slot.second, None)
+        window = self._load(slot, start)
+        self._make_room(window.cost)
+        self._windows[slot.second] = window
+        return window
+
+    def _make_room(self, cost: int) -> None:
+        for second in sorted(self._windows, reverse=True):
+            if cost + sum(window.cost for window in self._windows.values()) > self._budget:
+                del self._windows[second]
+
+    def _refresh(self, window: Window, slot: Slot) -> None:
+        rows = slot.rows
+        if window.seen < len(rows):
+            window.add(rows[window.seen :], self._budget)
+            window.seen = len(rows)
