@@ -103,7 +103,10 @@ class Node:
                 poll_records=plan.poll_records,
                 batch_records=plan.batch_records,
                 transaction_records=plan.transaction_records,
-                transaction_interval_ms=plan.transaction_interval_ms,
+                batch_bytes=plan.batch_bytes,
+                transaction_interval_ms_min=plan.transaction_interval_ms,
+                transaction_interval_ms_max=2 * plan.transaction_interval_ms,
+                cursor_interval_ms=plan.cursor_interval_ms,
             ),
         )
         self._guarded(partial(self._add_lanes, plan.topics))

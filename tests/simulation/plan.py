@@ -26,6 +26,8 @@ class Plan:
     batch_records: int = 50
     transaction_records: int = 50
     transaction_interval_ms: int = 0
+    cursor_interval_ms: int = 0
+    batch_bytes: int = 1_000_000
     queue_max: int = 50
     crash: float = 0.0
     other_node: float = 0.0
@@ -73,6 +75,8 @@ def draw_plan(seed: int) -> Plan:
         batch_records=rng.choice((1, 2, 3)) if small else 50,
         transaction_records=rng.choice((1, 3, 50)),
         transaction_interval_ms=rng.choice((0, 0, 5, 30)),
+        cursor_interval_ms=rng.choice((0, 0, 10, 60)),
+        batch_bytes=rng.choice((1, 200, 1_000_000)),
         queue_max=rng.choice((2, 4, 50)),
         crash=odds(),
         other_node=odds(),

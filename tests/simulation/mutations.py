@@ -1,0 +1,424 @@
+"""Deliberate mistakes in the real code, one at a time: the simulation must catch every one.
+
+The first twelve are those that the protocol's model caught (design section 5); the others break
+further rules. Each is a patch that holds while its context is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+from delayservice.core import outcome
+from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint
+from delayservice.core.contract import Contracts
+from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
+from delayservice.core.entry import CANCEL, SCHEDULE, Entry
+from delayservice.core.outcome import Output
+from delayservice.core.pending import NO_MARK, Additions, Frame
+from delayservice.core.settle import Settler
+from delayservice.core.shard import Shard
+from delayservice.errors import KafkaEdgeError, OwnershipLostError
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.slice_loop import SliceLoop
+from tests.simulation.sim_store import SimStore
+
+Mutation: TypeAlias = Callable[[], AbstractContextManager[Any]]
+
+
+def _replaced(owner: type, name: str, wrong: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Put ``wrong(original, self, …)`` in the place of a method."""
+    original = getattr(owner, name)
+
+    def mutant(self: object, *args: object, **kwargs: object) -> object:
+        return wrong(original, self, *args, **kwargs)
+
+    return patch.object(owner, name, mutant)
+
+
+# --- mistakes that the model caught --------------------------------------------------------------
+
+
+@contextmanager
+def replica_deletes_on_cancel() -> Iterator[None]:
+    """A replica deletes what a cancel or a reschedule hits, instead of marking it."""
+
+    def ingest(original: Any, shard: Shard, *args: Any) -> Additions:
+        added: Additions = original(shard, *args)
+        if not shard.owned:
+            shard.doomed = [mark[2] for mark in added.marks]  # type: ignore[attr-defined]
+        return added
+
+    def lane_ingest(original: Any, lane: Lane, *args: Any) -> int:
+        lane.shard.doomed = []  # type: ignore[attr-defined]
+        count: int = original(lane, *args)
+        if isinstance(lane.store, SimStore):
+            for offset in lane.shard.doomed:  # type: ignore[attr-defined]
+                lane.store._frames.pop(offset, None)
+        return count
+
+    with _replaced(Shard, "ingest", ingest), _replaced(Lane, "ingest", lane_ingest):
+        yield
+
+
+def marks_less_durable() -> AbstractContextManager[Any]:
+    """Marks are lost in a crash, although they lie below S."""
+
+    def crash(original: Any, store: SimStore) -> None:
+        original(store)
+        store._marks.clear()
+
+    return _replaced(SimStore, "crash", crash)
+
+
+@contextmanager
+def index_at_stored() -> Iterator[None]:
+    """A cancel hits what the id index knows at S, while H lags behind."""
+
+    def settle_late(original: Any, lane: Lane, *args: Any) -> list[Output]:
+        lane.shard.index = lane.store.latest_unmarked  # type: ignore[attr-defined]
+        late: list[Output] = original(lane, *args)
+        return late
+
+    def victims(original: Any, shard: Shard, kind: int, offset: int, name: bytes, k: Key) -> Any:
+        found = shard.index(name, OFFSET_MAX)  # type: ignore[attr-defined]
+        if found is not None and found[1] < offset:
+            shard._victims[offset] = {found: None}
+        else:
+            shard._victims.pop(offset, None)
+        return original(shard, kind, offset, name, k)
+
+    with (
+        _replaced(Lane, "settle_late", settle_late),
+        _replaced(Shard, "_cancel_victims", victims),
+    ):
+        yield
+
+
+def routing_by_uncommitted_key() -> AbstractContextManager[Any]:
+    """What is late for a K that is only staged is not stored."""
+
+    def ingest(original: Any, shard: Shard, *args: Any) -> Additions:
+        committed = shard.committed
+        shard.committed = Cursor(shard.staged.key, committed.offset)
+        added: Additions = original(shard, *args)
+        shard.committed = committed
+        return added
+
+    return _replaced(Shard, "ingest", ingest)
+
+
+def prune_before_commit() -> AbstractContextManager[Any]:
+    """The store forgets what is about to be committed."""
+
+    def commit(original: Any, loop: SliceLoop) -> bool:
+        for lane in loop.lanes.values():
+            lane.store.prune(lane.shard.staged)
+            lane.store.sync()
+        committed: bool = original(loop)
+        return committed
+
+    return _replaced(SliceLoop, "_commit", commit)
+
+
+def inclusive_slot_end() -> AbstractContextManager[Any]:
+    """A slot goes when K reaches its last millisecond, not when K has passed it."""
+
+    def prune(original: Any, store: SimStore, cursor: Cursor) -> None:
+        original(store, Cursor((cursor.key[0] + 1, cursor.key[1]), cursor.offset))
+
+    return _replaced(SimStore, "prune", prune)
+
+
+def lost_slot_unnoticed() -> AbstractContextManager[Any]:
+    """A slot's file is gone, and nobody counts."""
+
+    def lose_slot(original: Any, store: SimStore) -> None:
+        original(store)
+        store._lost_slots.clear()
+
+    return _replaced(SimStore, "lose_slot", lose_slot)
+
+
+def key_is_clock() -> AbstractContextManager[Any]:
+    """K is set to the clock instead of the last settled key."""
+
+    def advance_key(
+        original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int
+    ) -> list[Output]:
+        outputs: list[Output] = original(shard, frames, now_ms)
+        if outputs:
+            k = max(shard.staged.key, (now_ms, OFFSET_MAX))
+            shard.staged = Cursor(k, shard.staged.offset)
+        return outputs
+
+    return _replaced(Shard, "advance_key", advance_key)
+
+
+def outcomes_from_memory() -> AbstractContextManager[Any]:
+    """A cancel's outcome is what this node happens to remember of the id."""
+
+    def victims(original: Any, shard: Shard, kind: int, offset: int, name: bytes, k: Key) -> Any:
+        outputs: list[Output] = original(shard, kind, offset, name, k)
+        if kind == CANCEL:
+            seen = any(o < offset for o in shard._names._offsets.get(name, ()))
+            own = outcome.CANCELLED if seen else outcome.NOT_PENDING
+            outputs[-1] = shard._settler.control(own, offset, name)
+        return outputs
+
+    return _replaced(Shard, "_cancel_victims", victims)
+
+
+def cancel_overlaps_roll() -> AbstractContextManager[Any]:
+    """H passes a canceller whose victim's copy has not come back from the log yet."""
+    return patch.object(Shard, "_awaits_copy", lambda *_: False)
+
+
+def take_over_reads_to_h() -> AbstractContextManager[Any]:
+    """A new owner starts once it has read up to H, not up to the end of the log."""
+
+    def take_over(original: Any, shard: Shard, cursor: Cursor, marked: Any, _: int) -> None:
+        original(shard, cursor, marked, cursor.offset)
+
+    return _replaced(Shard, "take_over", take_over)
+
+
+def copy_without_its_cancel() -> AbstractContextManager[Any]:
+    """A copy is stored as if no cancel lay between its base and itself."""
+
+    def resolve(original: Any, shard: Shard, *args: Any) -> dict[int, int]:
+        return dict.fromkeys(original(shard, *args), NO_MARK)
+
+    return _replaced(Shard, "_resolve", resolve)
+
+
+# --- other rules ---------------------------------------------------------------------------------
+
+
+def outputs_without_cursor() -> AbstractContextManager[Any]:
+    """Rule 1: outputs are committed with the cursor of the commit before."""
+
+    def checkpoint(_: Any, lane: Lane) -> ShardCheckpoint:
+        return ShardCheckpoint(lane.topic_id, lane.shard.committed, lane.contracts)
+
+    return _replaced(Lane, "checkpoint", checkpoint)
+
+
+def keys_follow_settings() -> AbstractContextManager[Any]:
+    """Rule 2: every record is read by the newest contract."""
+
+    def adopt(original: Any, lane: Lane, contracts: Contracts) -> None:
+        original(lane, Contracts([(0, contracts.entries()[-1][1])]))
+
+    return _replaced(Lane, "adopt", adopt)
+
+
+@contextmanager
+def tail_visible_after_crash() -> Iterator[None]:
+    """Rule 4: what lies above the horizon is used before it is stored again."""
+
+    def visible(_: Any, store: SimStore) -> list[Frame]:
+        return sorted(
+            (key_ms, offset, store._marks.get(offset, (NO_MARK, 0))[0], payload)
+            for offset, (key_ms, payload) in store._frames.items()
+        )
+
+    def marked_from(_: Any, store: SimStore, mark: int) -> list[tuple[int, Key]]:
+        return sorted(
+            (found, (key_ms, offset))
+            for offset, (found, key_ms) in store._marks.items()
+            if found >= mark and offset in store._frames
+        )
+
+    def latest_unmarked(_: Any, store: SimStore, name: bytes, below: int) -> Key | None:
+        names = store._named.get(name, {})
+        for offset in sorted(names, reverse=True):
+            if offset not in store._marks:
+                return (names[offset], offset)
+        return None
+
+    with (
+        _replaced(SimStore, "_visible", visible),
+        _replaced(SimStore, "marked_from", marked_from),
+        _replaced(SimStore, "latest_unmarked", latest_unmarked),
+    ):
+        yield
+
+
+@contextmanager
+def checkpoint_before_fencing() -> Iterator[None]:
+    """Rule 7: the checkpoint is read before the old owner is fenced."""
+
+    def take_over(original: Any, loop: SliceLoop) -> None:
+        early = read(loop)
+        with patch.object(SliceLoop, "_read_checkpoint", lambda _: early):
+            original(loop)
+
+    read = SliceLoop._read_checkpoint
+    with _replaced(SliceLoop, "_take_over", take_over):
+        yield
+
+
+def walk_starts_at_stored() -> AbstractContextManager[Any]:
+    """Rule 7: what lies in [H, S) is not walked again."""
+
+    def take_over(original: Any, shard: Shard, *args: Any) -> None:
+        original(shard, *args)
+        shard.read = max(shard.read, shard.stored)
+
+    return _replaced(Shard, "take_over", take_over)
+
+
+def marked_is_delivered() -> AbstractContextManager[Any]:
+    """Rule 5: a mark that H has passed is not looked at."""
+
+    def advance_key(
+        original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int
+    ) -> list[Output]:
+        bare = [(key_ms, offset, NO_MARK, data) for key_ms, offset, _, data in frames]
+        outputs: list[Output] = original(shard, bare, now_ms)
+        return outputs
+
+    return _replaced(Shard, "advance_key", advance_key)
+
+
+def late_record_skipped() -> AbstractContextManager[Any]:
+    """Rule 9: a record that came late is taken for settled."""
+
+    def passed(original: Any, shard: Shard, entry: Entry, k: Key, *args: Any) -> bool:
+        if entry[1] == SCHEDULE and entry[3] is None and (entry[2], entry[0]) <= k:
+            return True
+        on: bool = original(shard, entry, k, *args)
+        return on
+
+    return _replaced(Shard, "_pass", passed)
+
+
+def dead_copy_delivered() -> AbstractContextManager[Any]:
+    """Rule 9: a late copy that is dead on arrival is settled again."""
+
+    def queue(original: Any, shard: Shard, *args: Any) -> None:
+        original(shard, *args)
+        shard._x_of_copies.clear()
+
+    return _replaced(Shard, "_queue_for_walk", queue)
+
+
+def early_after_clock_back() -> AbstractContextManager[Any]:
+    """Rule 9: a late record is delivered although the clock stepped back behind its due time."""
+
+    def settle(
+        original: Any, settler: Settler, offset: int, key_ms: int, payload: Any, now_ms: int, base: int
+    ) -> Output | None:
+        output: Output | None = original(
+            settler, offset, key_ms, payload, max(now_ms, key_ms), base
+        )
+        return output
+
+    return _replaced(Settler, "settle", settle)
+
+
+def abort_after_uncertain_commit() -> AbstractContextManager[Any]:
+    """Rule 11: a producer whose commit had no answer aborts."""
+
+    def release(original: Any, loop: SliceLoop) -> None:
+        try:
+            loop._sink.abort()
+        except KafkaEdgeError:
+            pass
+        original(loop)
+
+    return _replaced(SliceLoop, "release", release)
+
+
+def uncertain_taken_for_committed() -> AbstractContextManager[Any]:
+    """Rule 11: no answer is taken for a yes."""
+
+    def commit(original: Any, loop: SliceLoop) -> bool:
+        try:
+            committed: bool = original(loop)
+        except OwnershipLostError:
+            loop._committed()
+            return True
+        return committed
+
+    return _replaced(SliceLoop, "_commit", commit)
+
+
+def base_one_too_high() -> AbstractContextManager[Any]:
+    """Rule 12: the base of a copy is one too high."""
+
+    def copy(
+        original: Any, settler: Settler, kind: int, offset: int, payload: Any, at_ms: int, base: int
+    ) -> Output:
+        output: Output = original(settler, kind, offset, payload, at_ms, base + 1)
+        return output
+
+    return _replaced(Settler, "_copy", copy)
+
+
+@contextmanager
+def no_scan_back() -> Iterator[None]:
+    """Rule 13: a canceller that was read in an earlier life is not looked for."""
+
+    def resolve(original: Any, shard: Shard, entries: Sequence[Entry], scanned: Any) -> Any:
+        missing = {entry[0]: NO_MARK for entry in entries}
+        return original(shard, entries, missing | dict(scanned))
+
+    with (
+        patch.object(Shard, "scans_needed", _observe_only),
+        _replaced(Shard, "_resolve", resolve),
+    ):
+        yield
+
+
+def _observe_only(shard: Shard, start: int, entries: Sequence[Entry], stop: int) -> list[Any]:
+    shard._names.observe(start, entries, stop)
+    return []
+
+
+def unserved_cursor_dropped() -> AbstractContextManager[Any]:
+    """A checkpoint names only the shards that its writer serves."""
+
+    def checkpoint(original: Any, loop: SliceLoop) -> Checkpoint:
+        loop._unserved.clear()
+        written: Checkpoint = original(loop)
+        return written
+
+    return _replaced(SliceLoop, "_checkpoint", checkpoint)
+
+
+LISTED: tuple[Mutation, ...] = (
+    replica_deletes_on_cancel,
+    marks_less_durable,
+    index_at_stored,
+    routing_by_uncommitted_key,
+    prune_before_commit,
+    inclusive_slot_end,
+    lost_slot_unnoticed,
+    key_is_clock,
+    outcomes_from_memory,
+    cancel_overlaps_roll,
+    take_over_reads_to_h,
+    copy_without_its_cancel,
+)
+"""The mistakes of design section 5, in its order."""
+
+OTHERS: tuple[Mutation, ...] = (
+    outputs_without_cursor,
+    keys_follow_settings,
+    tail_visible_after_crash,
+    checkpoint_before_fencing,
+    walk_starts_at_stored,
+    marked_is_delivered,
+    late_record_skipped,
+    dead_copy_delivered,
+    early_after_clock_back,
+    abort_after_uncertain_commit,
+    uncertain_taken_for_committed,
+    base_one_too_high,
+    no_scan_back,
+    unserved_cursor_dropped,
+)
