@@ -62,13 +62,14 @@ class TargetTopics:
         self, targets: Iterable[tuple[str, int]], *, refresh: bool = False
     ) -> dict[tuple[str, int], tuple[str, str]]:
         """``(topic, partition or -1)`` of those that don't exist, with code and detail. What is not
-        in the cache is asked of the cluster, once a second at most.
+        in the cache is asked of the cluster at once, for it may have been created a moment ago;
+        with ``refresh``, for what is known to be missing, once a second at most.
         """
         partitions = self._partitions
         unsure = [t for t in targets if partitions.get(t[0], 0) <= max(t[1], 0) or refresh]
         if not unsure:
             return {}
-        self._ask()
+        self._ask(_RECHECK_S if refresh else 0.0)
         partitions = self._partitions
         return {
             (topic, partition): (
@@ -87,9 +88,9 @@ class TargetTopics:
             self._partitions = {t: n for t, n in self._partitions.items() if t != topic}
             self._asked_s = float("-inf")
 
-    def _ask(self) -> None:
+    def _ask(self, age_s_max: float) -> None:
         with self._lock:
-            if self._monotonic_s() - self._asked_s < _RECHECK_S:
+            if self._monotonic_s() - self._asked_s < age_s_max:
                 return
             try:
                 found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)

@@ -1,0 +1,326 @@
+"""A delay service of one test's own: its topics, its processes, and a user's view of both.
+
+What is sent goes through a plain confluent-kafka producer, what is judged through a plain
+``read_committed`` consumer. Nothing here imports the service but the class that starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from delayservice.dev.service import ServiceProcess
+
+SECRET: Final = "only-for-tests-0123456789"  # noqa: S105  # nothing else is signed with it
+WAIT_S: Final = 30.0
+
+Header: TypeAlias = tuple[str, bytes | str | None]
+Place: TypeAlias = tuple[int, int, int]
+"""``(partition, offset, log-append time)`` of a record that was sent."""
+
+
+def await_true(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
+    """Until the condition holds; fails with ``what`` when it does not in time."""
+    deadline_s = time.monotonic() + timeout_s
+    tick = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:.0f} s: {what}"
+        tick.wait(0.05)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Seen:
+    """One record as a consumer saw it."""
+
+    def __init__(self, message: Any) -> None:  # noqa: ANN401  # the client's fields are optional
+        self.topic: str = message.topic()
+        self.partition: int = message.partition()
+        self.offset: int = message.offset()
+        self.timestamp_ms: int = message.timestamp()[1]
+        self.key: bytes | None = message.key()
+        self.value: bytes | None = message.value()
+        self.headers: list[tuple[str, bytes | None]] = message.headers() or []
+
+    def __repr__(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.offset} {self.key!r} {self.headers}"
+
+    def header(self, name: str) -> str | None:
+        """The last header of a name, as text."""
+        found = [value for known, value in self.headers if known == name]
+        return found[-1].decode() if found and found[-1] is not None else None
+
+    @property
+    def own(self) -> list[tuple[str, bytes | None]]:
+        """Headers that are not the service's."""
+        return [header for header in self.headers if not header[0].startswith("delay-")]
+
+
+class Bench:
+    """Topics of one run and the services that serve them.
+
+    Args:
+        bootstrap: the brokers.
+        folder: state and log go there.
+        partitions: of the delay topic.
+        sets: settings of every service that this bench starts.
+    """
+
+    def __init__(
+        self, bootstrap: str, folder: Path, *, partitions: int = 1, sets: Sequence[str] = ()
+    ) -> None:
+        self.run = uuid.uuid4().hex[:8]
+        self.bootstrap = bootstrap
+        self.folder = folder
+        self.partitions = partitions
+        self.any = f"delay_topic_{self.run}"
+        self.checkpoint = f"delay_checkpoint_{self.run}"
+        self.dead_letter = f"delay_dead_letter_{self.run}"
+        self.outcomes = f"delay_outcomes_{self.run}"
+        self.log_path = folder / "service.log"
+        self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        self.producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "linger.ms": 2,
+                "message.max.bytes": 10_000_000,
+                "log_level": 0,  # the cluster's end is no news
+            }
+        )
+        self._sets = list(sets)
+        self._services: list[ServiceProcess] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for service in self._services:
+            service.kill()
+
+    # --- the service -----------------------------------------------------------------------------
+
+    def settings(self, *more: str) -> list[str]:
+        """``--set`` arguments; later ones win."""
+        return [
+            f"kafka.bootstrap={self.bootstrap}",
+            f"kafka.transactional_id_prefix=tx-{self.run}",
+            f"topics.delay={self.any}",
+            f"topics.pattern=delay_topic_{self.run}*",
+            f"topics.checkpoint={self.checkpoint}",
+            f"topics.dead_letter={self.dead_letter}",
+            f"topics.outcomes={self.outcomes}",
+            f"topics.partitions={self.partitions}",
+            "topics.refresh_s=1",
+            f"node.state_dir={self.folder / 'state'}",
+            f"node.cluster_secret={SECRET}",
+            f"targets.default.allow=to_{self.run}_*",
+            "metrics.listen=127.0.0.1:0",
+            *self._sets,
+            *more,
+        ]
+
+    def start(self, *more: str, fault: str = "", log: str = "") -> ServiceProcess:
+        """A service, not awaited."""
+        path = self.folder / log if log else self.log_path
+        service = ServiceProcess(self.settings(*more), path, fault=fault)
+        self._services.append(service)
+        return service
+
+    def serve(self, *more: str, fault: str = "") -> ServiceProcess:
+        """A service that has taken over every slice."""
+        service = self.start(*more, fault=fault)
+        service.wait_serving(self.partitions)
+        return service
+
+    def status(self, service: ServiceProcess) -> dict[str, Any]:
+        """What ``/status`` says."""
+        url = service.events("metrics_served")[-1]["url"].rsplit("/", 1)[0]
+        with urllib.request.urlopen(f"{url}/status", timeout=10) as answer:  # noqa: S310
+            found = json.load(answer)
+        assert isinstance(found, dict)
+        return found
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    def topic(self, name: str, partitions: int = 1, **config: str) -> str:
+        """Make a topic; ``config`` with ``_`` for ``.``."""
+        dotted = {key.replace("_", "."): value for key, value in config.items()}
+        new = NewTopic(name, partitions, 1, config=dotted)
+        self.admin.create_topics([new], operation_timeout=30)[name].result(30)
+        return name
+
+    def target(self, name: str, partitions: int = 1, **config: str) -> str:
+        """Make a topic that records may be delivered to."""
+        return self.topic(self.target_name(name), partitions, **config)
+
+    def target_name(self, name: str) -> str:
+        return f"to_{self.run}_{name}"
+
+    def alter(self, topic: str, **config: str) -> None:
+        """Change a topic's configuration."""
+        entries = [
+            ConfigEntry(  # type: ignore[no-untyped-call]
+                key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET
+            )
+            for key, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        self.admin.incremental_alter_configs([resource])[resource].result(30)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+
+    def partitions_of(self, topic: str) -> int:
+        found = self.admin.list_topics(timeout=30).topics.get(topic)
+        return 0 if found is None or found.error is not None else len(found.partitions)
+
+    # --- a user ----------------------------------------------------------------------------------
+
+    def send(
+        self,
+        headers: Sequence[Header],
+        *,
+        key: bytes | None = None,
+        value: bytes | None = b"value",
+        partition: int = 0,
+        topic: str = "",
+    ) -> Place:
+        """Write one record and wait until the broker has it."""
+        places: list[Place] = []
+        self.send_later(
+            headers, key=key, value=value, partition=partition, topic=topic, note=places.append
+        )
+        assert self.producer.flush(WAIT_S) == 0
+        return places[0]
+
+    def send_later(
+        self,
+        headers: Sequence[Header],
+        *,
+        key: bytes | None = None,
+        value: bytes | None = b"value",
+        partition: int = 0,
+        topic: str = "",
+        note: Callable[[Place], None] | None = None,
+    ) -> None:
+        """Write one record; ``producer.flush`` waits for it."""
+
+        def delivered(error: KafkaError | None, message: Any) -> None:  # noqa: ANN401
+            assert error is None, error
+            if note is not None:
+                note((message.partition(), message.offset(), message.timestamp()[1]))
+
+        self.producer.produce(
+            topic or self.any,
+            value,
+            key,
+            partition,
+            headers=list(headers),
+            on_delivery=delivered,
+        )
+        self.producer.poll(0)
+
+    def to(self, target: str, delay_ms: int, *more: Header) -> list[Header]:
+        """The headers of a plain delayed record."""
+        return [("delay-after", str(delay_ms)), ("delay-target-topic", target), *more]
+
+    def reader(self, *topics: str) -> Reader:
+        """A consumer of whole topics from their beginning."""
+        return Reader(self.bootstrap, topics)
+
+    def read(self, topic: str, count: int, timeout_s: float = WAIT_S) -> list[Seen]:
+        """What a topic holds once it holds ``count`` records; more only if they are there already."""
+        with self.reader(topic) as reader:
+            return reader.await_count(count, timeout_s)
+
+    def read_all(self, *topics: str) -> list[Seen]:
+        """What topics hold now."""
+        with self.reader(*topics) as reader:
+            return reader.to_end()
+
+
+class Reader:
+    """A ``read_committed`` consumer that keeps all it has seen."""
+
+    def __init__(self, bootstrap: str, topics: Sequence[str]) -> None:
+        self.seen: list[Seen] = []
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": f"reader-{uuid.uuid4().hex}",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 50,
+            }
+        )
+        found = self._consumer.list_topics(timeout=30).topics
+        self._places = [
+            TopicPartition(topic, number, 0)
+            for topic in topics
+            for number in found[topic].partitions
+        ]
+        self._consumer.assign(self._places)
+        self._ended: set[tuple[str, int]] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def _take(self, timeout_s: float) -> None:
+        for message in self._consumer.consume(10_000, timeout_s):
+            error = message.error()
+            place = (str(message.topic()), int(message.partition() or 0))
+            if error is None:
+                self._ended.discard(place)
+                self.seen.append(Seen(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._ended.add(place)
+            else:
+                raise AssertionError(str(error))
+
+    def await_count(self, count: int, timeout_s: float = WAIT_S) -> list[Seen]:
+        """Until ``count`` records were seen."""
+        deadline_s = time.monotonic() + timeout_s
+        while len(self.seen) < count:
+            assert time.monotonic() < deadline_s, (
+                f"{len(self.seen)} of {count} records within {timeout_s:.0f} s: "
+                f"{[repr(seen)[:300] for seen in self.seen[:20]]}"
+            )
+            self._take(0.1)
+        return self.seen
+
+    def to_end(self, timeout_s: float = WAIT_S) -> list[Seen]:
+        """Until every partition is at its end."""
+        deadline_s = time.monotonic() + timeout_s
+        while len(self._ended) < len(self._places):
+            assert time.monotonic() < deadline_s, "the end of the topics was not reached"
+            self._take(0.1)
+        return self.seen
