@@ -12,13 +12,13 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from delayservice import __version__
 from delayservice.commands.console import err, out, print_error, print_json
-from delayservice.errors import DelayServiceError
+from delayservice.errors import DelayServiceError, SettingsError
 
 if TYPE_CHECKING:
     from delayservice.settings import Loaded
@@ -74,6 +74,11 @@ def run(config: ConfigOption = None, sets: SetOption = None) -> None:
     """Run a node until it is told to stop (SIGTERM or Ctrl-C)."""
     settings = _load(config, sets).settings
     settings.kafka.client_config("admin")  # fails early when no broker is named
+    if not settings.node.standalone:
+        raise SettingsError(
+            "node.standalone is false, but this version has no election between nodes yet: leave "
+            "it true and run one node for a cluster"
+        )
     from delayservice.node import run as run_node
 
     raise typer.Exit(run_node(settings))
@@ -83,7 +88,7 @@ def run(config: ConfigOption = None, sets: SetOption = None) -> None:
     epilog="Examples: [bold]delayservice send delay_topic_any hello --after 30s --target orders[/]"
     "\n\n[bold]echo hello | delayservice send --at 2030-01-31T08:00:00Z -t orders -k order-7[/]"
 )
-def send(  # noqa: PLR0913 (each is an option of the command)
+def send(
     topic: Annotated[str, typer.Argument(help="Delay topic.")] = "delay_topic_any",
     value: Annotated[
         str | None, typer.Argument(help="Value; '-' or nothing reads standard input.")
@@ -152,7 +157,7 @@ def send(  # noqa: PLR0913 (each is an option of the command)
         print_json({**asdict(report), "due_at": due})
         return
     out.print(f"{report.topic}:{report.partition}:{report.offset}", style="bold green", end="")
-    out.print(f"  due {due}" if due else "  written")
+    out.print(f"  due {due}" if due else sending.written_text(record))
 
 
 @app.command(
@@ -236,8 +241,13 @@ def demo(
     *,
     records: Annotated[int, typer.Option(min=1, help="Records to send.")] = 20_000,
     kills: Annotated[int, typer.Option(min=0, help="Times the service is killed.")] = 5,
-    store: Annotated[str, typer.Option(help="wheel, rocksdb or memory.")] = "wheel",
-    delivery: Annotated[str, typer.Option(help="exactly_once or at_least_once.")] = "exactly_once",
+    store: Annotated[
+        Literal["wheel", "rocksdb", "memory"],
+        typer.Option(help="Where pending records are kept."),
+    ] = "wheel",
+    delivery: Annotated[
+        Literal["exactly_once", "at_least_once"], typer.Option(help="What a crash may cost.")
+    ] = "exactly_once",
     as_json: JsonOption = False,
 ) -> None:
     """Start real Kafka and the service, kill the service again and again, and judge what arrives.

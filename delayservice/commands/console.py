@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from typing import Final
 
 from rich.console import Console
 
-out = Console(highlight=False, soft_wrap=True)
+_WIDTH_ELSEWHERE: Final = 120
+"""A pipe has no width of its own, and the usual 80 columns would cut the numbers of a table."""
+
+_has_width = sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
+out = Console(highlight=False, soft_wrap=True, width=None if _has_width else _WIDTH_ELSEWHERE)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 

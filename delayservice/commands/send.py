@@ -20,6 +20,9 @@ TIMEOUT_S = 15.0
 _ANY_PARTITION = -1
 """librdkafka's word for: the partitioner decides."""
 
+_NO_TIME = frozenset({names.DELAY_TARGET_TOPIC, names.DELAY_TARGET_PARTITION, names.DELAY_ID})
+"""Headers that have an option of their own and say nothing of when."""
+
 Header: TypeAlias = tuple[str, bytes]
 
 
@@ -199,14 +202,25 @@ def _words(error: object) -> str:
 def due_text(headers: Sequence[Header], timestamp_ms: int) -> str | None:
     """Say when the record will be due, in UTC; None when no header of ours says so."""
     by_name = dict(headers)
-    if names.DELAY_AT in by_name:
-        due_ms = int(by_name[names.DELAY_AT])
-    elif names.DELAY_AFTER in by_name:
-        due_ms = timestamp_ms + int(by_name[names.DELAY_AFTER])
-    else:
+    try:
+        if names.DELAY_AT in by_name:
+            due_ms = int(by_name[names.DELAY_AT])
+        elif names.DELAY_AFTER in by_name:
+            due_ms = timestamp_ms + int(by_name[names.DELAY_AFTER])
+        else:
+            return None
+    except ValueError:  # given with --header, in a form that only the service reads
         return None
     try:
         instant = datetime.fromtimestamp(due_ms / 1_000, UTC)
     except (OverflowError, ValueError, OSError):
         return f"{due_ms} ms"
     return instant.isoformat(timespec="milliseconds")
+
+
+def written_text(record: Outgoing) -> str:
+    """Say that a record without a due time of ours was written, and what it lacks."""
+    said_by_hand = any(name not in _NO_TIME for name, _ in record.headers)
+    if record.value is None or said_by_hand:
+        return "  written"
+    return "  written, but nothing says when it is due: it will be dead-lettered (time-missing)"

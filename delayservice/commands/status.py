@@ -62,7 +62,7 @@ def _table(slices: list[SliceStatus]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("state")
     for name in ("pending", "ingested", "delivered", "other", "lag", "next due", "late p50", "p99"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for row in slices:
         delivered = row.settled.get("delivered", 0)
         table.add_row(

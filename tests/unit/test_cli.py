@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,39 @@ def test_status_tells_health_by_its_exit_status() -> None:
     done = run("status", address)
     assert done.returncode == 1
     assert b"no node answers" in done.stderr
+
+
+def test_run_refuses_what_this_version_would_ignore() -> None:
+    done = run("run", "--set", "kafka.bootstrap=127.0.0.1:1", "--set", "node.standalone=false")
+    assert done.returncode == 1
+    assert b"no election between nodes yet" in done.stderr
+
+
+def test_a_demo_of_an_unknown_store_ends_before_anything_starts() -> None:
+    assert run("demo", "--store", "tape").returncode == 2
+
+
+def test_a_table_that_is_piped_is_not_cut() -> None:
+    hub = MetricsHub(load(None, ["metrics.listen=127.0.0.1:0"], {}))
+    address = hub.serve()
+    assert address is not None
+    try:
+        hub.update(0, encode_snapshot(1, [SliceMetrics(0, state="owner")]))
+        assert b"delivered" in run("status", address, COLUMNS="").stdout
+    finally:
+        hub.close()
+
+
+def test_a_record_without_a_due_time_is_told_what_it_lacks() -> None:
+    record = send.Outgoing("delay_topic_any", None, b"x", [], None, None)
+    assert "time-missing" in send.written_text(record)
+    by_hand = [("TIMER_DELAY_SEC", b"5")]
+    assert "time-missing" not in send.written_text(replace(record, headers=by_hand))
+    assert "time-missing" not in send.written_text(replace(record, value=None))
+
+
+def test_a_due_time_given_as_an_own_header_is_not_guessed() -> None:
+    assert send.due_text([(names.DELAY_AT, b"2030-01-01T00:00:00Z")], 0) is None
 
 
 @pytest.mark.parametrize(
