@@ -9,6 +9,7 @@ from __future__ import annotations
 import calendar
 import time
 from bisect import bisect_left, insort
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from delayservice.store.wheel.block import MARK_ONLY, SLOT_MS, seed_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 HOUR: Final = 3600
 
 
+@lru_cache(maxsize=1024)
 def hour_name(hour: int) -> str:
     """Folder of an hour, in UTC: ``2026-11-21T02``. ``hour`` counts hours since the epoch."""
     moment = time.gmtime(hour * HOUR)
@@ -111,7 +113,8 @@ def bounds_of(rows: list[Frame]) -> tuple[int, int]:
     if not rows:
         return -1, -1
     _, offsets, marks, _ = zip(*rows, strict=True)
-    return min(offsets), max(*offsets, *marks)
+    last_record, last_mark = max(offsets), max(marks)
+    return min(offsets), max(last_record, last_mark)
 
 
 class SlotTable(dict[int, Slot]):
