@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 TOPICS = ("delay_topic_any", "delay_topic_more")
 NO_ROLL_MS = 10**9
@@ -38,6 +39,10 @@ class Plan:
     abort: float = 0.0
     broken_call: float = 0.0
     """Odds that a call to Kafka fails: the loop is released and goes on, as ``SliceThread`` does."""
+    far: float = 0.0
+    """Share of records that are due beyond the roll window, about now, or when the last one is."""
+    near: float = 0.0
+    again: float = 0.2
     foreign: bool = False
     """Users open transactions on the delay topic, which pin its last stable offset."""
     lazy_markers: bool = False
@@ -49,9 +54,29 @@ class Plan:
     lanes_change: bool = False
 
 
+THEMES: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    # Cancels that meet rolls: one id, copies that come back from the log bit by bit.
+    {"roll_window_ms": 60, "ids": 1, "records": 16, "actions": 100, "append": 0.1, "far": 0.6},
+    {"roll_window_ms": 60, "ids": 1, "records": 16, "poll_records": 1, "append": 0.2, "far": 0.6},
+    # Much is staged for long before it is committed, or lost.
+    {"transaction_records": 50, "transaction_interval_ms": 200, "abort": 0.3, "near": 0.7},
+    # The clock steps back while records of the same due time still come.
+    {"clock_back": True, "records": 16, "again": 0.5, "near": 0.9, "tick": 0.05, "append": 0.1},
+    # A user's transaction hides a copy until K has passed it.
+    {"foreign": True, "roll_window_ms": 60, "ids": 1, "records": 16, "append": 0.2, "far": 0.4},
+)
+"""What some plans are bent towards: protocols break where two rare things meet."""
+
+
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed. Every kind of trouble comes alone, in company, and not at all."""
     rng = Random(f"plan {seed}")
+    return replace(_draw(rng), **rng.choice(THEMES))
+
+
+def _draw(rng: Random) -> Plan:
     rare, often = 0.02, 0.12
 
     def odds(none: float = 0.3) -> float:
@@ -60,21 +85,22 @@ def draw_plan(seed: int) -> Plan:
     def now_and_then(share: float) -> bool:
         return rng.random() < share
 
-    window_ms = rng.choice((NO_ROLL_MS, 150, 400, 1_000))
+    window_ms = rng.choice((NO_ROLL_MS, NO_ROLL_MS, 60, 60, 150, 400))
     changes = now_and_then(0.08)
     small = now_and_then(0.5)
+    lanes_change = now_and_then(0.1)
     return Plan(
-        topics=TOPICS if now_and_then(0.15) else TOPICS[:1],
+        topics=TOPICS if lanes_change or now_and_then(0.1) else TOPICS[:1],
         store="memory" if now_and_then(0.06) else "sim",
         actions=rng.choice((30, 60, 100)),
         records=rng.choice((3, 6, 10, 16)),
-        ids=rng.choice((1, 1, 2, 4)),
+        ids=rng.choice((1, 1, 1, 2, 4)),
         roll_window_ms=window_ms,
         other_roll_window_ms=rng.choice((200, 700)) if changes else None,
         poll_records=rng.choice((1, 2, 3)) if small else 50,
         batch_records=rng.choice((1, 2, 3)) if small else 50,
         transaction_records=rng.choice((1, 3, 50)),
-        transaction_interval_ms=rng.choice((0, 0, 5, 30)),
+        transaction_interval_ms=rng.choice((0, 0, 5, 30, 200)),
         cursor_interval_ms=rng.choice((0, 0, 10, 60)),
         batch_bytes=rng.choice((1, 200, 1_000_000)),
         queue_max=rng.choice((2, 4, 50)),
@@ -90,6 +116,6 @@ def draw_plan(seed: int) -> Plan:
         clock_back=now_and_then(0.3),
         retention=now_and_then(0.1),
         targets_fail=now_and_then(0.15),
-        slots_fail=now_and_then(0.12),
-        lanes_change=now_and_then(0.08),
+        slots_fail=now_and_then(0.15),
+        lanes_change=lanes_change,
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 TARGETS = ("orders", "mails")
 TOO_LARGE = b"too large "
 MAX_DELAY_MS = 20_000
-DELAYS_MS = (-2_000, -30, 0, 1, 3, 3, 10, 25, 25, 60, 150, 500, 1_200, 3_000)
+DELAYS_MS = (-2_000, -30, 0, 1, 3, 3, 10, 25, 60, 100, 150, 200, 500, 1_200)
 
 
 class Users:
@@ -59,10 +59,7 @@ class Users:
             record_id = b"id-%d" % rng.randrange(self._world.plan.ids)
         if record_id is not None and kind < 0.36:
             return Wish(CANCEL, record_id, key=b"k%d" % number, value=rng.choice((None, b"bye")))
-        due_ms = self._last_due_ms
-        if rng.random() < 0.8:
-            due_ms = self._world.now_ms + rng.choice(DELAYS_MS)
-        self._last_due_ms = due_ms
+        due_ms = self._due_ms()
         value = b"v%d \x00\xff" % number
         if self._world.plan.targets_fail and rng.random() < 0.15:
             value = TOO_LARGE + value
@@ -76,6 +73,18 @@ class Users:
             value=value,
             own=(("trace", b"%d" % number), ("trace", None)) if rng.random() < 0.5 else (),
         )
+
+    def _due_ms(self) -> int:
+        rng, plan, now_ms = self._rng, self._world.plan, self._world.now_ms
+        if rng.random() < plan.again:
+            return self._last_due_ms + rng.choice((0, 0, -1, 1))
+        due_ms = now_ms + rng.choice(DELAYS_MS)
+        if rng.random() < plan.far:
+            due_ms = now_ms + plan.roll_window_ms + rng.choice((1, 30, 100, 200))
+        elif rng.random() < plan.near:
+            due_ms = now_ms + rng.randrange(-40, 60)
+        self._last_due_ms = due_ms
+        return due_ms
 
     def _invalid(self, number: int) -> Wish:
         soon = b"%d" % (self._world.now_ms + 10)

@@ -13,7 +13,7 @@ from tests.simulation.sim_log import SimLog
 from tests.simulation.users import TARGETS, TOO_LARGE, Users
 
 START_MS = 1_700_000_000_000
-STEPS_MS = (1, 1, 2, 5, 10, 30, 100, 400)
+STEPS_MS = (1, 1, 2, 5, 10, 30, 60, 100, 400)
 DRAIN_TURNS = 500
 
 
@@ -84,6 +84,8 @@ class World:
             raise SimCrashError
         if rng.random() < 0.1:
             self._background()
+        if rng.random() < 0.02:
+            self._step_clock(node)
 
     def _tick(self, ms: int) -> None:
         self.now_ms += ms
@@ -92,7 +94,7 @@ class World:
     def _background(self) -> None:
         """What Kafka and its users do meanwhile."""
         log, rng = self.log, self.rng
-        choice = rng.randrange(4)
+        choice = rng.randrange(5)
         if choice == 0 and log.marking:
             log.mark_one()
         elif choice == 1 and self.plan.foreign:
@@ -102,6 +104,8 @@ class World:
             log.decide(log.current, commit=True, lazy_markers=self.plan.lazy_markers)
         elif choice == 3:
             rng.choice(self.nodes).checkpoints.tail()
+        elif choice == 4:
+            self._step_clock(rng.choice(self.nodes))
 
     def _act(self) -> None:
         """One thing at the top of the schedule."""
@@ -123,15 +127,14 @@ class World:
             node.crash()
         elif choice < 0.935:
             node.stop()
-        elif choice < 0.96:
+        else:
             self._upset(node)
 
     def _upset(self, node: Node) -> None:
         """The rarer troubles, each where its plan has it."""
         rng, plan = self.rng, self.plan
-        if plan.clock_back and rng.random() < 0.5:
-            node.skew_ms = rng.choice((-100, -40, -3, 0, 3, 40, 100))
-            self.trace(f"{node.name}'s clock is {node.skew_ms} ms ahead")
+        if rng.random() < 0.5:
+            self._step_clock(node)
         if plan.targets_fail and rng.random() < 0.5:
             self.targets_down ^= {rng.choice(TARGETS)}
             self.trace(f"targets down: {sorted(self.targets_down)}")
@@ -144,6 +147,11 @@ class World:
             node.change_lanes()
         if rng.random() < 0.1:
             node.frozen = not node.frozen
+
+    def _step_clock(self, node: Node) -> None:
+        if self.plan.clock_back:
+            node.skew_ms = self.rng.choice((-50, -20, -3, 0, 3, 20, 50))
+            self.trace(f"{node.name}'s clock is {node.skew_ms} ms ahead")
 
     def _expire(self, topic: str) -> None:
         """Retention deletes what is settled, and nothing else: the roll window sees to that."""
