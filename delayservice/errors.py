@@ -62,7 +62,8 @@ class RefusedError(KafkaEdgeError):
     def __init__(self, refusals: dict[tuple[str, int], tuple[str, str]]) -> None:
         (topic, offset), (code, detail) = next(iter(refusals.items()))
         super().__init__(
-            f"{len(refusals)} records were refused, first {topic} offset {offset}: {code} ({detail})"
+            f"{len(refusals)} records were refused, first {topic} offset {offset}: "
+            f"{code} ({detail})"
         )
         self.refusals = refusals
 

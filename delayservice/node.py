@@ -60,7 +60,7 @@ def run(settings: Settings) -> int:
 
 
 def _prepare_topics(settings: Settings, stopping: threading.Event) -> bool:
-    """Create what is missing; a cluster that is down at start is waited for. False: told to stop."""
+    """Create what is missing; a cluster that is down is waited for. False: told to stop."""
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
 
     def tell(state: object) -> None:
@@ -100,8 +100,8 @@ def cluster_secret(settings: Settings) -> bytes:
             _log.warning(
                 "secret_made",
                 file=str(path),
-                hint="keep it: a node without it can't read rolled records. Set node.cluster_secret "
-                "to the same value on every node before adding a second one",
+                hint="keep it: a node without it can't read rolled records. Set "
+                "node.cluster_secret to the same value on every node before adding a second one",
             )
         return path.read_bytes()
     except OSError as exc:

@@ -6,9 +6,9 @@ One JSON object, written in the transaction that carries the outputs it accounts
      "shards": {"delay_topic_any": {"topic_id": "…", "k": [key_ms, offset], "h": offset,
                                     "contracts": [[from_offset, {…}], …]}}}
 
-``epoch`` counts take-overs of the slice. ``secret`` is a fingerprint of the cluster's secret, so that
-a node with another one refuses to serve instead of dead-lettering every copy. JSON because Spark,
-metrics and people read it too.
+``epoch`` counts take-overs of the slice. ``secret`` is a fingerprint of the cluster's secret, so
+that a node with another one refuses to serve instead of dead-lettering every copy. JSON because
+Spark, metrics and people read it too.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ VERSION = 1
 class ShardCheckpoint:
     """What is committed of one shard.
 
-    ``contracts`` is the list of parameters that keys depend on (design rule 2); ``topic_id`` tells a
-    recreated topic from the one that the offsets belong to.
+    ``contracts`` is the list of parameters that keys depend on (design rule 2); ``topic_id`` tells
+    a recreated topic from the one that the offsets belong to.
     """
 
     topic_id: str
@@ -88,8 +88,8 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         version = raw["v"]
         if version != VERSION:
             raise KafkaEdgeError(
-                f"the checkpoint topic holds version {version}, this build reads version {VERSION}; "
-                "run the newer build, or none on this cluster"
+                f"the checkpoint topic holds version {version}, this build reads version {VERSION};"
+                " run the newer build, or none on this cluster"
             )
         return Checkpoint(
             slice_no=raw["slice"],
@@ -107,6 +107,6 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         )
     except (msgspec.DecodeError, KeyError, TypeError, IndexError) as exc:
         raise KafkaEdgeError(
-            f"a record of the checkpoint topic is no checkpoint ({exc!r}); something else writes to "
-            "that topic: find it, and restrict the topic to the delay service"
+            f"a record of the checkpoint topic is no checkpoint ({exc!r}); something else writes "
+            "to that topic: find it, and restrict the topic to the delay service"
         ) from exc

@@ -56,7 +56,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Fields).decode
 
 
-def write_copy(  # noqa: PLR0913  # one argument per fact of the copy
+def write_copy(  # one argument per fact of the copy
     topic: str,
     partition: int,
     secret: bytes,

@@ -18,7 +18,8 @@ Named: TypeAlias = tuple[bytes, int, int]
 """``(id, key_ms, offset)`` of a stored record that bears a ``delay-id``."""
 
 Mark: TypeAlias = tuple[bytes, int, int, int]
-"""``(id, key_ms, offset, mark)``: the record ``(key_ms, offset)`` of this id is marked by ``mark``."""
+"""``(id, key_ms, offset, mark)``: the record ``(key_ms, offset)`` of this id is marked by ``mark``.
+"""
 
 
 @dataclass(slots=True)

@@ -3,13 +3,13 @@
 The cursor is two-dimensional, ``(K, H)`` (see ``cursor``). The owner walks in two directions, both
 in a deterministic order, so either walk may be cut at any point:
 
-``advance_offset``  moves H with K fixed: settles late records, controls and invalid records in offset
-                    order. Cancels and reschedules take effect here, and only here.
+``advance_offset``  moves H with K fixed: settles late records, controls and invalid records in
+                    offset order. Cancels and reschedules take effect here, and only here.
 ``advance_key``     moves K with H fixed: settles pending records in key order, up to now.
 
 Both only *stage*: nothing is settled until ``commit`` says that the transaction which carried the
-outputs and the staged cursor is committed; ``abort`` puts everything back. The rules quoted by number
-are those of the design, section 5.
+outputs and the staged cursor is committed; ``abort`` puts everything back. The rules quoted by
+number are those of the design, section 5.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class Shard:
     """
 
     def __init__(
-        self, settler: Settler, stored: int, queue_max: int = 20_000, queue_bytes_max: int = 32 << 20
+        self,
+        settler: Settler,
+        stored: int,
+        queue_max: int = 20_000,
+        queue_bytes_max: int = 32 << 20,
     ) -> None:
         self._settler = settler
         self._queue_max = queue_max
@@ -104,8 +108,8 @@ class Shard:
 
     @property
     def wanted(self) -> int:
-        """The source offset to read next. What lies in ``[H, S)`` is read again from the log after a
-        take-over, and whenever the queue had to be cut while S ran ahead.
+        """The source offset to read next. What lies in ``[H, S)`` is read again from the log after
+        a take-over, and whenever the queue had to be cut while S ran ahead.
         """
         if not self.owned:
             return self.stored
@@ -126,7 +130,8 @@ class Shard:
     @property
     def is_full(self) -> bool:
         """Whether reading on is of no use now: H has to move first, and it can. While it waits for
-        the end of the log at take-over, or for an own copy, only reading on lets it move."""
+        the end of the log at take-over, or for an own copy, only reading on lets it move.
+        """
         return self.owned and self.caught_up and not self.has_room and not self._waits
 
     def scans_needed(self, start: int, entries: Sequence[Entry], stop: int) -> list[CopyScan]:
@@ -214,9 +219,9 @@ class Shard:
         # (bench whole).
         while at < count and len(outputs) < limit:
             offset, kind, key_ms, record_id, _, _ = entry = queue[at]
-            if not (kind == SCHEDULE and record_id is None and (key_ms, offset) > k):
-                if not self._pass(entry, k, now_ms, outputs):
-                    break
+            is_pending = kind == SCHEDULE and record_id is None and (key_ms, offset) > k
+            if not is_pending and not self._pass(entry, k, now_ms, outputs):
+                break
             at += 1
         self._walked = at
         reached = queue[at][0] if at < count else self.read

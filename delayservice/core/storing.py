@@ -132,7 +132,7 @@ class RecentNames:
     def _forget_oldest(self) -> None:
         dropped = self._order[: -self._limit]  # oldest first, so each is the first of its id
         del self._order[: -self._limit]
-        for offset, record_id in dropped:
+        for _, record_id in dropped:
             held = self._offsets[record_id]
             del held[0]
             if not held:

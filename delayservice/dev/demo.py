@@ -184,7 +184,8 @@ class _Demo:
 
     def _fault(self, kill: int) -> str:
         """Three of every five kills happen inside an open transaction with its outputs flushed: the
-        worker stops itself there and is then killed from outside. The others come at random."""
+        worker stops itself there and is then killed from outside. The others come at random.
+        """
         inside = kill % 5 in (0, 2, 3)
         return f"flushed:stop:{self._rng.randrange(150, 250)}" if inside else ""
 
@@ -224,7 +225,8 @@ class _Demo:
 
     def _uncommitted(self) -> int:
         """Offsets between the last stable offset and the high watermark of the target topics: what
-        open transactions have at the broker. Asked from outside; the service has no part in it."""
+        open transactions have at the broker. Asked from outside; the service has no part in it.
+        """
         places = [TopicPartition(t, p) for t in TARGETS for p in range(TARGET_PARTITIONS)]
         ends = [
             self._ends(places, isolation)
@@ -242,4 +244,3 @@ class _Demo:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-

@@ -21,8 +21,9 @@ AROUND_RESTART_MS: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One SIGKILL. Times are epoch milliseconds; ``uncommitted`` counts offsets of open transactions
-    in the target topics at that moment: outputs that were flushed and not committed."""
+    """One SIGKILL. Times are epoch milliseconds; ``uncommitted`` counts offsets of open
+    transactions in the target topics at that moment: outputs flushed and not committed.
+    """
 
     at_ms: int
     how: str
@@ -60,7 +61,8 @@ class Report:
 
     def summary(self, seconds: float) -> dict[str, float]:
         """The last line. ``lateness_ms_*`` leaves out what was due around a restart, and
-        ``lateness_ms_around_restarts_max`` is the worst of that."""
+        ``lateness_ms_around_restarts_max`` is the worst of that.
+        """
         verdict = self.verdict
         late = self.lateness_ms(around_restarts=False)
         around = self.lateness_ms(around_restarts=True)

@@ -27,7 +27,8 @@ _ADDED: Final = frozenset(
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """One record as the consumer saw it. Times are epoch milliseconds; ``produced_ms`` is when the
-    service wrote it, ``seen_ms`` when the consumer had it in hand."""
+    service wrote it, ``seen_ms`` when the consumer had it in hand.
+    """
 
     due_ms: int
     produced_ms: int

@@ -1,5 +1,6 @@
 """A seeded load of delay records, written as any producer would write them: plain confluent-kafka,
-plain headers. It shares nothing with the service but the contract's header names."""
+plain headers. It shares nothing with the service but the contract's header names.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Planned:
 
 def plan(records: int, targets: tuple[str, ...], delay_ms_max: int, seed: int) -> Iterator[Planned]:
     """Text and binary values, keyed and keyless, with and without headers of their own, some null
-    values, delays from 0 to ``delay_ms_max``."""
+    values, delays from 0 to ``delay_ms_max``.
+    """
     rng = random.Random(seed)  # noqa: S311  # a load that replays from its seed
     for number in range(records):
         uid = b"%d-%d" % (seed, number)

@@ -79,7 +79,8 @@ class Lane:
 
     def step_down(self) -> None:
         """Settle no more. Whatever was interrupted, a run may be lost that was read and not stored,
-        so it is read again."""
+        so it is read again.
+        """
         self._position = -1
         self.follow(self.shard.committed)
 
@@ -106,8 +107,8 @@ class Lane:
             self.follow(self._fit_to_log(self.shard.committed, bounds))
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
-        """A log that no longer reaches H, or starts above it, was truncated or expired: what is gone
-        is gone and is reported; what is there is served.
+        """A log that no longer reaches H, or starts above it, was truncated or expired: what is
+        gone is gone and is reported; what is there is served.
         """
         if cursor.offset > bounds.end or self.shard.stored > bounds.end:
             _log.error(
@@ -148,7 +149,8 @@ class Lane:
     def _forget_names(self, start: int) -> None:
         """Go on at ``start`` with a store that never saw the offsets below it. A cancel among them
         may have settled any record here that bears an id, so those count as settled; one that was
-        pending would have been rolled forward and is in the log."""
+        pending would have been rolled forward and is in the log.
+        """
         marks = [
             (payload[6][0], key_ms, offset, start - 1)
             for key_ms, offset, mark, payload in (
@@ -198,8 +200,9 @@ class Lane:
         return NO_MARK
 
     def _retained(self, offset: int) -> int:
-        """Where to read from instead, if retention has deleted ``offset``: what is gone from the log
-        is settled, or was rolled forward."""
+        """Where to read from instead, if retention has deleted ``offset``: what is gone from the
+        log is settled, or was rolled forward.
+        """
         return max(offset, self._source.bounds(self.topic).start)
 
     def _hold_back(self) -> None:

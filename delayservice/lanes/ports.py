@@ -12,8 +12,8 @@ from delayservice.core.outcome import Output
 
 
 class Run(NamedTuple):
-    """A gapless stretch ``[start, stop)`` of one delay topic's partition. ``rows`` may be fewer than
-    the offsets, for transaction markers and aborted records take offsets too.
+    """A gapless stretch ``[start, stop)`` of one delay topic's partition. ``rows`` may be fewer
+    than the offsets, for transaction markers and aborted records take offsets too.
     """
 
     topic: str
@@ -89,8 +89,8 @@ class Sink(Protocol):
         """Those of ``blocked`` that still can't be written to, asked of the cluster again."""
 
     def send(self, shard: str, outputs: Sequence[Output]) -> None:
-        """Write outputs of a delay topic; they become visible with the next commit (``at_least_once``: target
-        outputs at once).
+        """Write outputs of a delay topic; they become visible with the next commit
+        (``at_least_once``: target outputs at once).
 
         Raises:
             RefusedError: the broker's client refuses one of them for good.

@@ -109,7 +109,7 @@ class SliceLoop:
         contract_of: Callable[[str], Contract],
         limits: Limits,
     ) -> None:
-        """``contract_of``: what the settings ask for, by delay topic; see ``_agree_on_contract``."""
+        """``contract_of``: what the settings ask for, by delay topic (``_agree_on_contract``)."""
         self.slice_no = slice_no
         self.lanes: dict[str, Lane] = {}
         self.owner = False
@@ -124,9 +124,7 @@ class SliceLoop:
         self._secret = fingerprint(routes.secret)
         self._contract_of = contract_of
         self._limits = limits
-        self._pacer = Pacer(
-            limits.transaction_interval_ms_min, limits.transaction_interval_ms_max
-        )
+        self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         self._last_read_back: ReadBack | None = None
         self._last_committed = b""
         self._unserved: dict[str, ShardCheckpoint] = {}
@@ -334,7 +332,7 @@ class SliceLoop:
     # --- ownership -----------------------------------------------------------------------------
 
     def _take_over(self) -> None:
-        """Rule 7 and the order of design section 6: fence, ask again, read the checkpoint, serve."""
+        """Rule 7 in the order of design section 6: fence, ask again, read the checkpoint."""
         self._sink.init()
         if not self._gate.may_own(self.slice_no):
             self._sink.discard()
@@ -447,9 +445,8 @@ class SliceLoop:
             checkpoint = self._read_checkpoint()
             for lane in added:
                 self._take_over_lane(lane, checkpoint)
-        if (
-            self.owner and not self._commit()
-        ):  # a contract is committed before anything is read by it
+        # A contract is committed before anything is read by it.
+        if self.owner and not self._commit():
             self.release()
 
     def drop_lane(self, topic: str) -> None:
