@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from connectors.kafka.clients import producer_client
 from connectors.kafka.errors import FENCED, PURGED, REFUSALS, UNKNOWN_TARGETS, error_of
@@ -86,6 +86,8 @@ class KafkaSink:
         self._failed: list[KafkaError] = []
         self._refusals: dict[tuple[str, int], tuple[str, str]] = {}
         self._diagnosing = False
+        self._batch_bytes_max: int | None = None
+        self._too_large: set[str] = set()
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -107,6 +109,8 @@ class KafkaSink:
     def _make(self, config: dict[str, str | int | float | bool]) -> Producer:
         if self._diagnosing:  # one record a batch, and a report for each: who is it?
             config |= {"batch.num.messages": 1, "delivery.report.only.error": False, "linger.ms": 0}
+        if self._batch_bytes_max is not None:
+            config["batch.size"] = min(int(config["batch.size"]), self._batch_bytes_max)
         return producer_client({**config, "on_delivery": self._note_failure})
 
     def discard(self) -> None:
@@ -181,10 +185,13 @@ class KafkaSink:
                 break
         producer.poll(0)
 
-    def _note_failure(self, error: KafkaError | None, _message: object) -> None:
+    def _note_failure(self, error: KafkaError | None, message: Message) -> None:
         """A delivery report of a failure; it does not say which record (no opaque, no headers)."""
         if error is not None and error.code() not in PURGED:
             self._failed.append(error)
+            topic = message.topic()
+            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and topic is not None:
+                self._too_large.add(topic)
 
     def _note_record(
         self, shard: str, offset: int, topic: str, error: KafkaError | None, _message: object
@@ -247,6 +254,7 @@ class KafkaSink:
             self._abort_refused()
         if any(_concerns_record(error) for error in self._failed) and not self._diagnosing:
             self._diagnosing = True
+            self._bound_batches()
             reasons = sorted({str(error) for error in self._failed})
             self._replace_producer()
             raise TransactionAbortedError(
@@ -254,6 +262,16 @@ class KafkaSink:
             )
         self.abort()
         raise TransactionAbortedError(why)
+
+    def _bound_batches(self) -> None:
+        """The client never splits a batch that is larger than its topic allows, so that records
+        which are small enough one by one would be refused together again and again.
+        """
+        for topic in self._too_large:
+            limit = self._targets.record_bytes_max(topic)
+            if limit is not None:
+                self._batch_bytes_max = min(limit, self._batch_bytes_max or limit)
+        self._too_large.clear()
 
     def _abort_refused(self) -> None:
         refusals = dict(self._refusals)

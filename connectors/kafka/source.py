@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from operator import methodcaller
 from typing import Any, Final
 
 import structlog
@@ -32,6 +33,11 @@ SCAN_STALL_S: Final = 60.0
 SCAN_BATCH: Final = 5_000
 
 _MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+
+_headers_of: Final = methodcaller("headers")
+"""``message.headers()``, checked: for a name that is not UTF-8 the client returns a result *and* sets
+an exception. Python notices that in a call from C; in a plain call only until the call is optimised,
+and then the exception appears anywhere later."""
 
 _log = structlog.get_logger(__name__)
 
@@ -152,7 +158,7 @@ class KafkaSource:
 def _row(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every field optional
     """A message as the record reader takes it."""
     try:
-        headers = message.headers()
+        headers = _headers_of(message)
     except (SystemError, UnicodeDecodeError):
         # A header whose name is not UTF-8: the client raises once, and must not be asked again.
         headers = UNREADABLE

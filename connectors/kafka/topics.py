@@ -29,6 +29,8 @@ from delayservice.settings import Settings
 
 REQUEST_TIMEOUT_S: Final = 15.0
 _RECHECK_S: Final = 1.0
+LETTER_EXTRA_BYTES: Final = 8 * 1024
+"""What a dead letter's own headers may take, its reason and what it asked for included."""
 
 _log = structlog.get_logger(__name__)
 
@@ -87,6 +89,17 @@ class TargetTopics:
         with self._lock:
             self._partitions = {t: n for t, n in self._partitions.items() if t != topic}
             self._asked_s = float("-inf")
+
+    def record_bytes_max(self, topic: str) -> int | None:
+        """The topic's ``max.message.bytes``, or None when the cluster does not say."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        try:
+            entries = self._admin.describe_configs([resource])[resource].result(REQUEST_TIMEOUT_S)
+        except KafkaException as exc:
+            _log.warning("topic_config_not_read", topic=topic, why=str(exc))
+            return None
+        entry = entries.get("max.message.bytes")
+        return None if entry is None or entry.value is None else int(entry.value)
 
     def _ask(self, age_s_max: float) -> None:
         with self._lock:
@@ -180,7 +193,8 @@ class TopicKeeper:
         ]
         if not names:
             return []
-        configs = self._configs(names)
+        configs = self._configs([*names, topics.dead_letter])
+        letter_bytes = int(configs[topics.dead_letter].get("max.message.bytes", "0"))
         described = self._admin.describe_topics(TopicCollection(names))
         found = []
         for name in names:
@@ -189,11 +203,11 @@ class TopicKeeper:
             except KafkaException as exc:
                 _log.warning("topic_not_described", topic=name, why=str(exc))
                 continue
-            problems = tuple(self._problems(configs[name]))
+            problems = tuple(self._problems(configs[name], letter_bytes))
             found.append(DelayTopic(name, topic_id, existing[name], problems))
         return found
 
-    def _problems(self, config: Mapping[str, str]) -> Iterable[str]:
+    def _problems(self, config: Mapping[str, str], letter_bytes: int) -> Iterable[str]:
         if config.get("message.timestamp.type") != "LogAppendTime":
             yield (
                 "message.timestamp.type must be LogAppendTime, for producer timestamps would decide "
@@ -213,6 +227,13 @@ class TopicKeeper:
             yield (
                 "retention.bytes is set, so a burst could delete records that are still pending; "
                 "remove it and bound the topic by time"
+            )
+        record_bytes = int(config.get("max.message.bytes", "0"))
+        if record_bytes + LETTER_EXTRA_BYTES > letter_bytes:
+            yield (
+                f"max.message.bytes is {record_bytes}, but {self._settings.topics.dead_letter} "
+                f"takes {letter_bytes}: a dead letter may be {LETTER_EXTRA_BYTES} bytes larger than "
+                "its record; raise the one, or lower the other"
             )
 
     def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -60,14 +60,19 @@ class Settler:
     ) -> Output | None:
         """The output that settles a pending record whose key has come.
 
-        Rolls when its key was only a roll time; None when neither the record nor a roll is due,
-        which happens only after the clock stepped back. ``base`` is the first offset whose record
+        Rolls when its key was only a roll time, unless its copy was refused; None when neither the
+        record nor a roll is due, which happens only after the clock stepped back. ``base`` is the first offset whose record
         of the same id cancels a copy made now (rule 12).
         """
         due_ms = payload[5]
-        if due_ms > now_ms:
-            return self._roll(offset, payload, now_ms, base) if key_ms < due_ms else None
         verdicts = self._verdicts
+        if due_ms > now_ms:
+            if key_ms >= due_ms:
+                return None
+            refusal = verdicts.refused.get(offset)  # its copy outgrew the delay topic
+            if refusal is not None:
+                return self._dead_letter_payload(offset, payload, *refusal)
+            return self._roll(offset, payload, now_ms, base)
         if verdicts.refused or verdicts.blocked:
             exception = self._settle_exception(offset, payload, now_ms, base)
             if exception is not None:

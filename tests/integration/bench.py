@@ -63,6 +63,7 @@ class Seen:
         self.headers: list[tuple[str, bytes | None]] = message.headers() or []
 
     def __repr__(self) -> str:
+        """What a failed assertion shows."""
         return f"{self.topic}:{self.partition}:{self.offset} {self.key!r} {self.headers}"
 
     def header(self, name: str) -> str | None:
@@ -111,6 +112,7 @@ class Bench:
         self._services: list[ServiceProcess] = []
 
     def __enter__(self) -> Self:
+        """Use it as it is."""
         return self
 
     def __exit__(
@@ -119,6 +121,7 @@ class Bench:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Leave no service behind."""
         for service in self._services:
             service.kill()
 
@@ -184,9 +187,7 @@ class Bench:
     def alter(self, topic: str, **config: str) -> None:
         """Change a topic's configuration."""
         entries = [
-            ConfigEntry(  # type: ignore[no-untyped-call]
-                key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET
-            )
+            ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
             for key, value in config.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
@@ -254,7 +255,7 @@ class Bench:
         return Reader(self.bootstrap, topics)
 
     def read(self, topic: str, count: int, timeout_s: float = WAIT_S) -> list[Seen]:
-        """What a topic holds once it holds ``count`` records; more only if they are there already."""
+        """What a topic holds, once that is ``count`` records at least."""
         with self.reader(topic) as reader:
             return reader.await_count(count, timeout_s)
 
@@ -289,9 +290,11 @@ class Reader:
         self._ended: set[tuple[str, int]] = set()
 
     def __enter__(self) -> Self:
+        """Use it as it is."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Release the connections."""
         self._consumer.close()
 
     def _take(self, timeout_s: float) -> None:
@@ -312,7 +315,7 @@ class Reader:
         while len(self.seen) < count:
             assert time.monotonic() < deadline_s, (
                 f"{len(self.seen)} of {count} records within {timeout_s:.0f} s: "
-                f"{[repr(seen)[:300] for seen in self.seen[:20]]}"
+                f"{[repr(seen)[:160] for seen in self.seen[-4:]]}"
             )
             self._take(0.1)
         return self.seen

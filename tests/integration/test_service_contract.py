@@ -17,9 +17,7 @@ PARTITIONS = 2
 
 
 @pytest.fixture(scope="module")
-def bench(
-    cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Bench]:
+def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     sets = (
         "wheel.slots=60",
         f"delivery.roll_window_ms={WINDOW_MS}",
@@ -46,7 +44,7 @@ def rfc3339(epoch_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# --- when ------------------------------------------------------------------------------------------
+# --- when ----------------------------------------------------------------------------------------
 
 
 def test_a_record_arrives_when_each_way_of_saying_so_says(bench: Bench) -> None:
@@ -110,7 +108,7 @@ def test_a_delay_beyond_the_window_rolls_and_arrives_once_with_its_first_source(
     assert len(bench.read_all(target)) == 1
 
 
-# --- where and what --------------------------------------------------------------------------------
+# --- where and what ------------------------------------------------------------------------------
 
 
 def test_keys_values_and_own_headers_arrive_byte_for_byte(bench: Bench) -> None:
@@ -232,7 +230,7 @@ def test_producers_of_other_systems_work_unchanged(bench: Bench) -> None:
     assert rocket.header("delay-id") == "rocket-id"
 
 
-# --- ids -------------------------------------------------------------------------------------------
+# --- ids -----------------------------------------------------------------------------------------
 
 
 def outcomes_of(bench: Bench, name: str, count: int) -> list[tuple[str | None, int]]:
@@ -296,9 +294,7 @@ def test_a_rolled_record_can_be_cancelled(bench: Bench) -> None:
 def test_other_systems_cancel_as_they_are_used_to(bench: Bench) -> None:
     target = bench.target("cancel_aliases")
     soon = str(now_ms() // 1_000 + 2)
-    bench.send(
-        [("scheduler-epoch", soon), ("scheduler-target-topic", target)], key=b"etf1-stop"
-    )
+    bench.send([("scheduler-epoch", soon), ("scheduler-target-topic", target)], key=b"etf1-stop")
     bench.send([], key=b"etf1-stop", value=None)
     bench.send(
         [("schedule_target_epoch", soon), ("schedule_target_topic", target)], key=b"karafka-stop"

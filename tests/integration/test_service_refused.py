@@ -1,0 +1,254 @@
+"""What can't be delivered: dead letters from hostile input, parked records, records too large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.integration.bench import Bench, Header, Seen, now_ms
+from tests.integration.raw_producer import produce_raw
+
+PARK_MS = (600, 1_200)
+WINDOW_MS = 2_000
+SOUND_LATE_MS_MAX = 1_500
+ADDED = ("delay-error", "delay-error-detail", "delay-source", "delay-settles")
+
+
+@pytest.fixture(scope="module")
+def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    sets = (
+        "wheel.slots=60",
+        f"delivery.roll_window_ms={WINDOW_MS}",
+        f"delivery.park_delays_ms={PARK_MS[0]},{PARK_MS[1]}",
+        "delivery.max_delay_ms=1h",
+        "delivery.header_bytes_max=1024",
+        "delivery.past_due=dead-letter",
+        "node.store=memory",
+    )
+    folder = tmp_path_factory.mktemp("refused")
+    with Bench(cluster.bootstrap, folder, sets=sets) as running:
+        service = running.serve()
+        yield running
+        assert service.stop() == 0
+        assert service.events("slice_failed") == []
+        assert service.events("worker_died") == []
+
+
+@pytest.fixture(scope="module")
+def target(bench: Bench) -> str:
+    return bench.target("sound")
+
+
+def letters(bench: Bench, count: int, since: int = 0) -> list[Seen]:
+    """Dead letters of source offsets from ``since`` on."""
+    with bench.reader(bench.dead_letter) as reader:
+        while True:
+            found = [one for one in reader.seen if int(one.header("delay-settles") or 0) >= since]
+            if len(found) >= count:
+                return found
+            reader.await_count(len(reader.seen) + 1)
+
+
+def hostile(bench: Bench, target: str) -> list[tuple[str, list[Header]]]:
+    after: Header = ("delay-after", "0")
+    to: Header = ("delay-target-topic", target)
+    names: tuple[bytes | str, ...] = (
+        "../../etc/passwd",
+        "/dev/null",
+        "..",
+        ".",
+        "a b",
+        "x" * 250,
+        "\N{SNOWMAN}",
+        b"a\x00b",
+    )
+    reserved = ("__consumer_offsets", bench.any, bench.dead_letter, bench.checkpoint, "delay_any")
+    return [
+        ("time-missing", [to]),
+        ("time-missing", [to, ("trace", b"\xff")]),
+        ("time-invalid", [to, ("delay-after", "-1")]),
+        ("time-invalid", [to, ("delay-after", b"\xff\xfe")]),
+        ("time-invalid", [to, ("delay-after", None)]),
+        ("time-invalid", [to, ("delay-at", "2030-01-01T09:00:00")]),
+        ("delay-too-long", [to, ("delay-at", "9" * 400)]),
+        ("time-invalid", [to, ("delay-after", "P1Y")]),
+        ("time-ambiguous", [to, after, ("delay-after", "1")]),
+        ("time-ambiguous", [to, after, ("delay-at", "4102444800000")]),
+        ("time-past", [to, ("delay-at", "1000")]),
+        ("delay-too-long", [to, ("delay-after", "3600001")]),
+        ("delay-too-long", [to, ("delay-at", "9" * 18)]),
+        ("target-missing", [after]),
+        *(("target-invalid", [after, ("delay-target-topic", name)]) for name in names),
+        ("target-invalid", [after, ("delay-target-topic", None)]),
+        ("target-invalid", [after, to, ("delay-target-topic", target + "2")]),
+        ("target-invalid", [after, to, ("delay-target-partition", "-1")]),
+        ("target-invalid", [after, to, ("delay-target-partition", "99999999999")]),
+        ("target-invalid", [after, to, ("schedule_target_partition_key", "k")]),
+        *(("target-denied", [after, ("delay-target-topic", name)]) for name in reserved),
+        ("target-denied", [after, ("delay-target-topic", "elsewhere")]),
+        ("target-denied", [after, ("delay-target-topic", target.upper())]),
+        ("op-invalid", [after, to, ("delay-op", "explode")]),
+        ("op-invalid", [after, to, ("delay-op", "fire"), ("delay-id", "x")]),
+        ("op-invalid", [("delay-op", "cancel")]),
+        ("op-invalid", [after, to, ("delay-id", b"")]),
+        ("op-invalid", [after, to, ("delay-id", b"a"), ("delay-id", b"b")]),
+        ("cron-invalid", [to, ("delay-cron", "* * * * *")]),
+        ("cron-invalid", [to, after, ("delay-timezone", "Mars/Olympus")]),
+        ("header-too-large", [after, to, ("delay-window-ms", "1" * 1_025)]),
+        ("header-too-large", [after, to, ("delay-id", b"x" * 513)]),
+        ("header-too-large", [after, ("delay-target-topic", "t" * 500_000)]),
+        ("copy-forged", [("delay-copy", b"{}"), ("delay-copy-mac", b"00")]),
+        ("copy-forged", [after, to, ("delay-copy", None)]),
+    ]
+
+
+def test_hostile_records_are_dead_lettered_byte_for_byte_and_the_shard_goes_on(
+    bench: Bench, target: str
+) -> None:
+    cases = hostile(bench, target)
+    key, value = b"\x00k\xff", b"\xfe\x00v"
+    _, first, _ = bench.send(bench.to(target, 0), value=b"before")
+    offsets = [bench.send(headers, key=key, value=value)[1] for _, headers in cases]
+    bench.send(bench.to(target, 0), value=b"after")
+    assert {one.value for one in bench.read(target, 2)} >= {b"before", b"after"}
+    found = letters(bench, len(cases), first)
+    assert [int(one.header("delay-settles") or -1) for one in found] == offsets
+    for (code, headers), offset, letter in zip(cases, offsets, found, strict=True):
+        as_bytes = [(n, v.encode() if isinstance(v, str) else v) for n, v in headers]
+        assert letter.header("delay-error") == code, headers
+        assert (letter.key, letter.value) == (key, value)
+        assert letter.headers[: -len(ADDED)] == as_bytes
+        assert tuple(name for name, _ in letter.headers[-len(ADDED) :]) == ADDED
+        assert letter.header("delay-source") == f"{bench.any}:0:{offset}"
+        assert len(letter.header("delay-error-detail") or "") in range(1, 513)
+
+
+def test_a_header_name_that_is_not_utf8_is_dead_lettered_without_headers(
+    bench: Bench, target: str
+) -> None:
+    _, before, _ = bench.send(bench.to(target, 0), value=b"before")
+    for _ in range(100):  # until Python has optimised the loop that reads headers
+        bench.send_later(bench.to(target, 0))
+    bench.producer.flush()
+    headers = [
+        (b"delay-after", b"0"),
+        (b"delay-target-topic", target.encode()),
+        (b"\xff\xfe-name", b"x"),
+    ]
+    produce_raw(bench.bootstrap, bench.any, headers, key=b"raw", value=b"\xffraw")
+    bench.send(bench.to(target, 0), value=b"after")
+    (letter,) = letters(bench, 1, before)
+    assert (letter.header("delay-error"), letter.key, letter.value) == (
+        "header-invalid",
+        b"raw",
+        b"\xffraw",
+    )
+    assert tuple(name for name, _ in letter.headers) == ADDED
+
+
+# --- parked ----------------------------------------------------------------------------------------
+
+
+def test_a_record_waits_for_its_target_and_holds_nobody_up(bench: Bench, target: str) -> None:
+    missing = bench.target_name("created_meanwhile")
+    _, offset, _ = bench.send(bench.to(missing, 0, ("own", b"\xff")), key=b"k", value=b"parked")
+    with bench.reader(bench.any) as reader:
+        while not any(
+            one.value == b"parked" and dict(one.headers).get("delay-copy") for one in reader.seen
+        ):
+            reader.await_count(len(reader.seen) + 1)
+    _, _, appended_ms = bench.send(bench.to(target, 100), key=b"beside")
+    bench.target("created_meanwhile")
+    (one,) = bench.read(missing, 1)
+    assert (one.key, one.value, one.own) == (b"k", b"parked", [("own", b"\xff")])
+    assert one.header("delay-source") == f"{bench.any}:0:{offset}"
+    assert one.header("delay-attempt") in ("2", "3")
+    assert int(one.header("delay-settles") or 0) > offset
+    (beside,) = [seen for seen in bench.read(target, 1) if seen.key == b"beside"]
+    assert 0 <= beside.timestamp_ms - appended_ms - 100 <= SOUND_LATE_MS_MAX
+
+
+def test_a_target_that_never_comes_is_a_dead_letter_after_the_last_attempt(
+    bench: Bench, target: str
+) -> None:
+    never = bench.target_name("never")
+    expiry: Header = ("delay-expires-at", str(now_ms() + 600_000))
+    nowhere: Header = ("delay-target-partition", "7")
+    headers = bench.to(never, 0, ("own", b"1"), ("delay-id", b"lost"), expiry)
+    _, offset, appended_ms = bench.send(headers, key=b"k", value=b"v")
+    _, _, _ = bench.send(bench.to(target, 0, nowhere), key=b"k7", value=b"v7")
+    found = letters(bench, 2, offset)
+    unknown = {one.value: one for one in found}
+    for value in (b"v", b"v7"):
+        assert unknown[value].header("delay-error") == "target-unknown"
+        assert unknown[value].timestamp_ms >= appended_ms + sum(PARK_MS)
+    letter = unknown[b"v"]
+    assert (letter.key, dict(letter.headers)["own"]) == (b"k", b"1")
+    assert letter.header("delay-source") == f"{bench.any}:0:{offset}"
+    # It can be sent again as it is: it still says what was asked for.
+    assert letter.header("delay-at") == str(appended_ms)
+    assert letter.header("delay-target-topic") == never
+    assert letter.header("delay-id") == "lost"
+    assert unknown[b"v7"].header("delay-target-partition") == "7"
+
+
+# --- too large -------------------------------------------------------------------------------------
+
+
+def test_only_the_record_that_is_too_large_for_its_target_is_refused(
+    bench: Bench, target: str
+) -> None:
+    tight = bench.target("tight", max_message_bytes="2000")
+    due_ms = now_ms() + 1_500
+    at: Header = ("delay-at", str(due_ms))
+    _, first, _ = bench.send(bench.to(target, 0), key=b"beside", value=b"begin")
+    for number in range(300):
+        for topic in (tight, target):
+            bench.send_later(
+                [at, ("delay-target-topic", topic)],
+                key=b"small",
+                value=b"%d" % number + b"." * 100,
+            )
+    bench.send([at, ("delay-target-topic", tight)], key=b"large", value=b"x" * 5_000)
+    small = sorted(b"%d" % number + b"." * 100 for number in range(300))
+    assert sorted(one.value or b"" for one in bench.read(tight, 300)) == small
+    (letter,) = letters(bench, 1, first)
+    assert (letter.key, letter.header("delay-error")) == (b"large", "too-large")
+    assert letter.value == b"x" * 5_000
+    with bench.reader(target) as reader:
+        while sum(one.key == b"small" for one in reader.seen) < 300:
+            reader.await_count(len(reader.seen) + 1)
+    bench.send(bench.to(tight, 0), key=b"last", value=b"last")
+    assert len(bench.read(tight, 301)) == 301
+    assert sum(one.key == b"small" for one in bench.read_all(target)) == 300
+    assert len(letters(bench, 1, first)) == 1
+
+
+def test_small_records_for_a_tight_target_stop_costing_aborts(bench: Bench) -> None:
+    tight = bench.target("tighter", max_message_bytes="1500")
+    for wave in range(3):
+        for number in range(200):
+            bench.send_later(bench.to(tight, 200), value=b"%d " % number + b"." * 100)
+        bench.producer.flush()
+        seen = bench.read(tight, 200 * (wave + 1))
+        assert len(seen) == 200 * (wave + 1)
+    log = bench.log_path.read_text()
+    aborted = [line for line in log.splitlines() if '"transaction_aborted"' in line]
+    assert sum("sending one by one" in line for line in aborted) <= 3
+
+
+def test_a_record_whose_copy_outgrows_the_delay_topic_is_a_dead_letter(
+    bench: Bench, target: str
+) -> None:
+    bench.alter(bench.any, max_message_bytes="20000")
+    headers = bench.to(target, 2 * WINDOW_MS, ("own", b"1"))
+    _, offset, appended_ms = bench.send(headers, key=b"k", value=b"x" * 19_700)
+    bench.send(bench.to(target, 2 * WINDOW_MS), key=b"later", value=b"rolls")
+    (letter,) = letters(bench, 1, offset)
+    assert (letter.header("delay-error"), letter.value) == ("too-large", b"x" * 19_700)
+    assert letter.header("delay-at") == str(appended_ms + 2 * WINDOW_MS)
+    with bench.reader(target) as reader:
+        while not any(one.key == b"later" for one in reader.seen):
+            reader.await_count(len(reader.seen) + 1)
