@@ -1,0 +1,104 @@
+"""The id index beside the wheel: it may be ahead of the horizon and must never be behind it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from delayservice.core.cursor import OFFSET_MAX, Cursor
+from delayservice.errors import StoreError
+from delayservice.store.wheel import WheelStore
+from tests.crash.model_log import ModelLog, read_all
+
+SYNCED, COUNT = 100, 200
+NOTHING_SETTLED = Cursor((0, 0), 0)
+
+
+@pytest.fixture
+def log() -> ModelLog:
+    return ModelLog(COUNT, seed=5)
+
+
+@pytest.fixture
+def root(log: ModelLog, tmp_path: Path) -> Path:
+    """A store that was synced at ``SYNCED``, went on and crashed; ``early`` are its first ids."""
+    folder = tmp_path / "shard"
+    store = WheelStore(folder)
+    store.open()
+    log.feed(store, 0, SYNCED // 2)
+    store.sync()
+    shutil.copytree(folder / "ids", tmp_path / "early")
+    log.feed(store, SYNCED // 2, SYNCED)
+    store.sync()
+    log.feed(store, SYNCED, COUNT)
+    store.abandon()
+    return folder
+
+
+def test_ids_and_marks_ahead_of_the_horizon_are_not_seen(log: ModelLog, root: Path) -> None:
+    store = WheelStore(root)
+    assert store.open() == SYNCED
+    log.check_ids(store, SYNCED, NOTHING_SETTLED)
+    assert [mark for mark, _ in store.marked_from(0)] == [m for m in log.marks if m < SYNCED]
+    for record_id in {name[0] for name in log.named.values()}:
+        found = store.latest_unmarked(record_id, OFFSET_MAX)
+        assert found == store.latest_unmarked(record_id, SYNCED)
+    log.feed(store, SYNCED, COUNT)
+    log.check_ids(store, COUNT, NOTHING_SETTLED)
+    store.close()
+
+
+def test_ids_behind_the_horizon_mean_starting_over(
+    log: ModelLog, root: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(root / "ids")
+    shutil.copytree(tmp_path / "early", root / "ids")
+    _starts_over(log, root)
+
+
+def test_lost_ids_mean_starting_over(log: ModelLog, root: Path) -> None:
+    shutil.rmtree(root / "ids")
+    _starts_over(log, root)
+
+
+@pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*"])
+def test_damaged_ids_mean_starting_over(log: ModelLog, root: Path, pattern: str) -> None:
+    for path in (root / "ids").glob(pattern):
+        path.write_bytes(b"rubbish")
+    _starts_over(log, root)
+
+
+def test_damage_met_in_a_look_up_ends_the_process_and_starts_over(
+    log: ModelLog, root: Path
+) -> None:
+    store = WheelStore(root)
+    store.open()
+    assert store._ids._database is not None
+    store._ids._database.flush()
+    store.close()
+    for path in (root / "ids").glob("*.sst"):
+        path.write_bytes(bytes(b ^ 0xFF for b in path.read_bytes()[:200]) + path.read_bytes()[200:])
+    store = WheelStore(root)
+    try:
+        if store.open():
+            with pytest.raises(StoreError, match="id index"):
+                store.marked_from(0)
+    finally:
+        store.abandon()
+    _starts_over(log, root)
+
+
+def _starts_over(log: ModelLog, root: Path) -> None:
+    store = WheelStore(root)
+    assert store.open() == 0
+    assert read_all(store, (0, 0)) == []
+    assert store.marked_from(0) == []
+    log.feed(store, 0, COUNT)
+    store.close()
+    store = WheelStore(root)
+    assert store.open() == COUNT
+    assert read_all(store, (0, 0)) == log.held(COUNT, (0, 0))
+    log.check_ids(store, COUNT, NOTHING_SETTLED)
+    store.close()
