@@ -45,6 +45,8 @@ class Plan:
     again: float = 0.2
     foreign: bool = False
     """Users open transactions on the delay topic, which pin its last stable offset."""
+    foreign_ends: float = 1.0
+    """How soon they end: odds, whenever Kafka gets round to it."""
     lazy_markers: bool = False
     """Transaction markers are written some time after the commit was decided."""
     clock_back: bool = False
@@ -65,7 +67,8 @@ THEMES: tuple[dict[str, Any], ...] = (
     # The clock steps back while records of the same due time still come.
     {"clock_back": True, "records": 16, "again": 0.5, "near": 0.9, "tick": 0.05, "append": 0.1},
     # A user's transaction hides a copy until K has passed it.
-    {"foreign": True, "roll_window_ms": 60, "ids": 1, "records": 16, "append": 0.2, "far": 0.4},
+    {"foreign": True, "foreign_ends": 0.05, "roll_window_ms": 60, "ids": 1, "records": 24}
+    | {"append": 0.15, "far": 0.5, "near": 0.5, "again": 0.0, "tick": 0.1},
 )
 """What some plans are bent towards: protocols break where two rare things meet."""
 

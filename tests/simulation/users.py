@@ -82,7 +82,7 @@ class Users:
         if rng.random() < plan.far:
             due_ms = now_ms + plan.roll_window_ms + rng.choice((1, 30, 100, 200))
         elif rng.random() < plan.near:
-            due_ms = now_ms + rng.randrange(-40, 60)
+            due_ms = now_ms + rng.randrange(-40, 150)
         self._last_due_ms = due_ms
         return due_ms
 

@@ -97,7 +97,7 @@ class World:
         choice = rng.randrange(5)
         if choice == 0 and log.marking:
             log.mark_one()
-        elif choice == 1 and self.plan.foreign:
+        elif choice == 1 and self.flip(self.plan.foreign_ends):
             self.users.end_transaction()
         elif choice == 2 and log.current is not None and log.current.in_doubt:
             self.trace("the commit in doubt arrives late")
