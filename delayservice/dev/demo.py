@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.demo_report import Kill, Report, show
-from delayservice.dev.judge import Judge
+from delayservice.dev.judge import QUIET, Judge
 from delayservice.dev.load import Planned, plan
 from delayservice.dev.service import ServiceProcess
 from delayservice.errors import ClusterError
@@ -117,8 +117,9 @@ class _Demo:
         self._steps = steps
         self._store = store
         self._delivery = delivery
-        self._admin = AdminClient({"bootstrap.servers": bootstrap})
+        self._admin = AdminClient({"bootstrap.servers": bootstrap}, logger=QUIET)
         self._rng = random.Random(SEED)  # noqa: S311  # kill times that replay from a seed
+        self._service: ServiceProcess | None = None
         self._sent: list[tuple[Planned, int]] = []
         self._failed: list[str] = []
 
@@ -126,26 +127,25 @@ class _Demo:
         new = [NewTopic(name, TARGET_PARTITIONS, 1) for name in TARGETS]
         for future in self._admin.create_topics(new).values():
             future.result(30)
-        with self._steps.doing("Starting the delay service"):
-            service = self._start("" if not kills else self._fault(0))
-            service.wait_serving(SLICES)
         judge = Judge(self._bootstrap, TARGETS)
+        faults = [self._fault(number) for number in range(kills)]
         receiving = self._steps.bar("Receiving with read_committed", records)
         sending = threading.Thread(target=self._send, args=(records,), name="load")
-        sending.start()
         try:
+            with self._steps.doing("Starting the delay service"):
+                self._start(faults[0] if faults else "")
+            sending.start()
             with judge.reading(receiving.at):
-                service, killed = self._kill_again_and_again(service, kills)
+                killed = self._kill_again_and_again(faults)
                 sending.join()
             if self._failed:
                 raise ClusterError(f"{len(self._failed)} records were not sent: {self._failed[0]}")
             judge.read_to_end(records, receiving.at)
-            status = service.stop()
-            if status:
-                raise ClusterError(f"the service ended with status {status} after SIGTERM")
+            self._stop()
             verdict = judge.verdict(self._sent)
         finally:
-            service.kill()
+            if self._service is not None:
+                self._service.kill()
             judge.close()
         return Report(records, verdict, self._sent, tuple(killed), self._delivery, self._store)
 
@@ -154,7 +154,8 @@ class _Demo:
     def _send(self, records: int) -> None:
         """All records at a steady rate, by a producer that is not ours."""
         bar = self._steps.bar("Sending", records)
-        producer = Producer({"bootstrap.servers": self._bootstrap, "linger.ms": 5, "acks": "all"})
+        config = {"bootstrap.servers": self._bootstrap, "linger.ms": 5, "acks": "all"}
+        producer = Producer(config, logger=QUIET)
         started_s = time.monotonic()
         pace = threading.Event()
         for number, planned in enumerate(plan(records, TARGETS, DELAY_MS_MAX, SEED)):
@@ -187,9 +188,10 @@ class _Demo:
         worker stops itself there and is then killed from outside. The others come at random.
         """
         inside = kill % 5 in (0, 2, 3)
-        return f"flushed:stop:{self._rng.randrange(150, 250)}" if inside else ""
+        return f"flushed:stop:{self._rng.randrange(40, 120)}" if inside else ""
 
     def _start(self, fault: str) -> ServiceProcess:
+        """A new life of the service, serving."""
         sets = [
             f"kafka.bootstrap={self._bootstrap}",
             f"topics.partitions={SLICES}",
@@ -199,15 +201,22 @@ class _Demo:
             "targets.default.allow=demo_*",
             "metrics.listen=127.0.0.1:0",
         ]
-        return ServiceProcess(sets, self._folder / "service.log", fault=fault)
+        self._service = ServiceProcess(sets, self._folder / "service.log", fault=fault)
+        self._service.wait_serving(SLICES)
+        return self._service
 
-    def _kill_again_and_again(
-        self, service: ServiceProcess, kills: int
-    ) -> tuple[ServiceProcess, list[Kill]]:
+    def _stop(self) -> None:
+        status = self._service.stop() if self._service is not None else 1
+        if status:
+            raise ClusterError(f"the service ended with status {status} after SIGTERM")
+
+    def _kill_again_and_again(self, faults: list[str]) -> list[Kill]:
         killed: list[Kill] = []
-        bar = self._steps.bar("Killing the service with SIGKILL", kills)
-        fault = self._fault(0) if kills else ""
-        for number in range(kills):
+        bar = self._steps.bar("Killing the service with SIGKILL", len(faults))
+        for number, fault in enumerate(faults):
+            service = self._service
+            if service is None:
+                raise ClusterError("there is no service to kill: start it first")
             how = "at a random moment"
             if fault:
                 how = "in an open transaction" if service.wait_stopped() else "no transaction came"
@@ -216,12 +225,10 @@ class _Demo:
             uncommitted = self._uncommitted()
             at_ms = _now_ms()
             service.kill()
-            fault = self._fault(number + 1) if number + 1 < kills else ""
-            service = self._start(fault)
-            service.wait_serving(SLICES)
+            self._start(faults[number + 1] if number + 1 < len(faults) else "")
             killed.append(Kill(at_ms, how, uncommitted, _now_ms()))
             bar.at(number + 1)
-        return service, killed
+        return killed
 
     def _uncommitted(self) -> int:
         """Offsets between the last stable offset and the high watermark of the target topics: what

@@ -6,6 +6,7 @@ compares with what a ``read_committed`` consumer sees: exactly one, never early,
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,11 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from delayservice.dev.load import UID_HEADER, Planned
 from delayservice.errors import ClusterError
+
+QUIET: Final = logging.getLogger("delayservice.dev.clients")
+"""For clients whose trouble is told otherwise: a broker that stops at the end is no news."""
+QUIET.addHandler(logging.NullHandler())
+QUIET.propagate = False
 
 _STALL_S: Final = 60.0
 _ADDED: Final = frozenset(
@@ -74,7 +80,8 @@ class Judge:
                 "isolation.level": isolation,
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 50,
-            }
+            },
+            logger=QUIET,
         )
         found = self._consumer.list_topics(timeout=30)
         partitions = [
