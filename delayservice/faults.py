@@ -97,10 +97,3 @@ class _Fault:
 point = bind(os.environ.get(VARIABLE, ""))
 """Call it as ``faults.point("before_commit")``; the name is one of ``POINTS``."""
 
-
-def armed(name: str) -> bool:
-    """Whether a fault is set at this point.
-
-    What is slow and only makes a fault exact, such as a flush before a kill, is done then only.
-    """
-    return os.environ.get(VARIABLE, "").partition(":")[0] == name

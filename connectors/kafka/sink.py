@@ -28,6 +28,7 @@ from delayservice.core.outcome import DELIVERED, Output
 from delayservice.errors import OwnershipLostError, RefusedError, TransactionAbortedError
 
 COMMIT_TIMEOUT_S: Final = 30.0
+FLUSH_STEP_S: Final = 0.1
 INIT_TIMEOUT_S: Final = 60.0
 SLOW_COMMIT_S: Final = 10.0
 """A commit slower than this may have been retried inside the client: the producer is replaced."""
@@ -179,11 +180,22 @@ class KafkaSink:
                     continue
                 except KafkaException as exc:
                     error = error_of(exc)
+                    if self._broke_off(error):
+                        return
                     if not _concerns_record(error):
                         raise self._lost("produce", exc) from exc
                     self._note_record(shard, offset, topic, error, None)
                 break
         producer.poll(0)
+
+    def _broke_off(self, error: KafkaError) -> bool:
+        """Whether the client takes no more because a record of this transaction has failed already:
+        ``commit`` finds out which.
+        """
+        if error.code() != KafkaError._STATE:  # noqa: SLF001  # librdkafka's spelling
+            return False
+        self._failed.append(error)
+        return True
 
     def _note_failure(self, error: KafkaError | None, message: Message) -> None:
         """A delivery report of a failure; it does not say which record (no opaque, no headers)."""
@@ -212,19 +224,24 @@ class KafkaSink:
         self._begin()
         producer = self._fenced_producer
         if self._direct is not None:
-            self._flush_direct(self._direct)
+            self._flush(self._direct)
         if self._failed or self._refusals:
             self._fail("records were refused by the client")
         options = self._options
-        producer.produce(
-            options.checkpoint_topic,
-            checkpoint,
-            b"%d" % options.slice_no,
-            partition=options.slice_no,
-        )
-        if self._has_outputs and faults.armed("flushed"):
-            producer.flush(COMMIT_TIMEOUT_S)
+        try:
+            producer.produce(
+                options.checkpoint_topic,
+                checkpoint,
+                b"%d" % options.slice_no,
+                partition=options.slice_no,
+            )
+        except KafkaException as exc:
+            if not self._broke_off(error_of(exc)):
+                raise self._lost("produce", exc) from exc
+        self._flush(producer)
+        if self._has_outputs:
             faults.point("flushed")
+        faults.point("before_commit")
         started_s = time.monotonic()
         self._commit_transaction(producer)
         self._open = self._has_outputs = False
@@ -233,11 +250,18 @@ class KafkaSink:
         elif time.monotonic() - started_s > SLOW_COMMIT_S:
             self.init()
 
-    def _flush_direct(self, producer: Producer) -> None:
-        """Target records are at the broker before the checkpoint says so."""
-        left = producer.flush(COMMIT_TIMEOUT_S)
-        if left or self._failed:
-            self._fail(f"{left} target records were not acknowledged")
+    def _flush(self, producer: Producer) -> None:
+        """Everything is at the broker, or a failure is known.
+
+        In steps, for once a record of a transaction fails the client sends no other, and to wait
+        for those would take the whole time-out.
+        """
+        deadline_s = time.monotonic() + COMMIT_TIMEOUT_S
+        while left := producer.flush(FLUSH_STEP_S):
+            if self._failed or time.monotonic() > deadline_s:
+                self._fail(f"{left} records were not acknowledged")
+        if self._failed:
+            self._fail("records were refused by the broker")
 
     def _commit_transaction(self, producer: Producer) -> None:
         try:
@@ -250,6 +274,7 @@ class KafkaSink:
 
     def _fail(self, why: str) -> None:
         """The transaction can't be committed: abort it and say whether records are to blame."""
+        self._fenced_producer.flush(FLUSH_STEP_S)  # reports that are on their way
         if self._refusals:
             self._abort_refused()
         if any(_concerns_record(error) for error in self._failed) and not self._diagnosing:

@@ -84,11 +84,17 @@ class Settler:
         return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
 
     def dead_letter(
-        self, offset: int, original: Original, code: str, detail: str, due_ms: int = 0
+        self,
+        offset: int,
+        original: Original,
+        code: str,
+        detail: str,
+        due_ms: int = 0,
+        source: bytes | None = None,
     ) -> Output:
         """The output that carries a record to the dead-letter topic, unchanged but for the reason."""
         key, value, headers = original
-        source = self._source_prefix + b"%d" % offset
+        source = source or self._source_prefix + b"%d" % offset
         lettered = dead_letter_headers(headers, code, detail, source)
         lettered.append(("delay-settles", b"%d" % offset))
         topic = self._routes.dead_letter
@@ -135,7 +141,8 @@ class Settler:
             asked.append(("delay-id", meta[0]))
         if meta is not None and meta[3] is not None:
             asked.append(("delay-expires-at", b"%d" % meta[3]))
-        return self.dead_letter(offset, (key, value, asked), code, detail, due_ms)
+        source = self._provenance.source(offset, meta)
+        return self.dead_letter(offset, (key, value, asked), code, detail, due_ms, source)
 
     def _roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
         at_ms = min(payload[5], now_ms + self._routes.roll_window_ms)

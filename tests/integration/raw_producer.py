@@ -1,4 +1,4 @@
-"""A producer for what no polite client writes: header names of any bytes, through librdkafka's C API."""
+"""A producer for what no polite client writes: header names of any bytes (librdkafka's C API)."""
 
 from __future__ import annotations
 

@@ -235,16 +235,9 @@ def test_producers_of_other_systems_work_unchanged(bench: Bench) -> None:
 
 def outcomes_of(bench: Bench, name: str, count: int) -> list[tuple[str | None, int]]:
     """``(outcome, offset that it settles)`` of one id, in the order they were written."""
-    with bench.reader(bench.outcomes) as reader:
-        while True:
-            found = [one for one in reader.seen if one.key == name.encode()]
-            if len(found) >= count:
-                break
-            reader.await_count(len(reader.seen) + 1)
-        assert all(one.value is None and one.header("delay-id") == name for one in found)
-        return [
-            (one.header("delay-outcome"), int(one.header("delay-settles") or -1)) for one in found
-        ]
+    found = bench.await_match(bench.outcomes, lambda one: one.key == name.encode(), count)
+    assert all(one.value is None and one.header("delay-id") == name for one in found)
+    return [(one.header("delay-outcome"), int(one.header("delay-settles") or -1)) for one in found]
 
 
 def test_a_second_record_of_an_id_replaces_the_first(bench: Bench) -> None:
@@ -278,15 +271,15 @@ def test_a_rolled_record_can_be_cancelled(bench: Bench) -> None:
     target = bench.target("cancel_rolled")
     name: Header = ("delay-id", b"roll and stop")
     bench.send(bench.to(target, 2 * WINDOW_MS, name), value=b"rolls at the window")
-    with bench.reader(bench.any) as reader:  # its copy is in the delay topic
-        while not any(
-            dict(one.headers).get("delay-copy") and one.value == b"rolls at the window"
-            for one in reader.seen
-        ):
-            reader.await_count(len(reader.seen) + 1)
-        copy = reader.seen[-1].offset
+    (copy,) = bench.await_match(
+        bench.any,
+        lambda one: one.value == b"rolls at the window" and one.header("delay-copy"),
+    )
     _, cancel, _ = bench.send([name, ("delay-op", b"cancel")])
-    assert outcomes_of(bench, "roll and stop", 2) == [("cancelled", copy), ("cancelled", cancel)]
+    assert outcomes_of(bench, "roll and stop", 2) == [
+        ("cancelled", copy.offset),
+        ("cancelled", cancel),
+    ]
     bench.send(bench.to(target, WINDOW_MS), value=b"after")
     assert [one.value for one in bench.read(target, 1)] == [b"after"]
 

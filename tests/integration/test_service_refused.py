@@ -43,12 +43,9 @@ def target(bench: Bench) -> str:
 
 def letters(bench: Bench, count: int, since: int = 0) -> list[Seen]:
     """Dead letters of source offsets from ``since`` on."""
-    with bench.reader(bench.dead_letter) as reader:
-        while True:
-            found = [one for one in reader.seen if int(one.header("delay-settles") or 0) >= since]
-            if len(found) >= count:
-                return found
-            reader.await_count(len(reader.seen) + 1)
+    return bench.await_match(
+        bench.dead_letter, lambda one: int(one.header("delay-settles") or 0) >= since, count
+    )
 
 
 def hostile(bench: Bench, target: str) -> list[tuple[str, list[Header]]]:
@@ -148,17 +145,13 @@ def test_a_header_name_that_is_not_utf8_is_dead_lettered_without_headers(
     assert tuple(name for name, _ in letter.headers) == ADDED
 
 
-# --- parked ----------------------------------------------------------------------------------------
+# --- parked --------------------------------------------------------------------------------------
 
 
 def test_a_record_waits_for_its_target_and_holds_nobody_up(bench: Bench, target: str) -> None:
     missing = bench.target_name("created_meanwhile")
     _, offset, _ = bench.send(bench.to(missing, 0, ("own", b"\xff")), key=b"k", value=b"parked")
-    with bench.reader(bench.any) as reader:
-        while not any(
-            one.value == b"parked" and dict(one.headers).get("delay-copy") for one in reader.seen
-        ):
-            reader.await_count(len(reader.seen) + 1)
+    bench.await_match(bench.any, lambda one: one.value == b"parked" and one.header("delay-copy"))
     _, _, appended_ms = bench.send(bench.to(target, 100), key=b"beside")
     bench.target("created_meanwhile")
     (one,) = bench.read(missing, 1)
@@ -179,7 +172,7 @@ def test_a_target_that_never_comes_is_a_dead_letter_after_the_last_attempt(
     headers = bench.to(never, 0, ("own", b"1"), ("delay-id", b"lost"), expiry)
     _, offset, appended_ms = bench.send(headers, key=b"k", value=b"v")
     _, _, _ = bench.send(bench.to(target, 0, nowhere), key=b"k7", value=b"v7")
-    found = letters(bench, 2, offset)
+    found = bench.await_match(bench.dead_letter, lambda one: one.value in {b"v", b"v7"}, 2)
     unknown = {one.value: one for one in found}
     for value in (b"v", b"v7"):
         assert unknown[value].header("delay-error") == "target-unknown"
@@ -194,7 +187,7 @@ def test_a_target_that_never_comes_is_a_dead_letter_after_the_last_attempt(
     assert unknown[b"v7"].header("delay-target-partition") == "7"
 
 
-# --- too large -------------------------------------------------------------------------------------
+# --- too large -----------------------------------------------------------------------------------
 
 
 def test_only_the_record_that_is_too_large_for_its_target_is_refused(
@@ -217,9 +210,7 @@ def test_only_the_record_that_is_too_large_for_its_target_is_refused(
     (letter,) = letters(bench, 1, first)
     assert (letter.key, letter.header("delay-error")) == (b"large", "too-large")
     assert letter.value == b"x" * 5_000
-    with bench.reader(target) as reader:
-        while sum(one.key == b"small" for one in reader.seen) < 300:
-            reader.await_count(len(reader.seen) + 1)
+    bench.await_match(target, lambda one: one.key == b"small", 300)
     bench.send(bench.to(tight, 0), key=b"last", value=b"last")
     assert len(bench.read(tight, 301)) == 301
     assert sum(one.key == b"small" for one in bench.read_all(target)) == 300
@@ -249,6 +240,4 @@ def test_a_record_whose_copy_outgrows_the_delay_topic_is_a_dead_letter(
     (letter,) = letters(bench, 1, offset)
     assert (letter.header("delay-error"), letter.value) == ("too-large", b"x" * 19_700)
     assert letter.header("delay-at") == str(appended_ms + 2 * WINDOW_MS)
-    with bench.reader(target) as reader:
-        while not any(one.key == b"later" for one in reader.seen):
-            reader.await_count(len(reader.seen) + 1)
+    bench.await_match(target, lambda one: one.key == b"later")
