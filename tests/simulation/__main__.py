@@ -1,5 +1,7 @@
 """``python -m tests.simulation``: replay one schedule, or run many."""
 
+# ruff: noqa: T201  # a command prints
+
 from __future__ import annotations
 
 import argparse

@@ -94,7 +94,7 @@ class ShardHistory:
         return (max(min(record.wish.due_ms, roll_ms), 1), record.offset)
 
     def canceller_of(self, record: Placed) -> int | None:
-        """The user record that ends this record's chain, if nothing else did: the next of its id."""
+        """The user record that ends this chain if nothing else does: the next of its id."""
         if record.wish.record_id is None or record.op in (CANCEL, INVALID):
             return None
         later = (

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from delayservice.core import outcome
-from delayservice.core.codec import encode_payload
+from delayservice.core.codec import Payload, encode_payload
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import START_KEY, Cursor, Key
 from delayservice.core.entry import CANCEL, COPY, SCHEDULE, Entry
@@ -224,7 +224,7 @@ def _entry(offset: int, record: tuple[Any, ...]) -> Entry:
         return (offset, CANCEL, 0, _id(record[1]), (None, None, []), None)
     _, due, roll_at, name, _, _ = record
     meta = (_id(name), None, 1, None) if name else None
-    payload = ("orders", -1, None, b"%d" % offset, [], due, meta)
+    payload: Payload = ("orders", -1, None, b"%d" % offset, [], due, meta)
     return (offset, SCHEDULE, min(due, roll_at), _id(name), payload, None)
 
 

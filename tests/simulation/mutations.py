@@ -7,7 +7,7 @@ further rules. Each is a patch that holds while its context is open.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -232,7 +232,7 @@ def tail_visible_after_crash() -> Iterator[None]:
             if found >= mark and offset in store._frames
         )
 
-    def latest_unmarked(_: Any, store: SimStore, name: bytes, below: int) -> Key | None:
+    def latest_unmarked(_: Any, store: SimStore, name: bytes, _below: int) -> Key | None:
         names = store._named.get(name, {})
         for offset in sorted(names, reverse=True):
             if offset not in store._marks:
@@ -310,7 +310,13 @@ def early_after_clock_back() -> AbstractContextManager[Any]:
     """Rule 9: a late record is delivered although the clock stepped back behind its due time."""
 
     def settle(
-        original: Any, settler: Settler, offset: int, key_ms: int, payload: Any, now_ms: int, base: int
+        original: Any,
+        settler: Settler,
+        offset: int,
+        key_ms: int,
+        payload: Any,
+        now_ms: int,
+        base: int,
     ) -> Output | None:
         output: Output | None = original(
             settler, offset, key_ms, payload, max(now_ms, key_ms), base
@@ -324,10 +330,8 @@ def abort_after_uncertain_commit() -> AbstractContextManager[Any]:
     """Rule 11: a producer whose commit had no answer aborts."""
 
     def release(original: Any, loop: SliceLoop) -> None:
-        try:
+        with suppress(KafkaEdgeError):
             loop._sink.abort()
-        except KafkaEdgeError:
-            pass
         original(loop)
 
     return _replaced(SliceLoop, "release", release)

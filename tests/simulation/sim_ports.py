@@ -22,7 +22,7 @@ from tests.simulation.history import ViolationError
 from tests.simulation.sim_log import OPEN, Transaction
 
 if TYPE_CHECKING:
-    from tests.simulation.world import Node
+    from tests.simulation.node import Node
 
 CHECKPOINTS = "delay_checkpoint"
 TARGET_DOWN = ("target-unknown", "not there")
@@ -159,9 +159,7 @@ class SimSink:
             refusals = dict(self._refusals)
             self.abort()
             raise RefusedError(refusals)
-        self._log.append(
-            CHECKPOINTS, self._world.now_ms, (b"0", checkpoint, []), transaction, 0
-        )
+        self._log.append(CHECKPOINTS, self._world.now_ms, (b"0", checkpoint, []), transaction, 0)
         self._node.point("commit flushed")
         self._check_epoch()
         if transaction.state != OPEN:

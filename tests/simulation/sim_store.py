@@ -85,7 +85,11 @@ class SimStore(Store):
     # --- write ---------------------------------------------------------------------------------
 
     def append(
-        self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop_offset: int
+        self,
+        frames: Sequence[Frame],
+        named: Sequence[Named],
+        marks: Sequence[Mark],
+        stop_offset: int,
     ) -> None:
         """See ``Store.append``; a crash may come before and after."""
         self._point("before append")

@@ -9,7 +9,8 @@ WALKS = 1_000
 
 
 @pytest.mark.skipif(
-    not MODEL.exists(), reason="the protocol's model (shared/protocol_model) is not beside the project"
+    not MODEL.exists(),
+    reason="the protocol's model (shared/protocol_model) is not beside the project",
 )
 @pytest.mark.parametrize("window", [None, 1, 2])
 def test_the_shard_agrees_with_the_model(window: int | None) -> None:

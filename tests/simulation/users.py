@@ -123,7 +123,9 @@ class Users:
             for written, wish in self._unsure:
                 self._world.oracle.user_wrote(written, wish)
         self._unsure.clear()
-        self._world.log.decide(transaction, commit=commit, lazy_markers=self._world.plan.lazy_markers)
+        self._world.log.decide(
+            transaction, commit=commit, lazy_markers=self._world.plan.lazy_markers
+        )
 
     def write_all(self) -> None:
         """Write what is left."""
