@@ -24,6 +24,7 @@ from connectors.kafka.clients import producer_client
 from connectors.kafka.errors import FENCED, PURGED, REFUSALS, UNKNOWN_TARGETS, error_of
 from connectors.kafka.topics import TargetTopics
 from delayservice import faults
+from delayservice.core.codes import TOO_LARGE
 from delayservice.core.outcome import DELIVERED, Output
 from delayservice.errors import OwnershipLostError, RefusedError, TransactionAbortedError
 
@@ -32,6 +33,11 @@ FLUSH_STEP_S: Final = 0.1
 INIT_TIMEOUT_S: Final = 60.0
 SLOW_COMMIT_S: Final = 10.0
 """A commit slower than this may have been retried inside the client: the producer is replaced."""
+
+_BATCH_BYTES: Final = 61
+"""The header of a record batch, version 2."""
+_NO_LIMIT: Final = 2**31
+_COMPRESSION: Final = ("compression.type", "compression.codec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +93,10 @@ class KafkaSink:
         self._failed: list[KafkaError] = []
         self._refusals: dict[tuple[str, int], tuple[str, str]] = {}
         self._diagnosing = False
-        self._batch_bytes_max: int | None = None
+        self._limits: dict[str, int] = {}
         self._too_large: set[str] = set()
+        compression = (options.client.get(name, "none") for name in _COMPRESSION)
+        self._compresses = any(codec != "none" for codec in compression)
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -110,8 +118,8 @@ class KafkaSink:
     def _make(self, config: dict[str, str | int | float | bool]) -> Producer:
         if self._diagnosing:  # one record a batch, and a report for each: who is it?
             config |= {"batch.num.messages": 1, "delivery.report.only.error": False, "linger.ms": 0}
-        if self._batch_bytes_max is not None:
-            config["batch.size"] = min(int(config["batch.size"]), self._batch_bytes_max)
+        if self._limits:
+            config["batch.size"] = min(int(config["batch.size"]), *self._limits.values())
         return producer_client({**config, "on_delivery": self._note_failure})
 
     def discard(self) -> None:
@@ -169,6 +177,10 @@ class KafkaSink:
     def _produce(self, producer: Producer, shard: str, outputs: Sequence[Output]) -> None:
         produce: Callable[..., None] = producer.produce
         note: dict[str, object] = {}
+        for offset in self._outgrown(outputs):
+            self._refusals[shard, offset] = (TOO_LARGE, "larger than its topic's max.message.bytes")
+        if self._refusals:
+            return
         for _, topic, partition, key, value, headers, _, offset in outputs:
             if self._diagnosing:
                 note = {"on_delivery": partial(self._note_record, shard, offset, topic)}
@@ -293,10 +305,26 @@ class KafkaSink:
         which are small enough one by one would be refused together again and again.
         """
         for topic in self._too_large:
-            limit = self._targets.record_bytes_max(topic)
-            if limit is not None:
-                self._batch_bytes_max = min(limit, self._batch_bytes_max or limit)
+            self._learn_limit(topic)
         self._too_large.clear()
+
+    def _learn_limit(self, topic: str) -> None:
+        limit = self._targets.record_bytes_max(topic)
+        if limit is not None:
+            self._limits[topic] = limit
+
+    def _outgrown(self, outputs: Sequence[Output]) -> set[int]:
+        """Offsets of outputs that are too large for certain: all at once, for the client stops at
+        the first that the broker refuses. A limit may have been raised meanwhile, so it is asked
+        again before anything is refused by it.
+        """
+        limits = self._limits
+        if not limits or self._compresses:
+            return set()
+        suspects = [o for o in outputs if _bytes_min(o) > limits.get(o[1], _NO_LIMIT)]
+        for topic in {output[1] for output in suspects}:
+            self._learn_limit(topic)
+        return {output[7] for output in suspects if _bytes_min(output) > limits[output[1]]}
 
     def _abort_refused(self) -> None:
         refusals = dict(self._refusals)
@@ -338,6 +366,13 @@ class KafkaSink:
                 else f"{what} has no certain result ({error}); the checkpoint is read again"
             )
         )
+
+
+def _bytes_min(output: Output) -> int:
+    """What an output takes at least in a batch of its own, uncompressed."""
+    _, _, _, key, value, headers, _, _ = output
+    content = len(key or b"") + len(value or b"")
+    return _BATCH_BYTES + content + sum(len(n) + len(v or b"") + 2 for n, v in headers)
 
 
 def _concerns_record(error: KafkaError) -> bool:
