@@ -41,6 +41,7 @@ class Shard:
     Attributes:
         stored: S, the next source offset to be stored.
         read: the next source offset to be queued for the walk of H; ``staged.offset <= read``.
+        seen: up to here the log was read since take-over, queued or not: copies in flight are known.
         end: L, the end of the log at take-over; H stands still until everything below it is stored.
         committed: the cursor as last committed, which is what routes records to the store.
         staged: the cursor that the outputs staged so far will commit.
@@ -67,6 +68,7 @@ class Shard:
         self.owned = False
         self.stored = stored
         self.read = stored
+        self.seen = stored
         self.end = 0
         self.committed = Cursor()
         self.staged = Cursor()
@@ -90,7 +92,7 @@ class Shard:
         self._forget_walk()
         self.owned = True
         self.committed = self.staged = cursor
-        self.read = cursor.offset
+        self.read = self.seen = cursor.offset
         self.end = end
         for mark, key in marked:
             self._victims.setdefault(mark, {})[key] = None
@@ -113,14 +115,18 @@ class Shard:
         """
         if not self.owned:
             return self.stored
+        if self.seen < min(self.end, self.stored):
+            return self.seen
         if self.read < self.stored and self.has_room:
             return self.read
         return self.stored
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that the log held at take-over is stored: H may move (rule 7)."""
-        return self.stored >= self.end
+        """Whether everything that the log held at take-over is stored, and its copies in flight are
+        known, which the store has not where their time has passed: H may move (rules 7, 14).
+        """
+        return self.stored >= self.end and self.seen >= self.end
 
     @property
     def has_room(self) -> bool:
@@ -193,6 +199,8 @@ class Shard:
             x = scans.get(offset, NO_MARK)
             if x >= here:  # in flight: hit when H passes x, wherever its key lies (rule 14)
                 self._victims.setdefault(x, {})[(entry[2], offset)] = None
+        if start <= self.seen < stop:
+            self.seen = stop
         contiguous = start <= self.read < stop
         if contiguous and self.has_room:
             unread = self.read

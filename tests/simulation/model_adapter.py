@@ -79,6 +79,8 @@ class Node:
     def walk_offset(self, h: int, now_ms: int, log: list[Entry]) -> list[Output]:
         """Advance H to ``h``, where the model cuts."""
         shard = self.shard
+        while shard.seen < shard.end:
+            self.ingest(shard.seen, log)
         while shard.read < h:
             self.ingest(shard.read, log)
         queue, read = shard._queue, shard.read

@@ -128,6 +128,8 @@ class Node:
 
     def _lane(self, topic: str) -> Lane:
         make = self._make_store
+        if self._forgets_contracts:
+            self.disks[topic].wipe()
         store = self.disks[topic] if make is None else make(self.name, topic)
         lane = Lane(topic, 0, f"id of {topic}", store, self._source, self._routes())
         lane.shard._queue_max = self.world.plan.queue_max

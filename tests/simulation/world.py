@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from tests.simulation.history import ViolationError
+from tests.simulation.history import COPY, ViolationError
 from tests.simulation.node import MakeStore, Node, SimCrashError
 from tests.simulation.oracle import Oracle
 from tests.simulation.plan import Plan
@@ -154,10 +154,17 @@ class World:
             self.trace(f"{node.name}'s clock is {node.skew_ms} ms ahead")
 
     def _expire(self, topic: str) -> None:
-        """Retention deletes what is settled, and nothing else: the roll window sees to that."""
+        """Retention is longer than the roll window: it deletes what is settled, and no canceller of a
+        copy whose time has not come.
+        """
         shard, partition = self.oracle.shards[topic], self.log.partition(topic)
         pending = [o for o, record in shard.placed.items() if not record.outcome]
-        stop = min([*pending, shard.h])
+        cancellers = [
+            shard.canceller_of(record)
+            for record in shard.placed.values()
+            if record.op == COPY and shard.key_of(record) > shard.key
+        ]
+        stop = min([*pending, shard.h, *(by for by in cancellers if by is not None)])
         partition.start = max(partition.start, self.rng.randint(0, stop))
         self.trace(f"{topic} now starts at {partition.start}")
 
