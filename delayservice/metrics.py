@@ -180,6 +180,8 @@ class Snapshot(msgspec.Struct):
     pid: int
     started_ns: int
     slices: list[SliceMetrics]
+    problems: list[str] = []
+    """What a person should know that belongs to no slice, one sentence each."""
 
 
 _STARTED_NS = time.monotonic_ns()
@@ -187,9 +189,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Snapshot).decode
 
 
-def encode_snapshot(pid: int, slices: Sequence[SliceMetrics]) -> bytes:
+def encode_snapshot(
+    pid: int, slices: Sequence[SliceMetrics], problems: Sequence[str] = ()
+) -> bytes:
     """Pack a worker's slices for ``MetricsHub.update``; ``pid`` is the worker's own."""
-    return _encode(Snapshot(pid, _STARTED_NS, list(slices)))
+    return _encode(Snapshot(pid, _STARTED_NS, list(slices), list(problems)))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:

@@ -200,6 +200,9 @@ class MetricsHub:
         problems += [
             f"slice {s.metrics.slice}: {s.metrics.alarm}" for s in facts.slices if s.metrics.alarm
         ]
+        with self._lock:
+            told = [text for worker in self._workers.values() for text in worker.snapshot.problems]
+        problems += dict.fromkeys(told)  # every worker sees the same topics
         if not facts.workers:
             problems.append("no worker has reported yet")
         return NodeStatus(

@@ -115,7 +115,15 @@ class Worker:
 
     def _publish(self, publish: Callable[[bytes], None]) -> None:
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
-            publish(encode_snapshot(os.getpid(), [t.published for t in self._slices.values()]))
+            slices = [thread.published for thread in self._slices.values()]
+            publish(encode_snapshot(os.getpid(), slices, self._problems()))
+
+    def _problems(self) -> list[str]:
+        return [
+            f"{topic} is not served: {problem}"
+            for topic, problems in self._explained.items()
+            for problem in problems
+        ]
 
     def _stop(self) -> bool:
         for thread in self._slices.values():
@@ -155,6 +163,8 @@ class Worker:
                 thread.serve(topics)
 
     def _explain(self, found: list[DelayTopic]) -> None:
+        names = {topic.name for topic in found}
+        self._explained = {name: why for name, why in self._explained.items() if name in names}
         for topic in found:
             if topic.problems != self._explained.get(topic.name, ()):
                 self._explained[topic.name] = topic.problems

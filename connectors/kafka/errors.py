@@ -6,7 +6,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from delayservice.core.codes import TARGET_UNAUTHORIZED, TOO_LARGE
+from delayservice.core.codes import TARGET_REFUSED, TARGET_UNAUTHORIZED, TOO_LARGE
 
 FENCED: Final = frozenset(
     {
@@ -22,8 +22,8 @@ REFUSALS: Final[dict[int, str]] = {
     KafkaError.MSG_SIZE_TOO_LARGE: TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE: TOO_LARGE,
     KafkaError.TOPIC_AUTHORIZATION_FAILED: TARGET_UNAUTHORIZED,
-    KafkaError.INVALID_RECORD: TARGET_UNAUTHORIZED,
-    KafkaError.POLICY_VIOLATION: TARGET_UNAUTHORIZED,
+    KafkaError.INVALID_RECORD: TARGET_REFUSED,
+    KafkaError.POLICY_VIOLATION: TARGET_REFUSED,
 }
 """Errors that concern one record or its target and won't go away: code of the dead letter."""
 

@@ -95,8 +95,6 @@ class KafkaSource:
 
     def poll(self, timeout_s: float, limit: int) -> list[Run]:
         """What is there; see the port."""
-        if not self._positions:
-            return []
         try:
             first = self._consumer.poll(timeout_s)
             if first is None:

@@ -139,7 +139,7 @@ class TopicKeeper:
             topics.checkpoint: (slices, _CHECKPOINT_CONFIG),
             topics.dead_letter: (1, _LETTER_CONFIG),
             topics.outcomes: (1, _LETTER_CONFIG),
-            **dict.fromkeys(topics.delay, (topics.partitions, _DELAY_CONFIG)),
+            **dict.fromkeys(topics.delay, (topics.partitions, self._delay_config())),
         }
         missing = {name: spec for name, spec in wanted.items() if name not in existing}
         if missing and not topics.create:
@@ -147,6 +147,14 @@ class TopicKeeper:
                 f"missing topics: {', '.join(sorted(missing))}; create them, or set topics.create"
             )
         self._create(missing)
+
+    def _delay_config(self) -> dict[str, str]:
+        retention_ms = max(self._retention_ms_needed, _RETENTION_MS)
+        return {**_DELAY_CONFIG, "retention.ms": str(retention_ms)}
+
+    @property
+    def _retention_ms_needed(self) -> int:
+        return self._settings.roll_window_ms + self._settings.outage.allowance_ms
 
     def _create(self, missing: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
         if not missing:
@@ -215,7 +223,7 @@ class TopicKeeper:
             )
         if "compact" in config.get("cleanup.policy", ""):
             yield "cleanup.policy must be delete: compaction would remove pending records"
-        needed_ms = self._settings.roll_window_ms + self._settings.outage.allowance_ms
+        needed_ms = self._retention_ms_needed
         retention_ms = int(config.get("retention.ms", "-1"))
         if 0 <= retention_ms < needed_ms:
             yield (
@@ -260,6 +268,9 @@ class TopicKeeper:
 
 _LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
 """A dead letter is larger than the record that it carries."""
+
+_RETENTION_MS: Final = 7 * 86_400_000
+"""Kafka's own default, so that a created topic keeps at least as much as any other."""
 
 _DELAY_CONFIG: Final = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
 

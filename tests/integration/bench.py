@@ -169,8 +169,8 @@ class Bench:
 
     def status(self, service: ServiceProcess) -> dict[str, Any]:
         """What ``/status`` says."""
-        url = service.events("metrics_served")[-1]["url"].rsplit("/", 1)[0]
-        with urllib.request.urlopen(f"{url}/status", timeout=10) as answer:  # noqa: S310
+        url = service.events("metrics_served")[-1]["url"]
+        with urllib.request.urlopen(f"http://{url}/status", timeout=10) as answer:
             found = json.load(answer)
         assert isinstance(found, dict)
         return found
