@@ -1,8 +1,8 @@
 """Judges every transaction by the design alone: it reads topics, and knows nothing of the code.
 
 Its own reading of rules 1, 2, 8, 10 and 12, of the output headers (design section 3) and of the
-checkpoint's documented JSON. A record's canceller is the next user record of its id: rules 12 and 13
-exist so that this holds for every copy too.
+checkpoint's documented JSON. A record's canceller is the next user record of its id:
+rules 12 and 13 exist so that this holds for every copy too.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Oracle:
         if outcome == "delivered":
             _check_delivery(shard, record, written, where)
         elif outcome == "dead":
-            _check_dead_letter(shard, record, written, where)
+            _check_dead_letter(record, written, where)
         elif outcome == "expired":
             expires_ms = record.wish.expires_ms
             _require(expires_ms is not None and expires_ms < written.sender_ms, f"{where}: expired")
@@ -211,7 +211,7 @@ def _check_delivery(shard: ShardHistory, record: Placed, written: Written, where
     _require(written.headers == expected, f"{where}: headers {written.headers}")
 
 
-def _check_dead_letter(shard: ShardHistory, record: Placed, written: Written, where: str) -> None:
+def _check_dead_letter(record: Placed, written: Written, where: str) -> None:
     wish, headers = record.wish, dict(written.headers)
     code = _text(headers["delay-error"])
     allowed = (wish.code,) if wish.op == INVALID else ("too-large", "target-unknown")

@@ -38,7 +38,7 @@ class Plan:
     uncertain: float = 0.0
     abort: float = 0.0
     broken_call: float = 0.0
-    """Odds that a call to Kafka fails: the loop is released and goes on, as ``SliceThread`` does."""
+    """Odds that a call to Kafka fails: the loop is released and goes on, as in ``SliceThread``."""
     far: float = 0.0
     """Share of records that are due beyond the roll window, about now, or when the last one is."""
     near: float = 0.0

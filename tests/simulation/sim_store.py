@@ -1,7 +1,8 @@
 """A store in memory that keeps, across a crash, what rule 4 allows a durable store to keep.
 
-Everything below the horizon of the last ``sync`` is there after a crash. What lies above it (frames,
-marks, names, each on its own) may be there or not, and stays invisible until it is appended again.
+Everything below the horizon of the last ``sync`` is there after a crash. What lies above it
+(frames, marks, names, each on its own) may be there or not, and stays invisible until it is
+appended again.
 What was pruned may be back. A slot may be lost and is then reported, not skipped.
 """
 

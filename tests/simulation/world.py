@@ -154,8 +154,8 @@ class World:
             self.trace(f"{node.name}'s clock is {node.skew_ms} ms ahead")
 
     def _expire(self, topic: str) -> None:
-        """Retention is longer than the roll window: it deletes what is settled, and no canceller of a
-        copy whose time has not come.
+        """Retention is longer than the roll window: it deletes what is settled, but no canceller
+        of a copy whose time has not come.
         """
         shard, partition = self.oracle.shards[topic], self.log.partition(topic)
         pending = [o for o, record in shard.placed.items() if not record.outcome]
