@@ -296,9 +296,13 @@ def test_what_comes_between_damage_and_rebuild_is_kept(tmp_path: Path) -> None:
     store.open()
     log.feed(store, 0, 100)
     store.sync()
-    for path in root.glob("slots/*/*"):
-        path.write_bytes(b"")
-    assert meets_damage(store)
+    victim = sorted(root.glob("slots/*/*"))[1]
+    victim.write_bytes(b"")
+    with pytest.raises(SlotDamagedError) as caught:
+        read_all(store, (0, 0))
+    damage = caught.value
     log.feed(store, 100, 200)
-    assert read_all_rebuilding(store, log, 200, (0, 0)) == log.held(200, (0, 0))
+    again = [f for f in log.held(100, (0, 0)) if damage.start_ms <= f[0] < damage.stop_ms]
+    store.rebuild(damage.start_ms, damage.stop_ms, again)
+    assert read_all(store, (0, 0)) == log.held(200, (0, 0))
     store.close()
