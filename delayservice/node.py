@@ -6,6 +6,7 @@ serves metrics, and ends everything in good order on SIGTERM.
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import secrets
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import IO
 
 import structlog
 from tenacity import Retrying, retry_if_exception_type, wait_exponential
@@ -45,6 +47,7 @@ def run(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     _log.info("starting", pid=os.getpid(), standalone=settings.node.standalone)
+    lock = _lock_state_dir(settings)
     secret = cluster_secret(settings)
     if not _prepare_topics(settings, stopping):
         return 0
@@ -56,6 +59,7 @@ def run(settings: Settings) -> int:
         return Supervisor(settings, secret, hub).run(stopping)
     finally:
         hub.close()
+        lock.close()
         _log.info("stopped")
 
 
@@ -82,6 +86,27 @@ def _prepare_topics(settings: Settings, stopping: threading.Event) -> bool:
             return False
         raise
     return True
+
+
+def _lock_state_dir(settings: Settings) -> IO[bytes]:
+    """Take the state folder for this node, until the file is closed.
+
+    Raises:
+        SettingsError: another node has it, or it can't be written.
+    """
+    folder = settings.node.state_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "node.lock").open("ab")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SettingsError(
+            f"node.state_dir {folder} is in use by another node; stop it, or give this one a "
+            "folder of its own"
+        ) from None
+    except OSError as exc:
+        raise SettingsError(f"node.state_dir {folder} can't be used: {exc}") from exc
+    return lock
 
 
 def cluster_secret(settings: Settings) -> bytes:

@@ -20,6 +20,7 @@ from delayservice.metrics import SliceMetrics
 from ha.ownership import Ownership
 
 SAMPLE_S = 1.0
+NOT_COMPARED = "the wall clock has not been compared with the broker's yet"
 RETRY_S = 1.0
 """Wait after an error of the cluster before the slice is tried again."""
 
@@ -33,14 +34,18 @@ class ThreadGate:
         self._ownership = ownership
         self._clock = clock
         self._guard = ClockGuard(tolerance_ms)
+        self._is_compared = False
 
     def may_own(self, slice_no: int) -> bool:
         """Whether this node is to settle the slice now."""
         return self._ownership.may_own(slice_no)
 
     def frozen(self) -> str | None:
-        """Why the wall clock is not believed, or None."""
-        return self._guard.observe(self._clock.wall_ms(), self._boot_ms())
+        """Why the wall clock is not believed, or None. A clock that was wrong already when the
+        service started is found out by the first checkpoint that is read back.
+        """
+        doubt = self._guard.observe(self._clock.wall_ms(), self._boot_ms())
+        return doubt if self._is_compared else doubt or NOT_COMPARED
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
         """Compare the broker's clock with ours."""
@@ -50,6 +55,7 @@ class ThreadGate:
         waited_ms = (self._clock.monotonic_s() - sent_s) * 1000
         since_arrival_ms = self._boot_ms() - read_back.boot_ms
         rtt_ms = max(int(waited_ms - since_arrival_ms), 0)
+        self._is_compared = True
         self._guard.observe_broker(broker_ms, read_back.wall_ms, read_back.boot_ms, rtt_ms)
 
     def _boot_ms(self) -> int:
@@ -189,13 +195,15 @@ class SliceThread:
     def _sample(self) -> None:
         """Publish a copy, so that the worker never reads what this thread writes."""
         metrics, loop = self._metrics, self.loop
-        stats = [lane.store.stats() for lane in loop.lanes.values()]
-        oldest = [s.oldest_due_ms for s in stats if s.oldest_due_ms is not None]
+        lanes = list(loop.lanes.values())
+        due = [lane.next_due_ms() for lane in lanes]
+        stats = [lane.store.stats() for lane in lanes]
         doubt = self._gate.frozen()
         metrics.state = "owner" if loop.owner else "replica"
-        metrics.pending = sum(s.pending for s in stats)
+        # A store prunes in lumps, so it may count settled records; with nothing due, none waits.
+        metrics.pending = sum(s.pending for s, at in zip(stats, due, strict=True) if at is not None)
         metrics.store_bytes = sum(s.bytes for s in stats)
-        metrics.oldest_due_ms = min(oldest, default=None)
+        metrics.oldest_due_ms = min((at for at in due if at is not None), default=None)
         metrics.cursor_age_s = loop.uncommitted_s
         metrics.clock_frozen = doubt is not None
         metrics.alarm = doubt or self._trouble

@@ -35,9 +35,9 @@ SCAN_BATCH: Final = 5_000
 _MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 _headers_of: Final = methodcaller("headers")
-"""``message.headers()``, checked: for a name that is not UTF-8 the client returns a result *and* sets
-an exception. Python notices that in a call from C; in a plain call only until the call is optimised,
-and then the exception appears anywhere later."""
+"""``message.headers()``, checked: for a name that is not UTF-8 the client returns a result *and*
+sets an exception. Python notices that in a call from C; in a plain call only until the call is
+optimised, and then the exception appears anywhere later."""
 
 _log = structlog.get_logger(__name__)
 
@@ -124,7 +124,12 @@ class KafkaSource:
                 self._positions[topic] = stop
                 yield Run(topic, start, rows.get(topic, []), stop)
 
-    def _take_event(self, message: Any, error: KafkaError, stops: dict[str, int]) -> None:
+    def _take_event(
+        self,
+        message: Any,  # noqa: ANN401  # as in ``_row``
+        error: KafkaError,
+        stops: dict[str, int],
+    ) -> None:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
             stops[message.topic()] = message.offset()
         elif error.code() in _MOVED:

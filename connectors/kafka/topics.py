@@ -218,8 +218,8 @@ class TopicKeeper:
     def _problems(self, config: Mapping[str, str], letter_bytes: int) -> Iterable[str]:
         if config.get("message.timestamp.type") != "LogAppendTime":
             yield (
-                "message.timestamp.type must be LogAppendTime, for producer timestamps would decide "
-                "what retention deletes; alter the topic's configuration"
+                "message.timestamp.type must be LogAppendTime, for producer timestamps would "
+                "decide what retention deletes; alter the topic's configuration"
             )
         if "compact" in config.get("cleanup.policy", ""):
             yield "cleanup.policy must be delete: compaction would remove pending records"
@@ -240,7 +240,8 @@ class TopicKeeper:
         if record_bytes + LETTER_EXTRA_BYTES > letter_bytes:
             yield (
                 f"max.message.bytes is {record_bytes}, but {self._settings.topics.dead_letter} "
-                f"takes {letter_bytes}: a dead letter may be {LETTER_EXTRA_BYTES} bytes larger than "
+                f"takes {letter_bytes}: a dead letter may be {LETTER_EXTRA_BYTES} bytes larger "
+                "than "
                 "its record; raise the one, or lower the other"
             )
 
@@ -252,8 +253,8 @@ class TopicKeeper:
                 entries = future.result(REQUEST_TIMEOUT_S)
             except KafkaException as exc:
                 raise KafkaEdgeError(
-                    f"the configuration of {resource.name} can't be read ({exc}); the service needs "
-                    "DescribeConfigs on its delay topics"
+                    f"the configuration of {resource.name} can't be read ({exc}); the service "
+                    "needs DescribeConfigs on its delay topics"
                 ) from exc
             configs[resource.name] = {name: entry.value or "" for name, entry in entries.items()}
         return configs

@@ -18,6 +18,7 @@ TARGET_INVALID = "target-invalid"
 TARGET_DENIED = "target-denied"
 TARGET_UNKNOWN = "target-unknown"
 TARGET_UNAUTHORIZED = "target-unauthorized"
+TARGET_REFUSED = "target-refused"
 TOO_LARGE = "too-large"
 OP_INVALID = "op-invalid"
 CRON_INVALID = "cron-invalid"
@@ -37,6 +38,7 @@ EXPLANATIONS: dict[str, str] = {
     TARGET_DENIED: "This delay topic may not deliver to that target topic.",
     TARGET_UNKNOWN: "The target topic or partition does not exist (target).",
     TARGET_UNAUTHORIZED: "The broker does not let the service write to the target (target).",
+    TARGET_REFUSED: "The broker refuses the record by the target topic's own rules (target).",
     TOO_LARGE: "The broker refuses the record as too large (target).",
     OP_INVALID: "delay-op is unknown, or its delay-id is missing, empty or ambiguous.",
     CRON_INVALID: "The recurring schedule can't be served.",

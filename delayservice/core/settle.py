@@ -61,8 +61,8 @@ class Settler:
         """The output that settles a pending record whose key has come.
 
         Rolls when its key was only a roll time, unless its copy was refused; None when neither the
-        record nor a roll is due, which happens only after the clock stepped back. ``base`` is the first offset whose record
-        of the same id cancels a copy made now (rule 12).
+        record nor a roll is due, which happens only after the clock stepped back. ``base`` is the
+        first offset whose record of the same id cancels a copy made now (rule 12).
         """
         due_ms = payload[5]
         verdicts = self._verdicts
@@ -92,7 +92,7 @@ class Settler:
         due_ms: int = 0,
         source: bytes | None = None,
     ) -> Output:
-        """The output that carries a record to the dead-letter topic, unchanged but for the reason."""
+        """The output that carries a record to the dead-letter topic, with the reason."""
         key, value, headers = original
         source = source or self._source_prefix + b"%d" % offset
         lettered = dead_letter_headers(headers, code, detail, source)

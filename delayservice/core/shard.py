@@ -41,7 +41,8 @@ class Shard:
     Attributes:
         stored: S, the next source offset to be stored.
         read: the next source offset to be queued for the walk of H; ``staged.offset <= read``.
-        seen: up to here the log was read since take-over, queued or not: copies in flight are known.
+        seen: up to here the log was read since take-over, queued or not: copies in flight are
+            known.
         end: L, the end of the log at take-over; H stands still until everything below it is stored.
         committed: the cursor as last committed, which is what routes records to the store.
         staged: the cursor that the outputs staged so far will commit.

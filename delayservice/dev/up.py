@@ -64,7 +64,10 @@ def _show(cluster: EmbeddedCluster, console: Console, *, as_json: bool) -> None:
     console.print(Panel(table, title="Cluster is up", subtitle="Ctrl-C stops it", expand=False))
     # Unwrapped, so that it can be pasted whole.
     console.print("\nA service beside it, from another terminal:", highlight=False)
-    hint = f"  delayservice run --set kafka.bootstrap={cluster.bootstrap}"
+    hint = (
+        f"  delayservice run --set kafka.bootstrap={cluster.bootstrap} "
+        "--set 'targets.default.allow=*'"
+    )
     console.print(hint, highlight=False, soft_wrap=True)
 
 

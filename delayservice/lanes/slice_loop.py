@@ -85,7 +85,7 @@ class Observer(Protocol):
         """Source records were stored."""
 
     def settled(self, outputs: Sequence[Output], now_ms: int) -> None:
-        """Outputs were committed; ``now_ms`` is when they were sent."""
+        """Outputs were committed; ``now_ms`` is when that was known."""
 
     def transaction(self, seconds: float, *, committed: bool) -> None:
         """A transaction ended."""
@@ -130,7 +130,7 @@ class SliceLoop:
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._last_commit_s = float("-inf")
         self._rechecked_s = float("-inf")
-        self._uncommitted: list[tuple[list[Output], int]] = []
+        self._uncommitted: list[list[Output]] = []
         self._uncommitted_records = 0
 
     # --- one turn ------------------------------------------------------------------------------
@@ -207,13 +207,13 @@ class SliceLoop:
         self._recheck_blocked()
         try:
             for lane in self.lanes.values():
-                self._send(lane, lane.settle_late(now_ms, limit), now_ms)
+                self._send(lane, lane.settle_late(now_ms, limit))
                 due = lane.settle_due(now_ms, limit, self._limits.batch_bytes)
-                self._send(lane, due, now_ms)
+                self._send(lane, due)
         except RefusedError as refused:
             self._put_back(refused)
 
-    def _send(self, lane: Lane, outputs: list[Output], now_ms: int) -> None:
+    def _send(self, lane: Lane, outputs: list[Output]) -> None:
         if not outputs:
             return
         blocked = self._sink.blocked(outputs)
@@ -223,7 +223,7 @@ class SliceLoop:
             return
         faults.point("before_produce")
         self._sink.send(lane.topic, outputs)
-        self._uncommitted.append((outputs, now_ms))
+        self._uncommitted.append(outputs)
         self._uncommitted_records += len(outputs)
 
     def _recheck_blocked(self) -> None:
@@ -307,8 +307,9 @@ class SliceLoop:
     def _committed(self) -> None:
         for lane in self.lanes.values():
             lane.committed()
-        for outputs, sent_ms in self._uncommitted:
-            self._observer.settled(outputs, sent_ms)
+        now_ms = self._clock.wall_ms()
+        for outputs in self._uncommitted:
+            self._observer.settled(outputs, now_ms)
         self._forget_uncommitted()
 
     def _checkpoint(self) -> Checkpoint:
@@ -333,6 +334,7 @@ class SliceLoop:
 
     def _take_over(self) -> None:
         """Rule 7 in the order of design section 6: fence, ask again, read the checkpoint."""
+        self._read_checkpoint()  # a node with another secret must not fence one that serves
         self._sink.init()
         if not self._gate.may_own(self.slice_no):
             self._sink.discard()
