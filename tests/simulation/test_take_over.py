@@ -1,13 +1,14 @@
 """Meetings too rare to wait for: found once by a long run, and put down here."""
 
 from delayservice.core import outcome
+from delayservice.core.codec import Payload
 from delayservice.core.cursor import Cursor
 from delayservice.core.entry import CANCEL, COPY, SCHEDULE, Entry
 from tests.simulation.model_adapter import Node
 
 
 def test_a_new_owner_knows_a_late_copy_before_its_canceller_takes_effect() -> None:
-    payload = ("orders", -1, None, b"v", [], 90, (b"x", b"delay_topic_any:0:0", 1, None))
+    payload: Payload = ("orders", -1, None, b"v", [], 90, (b"x", b"delay_topic_any:0:0", 1, None))
     log: list[Entry] = [
         (0, SCHEDULE, 40, b"x", payload, None),
         (1, CANCEL, 0, b"x", (None, None, []), None),
