@@ -176,15 +176,18 @@ class SliceThread:
         self._sample_when_time()
 
     def _change_topics(self) -> None:
-        wanted = dict(self._topics)
+        """Serve what is wanted now; tried again when the cluster interrupts it."""
+        wanted = self._topics
         lanes = self.loop.lanes
-        for name, lane in list(lanes.items()):
-            if name not in wanted or wanted[name].topic_id != lane.topic_id:
-                self.loop.drop_lane(name)
-        fresh = [
-            self._make_lane(t, self.loop.slice_no) for n, t in wanted.items() if n not in lanes
-        ]
-        self.loop.add_lanes(fresh)
+        try:
+            for name, lane in list(lanes.items()):
+                if name not in wanted or wanted[name].topic_id != lane.topic_id:
+                    self.loop.drop_lane(name)
+            for name in wanted.keys() - lanes.keys():
+                self.loop.add_lanes([self._make_lane(wanted[name], self.loop.slice_no)])
+        except KafkaEdgeError:
+            self._topics_changed.set()
+            raise
 
     def _sample_when_time(self) -> None:
         now_s = self._clock.monotonic_s()

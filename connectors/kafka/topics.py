@@ -241,8 +241,7 @@ class TopicKeeper:
             yield (
                 f"max.message.bytes is {record_bytes}, but {self._settings.topics.dead_letter} "
                 f"takes {letter_bytes}: a dead letter may be {LETTER_EXTRA_BYTES} bytes larger "
-                "than "
-                "its record; raise the one, or lower the other"
+                "than its record; raise the one, or lower the other"
             )
 
     def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:

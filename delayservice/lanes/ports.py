@@ -139,3 +139,31 @@ class Clock(Protocol):
 
     def monotonic_s(self) -> float:
         """Seconds that only ever grow."""
+
+
+class Gate(Protocol):
+    """Whether this node may settle. Asked before every transaction."""
+
+    def may_own(self, slice_no: int) -> bool:
+        """Whether this node is to be the slice's owner now."""
+
+    def frozen(self) -> str | None:
+        """Why the clock can't be trusted now, or None: nothing is settled meanwhile."""
+
+    def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
+        """A broker's timestamp: of a consumed record, or of our own checkpoint as read back, whose
+        commit began at ``sent_s`` of the monotonic clock.
+        """
+
+
+class Observer(Protocol):
+    """Told what happened, once per batch: metrics."""
+
+    def ingested(self, records: int) -> None:
+        """Source records were stored."""
+
+    def settled(self, outputs: Sequence[Output], now_ms: int) -> None:
+        """Outputs were committed; ``now_ms`` is when that was known."""
+
+    def transaction(self, seconds: float, *, committed: bool) -> None:
+        """A transaction ended."""

@@ -6,9 +6,8 @@ to lock. Storing goes on whether or not this node owns the slice; settling needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -20,20 +19,28 @@ from delayservice.core.checkpoint import (
     encode_checkpoint,
     fingerprint,
 )
-from delayservice.core.contract import Contract, Contracts
+from delayservice.core.contract import Contract
 from delayservice.core.cursor import Cursor
 from delayservice.core.outcome import Output
 from delayservice.core.pacing import Pacer
 from delayservice.core.settle import Routes
 from delayservice.errors import (
-    KafkaEdgeError,
     LogMovedError,
     OwnershipLostError,
     RefusedError,
     TransactionAbortedError,
 )
 from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Checkpoints, Clock, ReadBack, Sink, Source
+from delayservice.lanes.ports import (
+    Checkpoints,
+    Clock,
+    Gate,
+    Observer,
+    ReadBack,
+    Sink,
+    Source,
+)
+from delayservice.lanes.take_over import read_checkpoint, take_over_lane
 
 _RECHECK_S = 1.0
 _NOT_SETTLING_WAIT_MS = 50.0
@@ -63,34 +70,6 @@ class Limits:
     """Longest wait for records when nothing is due: how fast the loop notices everything else."""
 
 
-class Gate(Protocol):
-    """Whether this node may settle. Asked before every transaction."""
-
-    def may_own(self, slice_no: int) -> bool:
-        """Whether this node is to be the slice's owner now."""
-
-    def frozen(self) -> str | None:
-        """Why the clock can't be trusted now, or None: nothing is settled meanwhile."""
-
-    def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """A broker's timestamp: of a consumed record, or of our own checkpoint as read back, whose
-        commit began at ``sent_s`` of the monotonic clock.
-        """
-
-
-class Observer(Protocol):
-    """Told what happened, once per batch: metrics."""
-
-    def ingested(self, records: int) -> None:
-        """Source records were stored."""
-
-    def settled(self, outputs: Sequence[Output], now_ms: int) -> None:
-        """Outputs were committed; ``now_ms`` is when that was known."""
-
-    def transaction(self, seconds: float, *, committed: bool) -> None:
-        """A transaction ended."""
-
-
 class SliceLoop:
     """One slice on one node."""
 
@@ -109,7 +88,7 @@ class SliceLoop:
         contract_of: Callable[[str], Contract],
         limits: Limits,
     ) -> None:
-        """``contract_of``: what the settings ask for, by delay topic (``_agree_on_contract``)."""
+        """``contract_of``: what the settings ask for, by delay topic."""
         self.slice_no = slice_no
         self.lanes: dict[str, Lane] = {}
         self.owner = False
@@ -358,40 +337,12 @@ class SliceLoop:
         )
 
     def _read_checkpoint(self) -> Checkpoint | None:
-        data = self._checkpoints.latest(self.slice_no)
-        if data is None:
-            return None
-        checkpoint = decode_checkpoint(data)
-        if checkpoint.secret_fingerprint != self._secret:
-            raise KafkaEdgeError(
-                f"slice {self.slice_no} was served with another cluster secret; set "
-                "node.cluster_secret to the one that every node of this cluster uses, or rolled "
-                "and parked records would all be taken for forgeries"
-            )
-        return checkpoint
+        return read_checkpoint(self._checkpoints, self.slice_no, self._secret)
 
     def _take_over_lane(self, lane: Lane, checkpoint: Checkpoint | None) -> None:
         known = checkpoint.shards.get(lane.topic) if checkpoint else None
         bounds = self._source.bounds(lane.topic)
-        if known is not None and known.topic_id != lane.topic_id:
-            _log.error(
-                "topic_recreated",
-                topic=lane.topic,
-                slice=self.slice_no,
-                hint="the topic was deleted and made anew; what was pending in the old one is gone",
-            )
-            known = None
-        cursor = known.cursor if known else Cursor()
-        contracts = known.contracts if known else None
-        lane.adopt(self._agree_on_contract(lane, contracts, bounds.end))
-        lane.take_over(cursor, bounds)
-
-    def _agree_on_contract(self, lane: Lane, contracts: Contracts | None, end: int) -> Contracts:
-        """What settings ask for holds from the end of the log on (rule 2): keys that exist stay."""
-        wanted = self._contract_of(lane.topic)
-        if contracts is None:
-            return Contracts([(0, wanted)])
-        return contracts.extended(max(end, lane.shard.stored), wanted)
+        take_over_lane(lane, known, bounds, self._contract_of(lane.topic))
 
     def hand_over(self) -> None:
         """Stop settling in good order: finish the transaction, then let go."""
