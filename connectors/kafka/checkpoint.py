@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import structlog
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import consumer_client
@@ -47,7 +47,19 @@ class KafkaCheckpoints:
         Raises:
             KafkaEdgeError: the topic can't be read.
         """
-        start, end = log_bounds(self._admin, self._topic, slice_no)
+        return self._look_back(slice_no, *log_bounds(self._admin, self._topic, slice_no))
+
+    def peek(self, slice_no: int) -> bytes | None:
+        """The newest checkpoint below any open transaction; see the port.
+
+        Raises:
+            KafkaEdgeError: the topic can't be read.
+        """
+        committed = IsolationLevel.READ_COMMITTED
+        bounds = log_bounds(self._admin, self._topic, slice_no, committed)
+        return self._look_back(slice_no, *bounds)
+
+    def _look_back(self, slice_no: int, start: int, end: int) -> bytes | None:
         look = _FIRST_LOOK
         while True:
             since = max(start, end - look)

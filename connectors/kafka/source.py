@@ -168,8 +168,14 @@ def _row(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every 
     return (message.offset(), message.timestamp()[1], message.key(), message.value(), headers)
 
 
-def log_bounds(admin: AdminClient, topic: str, partition: int) -> Bounds:
-    """Start of the log and its high watermark, open transactions included.
+def log_bounds(
+    admin: AdminClient,
+    topic: str,
+    partition: int,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> Bounds:
+    """Start of the log and its high watermark, open transactions included; with ``READ_COMMITTED``
+    the last stable offset instead, below which none is open.
 
     Raises:
         KafkaEdgeError: the cluster does not say.
@@ -179,7 +185,7 @@ def log_bounds(admin: AdminClient, topic: str, partition: int) -> Bounds:
     for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
         asked = admin.list_offsets(
             {place: spec},
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            isolation_level=isolation,
             request_timeout=ASK_TIMEOUT_S,
         )
         try:

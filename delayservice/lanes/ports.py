@@ -125,6 +125,11 @@ class Checkpoints(Protocol):
         after ``Sink.init``, so that no older owner can add to it any more.
         """
 
+    def peek(self, slice_no: int) -> bytes | None:
+        """The newest checkpoint below any open transaction. Asked before ``Sink.init``, when the
+        old owner may have left a transaction open: to wait for its end would take its time-out.
+        """
+
     def read_back(self, slice_no: int) -> ReadBack | None:
         """The newest checkpoint that was read back in passing, for pruning; may lag. The same
         object until a newer one comes.

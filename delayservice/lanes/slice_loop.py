@@ -40,7 +40,7 @@ from delayservice.lanes.ports import (
     Sink,
     Source,
 )
-from delayservice.lanes.take_over import read_checkpoint, take_over_lane
+from delayservice.lanes.take_over import check_secret, read_checkpoint, take_over_lane
 
 _RECHECK_S = 1.0
 _NOT_SETTLING_WAIT_MS = 50.0
@@ -313,7 +313,7 @@ class SliceLoop:
 
     def _take_over(self) -> None:
         """Rule 7 in the order of design section 6: fence, ask again, read the checkpoint."""
-        self._read_checkpoint()  # a node with another secret must not fence one that serves
+        check_secret(self._checkpoints, self.slice_no, self._secret)
         self._sink.init()
         if not self._gate.may_own(self.slice_no):
             self._sink.discard()

@@ -23,8 +23,21 @@ def read_checkpoint(
         KafkaEdgeError: it can't be read, or was written with another cluster secret.
     """
     data = checkpoints.latest(slice_no)
-    if data is None:
-        return None
+    return None if data is None else _own_checkpoint(data, slice_no, secret_fingerprint)
+
+
+def check_secret(checkpoints: Checkpoints, slice_no: int, secret_fingerprint: str) -> None:
+    """Before anybody is fenced: a node with another secret must not fence one that serves.
+
+    Raises:
+        KafkaEdgeError: as ``read_checkpoint``.
+    """
+    data = checkpoints.peek(slice_no)
+    if data is not None:
+        _own_checkpoint(data, slice_no, secret_fingerprint)
+
+
+def _own_checkpoint(data: bytes, slice_no: int, secret_fingerprint: str) -> Checkpoint:
     checkpoint = decode_checkpoint(data)
     if checkpoint.secret_fingerprint != secret_fingerprint:
         raise KafkaEdgeError(
