@@ -209,5 +209,5 @@ class SliceThread:
         metrics.oldest_due_ms = min((at for at in due if at is not None), default=None)
         metrics.cursor_age_s = loop.uncommitted_s
         metrics.clock_frozen = doubt is not None
-        metrics.alarm = doubt or self._trouble
+        metrics.alarm = self._trouble or doubt or ""
         self.published = copy.deepcopy(metrics)

@@ -269,11 +269,18 @@ class KafkaSink:
         for those would take the whole time-out.
         """
         deadline_s = time.monotonic() + COMMIT_TIMEOUT_S
-        while left := producer.flush(FLUSH_STEP_S):
+        while left := self._flush_step(producer):
             if self._failed or time.monotonic() > deadline_s:
                 self._fail(f"{left} records were not acknowledged")
         if self._failed:
             self._fail("records were refused by the broker")
+
+    def _flush_step(self, producer: Producer) -> int:
+        """How many records are left; raises when the producer was fenced."""
+        try:
+            return producer.flush(FLUSH_STEP_S)
+        except KafkaException as exc:
+            raise self._lost("flush", exc) from exc
 
     def _commit_transaction(self, producer: Producer) -> None:
         try:
@@ -286,7 +293,7 @@ class KafkaSink:
 
     def _fail(self, why: str) -> None:
         """The transaction can't be committed: abort it and say whether records are to blame."""
-        self._fenced_producer.flush(FLUSH_STEP_S)  # reports that are on their way
+        self._flush_step(self._fenced_producer)  # reports that are on their way
         if self._refusals:
             self._abort_refused()
         if any(_concerns_record(error) for error in self._failed) and not self._diagnosing:

@@ -42,7 +42,7 @@ def arrives(bench: Bench, target: str, value: bytes, count: int = 1) -> None:
 def test_a_new_delay_topic_is_served_from_its_start(
     bench: Bench, service: ServiceProcess, target: str
 ) -> None:
-    fresh = bench.topic(f"{bench.any}_fresh", **FIT)
+    fresh = bench.topic(f"{bench.any}_fresh", 1, **FIT)
     bench.send(bench.to(target, 0), topic=fresh, value=b"first of the new topic")
     arrives(bench, target, b"first of the new topic")
     assert service.events("took_over")
@@ -65,14 +65,14 @@ def test_added_partitions_are_served_from_their_start_and_the_checkpoint_grows(
 def test_a_recreated_delay_topic_is_served_afresh(
     bench: Bench, service: ServiceProcess, target: str
 ) -> None:
-    name = bench.topic(f"{bench.any}_again", **FIT)
+    name = bench.topic(f"{bench.any}_again", 1, **FIT)
     for number in range(5):
         bench.send(bench.to(target, 0), topic=name, value=b"old %d" % number)
     bench.send(bench.to(target, 600_000), topic=name, value=b"never: gone with its topic")
     arrives(bench, target, b"old 4")
     bench.admin.delete_topics([name])[name].result(30)
     await_true(lambda: bench.partitions_of(name) == 0, "the topic is gone")
-    bench.topic(name, **FIT)
+    bench.topic(name, 1, **FIT)
     bench.send(bench.to(target, 0), topic=name, value=b"new 0")
     bench.send(bench.to(target, 500), topic=name, value=b"new 1")
     arrives(bench, target, b"new 0")
@@ -87,7 +87,7 @@ def test_a_recreated_delay_topic_is_served_afresh(
 def test_a_log_that_was_cut_off_at_its_start_is_served_from_what_is_left(
     bench: Bench, service: ServiceProcess, target: str
 ) -> None:
-    name = bench.topic(f"{bench.any}_cut", **FIT)
+    name = bench.topic(f"{bench.any}_cut", 1, **FIT)
     for number in range(10):
         bench.send(bench.to(target, 0), topic=name, value=b"cut %d" % number)
     arrives(bench, target, b"cut 9")
@@ -106,10 +106,10 @@ def test_an_unfit_topic_is_explained_and_served_once_it_is_put_right(
     bench: Bench, service: ServiceProcess, target: str
 ) -> None:
     dated = bench.topic(f"{bench.any}_dated")
-    brief = bench.topic(f"{bench.any}_brief", retention_ms="60000", **FIT)
-    compact = bench.topic(f"{bench.any}_compact", cleanup_policy="compact", **FIT)
-    large = bench.topic(f"{bench.any}_large", max_message_bytes="9000000", **FIT)
-    bounded = bench.topic(f"{bench.any}_bounded", retention_bytes="1000000", **FIT)
+    brief = bench.topic(f"{bench.any}_brief", 1, retention_ms="60000", **FIT)
+    compact = bench.topic(f"{bench.any}_compact", 1, cleanup_policy="compact", **FIT)
+    large = bench.topic(f"{bench.any}_large", 1, max_message_bytes="9000000", **FIT)
+    bounded = bench.topic(f"{bench.any}_bounded", 1, retention_bytes="1000000", **FIT)
     unfit = {dated: "LogAppendTime", brief: "retention.ms", compact: "cleanup.policy"}
     unfit |= {large: "max.message.bytes", bounded: "retention.bytes"}
     for name in unfit:
@@ -142,7 +142,7 @@ def test_an_unfit_topic_is_explained_and_served_once_it_is_put_right(
 def test_a_topic_that_becomes_unfit_keeps_its_place(
     bench: Bench, service: ServiceProcess, target: str
 ) -> None:
-    name = bench.topic(f"{bench.any}_turns", **FIT)
+    name = bench.topic(f"{bench.any}_turns", 1, **FIT)
     bench.send(bench.to(target, 0), topic=name, value=b"before it turned")
     arrives(bench, target, b"before it turned")
     bench.alter(name, retention_ms="1000")

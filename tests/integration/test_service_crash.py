@@ -1,0 +1,196 @@
+"""The service is killed under load, again and again; a judge that knows only Kafka compares."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.judge import Judge, Verdict
+from delayservice.dev.load import Planned, plan
+from delayservice.dev.service import ServiceProcess
+from tests.integration.bench import WAIT_S, Bench, await_true
+
+RECORDS = 4_000
+PER_S = 1_000
+SEED = 7
+DELAY_MS_MAX = 3_000
+SLICES = 2
+SERVED_S_MAX = 20.0
+"""A predecessor's open transaction is aborted at once; its time-out would be 45 s."""
+ROLL_SETS = ("wheel.slots=60", "delivery.roll_window_ms=1500ms")
+
+
+class Load:
+    """Records sent at a steady rate while the service has its troubles, and judged afterwards."""
+
+    def __init__(self, bench: Bench, records: int = RECORDS, per_s: int = PER_S) -> None:
+        self.targets = (bench.target("one", 3), bench.target("two", 3))
+        self.sent: list[tuple[Planned, int]] = []
+        self._bench = bench
+        self._records = records
+        self._per_s = per_s
+        self._failed: list[str] = []
+
+    def _send(self) -> None:
+        producer = Producer({"bootstrap.servers": self._bench.bootstrap, "linger.ms": 5})
+        pace = threading.Event()
+        for number, planned in enumerate(plan(self._records, self.targets, DELAY_MS_MAX, SEED)):
+            if number % 50 == 0:
+                producer.poll(0)
+                pace.wait(50 / self._per_s)
+            producer.produce(
+                self._bench.any,
+                planned.value,
+                planned.key,
+                headers=list(planned.to_send()),
+                on_delivery=partial(self._note, planned),
+            )
+        producer.flush(WAIT_S)
+
+    def _note(self, planned: Planned, error: object, message: object) -> None:
+        if error is not None:
+            self._failed.append(str(error))
+        else:
+            self.sent.append((planned, message.timestamp()[1]))  # type: ignore[attr-defined]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        sender = threading.Thread(target=self._send, name="load")
+        sender.start()
+        try:
+            yield
+        finally:
+            sender.join()
+        assert not self._failed
+        assert len(self.sent) == self._records
+
+    def judged(self, stop: Callable[[], int]) -> Verdict:
+        """Everything that arrived, once all has and the service was stopped in good order."""
+        judge = Judge(self._bench.bootstrap, self.targets)
+        try:
+            with judge.reading(lambda _: None):
+                await_true(lambda: judge.seen >= self._records, "all records arrived", 60)
+            assert stop() == 0
+            judge.read_to_end(self._records, lambda _: None)
+            return judge.verdict(self.sent)
+        finally:
+            judge.close()
+
+
+def assert_exactly_once(verdict: Verdict) -> None:
+    wrong = {
+        "lost": len(verdict.lost),
+        "duplicated": len(verdict.duplicated),
+        "early": len(verdict.early),
+        "altered": len(verdict.altered),
+        "strangers": len(verdict.strangers),
+    }
+    assert verdict.is_good, wrong
+
+
+@pytest.fixture
+def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
+    with Bench(cluster.bootstrap, tmp_path, partitions=SLICES, sets=ROLL_SETS) as running:
+        yield running
+
+
+def served(bench: Bench, *sets: str, fault: str = "") -> ServiceProcess:
+    """A service in its place of work; one that a fault kills on the way there is as good."""
+    service = bench.start(*sets, fault=fault)
+
+    def serves() -> bool:
+        return len({event["slice"] for event in service.events("took_over")}) == SLICES
+
+    await_true(
+        lambda: serves() or service.events("worker_died"),
+        "the service serves, or its fault was met",
+    )
+    return service
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["wheel", "rocksdb"])
+def test_a_service_killed_at_random_moments_delivers_exactly_once(bench: Bench, store: str) -> None:
+    rng = random.Random(store)
+    load = Load(bench)
+    service = served(bench, f"node.store={store}")
+    with load.running():
+        for _ in range(3):
+            threading.Event().wait(rng.uniform(0.1, 1.2))  # the moment is random on purpose
+            service.kill()
+            service = served(bench, f"node.store={store}")
+    assert_exactly_once(load.judged(service.stop))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["wheel", "rocksdb", "memory"])
+def test_at_least_once_loses_nothing_when_the_service_is_killed(bench: Bench, store: str) -> None:
+    rng = random.Random(store)
+    load = Load(bench)
+    sets = (f"node.store={store}", "delivery.mode=at_least_once")
+    service = served(bench, *sets)
+    with load.running():
+        for _ in range(2):
+            threading.Event().wait(rng.uniform(0.3, 1.2))  # the moment is random on purpose
+            service.kill()
+            service = served(bench, *sets)
+    verdict = load.judged(service.stop)
+    assert not verdict.lost
+    assert not verdict.early
+    assert not verdict.altered
+    assert not verdict.strangers
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced_and_delivers_exactly_once(bench: Bench) -> None:
+    load = Load(bench, records=2_000)
+    service = served(bench)
+    with load.running():
+        for lives in range(1, 3):
+            (worker,) = service.workers()
+            worker.kill()
+            await_true(
+                lambda: len(service.events("took_over")) >= SLICES * (lives + 1),  # noqa: B023
+                "another worker has taken over",
+            )
+    assert len(service.events("worker_died")) == 2
+    assert_exactly_once(load.judged(service.stop))
+
+
+FAULTS = (
+    "take_over:kill:2",
+    "after_append:kill:30",
+    "before_produce:kill:8",
+    "flushed:kill:8",
+    "before_commit:kill:10",
+    "after_commit:kill:8",
+    "before_prune:kill:6",
+    "after_prune:kill:6",
+)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_at_any_point_of_a_transaction_delivers_exactly_once(
+    bench: Bench,
+) -> None:
+    load = Load(bench, records=7_000, per_s=250)
+    met = []
+    with load.running():
+        for fault in FAULTS:
+            # Every life of the worker meets the fault again; the last one has none.
+            service = served(bench, fault=fault)
+            died = partial(service.events, "worker_died")
+            await_true(died, f"a worker met {fault}", SERVED_S_MAX)
+            met.append(fault)
+            service.kill()
+        service = served(bench)
+    assert_exactly_once(load.judged(service.stop))
+    assert met == list(FAULTS)

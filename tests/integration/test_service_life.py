@@ -1,0 +1,187 @@
+"""Starts, stops, and what may come between: lost state, another secret, a second service."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import TopicPartition
+
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.service import ServiceProcess
+from tests.integration.bench import Bench, await_true
+
+STOP_S_MAX = 5.0
+PASSWORD = "s3cr3t-Pa55word"  # noqa: S105  # must never be seen anywhere
+
+
+@pytest.fixture
+def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
+    with Bench(cluster.bootstrap, tmp_path) as running:
+        yield running
+
+
+def sent_pending(bench: Bench, target: str, count: int, delay_ms: int) -> set[bytes]:
+    """Records that are due later, each with a value of its own."""
+    values = {uuid.uuid4().hex.encode() for _ in range(count)}
+    for value in values:
+        bench.send_later(bench.to(target, delay_ms), value=value)
+    bench.producer.flush()
+    return values
+
+
+def stopped_in_order(service: ServiceProcess) -> None:
+    started_s = time.monotonic()
+    assert service.stop() == 0
+    assert time.monotonic() - started_s < STOP_S_MAX
+
+
+def assert_each_once(bench: Bench, target: str, values: set[bytes]) -> None:
+    seen = [one.value for one in bench.read_all(target)]
+    assert sorted(seen, key=repr) == sorted(values, key=repr)
+
+
+def test_a_stopped_service_goes_on_where_it_was_and_rebuilds_what_is_wiped(bench: Bench) -> None:
+    target = bench.target("stop")
+    service = bench.serve()
+    values = sent_pending(bench, target, 500, 0) | {b"soon"}
+    _, _, appended_ms = bench.send(bench.to(target, 9_000), value=b"soon")
+    bench.read(target, 100)
+    stopped_in_order(service)
+
+    (bench.folder / "state").rename(bench.folder / "lost")
+    values |= sent_pending(bench, target, 500, 0)
+    service = bench.serve()
+    bench.read(target, 1_000)
+    stopped_in_order(service)
+
+    for file in (bench.folder / "state").rglob("*"):  # torn, not only gone
+        if file.is_file() and file.stat().st_size > 8:
+            os.truncate(file, file.stat().st_size // 2)
+    service = bench.serve()
+    (soon,) = bench.await_match(target, lambda one: one.value == b"soon")
+    assert appended_ms + 9_000 <= soon.timestamp_ms
+    stopped_in_order(service)
+    assert_each_once(bench, target, values)
+
+
+def test_what_was_deleted_while_the_service_was_down_is_reported_and_the_rest_served(
+    bench: Bench,
+) -> None:
+    target = bench.target("deleted")
+    service = bench.serve()
+    bench.send(bench.to(target, 0), value=b"before")
+    bench.read(target, 1)
+    stopped_in_order(service)
+    _, last, _ = max(bench.send(bench.to(target, 0), value=b"gone") for _ in range(3))
+    bench.send(bench.to(target, 0), value=b"kept")
+    cut = TopicPartition(bench.any, 0, last + 1)
+    bench.admin.delete_records([cut])[cut].result(30)
+    service = bench.serve()
+    assert [one.value for one in bench.read(target, 2)] == [b"before", b"kept"]
+    assert [event["start"] for event in service.events("log_starts_later")] == [last + 1]
+
+
+def test_another_secret_is_refused_with_the_reason(bench: Bench) -> None:
+    target = bench.target("secret")
+    service = bench.serve()
+    bench.send(bench.to(target, 0), value=b"before")
+    bench.read(target, 1)
+    stranger = bench.start(
+        "node.cluster_secret=another-one-0123456789",
+        f"node.state_dir={bench.folder / 'stranger'}",
+        log="stranger.log",
+    )
+    await_true(
+        lambda: any(
+            "another cluster secret" in e["why"] for e in stranger.events("slice_interrupted")
+        ),
+        "the second service says why it does not serve",
+    )
+    await_true(
+        lambda: any(
+            "another cluster secret" in text for text in bench.status(stranger)["problems"]
+        ),
+        "and its status, too",
+    )
+    assert stranger.events("took_over") == []
+    bench.send(bench.to(target, 0), value=b"served by the first all the time")
+    bench.read(target, 2)
+    assert len(service.events("took_over")) == 1
+    assert service.events("ownership_lost") == []
+    stopped_in_order(stranger)
+
+
+def test_a_zombie_that_wakes_up_is_fenced_and_everything_arrives_once(bench: Bench) -> None:
+    target = bench.target("zombie", 3)
+    zombie = bench.serve()
+    values = sent_pending(bench, target, 2_000, 1_500)
+    tree = [psutil.Process(zombie.pid), *psutil.Process(zombie.pid).children(recursive=True)]
+    bench.read(target, 1)
+    for process in tree:
+        process.send_signal(signal.SIGSTOP)
+    successor = bench.start(f"node.state_dir={bench.folder / 'second'}", log="second.log")
+    successor.wait_serving(1)
+    bench.read(target, 2_000)
+    for process in tree:
+        process.send_signal(signal.SIGCONT)
+    for number in range(100):
+        value = b"after %d" % number
+        values.add(value)
+        bench.send(bench.to(target, 50), value=value)
+    await_true(lambda: zombie.events("ownership_lost"), "the zombie is fenced")
+    bench.read(target, 2_100)
+    # Two standalone services of one cluster are a mistake of their operator, and still correct.
+    stopped_in_order(zombie)
+    bench.send(bench.to(target, 0), value=b"the successor serves")
+    values.add(b"the successor serves")
+    bench.read(target, 2_101)
+    stopped_in_order(successor)
+    assert_each_once(bench, target, values)
+
+
+def test_no_secret_is_ever_shown(bench: Bench) -> None:
+    sets = (
+        f"kafka.client.sasl.password={PASSWORD}",
+        "kafka.client.sasl.username=somebody",
+        f"kafka.producer.ssl.key.password={PASSWORD}",
+        "kafka.client.debug=all",
+        "log.level=debug",
+    )
+    service = bench.serve(*sets)
+    target = bench.target("hidden")
+    bench.send(bench.to(target, 0))
+    bench.read(target, 1)
+    status = repr(bench.status(service))
+    command = [sys.executable, "-m", "delayservice", "config"]
+    for setting in bench.settings(*sets):
+        command += ["--set", setting]
+    shown = [
+        subprocess.run([*command, *more], capture_output=True, check=True).stdout
+        for more in ([], ["--json"])
+    ]
+    stopped_in_order(service)
+    log = bench.log_path.read_text()
+    assert "somebody" in shown[0].decode()
+    assert "sasl.password" in shown[0].decode()
+    for text in (status, log, *(output.decode() for output in shown)):
+        assert PASSWORD not in text
+        assert "only-for-tests" not in text
+
+
+def test_a_state_folder_serves_one_service_at_a_time(bench: Bench) -> None:
+    first = bench.serve()
+    second = bench.start(log="second.log")
+    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    await_true(lambda: psutil.Process(second.pid).status() in ended, "the second ends")
+    assert second.stop() != 0
+    assert "state" in (bench.folder / "second.log").read_text()
+    stopped_in_order(first)
