@@ -29,6 +29,9 @@ _SECRET_TEXT = re.compile(
     r"((?:[\w.-]*(?:password|secret|token|jaas|\.pem|\.key)[\w.-]*)\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;]+)",
     re.IGNORECASE,
 )
+_BRACKETS = re.compile(r"\[[^]]*\]|\([^)]*\)")
+_REPEAT_S = 10.0
+_REPEATS_MAX = 1_000
 _SECRET_CHARS_MIN = 4
 """Shorter secrets are not searched for in texts: they would black out half of every line."""
 
@@ -67,6 +70,7 @@ def configure(
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
+    librdkafka_logger().filters = [_Repeats()]
     # A reconnecting client repeats itself several times a second at these levels.
     logging.getLogger("kazoo").setLevel(max(level, logging.INFO))
     structlog.configure(
@@ -84,6 +88,27 @@ def configure(
 def librdkafka_logger() -> logging.Logger:
     """Give librdkafka's clients a way into these logs: their ``logger`` argument."""
     return logging.getLogger("librdkafka")
+
+
+class _Repeats(logging.Filter):
+    """Lets a message through once in a while: a client that can't connect says so many times a
+    second, in words that differ only in brackets.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether this message, but for what is in brackets, was not written a moment ago."""
+        said = _BRACKETS.sub("", record.getMessage())
+        before_s = self._said_s.get(said, -_REPEAT_S)
+        if record.created - before_s < _REPEAT_S:
+            return False
+        if len(self._said_s) >= _REPEATS_MAX:
+            self._said_s.clear()
+        self._said_s[said] = record.created
+        return True
 
 
 def _bind(bound: Mapping[str, object]) -> Processor:

@@ -31,6 +31,7 @@ from delayservice.dev.demo_report import Kill, Report, show
 from delayservice.dev.judge import QUIET, Judge
 from delayservice.dev.load import Planned, plan
 from delayservice.dev.service import ServiceProcess
+from delayservice.dev.signals import stop_signals
 from delayservice.errors import ClusterError
 
 DELAY_TOPIC: Final = "delay_topic_any"
@@ -40,13 +41,19 @@ SLICES: Final = 4
 DELAY_MS_MAX: Final = 8_000
 SEND_PER_S: Final = 1_000
 SEED: Final = 20_260_101
+WARM_UP_TOPIC: Final = "demo_warm_up"
+WARM_UP_RECORDS: Final = 3_000
 
 
 def run(*, records: int, kills: int, store: str, delivery: str) -> int:
     """Run the demo; 0 only if nothing was lost, doubled, early or altered."""
     console = Console()
     started_s = time.monotonic()
-    with _steps(console) as steps, tempfile.TemporaryDirectory(prefix="delay-demo-") as folder:
+    with (
+        stop_signals(),
+        _steps(console) as steps,
+        tempfile.TemporaryDirectory(prefix="delay-demo-") as folder,
+    ):
         with steps.doing("Starting Kafka and ZooKeeper"):
             cluster = EmbeddedCluster()
             cluster.start()
@@ -124,7 +131,7 @@ class _Demo:
         self._failed: list[str] = []
 
     def run(self, records: int, kills: int) -> Report:
-        new = [NewTopic(name, TARGET_PARTITIONS, 1) for name in TARGETS]
+        new = [NewTopic(name, TARGET_PARTITIONS, 1) for name in (*TARGETS, WARM_UP_TOPIC)]
         for future in self._admin.create_topics(new).values():
             future.result(30)
         judge = Judge(self._bootstrap, TARGETS)
@@ -133,7 +140,10 @@ class _Demo:
         sending = threading.Thread(target=self._send, args=(records,), name="load")
         try:
             with self._steps.doing("Starting the delay service"):
-                self._start(faults[0] if faults else "")
+                self._start("")
+            self._warm_up()
+            if faults:
+                self._restart(faults[0])
             sending.start()
             with judge.reading(receiving.at):
                 killed = self._kill_again_and_again(faults)
@@ -150,6 +160,21 @@ class _Demo:
         return Report(records, verdict, self._sent, tuple(killed), self._delivery, self._store)
 
     # --- load ----------------------------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        """A Java broker that started a moment ago is slow for some seconds, which would be all that
+        a short demo measures. These records have a topic of their own and are not judged.
+        """
+        bar = self._steps.bar("Warming up", WARM_UP_RECORDS)
+        producer = Producer({"bootstrap.servers": self._bootstrap}, logger=QUIET)
+        for planned in plan(WARM_UP_RECORDS, (WARM_UP_TOPIC,), 3_000, SEED + 1):
+            producer.produce(DELAY_TOPIC, planned.value, headers=list(planned.to_send()))
+        producer.flush()
+        judge = Judge(self._bootstrap, (WARM_UP_TOPIC,))
+        try:
+            judge.read_to_end(WARM_UP_RECORDS, bar.at)
+        finally:
+            judge.close()
 
     def _send(self, records: int) -> None:
         """All records at a steady rate, by a producer that is not ours."""
@@ -204,6 +229,10 @@ class _Demo:
         self._service = ServiceProcess(sets, self._folder / "service.log", fault=fault)
         self._service.wait_serving(SLICES)
         return self._service
+
+    def _restart(self, fault: str) -> None:
+        self._stop()
+        self._start(fault)
 
     def _stop(self) -> None:
         status = self._service.stop() if self._service is not None else 1

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import psutil
 
 from delayservice import faults
+from delayservice.dev import guard
 from delayservice.errors import ClusterError
 
 START_TIMEOUT_S: Final = 60.0
@@ -41,7 +42,9 @@ class ServiceProcess:
     ) -> None:
         self._log_path = log_path
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
-        command = [sys.executable, "-m", "delayservice", "run"]
+        # Under the guard: whatever ends this process, the service does not outlive it.
+        command = [sys.executable, "-I", guard.__file__, str(os.getpid())]
+        command += [sys.executable, "-m", "delayservice", "run"]
         for setting in [*sets, "log.format=json"]:
             command += ["--set", setting]
         env = {**os.environ, **(environment or {})}

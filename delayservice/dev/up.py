@@ -3,17 +3,14 @@
 import json
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
 from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.signals import ignored_signals, stop_signals
 
 
 def run(brokers: int, zookeepers: int, folder: Path | None, *, keep: bool, as_json: bool) -> None:
@@ -30,7 +27,7 @@ def run(brokers: int, zookeepers: int, folder: Path | None, *, keep: bool, as_js
         ClusterError: it did not start; nothing is left running.
     """
     console = Console(stderr=as_json)
-    with _stop_signals():
+    with stop_signals():
         cluster = EmbeddedCluster(brokers, zookeepers, folder=folder, keep=keep)
         try:
             with console.status("Starting Kafka and ZooKeeper…"):
@@ -42,7 +39,7 @@ def run(brokers: int, zookeepers: int, folder: Path | None, *, keep: bool, as_js
             pass
         finally:
             # A second Ctrl-C must not leave half a cluster behind.
-            with _ignored_signals():
+            with ignored_signals():
                 cluster.stop()
 
 
@@ -69,31 +66,3 @@ def _show(cluster: EmbeddedCluster, console: Console, *, as_json: bool) -> None:
         "--set 'targets.default.allow=*'"
     )
     console.print(hint, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal stop the cluster as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    # SIGINT as well: a shell starts background commands with it ignored.
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _ignored_signals() -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

@@ -91,3 +91,12 @@ def test_people_get_no_json() -> None:
     structlog.get_logger("x").info("batch settled", records=5)
     assert "batch settled" in stream.getvalue()
     assert not stream.getvalue().startswith("{")
+
+
+def test_a_client_that_repeats_itself_is_heard_once_and_others_still_are() -> None:
+    stream = configured()
+    client = logs.librdkafka_logger()
+    for attempt in range(50):
+        client.warning("FAIL [rdkafka#producer-%d] broker: refused (after %d ms)", attempt, attempt)
+    client.warning("FAIL [rdkafka#producer-1] broker: no such host (after 1 ms)")
+    assert len(lines(stream)) == 2
