@@ -311,7 +311,8 @@ class Reader:
         """Release the connections."""
         self._consumer.close()
 
-    def _take(self, timeout_s: float) -> None:
+    def take(self, timeout_s: float) -> None:
+        """Add what is there."""
         for message in self._consumer.consume(10_000, timeout_s):
             error = message.error()
             place = (str(message.topic()), int(message.partition() or 0))
@@ -331,7 +332,7 @@ class Reader:
                 f"{len(self.seen)} of {count} records within {timeout_s:.0f} s: "
                 f"{[repr(seen)[:160] for seen in self.seen[-4:]]}"
             )
-            self._take(0.1)
+            self.take(0.1)
         return self.seen
 
     def await_match(self, matches: Callable[[Seen], object], count: int = 1) -> list[Seen]:
@@ -347,5 +348,5 @@ class Reader:
         deadline_s = time.monotonic() + timeout_s
         while len(self._ended) < len(self._places):
             assert time.monotonic() < deadline_s, "the end of the topics was not reached"
-            self._take(0.1)
+            self.take(0.1)
         return self.seen
