@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 from confluent_kafka import (
+    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -31,6 +32,7 @@ from delayservice.lanes.ports import Bounds, Run
 ASK_TIMEOUT_S: Final = 15.0
 SCAN_STALL_S: Final = 60.0
 SCAN_BATCH: Final = 5_000
+SCAN_WAIT_MS: Final = 10
 
 _MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
@@ -45,7 +47,7 @@ _log = structlog.get_logger(__name__)
 def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
     """Options of a consumer that keeps its own position, as every consumer of the service does."""
     return {
-        "fetch.wait.max.ms": 500,
+        "fetch.wait.max.ms": 250,
         "fetch.error.backoff.ms": 100,
         "queued.max.messages.kbytes": 16_384,
         **client,
@@ -96,10 +98,7 @@ class KafkaSource:
     def poll(self, timeout_s: float, limit: int) -> list[Run]:
         """What is there; see the port."""
         try:
-            first = self._consumer.poll(timeout_s)
-            if first is None:
-                return []
-            return list(self._runs([first, *self._consumer.consume(limit - 1, 0)]))
+            return list(self._runs(_take(self._consumer, timeout_s, limit)))
         except (KafkaEdgeError, KafkaException):
             # What was taken with the failure is not handed over, so it has to come again.
             for topic, offset in list(self._positions.items()):
@@ -168,6 +167,12 @@ def _row(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every 
     return (message.offset(), message.timestamp()[1], message.key(), message.value(), headers)
 
 
+def _take(consumer: Consumer, timeout_s: float, limit: int) -> list[Any]:
+    """What is there, after waiting for the first: ``consume`` alone would wait for the last."""
+    first = consumer.poll(timeout_s)
+    return [] if first is None else [first, *consumer.consume(limit - 1, 0)]
+
+
 def log_bounds(
     admin: AdminClient,
     topic: str,
@@ -210,13 +215,14 @@ def scan_partition(
     Raises:
         KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
     """
-    consumer = consumer_client(config)
+    # At the end of a log the broker keeps a fetch waiting before it says so: here, not for long.
+    consumer = consumer_client({**config, "fetch.wait.max.ms": SCAN_WAIT_MS})
     try:
         consumer.assign([TopicPartition(topic, partition, start)])
         heard_s = monotonic_s()
         at = start
         while at < stop:
-            messages: list[Any] = consumer.consume(SCAN_BATCH, 0.2)
+            messages = _take(consumer, 0.2, SCAN_BATCH)
             if not messages and monotonic_s() - heard_s > SCAN_STALL_S:
                 raise KafkaEdgeError(f"{topic}:{partition} gave nothing from offset {at} on")
             rows: list[Row] = []

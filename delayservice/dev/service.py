@@ -137,10 +137,21 @@ class ServiceProcess:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(tree, timeout=STOP_TIMEOUT_S)
         self._process.wait(STOP_TIMEOUT_S)
+        # Dead is enough: who has to reap a worker whose parent is gone may take seconds.
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        tick = threading.Event()
+        while any(_is_alive(process) for process in tree) and time.monotonic() < deadline_s:
+            tick.wait(0.005)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """SIGTERM, and the exit status."""
         self._process.terminate()
         return self._process.wait(timeout_s)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
