@@ -19,8 +19,6 @@ POINTS: Mapping[str, str] = MappingProxyType(
     {
         "after_poll": "source records were read, nothing is stored",
         "after_append": "source records are in the store, not durable",
-        "before_sync": "the store is about to make its horizon durable",
-        "after_sync": "the horizon is durable",
         "before_produce": "a transaction is open and empty",
         "flushed": "outputs are flushed, the transaction is open",
         "before_commit": "outputs and the checkpoint are flushed, the commit is next",
@@ -96,4 +94,3 @@ class _Fault:
 
 point = bind(os.environ.get(VARIABLE, ""))
 """Call it as ``faults.point("before_commit")``; the name is one of ``POINTS``."""
-

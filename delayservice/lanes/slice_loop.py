@@ -148,6 +148,7 @@ class SliceLoop:
         except LogMovedError as moved:
             self._refit(moved)
             return
+        faults.point("after_poll")
         for run in runs:
             lane = self.lanes.get(run.topic)
             if lane is not None:
