@@ -90,7 +90,7 @@ def reader(contract: Contract) -> RecordReader:
     st.none() | st.lists(ANY_HEADERS, max_size=6) | LIKELY_HEADERS,
 )
 @example(Contract(), 0, 0, b"k", None, None)
-def test_any_record_is_read_as_exactly_one_well_formed_entry(  # noqa: PLR0913, PLR0917
+def test_any_record_is_read_as_exactly_one_well_formed_entry(
     contract: Contract,
     offset: int,
     timestamp_ms: int,
@@ -147,7 +147,7 @@ def assert_well_formed(
     st.none() | st.binary(max_size=300),
     st.lists(OWN_HEADERS, max_size=4),
 )
-def test_the_short_way_gives_what_the_long_way_gives(  # noqa: PLR0913, PLR0917
+def test_the_short_way_gives_what_the_long_way_gives(
     contract: Contract,
     order: list[str],
     name: str,

@@ -21,7 +21,7 @@ TARGET = (names.DELAY_TARGET_TOPIC, b"orders")
 IN_FIVE_SECONDS = (names.DELAY_AFTER, b"5000")
 
 
-def reader(**parameters: Any) -> RecordReader:  # noqa: ANN401  # any parameter of Contract
+def reader(**parameters: Any) -> RecordReader:  # any parameter of Contract
     contract = Contract(**{"allow": ("orders*",), "roll_window_ms": ROLL_MS, **parameters})
     return RecordReader("delay_topic_any", 3, Contracts([(0, contract)]), [b"secret"])
 
@@ -31,7 +31,7 @@ def read(
     key: bytes | None = b"key",
     value: bytes | None = b"value",
     timestamp_ms: int = WRITTEN_MS,
-    **parameters: Any,  # noqa: ANN401  # as in reader
+    **parameters: Any,  # as in reader
 ) -> Entry:
     return reader(**parameters).read(7, timestamp_ms, key, value, list(headers))
 
