@@ -7,7 +7,7 @@ partition event, so those events are asked for, and a run says where it stops, n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
@@ -144,6 +145,10 @@ class KafkaSource:
         """Where the log starts and ends; see the port."""
         return log_bounds(self._admin, topic, self._slice_no)
 
+    def topic_id(self, topic: str) -> str | None:
+        """The id of the topic that has this name now; see the port."""
+        return topic_ids(self._admin, [topic]).get(topic)
+
     def scan(self, topic: str, start: int, stop: int) -> Iterator[Run]:
         """Read ``[start, stop)`` aside; see the port.
 
@@ -171,6 +176,18 @@ def _take(consumer: Consumer, timeout_s: float, limit: int) -> list[Any]:
     """What is there, after waiting for the first: ``consume`` alone would wait for the last."""
     first = consumer.poll(timeout_s)
     return [] if first is None else [first, *consumer.consume(limit - 1, 0)]
+
+
+def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
+    """The ids of those of ``topics`` that exist: they tell a recreated topic from the old one."""
+    described = admin.describe_topics(TopicCollection(list(topics)))
+    found = {}
+    for name, future in described.items():
+        try:
+            found[name] = str(future.result(ASK_TIMEOUT_S).topic_id)
+        except KafkaException as exc:
+            _log.warning("topic_not_described", topic=name, why=str(exc))
+    return found
 
 
 def log_bounds(

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
     ConfigResource,
@@ -23,6 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from connectors.kafka.errors import error_of
+from connectors.kafka.source import topic_ids
 from delayservice.core.codes import TARGET_UNKNOWN
 from delayservice.errors import KafkaEdgeError
 from delayservice.settings import Settings
@@ -203,14 +204,8 @@ class TopicKeeper:
             return []
         configs = self._configs([*names, topics.dead_letter])
         letter_bytes = int(configs[topics.dead_letter].get("max.message.bytes", "0"))
-        described = self._admin.describe_topics(TopicCollection(names))
         found = []
-        for name in names:
-            try:
-                topic_id = str(described[name].result(REQUEST_TIMEOUT_S).topic_id)
-            except KafkaException as exc:
-                _log.warning("topic_not_described", topic=name, why=str(exc))
-                continue
+        for name, topic_id in topic_ids(self._admin, names).items():
             problems = tuple(self._problems(configs[name], letter_bytes))
             found.append(DelayTopic(name, topic_id, existing[name], problems))
         return found

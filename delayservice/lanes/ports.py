@@ -64,6 +64,9 @@ class Source(Protocol):
     def bounds(self, topic: str) -> Bounds:
         """Where the log starts and ends now; the end counts open transactions."""
 
+    def topic_id(self, topic: str) -> str | None:
+        """The id of the topic that has this name now; None when there is none."""
+
     def scan(self, topic: str, start: int, stop: int) -> Iterator[Run]:
         """Read ``[start, stop)`` aside, without touching the position of ``poll``."""
 

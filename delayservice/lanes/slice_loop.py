@@ -158,10 +158,15 @@ class SliceLoop:
         faults.point("after_append")
 
     def _refit(self, moved: LogMovedError) -> None:
-        """The log expired or was truncated under us: go on with what it holds now."""
+        """The log expired or was truncated under us: go on with what it holds now. Another log of
+        the same name is none of this lane's: a new lane will serve it from its start.
+        """
+        lane = self.lanes[moved.topic]
+        if self._source.topic_id(moved.topic) != lane.topic_id:
+            self.drop_lane(moved.topic)
+            return
         if self.owner:
             self._start_over("log_moved", why=str(moved))
-        lane = self.lanes[moved.topic]
         lane.refit(self._source.bounds(moved.topic))
 
     def _wait_ms(self) -> float:

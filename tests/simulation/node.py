@@ -13,6 +13,7 @@ from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.slice_loop import Limits, SliceLoop
 from delayservice.store.base import Store
+from tests.simulation.sim_log import topic_id
 from tests.simulation.sim_ports import (
     SimCheckpoints,
     SimClock,
@@ -131,7 +132,7 @@ class Node:
         if self._forgets_contracts:
             self.disks[topic].wipe()
         store = self.disks[topic] if make is None else make(self.name, topic)
-        lane = Lane(topic, 0, f"id of {topic}", store, self._source, self._routes())
+        lane = Lane(topic, 0, topic_id(topic), store, self._source, self._routes())
         lane.shard._queue_max = self.world.plan.queue_max
         return lane
 

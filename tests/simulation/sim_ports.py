@@ -19,7 +19,7 @@ from delayservice.errors import (
 )
 from delayservice.lanes.ports import Bounds, ReadBack, Run
 from tests.simulation.history import ViolationError
-from tests.simulation.sim_log import OPEN, Transaction
+from tests.simulation.sim_log import OPEN, Transaction, topic_id
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
@@ -82,6 +82,11 @@ class SimSource:
         self._node.call("bounds")
         partition = self._log.partition(topic)
         return Bounds(partition.start, partition.end)
+
+    def topic_id(self, topic: str) -> str:
+        """See the port. No topic is recreated here."""
+        self._node.call("topic_id")
+        return topic_id(topic)
 
     def scan(self, topic: str, start: int, stop: int) -> Iterator[Run]:
         """See the port."""
