@@ -54,7 +54,12 @@ def run_worker(settings: Settings, secret: bytes, index: int, pipe: Connection) 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
     worker = Worker(settings, secret, index, Standalone())
     _end_with_supervisor(pipe)
-    failed = worker.run(stopping, pipe.send_bytes)
+    try:
+        failed = worker.run(stopping, pipe.send_bytes)
+    except BaseException:  # noqa: BLE001  # nobody is left to handle it
+        # Left to itself the process would wait for its slices, which nobody stops any more.
+        _log.exception("worker_failed", worker=index)
+        failed = True
     os._exit(EXIT_FAILED if failed else 0)  # librdkafka's threads may outlive a clean exit
 
 
@@ -107,7 +112,7 @@ class Worker:
             if time.monotonic() - refreshed_s >= self._settings.topics.refresh_s:
                 refreshed_s = time.monotonic()
                 self._refresh()
-            if any(thread.failure is not None for thread in self._slices.values()):
+            if self._has_failed:
                 break
             self._publish(publish)
             stopping.wait(TURN_S)
@@ -136,7 +141,13 @@ class Worker:
         ]
         if late:
             _log.error("slices_did_not_stop", slices=late, waited_s=STOP_TIMEOUT_S)
-        return bool(late) or any(t.failure is not None for t in self._slices.values())
+        return bool(late) or self._has_failed
+
+    @property
+    def _has_failed(self) -> bool:
+        return self._checkpoints.has_failed or any(
+            thread.failure is not None for thread in self._slices.values()
+        )
 
     # --- topics and slices ---------------------------------------------------------------------
 

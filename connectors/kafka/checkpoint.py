@@ -34,7 +34,9 @@ class KafkaCheckpoints:
         self._tailed: dict[int, ReadBack] = {}
         self._wanted: set[int] = set()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._tail, name="checkpoint-tail", daemon=True)
+        self.has_failed = False
+        """Whether the tail has ended with an error: nothing is pruned or compared any more."""
+        self._thread = threading.Thread(target=self._run, name="checkpoint-tail", daemon=True)
         self._thread.start()
 
     def latest(self, slice_no: int) -> bytes | None:
@@ -84,6 +86,13 @@ class KafkaCheckpoints:
     def read_back(self, slice_no: int) -> ReadBack | None:
         """The newest checkpoint read back in passing; the same object until a newer one comes."""
         return self._tailed.get(slice_no)
+
+    def _run(self) -> None:
+        try:
+            self._tail()
+        except BaseException:  # noqa: BLE001  # whatever it is, the worker has to know
+            self.has_failed = True
+            _log.exception("checkpoint_tail_failed")
 
     def _tail(self) -> None:
         config = self._config | {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 1_000}

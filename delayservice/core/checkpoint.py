@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from delayservice.core.contract import Contracts
+from delayservice.core.contract import ContractError, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.errors import KafkaEdgeError
 
@@ -105,6 +105,8 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
                 for topic, shard in raw["shards"].items()
             },
         )
+    except ContractError as exc:
+        raise KafkaEdgeError(f"the checkpoint can't be followed: {exc}") from exc
     except (msgspec.DecodeError, KeyError, TypeError, IndexError) as exc:
         raise KafkaEdgeError(
             f"a record of the checkpoint topic is no checkpoint ({exc!r}); something else writes "
