@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from concurrent.futures import Future
+from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from delayservice.core.codes import TARGET_REFUSED, TARGET_UNAUTHORIZED, TOO_LARGE
+
+Answer = TypeVar("Answer")
 
 FENCED: Final = frozenset(
     {
@@ -46,3 +49,17 @@ def error_of(exc: KafkaException) -> KafkaError:
     if not isinstance(error, KafkaError):  # pragma: no cover - the client always carries one
         raise TypeError(f"a Kafka exception without a Kafka error: {exc!r}") from exc
     return error
+
+
+def answer_of(future: Future[Answer], timeout_s: float) -> Answer:
+    """What an admin request gave.
+
+    Raises:
+        KafkaException: the cluster refused it, or did not answer in time: the future itself says
+            that with a ``TimeoutError``, for its request may outlive it.
+    """
+    try:
+        return future.result(timeout_s)
+    except TimeoutError as exc:
+        error = KafkaError(KafkaError._TIMED_OUT, f"no answer in {timeout_s:.0f} s")  # noqa: SLF001
+        raise KafkaException(error) from exc

@@ -26,6 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from connectors.kafka.clients import consumer_client
+from connectors.kafka.errors import answer_of
 from delayservice.core.entry import UNREADABLE, Row
 from delayservice.errors import KafkaEdgeError, LogMovedError
 from delayservice.lanes.ports import Bounds, Run
@@ -184,7 +185,7 @@ def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
     found = {}
     for name, future in described.items():
         try:
-            found[name] = str(future.result(ASK_TIMEOUT_S).topic_id)
+            found[name] = str(answer_of(future, ASK_TIMEOUT_S).topic_id)
         except KafkaException as exc:
             _log.warning("topic_not_described", topic=name, why=str(exc))
     return found
@@ -211,7 +212,7 @@ def log_bounds(
             request_timeout=ASK_TIMEOUT_S,
         )
         try:
-            offsets.append(int(asked[place].result(ASK_TIMEOUT_S).offset))
+            offsets.append(int(answer_of(asked[place], ASK_TIMEOUT_S).offset))
         except KafkaException as exc:
             raise KafkaEdgeError(
                 f"where {topic}:{partition} starts and ends can't be asked: {exc}"

@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     ResourceType,
 )
 
-from connectors.kafka.errors import error_of
+from connectors.kafka.errors import answer_of, error_of
 from connectors.kafka.source import topic_ids
 from delayservice.core.codes import TARGET_UNKNOWN
 from delayservice.errors import KafkaEdgeError
@@ -95,7 +95,9 @@ class TargetTopics:
         """The topic's ``max.message.bytes``, or None when the cluster does not say."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
-            entries = self._admin.describe_configs([resource])[resource].result(REQUEST_TIMEOUT_S)
+            entries = answer_of(
+                self._admin.describe_configs([resource])[resource], REQUEST_TIMEOUT_S
+            )
         except KafkaException as exc:
             _log.warning("topic_config_not_read", topic=topic, why=str(exc))
             return None
@@ -169,7 +171,7 @@ class TopicKeeper:
         ]
         for name, future in self._admin.create_topics(requests).items():
             try:
-                future.result(REQUEST_TIMEOUT_S)
+                answer_of(future, REQUEST_TIMEOUT_S)
                 _log.info("topic_created", topic=name, partitions=missing[name][0])
             except KafkaException as exc:
                 if error_of(exc).code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -182,7 +184,7 @@ class TopicKeeper:
             return
         for future in self._admin.create_partitions([NewPartitions(name, slices)]).values():
             try:
-                future.result(REQUEST_TIMEOUT_S)
+                answer_of(future, REQUEST_TIMEOUT_S)
                 _log.info("checkpoint_grown", topic=name, partitions=slices)
             except KafkaException as exc:
                 raise KafkaEdgeError(f"{name} can't grow to {slices} partitions: {exc}") from exc
@@ -244,7 +246,7 @@ class TopicKeeper:
         configs = {}
         for resource, future in self._admin.describe_configs(resources).items():
             try:
-                entries = future.result(REQUEST_TIMEOUT_S)
+                entries = answer_of(future, REQUEST_TIMEOUT_S)
             except KafkaException as exc:
                 raise KafkaEdgeError(
                     f"the configuration of {resource.name} can't be read ({exc}); the service "
