@@ -72,9 +72,5 @@ class OwnershipLostError(KafkaEdgeError):
     """Fenced, or the outcome of a commit is unknown: drop the role and start at take-over again."""
 
 
-class TopicUnfitError(KafkaEdgeError):
-    """A topic's configuration breaks a promise; it is not served until that is put right."""
-
-
 class ClusterError(DelayServiceError):
     """The embedded cluster could not be resolved, started or stopped."""

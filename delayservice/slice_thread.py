@@ -145,11 +145,6 @@ class SliceThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():

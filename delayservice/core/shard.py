@@ -207,7 +207,7 @@ class Shard:
             unread = self.read
             queued = entries if start == unread else [e for e in entries if e[0] >= unread]
             self._queue.extend(queued)
-            self._queue_bytes += _value_bytes(queued)
+            self._queue_bytes += _content_bytes(queued)
             self._x_of_copies.update((o, x) for o, x in scans.items() if o >= unread)
             self.read = stop
 
@@ -336,7 +336,7 @@ class Shard:
                 self._victims.pop(entry[0], None)
                 self._x_of_copies.pop(entry[0], None)
         del self._queue[: self._walked]
-        self._queue_bytes = _value_bytes(self._queue)
+        self._queue_bytes = _content_bytes(self._queue)
         self._walked = 0
         self.committed = self.staged
 
@@ -347,6 +347,12 @@ class Shard:
         self.staged = self.committed
 
 
-def _value_bytes(entries: Iterable[Entry]) -> int:
-    """What queued records hold in memory, near enough: their values."""
-    return sum(len(e[4][3 if e[1] <= COPY else 1] or b"") for e in entries)
+def _content_bytes(entries: Iterable[Entry]) -> int:
+    """What queued records hold in memory, near enough: keys, values and headers."""
+    total = 0
+    for entry in entries:
+        key, value, headers = entry[4][2:5] if entry[1] <= COPY else entry[4]
+        total += len(key or b"") + len(value or b"")
+        if headers:
+            total += sum([len(name) + len(text or b"") for name, text in headers])
+    return total

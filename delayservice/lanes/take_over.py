@@ -74,7 +74,11 @@ def take_over_lane(
 def _agreed(
     lane: Lane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract
 ) -> Contracts:
-    """What settings ask for holds from the end of the log on (rule 2): keys that exist stay."""
+    """What settings ask for holds from the end of the log on (rule 2): keys that exist stay.
+
+    A log that was truncated may end below the last contract's start, which stays then.
+    """
     if known is None:
         return Contracts([(0, wanted)])
-    return known.contracts.extended(max(bounds.end, lane.shard.stored), wanted)
+    last_start = known.contracts.entries()[-1][0]
+    return known.contracts.extended(max(bounds.end, lane.shard.stored, last_start), wanted)
