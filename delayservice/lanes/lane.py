@@ -182,7 +182,7 @@ class Lane:
         entries = self.reader.read_batch(run.rows)
         shard, store = self.shard, self.store
         needed = shard.scans_needed(run.start, entries, run.stop)
-        scanned = {scan.copy_offset: self._scan_back(scan) for scan in needed}
+        scanned = self._scan_back(needed)
         added = shard.ingest(run.start, entries, run.stop, scanned, store.latest_unmarked)
         if added.frames or added.marks or shard.stored == run.stop:
             store.append(added.frames, added.named, added.marks, shard.stored)
@@ -191,13 +191,30 @@ class Lane:
         self._hold_back()
         return len(entries)
 
-    def _scan_back(self, scan: CopyScan) -> int:
-        """Offset of the first user record of the id in ``[base, copy)`` (rule 13)."""
-        for run in self._source.scan(self.topic, self._retained(scan.base), scan.copy_offset):
+    def _scan_back(self, scans: Sequence[CopyScan]) -> dict[int, int]:
+        """By copy: offset of the first user record of its id in ``[base, copy)``, or ``NO_MARK``
+        (rule 13). One pass for all, because after a crash thousands may be asked for at once.
+        """
+        found = {scan.copy_offset: NO_MARK for scan in scans}
+        if not scans:
+            return found
+        by_id: dict[bytes, list[CopyScan]] = {}
+        for scan in scans:
+            by_id.setdefault(scan.record_id, []).append(scan)
+        start = self._retained(min(scan.base for scan in scans))
+        for run in self._source.scan(self.topic, start, max(found)):
             for entry in self.reader.read_batch(run.rows):
-                if entry[3] == scan.record_id and is_user_record(entry):
-                    return entry[0]
-        return NO_MARK
+                offset, record_id = entry[0], entry[3]
+                if record_id is None or not is_user_record(entry):
+                    continue
+                for scan in by_id.get(record_id, ()):
+                    copy_offset = scan.copy_offset
+                    if found[copy_offset] == NO_MARK and scan.base <= offset < copy_offset:
+                        found[copy_offset] = offset
+        return found
+
+    def _scan_one_back(self, scan: CopyScan) -> int:
+        return self._scan_back([scan])[scan.copy_offset]
 
     def _retained(self, offset: int) -> int:
         """Where to read from instead, if retention has deleted ``offset``: what is gone from the
@@ -257,7 +274,7 @@ class Lane:
                     self.topic,
                     damage,
                     self.shard.stored,
-                    self._scan_back,
+                    self._scan_one_back,
                 )
                 self.store.rebuild(damage.start_ms, damage.stop_ms, frames)
                 _log.warning(
