@@ -155,15 +155,16 @@ class Worker:
         """Find new topics, added partitions and recreated topics; stop serving unfit ones."""
         try:
             found = self._keeper.delay_topics()
-            slices = max((topic.partitions for topic in found), default=0)
+            fit = [topic for topic in found if not topic.problems]
+            slices = max((topic.partitions for topic in fit), default=0)
             self._keeper.grow_checkpoint(slices)
         except KafkaEdgeError as exc:
             _log.warning("topics_not_refreshed", why=str(exc))
             return
         self._explain(found)
-        fit = [topic for topic in found if not topic.problems]
         self._slices_there = range(slices)
-        for slice_no in range(self._index, slices, self._settings.node.workers):
+        mine = range(self._index, slices, self._settings.node.workers)
+        for slice_no in sorted({*mine, *self._slices}):
             topics = {topic.name: topic for topic in fit if topic.partitions > slice_no}
             thread = self._slices.get(slice_no)
             if thread is None:

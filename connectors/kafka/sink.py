@@ -31,6 +31,8 @@ from delayservice.errors import OwnershipLostError, RefusedError, TransactionAbo
 COMMIT_TIMEOUT_S: Final = 30.0
 FLUSH_STEP_S: Final = 0.1
 INIT_TIMEOUT_S: Final = 60.0
+UNKNOWN_AFTER_MS: Final = 3_000
+"""How long the client goes on hoping for a target that has disappeared."""
 SLOW_COMMIT_S: Final = 10.0
 """A commit slower than this may have been retried inside the client: the producer is replaced."""
 
@@ -73,6 +75,7 @@ class SinkOptions:
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 262_144,
             "message.timeout.ms": 40_000,
+            "topic.metadata.propagation.max.ms": UNKNOWN_AFTER_MS,
             "delivery.report.only.error": True,
             **self.client,
             "partitioner": self.partitioner,
@@ -216,6 +219,8 @@ class KafkaSink:
             topic = message.topic()
             if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and topic is not None:
                 self._too_large.add(topic)
+            elif error.code() in UNKNOWN_TARGETS and topic is not None:
+                self._targets.forget(topic)  # asked again, found missing, and parked
 
     def _note_record(
         self, shard: str, offset: int, topic: str, error: KafkaError | None, _message: object
@@ -296,7 +301,7 @@ class KafkaSink:
         self._flush_step(self._fenced_producer)  # reports that are on their way
         if self._refusals:
             self._abort_refused()
-        if any(_concerns_record(error) for error in self._failed) and not self._diagnosing:
+        if any(error.code() in REFUSALS for error in self._failed) and not self._diagnosing:
             self._diagnosing = True
             self._bound_batches()
             reasons = sorted({str(error) for error in self._failed})

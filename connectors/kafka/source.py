@@ -135,6 +135,13 @@ class KafkaSource:
             stops[message.topic()] = message.offset()
         elif error.code() in _MOVED:
             raise LogMovedError(message.topic(), str(error))
+        elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # the other topics go on
+            _log.error(
+                "topic_not_readable",
+                topic=message.topic(),
+                slice=self._slice_no,
+                hint="give the service Read on this topic",
+            )
         elif error.retriable() or error.code() < 0:
             _log.debug("fetch_error", slice=self._slice_no, why=str(error))
         else:

@@ -205,10 +205,14 @@ class TopicKeeper:
         if not names:
             return []
         configs = self._configs([*names, topics.dead_letter])
-        letter_bytes = int(configs[topics.dead_letter].get("max.message.bytes", "0"))
+        letters = configs[topics.dead_letter]
+        letter_bytes = int(letters.get("max.message.bytes", "0")) if letters else 0
         found = []
         for name, topic_id in topic_ids(self._admin, names).items():
-            problems = tuple(self._problems(configs[name], letter_bytes))
+            config = configs[name]
+            problems = (
+                (_UNREADABLE,) if config is None else tuple(self._problems(config, letter_bytes))
+            )
             found.append(DelayTopic(name, topic_id, existing[name], problems))
         return found
 
@@ -241,16 +245,23 @@ class TopicKeeper:
                 "than its record; raise the one, or lower the other"
             )
 
-    def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str] | None]:
+        """Configuration of each topic; None where the service may not read it.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
-        configs = {}
+        configs: dict[str, dict[str, str] | None] = {}
         for resource, future in self._admin.describe_configs(resources).items():
             try:
                 entries = answer_of(future, REQUEST_TIMEOUT_S)
             except KafkaException as exc:
+                if error_of(exc).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    configs[resource.name] = None
+                    continue
                 raise KafkaEdgeError(
-                    f"the configuration of {resource.name} can't be read ({exc}); the service "
-                    "needs DescribeConfigs on its delay topics"
+                    f"the configuration of {resource.name} can't be read: {exc}"
                 ) from exc
             configs[resource.name] = {name: entry.value or "" for name, entry in entries.items()}
         return configs
@@ -265,6 +276,10 @@ class TopicKeeper:
 
 _LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
 """A dead letter is larger than the record that it carries."""
+
+_UNREADABLE: Final = (
+    "its configuration can't be read: give the service Describe and DescribeConfigs on the topic"
+)
 
 _RETENTION_MS: Final = 7 * 86_400_000
 """Kafka's own default, so that a created topic keeps at least as much as any other."""

@@ -36,11 +36,13 @@ class Verdicts:
 
     ``blocked`` maps a target ``(topic, partition)`` or ``(topic, -1)`` for all of a topic to a
     code: its records are parked. ``refused`` maps a source offset to ``(code, detail)``: the broker
-    will never take this record, so it is dead-lettered.
+    will never take this record, so it is dead-lettered. ``stripped`` holds those whose dead letter
+    was refused in turn: theirs says only where the record is.
     """
 
     blocked: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     refused: dict[int, tuple[str, str]] = field(default_factory=dict)
+    stripped: set[int] = field(default_factory=set)
 
 
 class Settler:
@@ -66,20 +68,20 @@ class Settler:
         """
         due_ms = payload[5]
         verdicts = self._verdicts
+        if due_ms > now_ms and key_ms >= due_ms:
+            return None
+        refusal = verdicts.refused.get(offset) if verdicts.refused else None
+        if refusal is not None:  # the record, or the copy that it was to be rolled to
+            return self._dead_letter_payload(offset, payload, *refusal)
         if due_ms > now_ms:
-            if key_ms >= due_ms:
-                return None
-            refusal = verdicts.refused.get(offset)  # its copy outgrew the delay topic
-            if refusal is not None:
-                return self._dead_letter_payload(offset, payload, *refusal)
             return self._roll(offset, payload, now_ms, base)
-        if verdicts.refused or verdicts.blocked:
-            exception = self._settle_exception(offset, payload, now_ms, base)
-            if exception is not None:
-                return exception
         target, partition, key, value, headers, _, meta = payload
         if meta is not None and meta[3] is not None and now_ms > meta[3]:
             return self._outcome(outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None)
+        if verdicts.blocked:
+            parked = self._settle_blocked(offset, payload, now_ms, base)
+            if parked is not None:
+                return parked
         sent = headers + self._provenance.headers(offset, due_ms, meta)
         return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
 
@@ -94,6 +96,13 @@ class Settler:
     ) -> Output:
         """The output that carries a record to the dead-letter topic, with the reason."""
         key, value, headers = original
+        if offset in self._verdicts.stripped:
+            held = sum(len(part or b"") for _, part in headers) + len(value or b"")
+            detail = (
+                f"its key, value and headers ({held:,} bytes) are left out, for the dead-letter "
+                f"topic refused them; read them at the source; {detail}"
+            )
+            key, value, headers = None, None, []
         source = source or self._source_prefix + b"%d" % offset
         lettered = dead_letter_headers(headers, code, detail, source)
         lettered.append(("delay-settles", b"%d" % offset))
@@ -109,13 +118,10 @@ class Settler:
         source = self._source_prefix + b"%d" % offset
         return self._outcome(kind, offset, record_id, source, 0, None)
 
-    def _settle_exception(
+    def _settle_blocked(
         self, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Dead letter for a refused record, park for a blocked target, None for any other."""
-        refusal = self._verdicts.refused.get(offset)
-        if refusal is not None:
-            return self._dead_letter_payload(offset, payload, *refusal)
+        """Park, or dead letter after the last attempt, for a blocked target; None for others."""
         blocked = self._verdicts.blocked
         reason = blocked.get((payload[0], payload[1])) or blocked.get((payload[0], -1))
         if reason is None:

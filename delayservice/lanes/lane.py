@@ -295,12 +295,18 @@ class Lane:
         """The staged cursor is committed."""
         self.shard.commit()
         self.verdicts.refused.clear()
+        self.verdicts.stripped.clear()
         self._go_to_wanted()
         self._hold_back()
 
     def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
-        """Settle these offsets as dead letters when they come again."""
-        self.verdicts.refused.update(refusals)
+        """Settle these offsets as dead letters when they come again; those whose dead letter was
+        refused too, as ones without content.
+        """
+        for offset, reason in refusals:
+            if offset in self.verdicts.refused:
+                self.verdicts.stripped.add(offset)
+            self.verdicts.refused.setdefault(offset, reason)
 
     def close(self) -> None:
         """Make durable what there is, and let go."""

@@ -63,6 +63,9 @@ class Limits:
     transaction_interval_ms_min: float = 20.0
     """Bounds of the time between the starts of two commits: transactions per second."""
     transaction_interval_ms_max: float = 100.0
+    sync_interval_s: float = 60.0
+    """How old the stores' durable horizon may get, however little is stored: what a restart reads
+    again must still be in the log."""
     cursor_interval_ms: float = 500.0
     """A commit that would only move the cursor waits this long, for its loss costs nothing but
     reading a little again."""
@@ -109,6 +112,7 @@ class SliceLoop:
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._last_commit_s = float("-inf")
         self._rechecked_s = float("-inf")
+        self._synced_s = clock.monotonic_s()
         self._uncommitted: list[list[Output]] = []
         self._uncommitted_records = 0
 
@@ -133,6 +137,7 @@ class SliceLoop:
             _log.warning("ownership_lost", slice=self.slice_no, why=str(lost))
             self.release()
         self._prune()
+        self._sync_when_time()
 
     def _claim_or_release(self) -> None:
         wanted = self._gate.may_own(self.slice_no)
@@ -161,7 +166,9 @@ class SliceLoop:
         """The log expired or was truncated under us: go on with what it holds now. Another log of
         the same name is none of this lane's: a new lane will serve it from its start.
         """
-        lane = self.lanes[moved.topic]
+        lane = self.lanes.get(moved.topic)
+        if lane is None:  # dropped a moment ago
+            return
         if self._source.topic_id(moved.topic) != lane.topic_id:
             self.drop_lane(moved.topic)
             return
@@ -391,6 +398,15 @@ class SliceLoop:
                 lane.adopt(known.contracts)
                 lane.follow(known.cursor)
         faults.point("after_prune")
+
+    def _sync_when_time(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._synced_s < self._limits.sync_interval_s:
+            return
+        self._synced_s = now_s
+        for lane in self.lanes.values():
+            if lane.store.stats().durable_offset < lane.shard.stored:
+                lane.store.sync()
 
     # --- shards --------------------------------------------------------------------------------
 
