@@ -92,7 +92,7 @@ class KafkaSink:
         self._producer: Producer | None = None
         self._direct: Producer | None = None
         self._open = False
-        self._has_outputs = False
+        self._sent: list[Sequence[Output]] = []
         self._failed: list[KafkaError] = []
         self._refusals: dict[tuple[str, int], tuple[str, str]] = {}
         self._diagnosing = False
@@ -134,7 +134,8 @@ class KafkaSink:
         self._forget()
 
     def _forget(self) -> None:
-        self._open = self._has_outputs = False
+        self._open = False
+        self._sent.clear()
         self._failed.clear()
         self._refusals.clear()
 
@@ -159,7 +160,7 @@ class KafkaSink:
     def send(self, shard: str, outputs: Sequence[Output]) -> None:
         """Queue outputs for the open transaction; see the port."""
         self._begin()
-        self._has_outputs = True
+        self._sent.append(outputs)
         if self._direct is None:
             self._produce(self._fenced_producer, shard, outputs)
             return
@@ -256,12 +257,13 @@ class KafkaSink:
             if not self._broke_off(error_of(exc)):
                 raise self._lost("produce", exc) from exc
         self._flush(producer)
-        if self._has_outputs:
+        if self._sent:
             faults.point("flushed")
         faults.point("before_commit")
         started_s = time.monotonic()
         self._commit_transaction(producer)
-        self._open = self._has_outputs = False
+        self._open = False
+        self._sent.clear()
         if self._diagnosing:
             self._stop_diagnosing()
         elif time.monotonic() - started_s > SLOW_COMMIT_S:
@@ -273,12 +275,24 @@ class KafkaSink:
         In steps, for once a record of a transaction fails the client sends no other, and to wait
         for those would take the whole time-out.
         """
-        deadline_s = time.monotonic() + COMMIT_TIMEOUT_S
+        started_s = time.monotonic()
         while left := self._flush_step(producer):
-            if self._failed or time.monotonic() > deadline_s:
+            waited_s = time.monotonic() - started_s
+            if waited_s > UNKNOWN_AFTER_MS / 1000:
+                self._fail_if_target_is_gone()
+            if self._failed or waited_s > COMMIT_TIMEOUT_S:
                 self._fail(f"{left} records were not acknowledged")
         if self._failed:
             self._fail("records were refused by the broker")
+
+    def _fail_if_target_is_gone(self) -> None:
+        """A transaction that includes a topic which was deleted meanwhile is retried by the client
+        for as long as it is let.
+        """
+        sent_to = {(output[1], output[2]) for outputs in self._sent for output in outputs}
+        gone = self._targets.missing(sent_to, refresh=True)
+        if gone:
+            self._fail("; ".join(detail for _, detail in gone.values()))
 
     def _flush_step(self, producer: Producer) -> int:
         """How many records are left; raises when the producer was fenced."""

@@ -29,7 +29,7 @@ from delayservice.errors import KafkaEdgeError
 from delayservice.settings import Settings
 
 REQUEST_TIMEOUT_S: Final = 15.0
-_RECHECK_S: Final = 1.0
+_RECHECK_S: Final = 0.25
 LETTER_EXTRA_BYTES: Final = 8 * 1024
 """What a dead letter's own headers may take, its reason and what it asked for included."""
 
@@ -66,7 +66,7 @@ class TargetTopics:
     ) -> dict[tuple[str, int], tuple[str, str]]:
         """``(topic, partition or -1)`` of those that don't exist, with code and detail. What is not
         in the cache is asked of the cluster at once, for it may have been created a moment ago;
-        with ``refresh``, for what is known to be missing, once a second at most.
+        with ``refresh``, for what is known to be missing, four times a second at most.
         """
         partitions = self._partitions
         unsure = [t for t in targets if partitions.get(t[0], 0) <= max(t[1], 0) or refresh]

@@ -42,7 +42,8 @@ from delayservice.lanes.ports import (
 )
 from delayservice.lanes.take_over import check_secret, read_checkpoint, take_over_lane
 
-_RECHECK_S = 1.0
+_ASK_THE_TIME_S = 1.0
+_RECHECK_BLOCKED_S = 0.25
 _NOT_SETTLING_WAIT_MS = 50.0
 _LEAST_WAIT_MS = 0.5
 
@@ -220,7 +221,7 @@ class SliceLoop:
 
     def _recheck_blocked(self) -> None:
         """A target that was missing may have been created since."""
-        if self._clock.monotonic_s() - self._rechecked_s < _RECHECK_S:
+        if self._clock.monotonic_s() - self._rechecked_s < _RECHECK_BLOCKED_S:
             return
         self._rechecked_s = self._clock.monotonic_s()
         for lane in self.lanes.values():
@@ -318,7 +319,7 @@ class SliceLoop:
         """Nothing is settled while the clock is in doubt. A commit without outputs, read back with
         the broker's timestamp, says whether it is right after all.
         """
-        if self._clock.monotonic_s() - self._last_commit_s >= _RECHECK_S:
+        if self._clock.monotonic_s() - self._last_commit_s >= _ASK_THE_TIME_S:
             self._start_over("clock_in_doubt", why=self._gate.frozen())
             self._commit()
 
