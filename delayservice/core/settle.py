@@ -5,18 +5,14 @@ The shard decides *that* a record is settled, this module decides *how*.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from delayservice.core import outcome
 from delayservice.core.codec import Header, Payload
 from delayservice.core.copies import write_copy
+from delayservice.core.entry import Original
 from delayservice.core.outcome import Output
 from delayservice.core.record import Provenance, dead_letter_headers
-
-Original: TypeAlias = tuple[bytes | None, bytes | None, Sequence[Header]]
-"""``(key, value, headers)`` of a control or invalid record, as it was read."""
 
 
 @dataclass(frozen=True, slots=True)

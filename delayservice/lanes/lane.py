@@ -49,7 +49,6 @@ class Lane:
         self.topic_id = topic_id
         self.store = store
         self.verdicts = Verdicts()
-        self.lost_offsets = 0
         self._source = source
         self._secrets = (routes.secret,)
         self._settler = Settler(topic, partition, routes, self.verdicts)
@@ -135,7 +134,6 @@ class Lane:
         """Offsets that retention deleted before this store had them. On a first start, or after the
         store was wiped, what was pending among them was rolled forward if the retention rule held.
         """
-        self.lost_offsets += stop - first
         _log.warning(
             "log_starts_later",
             topic=self.topic,

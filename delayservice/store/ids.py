@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from contextlib import contextmanager
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +26,7 @@ from delayservice.core.cursor import Key
 from delayservice.errors import StoreError
 from delayservice.store.rocks import (
     RocksOptions,
-    condemn,
+    guarded,
     open_database,
     read_keys,
     read_rows,
@@ -35,7 +34,8 @@ from delayservice.store.rocks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from rocksdict import Rdict
@@ -230,16 +230,5 @@ class IdIndex:
         with self._guard("write"):
             self._database.write(batch)
 
-    @contextmanager
-    def _guard(self, deed: str) -> Iterator[None]:
-        try:
-            yield
-        except StoreError:
-            raise
-        except Exception as exc:
-            if "Corruption" in str(exc):
-                condemn(self._path)  # the next open starts over
-            raise StoreError(
-                f"can't {deed} the id index {self._path}: {exc}; restart the service: what is "
-                "damaged is rebuilt from Kafka"
-            ) from exc
+    def _guard(self, deed: str) -> AbstractContextManager[None]:
+        return guarded(deed, f"the id index {self._path}", self._path)

@@ -14,6 +14,7 @@ Found by trying, with rocksdict 0.3.29:
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -123,6 +124,34 @@ def condemn(path: Path) -> None:
     marker = path / _CONDEMNED
     with marker.open("wb") as file:
         os.fsync(file.fileno())
+
+
+@contextmanager
+def guarded(
+    deed: str, what: str, database: Path, *, always_condemn: bool = False
+) -> Iterator[None]:
+    """Whatever RocksDB raises becomes a ``StoreError``, and damage condemns the database.
+
+    Args:
+        deed: what is being done, for the message.
+        what: to what, for the message.
+        database: its folder.
+        always_condemn: any failure of this deed counts as damage, not only one that says so.
+
+    Raises:
+        StoreError: the deed failed.
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as exc:
+        if always_condemn or "Corruption" in str(exc):
+            condemn(database)  # the next open puts it aside and starts over
+        raise StoreError(
+            f"can't {deed} {what}: {exc}; restart the service: what is damaged is put aside and "
+            "rebuilt from Kafka"
+        ) from exc
 
 
 def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:

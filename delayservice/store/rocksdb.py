@@ -14,7 +14,6 @@ carries its stop offset; so horizon and content always agree.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -26,10 +25,11 @@ from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store, StoreSta
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
 from delayservice.store.ids import IdRows
-from delayservice.store.rocks import RocksOptions, condemn, open_database, read_keys, read_rows
+from delayservice.store.rocks import RocksOptions, guarded, open_database, read_keys, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from rocksdict import Rdict
@@ -182,19 +182,9 @@ class RocksStore(Store):
         with self._guard("write"):
             self._db.write(batch)
 
-    @contextmanager
-    def _guard(self, deed: str) -> Iterator[None]:
-        try:
-            yield
-        except StoreError:
-            raise
-        except Exception as exc:
-            if deed == "read" or "Corruption" in str(exc):
-                condemn(self._path / "db")  # the next open puts it aside and starts over
-            raise StoreError(
-                f"can't {deed} the store {self._path}: {exc}; restart the service: what is damaged "
-                "is put aside and rebuilt from Kafka"
-            ) from exc
+    def _guard(self, deed: str) -> AbstractContextManager[None]:
+        what, database = f"the store {self._path}", self._path / "db"
+        return guarded(deed, what, database, always_condemn=deed == "read")
 
     # --- due -----------------------------------------------------------------------------------
 
