@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import settings
@@ -20,7 +21,11 @@ FAR_MS = 10**15
 IDS = [b"a", b"b", b"ab"]
 TINY = WheelOptions(buffer_bytes_max=1_500, near_bytes_max=900, sync_bytes=4_000, handles_max=2)
 
-record = st.tuples(st.integers(0, 12_000), st.sampled_from([None, *IDS]), st.binary(max_size=20))
+TIERS = replace(TINY, hours_ahead_ms=-FAR_MS, minutes_ahead_ms=-FAR_MS, open_bytes_min=1_200)
+MIXED = replace(TIERS, hours_ahead_ms=FAR_MS, open_bytes_min=400, open_rows=5)
+
+due = st.one_of(st.integers(0, 12_000), st.integers(0, 200_000), st.integers(0, 9_000_000))
+record = st.tuples(due, st.sampled_from([None, *IDS]), st.binary(max_size=20))
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -185,8 +190,22 @@ class MemoryMachine(StoreMachine):
 
 
 class WheelMachine(DurableMachine):
+    options = TINY
+
     def make(self) -> Store:
-        return WheelStore(self.folder, TINY)
+        return WheelStore(self.folder, self.options)
+
+
+class TiersMachine(WheelMachine):
+    """Everything goes by the hour first, and is moved when it is due."""
+
+    options = TIERS
+
+
+class MixedMachine(WheelMachine):
+    """Minutes, opened little by little."""
+
+    options = MIXED
 
 
 class RocksMachine(DurableMachine):
@@ -200,5 +219,9 @@ TestMemory = MemoryMachine.TestCase
 TestMemory.settings = SETTINGS
 TestWheel = WheelMachine.TestCase
 TestWheel.settings = SETTINGS
+TestTiers = TiersMachine.TestCase
+TestTiers.settings = SETTINGS
+TestMixed = MixedMachine.TestCase
+TestMixed.settings = SETTINGS
 TestRocks = RocksMachine.TestCase
 TestRocks.settings = SETTINGS

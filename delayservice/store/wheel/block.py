@@ -6,10 +6,11 @@ same work costs four times as much; ``bench pending`` pays for that)::
 
     header, 56 bytes, little endian
       crc        u32   CRC32C of the rest of the header, seeded with the crc of the block before;
-                       for the first block with CRC32C of the slot's second as i64
+                       for the first block with CRC32C of the slot's first second as i64 and its
+                       width in seconds as u16
       body_crc   u32   CRC32C of the body
       length     u32   bytes of the body
-      version    u8    1
+      version    u8    2
       flags      u8    1: the body has a column of marks
       reserved   u16   0
       count      u32   rows
@@ -17,7 +18,7 @@ same work costs four times as much; ``bench pending`` pays for that)::
       first_ms, first_offset   i64, i64   lowest key
       last_ms, last_offset     i64, i64   highest key
     body
-      key        u16 x count   key_ms less the slot's first millisecond
+      key        u32 x count   key_ms less the slot's first millisecond
       offset     i64 x count
       size       u32 x count   bytes of payload; 0xFFFFFFFF: no record, a mark for an earlier one
       mark       i64 x count   only with flag 1; -1: none
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 SLOT_MS: Final = 1000
 HEADER = Struct("<IIIBBHIIqqqq")
 HEADER_BYTES: Final = 56
-VERSION: Final = 1
+VERSION: Final = 2
 ROWS_MAX: Final = 4096
 BODY_BYTES_MAX: Final = 1 << 20
 """A block is cut at either bound (a single larger payload is a block of its own)."""
@@ -57,7 +58,7 @@ BODY_BYTES_MAX: Final = 1 << 20
 _HAS_MARKS = 1
 _MARK_SIZE = 0xFFFF_FFFF
 _BIG_ENDIAN = sys.byteorder == "big"
-_SECOND = Struct("<q")
+_SLOT = Struct("<qH")
 _extend = google_crc32c.extend
 _checksum = google_crc32c.value
 _payload_of = itemgetter(3)
@@ -97,18 +98,18 @@ class Block(NamedTuple):
         return self.position + HEADER_BYTES + self.length
 
 
-def seed_of(second: int) -> int:
+def seed_of(second: int, width: int) -> int:
     """What the checksum chain of a slot starts from."""
-    return int(_checksum(_SECOND.pack(second)))
+    return int(_checksum(_SLOT.pack(second, width)))
 
 
 def encode_blocks(second: int, rows: Sequence[Frame], crc: int) -> tuple[bytes, int]:
     """Rows in key order to blocks.
 
     Args:
-        second: the slot, in epoch seconds.
+        second: the slot's first, in epoch seconds.
         rows: frames, and marks whose payload is ``MARK_ONLY``.
-        crc: checksum of the block before, or ``seed_of(second)``.
+        crc: checksum of the block before, or ``seed_of`` the slot.
 
     Returns:
         The bytes to write, and the checksum of the last block.
@@ -140,7 +141,7 @@ def _encode_block(start_ms: int, rows: Sequence[Frame], crc: int) -> tuple[list[
     keys, offsets, marks, payloads = zip(*rows, strict=True)
     flags = 0
     columns = [
-        _pack("H", [key - start_ms for key in keys]),
+        _pack("I", [key - start_ms for key in keys]),
         _pack("q", offsets),
         _pack("I", map(len, payloads)),
     ]
@@ -180,10 +181,10 @@ def decode_block(second: int, block: Block, body: bytes) -> list[Frame]:
     if len(body) != block.length or block.body_crc != _checksum(body):
         raise BlockDamagedError(f"the block at byte {block.position} fails its checksum")
     count, start_ms = block.rows, second * SLOT_MS
-    keys = _unpack("H", body, 0, count)
-    offsets = _unpack("q", body, 2 * count, count)
-    sizes = _unpack("I", body, 10 * count, count)
-    position = 14 * count
+    keys = _unpack("I", body, 0, count)
+    offsets = _unpack("q", body, 4 * count, count)
+    sizes = _unpack("I", body, 12 * count, count)
+    position = 16 * count
     if not block.flags & _HAS_MARKS:
         payloads = _slices(body, position, sizes)
         return list(zip([start_ms + k for k in keys], offsets, repeat(NO_MARK), payloads))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from delayservice.errors import SlotDamagedError
 from delayservice.store.wheel.block import SLOT_MS
-from delayservice.store.wheel.near import ROW_BYTES, cost_of
+from delayservice.store.wheel.near import ROW_BYTES, cost_of, position_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from delayservice.core.cursor import Key
     from delayservice.store.base import Frame
     from delayservice.store.wheel.near import Window
-    from delayservice.store.wheel.slots import Slot, SlotTable
+    from delayservice.store.wheel.slots import Slot
+    from delayservice.store.wheel.table import SlotTable
 
 
 class Hand:
@@ -27,6 +28,7 @@ class Hand:
 
     Args:
         slots: every slot of the wheel.
+        is_ready: whether a slot that is due can be read as it is; opens it if not.
         load: reads the stretch of a slot that begins above a key, or raises ``SlotDamagedError``.
         damage_of: the error of a slot that is known to be damaged.
         budget: bytes of memory for windows.
@@ -35,15 +37,17 @@ class Hand:
     def __init__(
         self,
         slots: SlotTable,
+        is_ready: Callable[[Slot], bool],
         load: Callable[[Slot, Key], Window],
         damage_of: Callable[[Slot], SlotDamagedError],
         budget: int,
     ) -> None:
         self._slots = slots
+        self._is_ready = is_ready
         self._load = load
         self._damage_of = damage_of
         self._budget = budget
-        self._windows: dict[int, Window] = {}
+        self._windows: dict[Slot, Window] = {}
 
     def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """At most ``limit`` rows above ``after`` and due by ``upto_ms``, in key order.
@@ -52,10 +56,12 @@ class Hand:
             SlotDamagedError: the next row is in a damaged slot.
         """
         found: list[Frame] = []
-        second = self._slots.next_from(after[0] // SLOT_MS)
-        while second is not None and second * SLOT_MS <= upto_ms:
+        second = after[0] // SLOT_MS
+        while (slot := self._slots.next_from(second)) is not None and slot.start[0] <= upto_ms:
             try:
-                window = self._window(self._slots[second], after)
+                if not self._is_ready(slot):
+                    continue  # its records are in finer slots now
+                window = self._window(slot, after)
             except SlotDamagedError:
                 if found:
                     return found  # these are good; the next call meets the damage again
@@ -64,7 +70,7 @@ class Hand:
             if len(found) >= limit:
                 break
             if window.upper is None:
-                second = self._slots.next_from(second + 1)
+                second = slot.stop_second
             elif window.upper[0] > upto_ms:
                 break
             else:
@@ -73,28 +79,29 @@ class Hand:
 
     def next_due_ms(self, after: Key) -> int | None:
         """See ``Store.next_due_ms``."""
-        second = self._slots.next_from(after[0] // SLOT_MS)
-        while second is not None:
-            slot = self._slots[second]
+        second = after[0] // SLOT_MS
+        while (slot := self._slots.next_from(second)) is not None:
             start = max(after, slot.start)
-            window = self._windows.get(second)
+            window = self._windows.get(slot)
             if window is None or slot.stop is not None or not window.covers(start):
                 return start[0]
             self._refresh(window, slot)
-            first = window.take(start, slot.start[0] + SLOT_MS, 1)
+            first = window.take(start, slot.stop_second * SLOT_MS, 1)
             if first:
                 return first[0][0]
             if window.upper is not None:
                 return max(window.upper[0], start[0])
-            second = self._slots.next_from(second + 1)
+            second = slot.stop_second
         return None
 
     def preload(self, second: int) -> None:
         """Load a slot before it is due, if there is room beside the windows that are in use: there
         is time now, and none when it is due.
         """
-        slot = self._slots.get(second)
-        if slot is None or second in self._windows or slot.stop is not None:
+        slot = self._slots.next_from(second)
+        if slot is None or slot.second > second or slot.stop is not None:
+            return
+        if slot in self._windows or slot.finer is not None:
             return
         cost = slot.size + ROW_BYTES * slot.count + cost_of(slot.rows)
         if cost + sum(window.cost for window in self._windows.values()) <= self._budget:
@@ -103,41 +110,46 @@ class Hand:
 
     def before_flush(self, slot: Slot) -> None:
         """The slot's rows are about to go to its file: keep those that a window needs."""
-        window = self._windows.get(slot.second)
+        window = self._windows.get(slot)
         if window is not None:
             self._refresh(window, slot)
             window.seen = 0
 
-    def forget(self, second: int) -> None:
+    def passed(self, slot: Slot, key: Key) -> int:
+        """How many of a slot's records are known to be at or below ``key``."""
+        window = self._windows.get(slot)
+        return 0 if window is None else position_after(window.rows, key)
+
+    def forget(self, slot: Slot) -> None:
         """Drop the window of a slot that changed under it or is gone."""
-        self._windows.pop(second, None)
+        self._windows.pop(slot, None)
 
     def forget_before(self, second: int) -> None:
         """Drop the windows of slots that have passed."""
-        for passed in [s for s in self._windows if s < second]:
+        for passed in [s for s in self._windows if s.stop_second <= second]:
             del self._windows[passed]
 
     def _window(self, slot: Slot, after: Key) -> Window:
         if slot.stop is not None:
             raise self._damage_of(slot)
         start = max(after, slot.start)
-        window = self._windows.get(slot.second)
+        window = self._windows.get(slot)
         if window is not None and window.covers(start):
             if window.cost > self._budget:
                 window.drop_upto(start)
             self._refresh(window, slot)
             if window.covers(start):
                 return window
-        self._windows.pop(slot.second, None)
+        self._windows.pop(slot, None)
         window = self._load(slot, start)
         self._make_room(window.cost)
-        self._windows[slot.second] = window
+        self._windows[slot] = window
         return window
 
     def _make_room(self, cost: int) -> None:
-        for second in sorted(self._windows, reverse=True):
+        for slot in sorted(self._windows, key=lambda slot: -slot.second):
             if cost + sum(window.cost for window in self._windows.values()) > self._budget:
-                del self._windows[second]
+                del self._windows[slot]
 
     def _refresh(self, window: Window, slot: Slot) -> None:
         rows = slot.rows

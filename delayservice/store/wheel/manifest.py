@@ -2,7 +2,7 @@
 
 ::
 
-    index.<generation>   entries of 48 bytes, appended by each sync for the slots it touched; the
+    index.<generation>   entries of 64 bytes, appended by each sync for the slots it touched; the
                          last entry of a slot counts
     horizon              one record of 48 bytes, replaced by rename: the horizon S, and how long
                          the index is and its checksum
@@ -19,36 +19,40 @@ from typing import TYPE_CHECKING, NamedTuple
 import google_crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Sequence
 
     from delayservice.store.files import Files
 
-_ENTRY = Struct("<qqqqqIBxxx")
+_ENTRY = Struct("<qqqqqqIIHBxxxxx")
 _HORIZON = Struct("<8sIIqqqII")
 _MAGIC = b"DLYWHEEL"
-_VERSION = 1
+_VERSION = 2
 _HAS_IDS = 1
 _COMPACT_BYTES = 1 << 20
 
 LIVE, DAMAGED, GONE = 0, 1, 2
 
-if (_ENTRY.size, _HORIZON.size) != (48, 48):
+if (_ENTRY.size, _HORIZON.size) != (64, 48):
     raise AssertionError(_ENTRY.size, _HORIZON.size)
 
 
 class Entry(NamedTuple):
     """A slot file as of a sync: its first ``size`` bytes are durable, the rest is of no account.
 
-    ``first`` and ``last`` bound the offsets of records and marks in it: what to read again when
-    it is damaged.
+    ``moved`` of them, which end in ``moved_crc``, went to finer slots; ``records`` are in the
+    others. ``first`` and ``last`` bound the offsets of records and marks in it: what to read again
+    when it is damaged.
     """
 
     second: int
     size: int
+    moved: int
     records: int
     first: int
     last: int
     crc: int
+    moved_crc: int
+    width: int
     state: int
 
 
@@ -67,8 +71,8 @@ class Manifest:
         self._size = 0
         self._crc = 0
 
-    def load(self) -> tuple[int, bool, dict[int, Entry]] | None:
-        """``(S, whether ids are kept, entries by slot)``, or None if that can't be trusted."""
+    def load(self) -> tuple[int, bool, list[Entry]] | None:
+        """``(S, whether ids are kept, live entries)``, or None if that can't be trusted."""
         horizon = self._load_horizon()
         if horizon is None:
             return None
@@ -80,17 +84,15 @@ class Manifest:
         if len(data) != size or google_crc32c.value(data) != crc:
             return None
         self._generation, self._size, self._crc = generation, size, crc
-        entries = {fields[0]: Entry(*fields) for fields in _ENTRY.iter_unpack(data)}
-        live = {s: e for s, e in entries.items() if e.state != GONE}
-        return stop_offset, has_ids, live
+        entries = {(e.second, e.width): e for e in map(Entry._make, _ENTRY.iter_unpack(data))}
+        return stop_offset, has_ids, [e for e in entries.values() if e.state != GONE]
 
     def commit(
         self,
         stop_offset: int,
         has_ids: bool,  # noqa: FBT001 - two callers, both name it
         changed: Iterable[Entry],
-        live: Callable[[], Iterable[Entry]],
-        live_count: int,
+        live: Sequence[Entry],
     ) -> None:
         """Make the horizon ``stop_offset`` durable; the slot files and ids must be so already.
 
@@ -98,14 +100,13 @@ class Manifest:
             stop_offset: the new S.
             has_ids: whether the id index holds anything that S speaks for.
             changed: entries that differ from the commit before.
-            live: all live entries, asked for when the index is to be written afresh.
-            live_count: how many those are.
+            live: all live entries, for when the index is to be written afresh.
         """
         old = self._generation
         data = b"".join([_ENTRY.pack(*entry) for entry in changed])
-        if self._size + len(data) > _COMPACT_BYTES + 4 * live_count * _ENTRY.size:
+        if self._size + len(data) > _COMPACT_BYTES + 4 * len(live) * _ENTRY.size:
             self._generation, self._size, self._crc = old + 1, 0, 0
-            data = b"".join([_ENTRY.pack(*entry) for entry in live()])
+            data = b"".join([_ENTRY.pack(*entry) for entry in live])
         index = self._index(self._generation)
         if data:
             self._files.write_at(index, self._size, data)

@@ -158,7 +158,7 @@ def _read_headers(files: Files, path: str, slot: Slot) -> tuple[list[Block], byt
     """Blocks of a slot file, and its content if that is small enough to be read at once."""
     whole = files.read_at(path, 0, slot.size) if 0 < slot.size <= _WHOLE_FILE_BYTES else b""
     blocks: list[Block] = []
-    position, crc = 0, seed_of(slot.second)
+    position, crc = 0, seed_of(slot.second, slot.width)
     while position < slot.size:
         if whole:
             data = whole[position : position + HEADER_BYTES]

@@ -1,27 +1,27 @@
-"""The slots of a wheel: what each holds on disk and in memory, and in which order they come due.
+"""One slot of the wheel: an hour, a minute or a second, in a file and in memory.
 
-A slot that was never flushed has no file. Slots are kept in two levels, hours and seconds, as the
-folders are, so that finding the next one and adding one stay cheap with weeks of them.
+A slot that was never flushed has no file. A slot is *closed* while all of its records are its own;
+it is *open* when finer slots take its records, and *opening* while its own are moved to them.
 """
 
 from __future__ import annotations
 
 import calendar
 import time
-from bisect import bisect_left, insort
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from delayservice.store.wheel.block import MARK_ONLY, SLOT_MS, seed_of
 from delayservice.store.wheel.manifest import DAMAGED, GONE, LIVE, Entry
+from delayservice.store.wheel.near import ROW_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delayservice.core.cursor import Key
     from delayservice.store.base import Frame
 
 HOUR: Final = 3600
+RATIO: Final = 60
+"""Finer slots in a slot: an hour has 60 minutes, a minute 60 seconds."""
 
 
 @lru_cache(maxsize=1024)
@@ -42,32 +42,55 @@ def hour_of_name(name: str) -> int | None:
 
 
 class Slot:
-    """One second of the wheel.
+    """The records due in ``[second, second + width)``, epoch seconds.
 
     ``rows`` are not in the file yet. The file's first ``size`` bytes are good: they hold ``count``
-    records, whose offsets (and those of marks) lie in ``[first, last]``, and end in ``crc``.
+    records, whose offsets (and those of marks) lie in ``[first, last]``, and end in ``crc``. The
+    first ``moved`` of them, which end in ``moved_crc``, went to finer slots and are not counted.
     ``stop`` is set while the slot is damaged: what lies below it is to be read again.
     """
 
-    __slots__ = ("count", "crc", "first", "last", "rows", "second", "size", "stop")
+    __slots__ = (
+        "count",
+        "crc",
+        "dirty",
+        "finer",
+        "first",
+        "last",
+        "moved",
+        "moved_crc",
+        "order",
+        "rows",
+        "second",
+        "size",
+        "stop",
+        "width",
+    )
 
-    def __init__(self, second: int) -> None:
+    def __init__(self, second: int, width: int) -> None:
         self.second = second
+        self.width = width
         self.rows: list[Frame] = []
         self.stop: int | None = None
+        self.dirty = False
+        self.finer: dict[int, Slot] | None = None
+        """Finer slots by their first second; None while this one is closed."""
+        self.order: list[int] = []
+        """The keys of ``finer``, sorted."""
         self.forget_file()
 
     def forget_file(self) -> None:
         """Start over with an empty file."""
-        self.size = self.count = 0
+        self.size = self.count = self.moved = 0
         self.first = self.last = -1
-        self.crc = seed_of(self.second)
+        self.crc = self.moved_crc = seed_of(self.second, self.width)
 
     @classmethod
     def of_entry(cls, entry: Entry) -> Slot:
         """A slot as the index has it."""
-        slot = cls(entry.second)
+        slot = cls(entry.second, entry.width)
         slot.size, slot.count, slot.crc = entry.size, entry.records, entry.crc
+        slot.moved, slot.moved_crc = entry.moved, entry.moved_crc
         slot.first, slot.last = entry.first, entry.last
         if entry.state == DAMAGED:
             slot.stop = entry.last + 1
@@ -81,7 +104,20 @@ class Slot:
         if self.stop is not None:
             state = DAMAGED
             first, last = self.bounds_with_rows()
-        return Entry(self.second, self.size, self.count, first, last, self.crc, state)
+        elif not self.size:
+            state = GONE
+        return Entry(
+            self.second,
+            self.size,
+            self.moved,
+            self.count,
+            first,
+            last,
+            self.crc,
+            self.moved_crc,
+            self.width,
+            state,
+        )
 
     def bounds_with_rows(self) -> tuple[int, int]:
         """Lowest and highest offset of a record or mark in the file or in memory."""
@@ -98,14 +134,34 @@ class Slot:
         return (self.second * SLOT_MS, -1)
 
     @property
+    def stop_second(self) -> int:
+        """The exclusive end."""
+        return self.second + self.width
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the slot holds records of its own, or did before it was damaged."""
+        return bool(self.size or self.rows) or self.stop is not None
+
+    @property
     def pending(self) -> int:
-        """Records in file and memory."""
+        """Records of its own in file and memory."""
         return self.count + count_records(self.rows)
+
+    @property
+    def cost(self) -> int:
+        """About how many bytes of memory a window of the whole slot would take, cheap to ask."""
+        return self.size - self.moved + ROW_BYTES * (self.count + len(self.rows))
+
+    @property
+    def name(self) -> str:
+        """File in the hour's folder."""
+        return f"{self.second}" if self.width == 1 else f"{self.second}.{self.width}"
 
 
 def count_records(rows: list[Frame]) -> int:
     """Rows that are records and not marks only."""
-    return sum(1 for row in rows if row[3] is not MARK_ONLY)
+    return len(rows) - sum([row[3] is MARK_ONLY for row in rows])
 
 
 def bounds_of(rows: list[Frame]) -> tuple[int, int]:
@@ -115,66 +171,3 @@ def bounds_of(rows: list[Frame]) -> tuple[int, int]:
     _, offsets, marks, _ = zip(*rows, strict=True)
     last_record, last_mark = max(offsets), max(marks)
     return min(offsets), max(last_record, last_mark)
-
-
-class SlotTable(dict[int, Slot]):
-    """Slots by second, with their order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._hours: list[int] = []
-        self._seconds: dict[int, list[int]] = {}
-
-    def add(self, slot: Slot) -> Slot:
-        """Add a slot that is not here yet."""
-        self[slot.second] = slot
-        hour = slot.second // HOUR
-        seconds = self._seconds.get(hour)
-        if seconds is None:
-            insort(self._hours, hour)
-            self._seconds[hour] = [slot.second]
-        else:
-            insort(seconds, slot.second)
-        return slot
-
-    def fill(self, slots: list[Slot]) -> None:
-        """Add the slots of an index, in any order, to an empty table."""
-        for slot in sorted(slots, key=lambda slot: slot.second):
-            self[slot.second] = slot
-            self._seconds.setdefault(slot.second // HOUR, []).append(slot.second)
-        self._hours = sorted(self._seconds)
-
-    def next_from(self, second: int) -> int | None:
-        """The first slot at or after ``second``."""
-        hours = self._hours
-        position = bisect_left(hours, second // HOUR)
-        if position == len(hours):
-            return None
-        seconds = self._seconds[hours[position]]
-        if seconds[-1] >= second:
-            return seconds[bisect_left(seconds, second)]
-        return self._seconds[hours[position + 1]][0] if position + 1 < len(hours) else None
-
-    def pop_before(self, second: int) -> Iterator[Slot]:
-        """Take out every slot before ``second``, in order."""
-        while self._hours and self._hours[0] * HOUR < second:
-            seconds = self._seconds[self._hours[0]]
-            gone = bisect_left(seconds, second)
-            if gone == len(seconds):
-                del self._seconds[self._hours.pop(0)]
-            slots = [self.pop(s) for s in seconds[:gone]]
-            if gone < len(seconds):
-                del seconds[:gone]
-                yield from slots
-                return
-            yield from slots
-
-
-def gone_entry(second: int) -> Entry:
-    """What the index says of a slot that was pruned."""
-    return Entry(second, 0, 0, -1, -1, 0, GONE)
-
-
-def slot_range(second: int) -> tuple[int, int]:
-    """``[start, stop)`` of a slot in milliseconds."""
-    return second * SLOT_MS, (second + 1) * SLOT_MS

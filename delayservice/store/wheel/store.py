@@ -6,32 +6,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from delayservice.core.cursor import START_KEY, Cursor, Key
-from delayservice.errors import SlotDamagedError
 from delayservice.store.base import Frame, Mark, Named, Store, StoreStats
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
 from delayservice.store.ids import IdIndex
-from delayservice.store.wheel.block import MARK_ONLY, SLOT_MS, BlockDamagedError, encode_blocks
+from delayservice.store.wheel.block import MARK_ONLY, SLOT_MS, BlockDamagedError
+from delayservice.store.wheel.filing import Filing
 from delayservice.store.wheel.hand import Hand
-from delayservice.store.wheel.manifest import Manifest
-from delayservice.store.wheel.near import Window, cost_of, load_window
-from delayservice.store.wheel.slots import (
-    HOUR,
-    Slot,
-    SlotTable,
-    count_records,
-    gone_entry,
-    hour_name,
-    hour_of_name,
-    slot_range,
-)
+from delayservice.store.wheel.manifest import Entry, Manifest
+from delayservice.store.wheel.mending import Mender
+from delayservice.store.wheel.near import Window, load_window
+from delayservice.store.wheel.opening import Opener
 from delayservice.store.wheel.syncing import SyncPlan
+from delayservice.store.wheel.table import SlotTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-FORMAT: Final = 1
+    from delayservice.errors import SlotDamagedError
+    from delayservice.store.wheel.slots import Slot
+
+FORMAT: Final = 2
 _SCAN_ROWS = 1000
 
 
@@ -46,16 +42,25 @@ class WheelOptions:
         sync_bytes: bytes written to slot files, and so to read again after a crash, at which
             ``append`` syncs by itself.
         handles_max: slot files kept open.
+        hours_ahead_ms: how long before an hour its records begin to be kept by the minute.
+        minutes_ahead_ms: how long before a minute its records begin to be kept by the second.
+        open_bytes_min: an hour or minute that takes at most so many bytes of memory is read as it
+            is, and not moved to finer slots.
+        open_rows: rows moved to finer slots by one call.
     """
 
     buffer_bytes_max: int = 32 << 20
     near_bytes_max: int = 32 << 20
     sync_bytes: int = 256 << 20
     handles_max: int = 128
+    hours_ahead_ms: int = 3_600_000
+    minutes_ahead_ms: int = 300_000
+    open_bytes_min: int = 4 << 20
+    open_rows: int = 4096
 
 
 class WheelStore(Store):
-    """A shard's pending records in one file per second.
+    """A shard's pending records in files of an hour, a minute or a second.
 
     Args:
         path: folder of this shard's store; nothing in it is named after a topic.
@@ -73,17 +78,33 @@ class WheelStore(Store):
         self._ids = IdIndex(path / "ids")
         self._path = str(path)
         self._slots_path = f"{path}/slots"
-        self._clear(0)
+        self._fill(0, [])
 
-    def _clear(self, stop_offset: int) -> None:
-        self._slots = SlotTable()
-        self._hand = self._make_hand()
-        self._hours: set[int] = set()
-        self._dirty_slots: set[int] = set()
-        self._dirty_folders: set[str] = set()
-        self._gone: set[int] = set()
+    def _fill(self, stop_offset: int, entries: Sequence[Entry]) -> None:
+        options = self._options
         self._stop_offset = self._durable_offset = stop_offset
-        self._buffer_bytes = self._unsynced_bytes = self._file_bytes = self._pending = 0
+        self._cursor_key: Key = START_KEY
+        self._table = SlotTable(options.hours_ahead_ms, options.minutes_ahead_ms)
+        self._filing = Filing(
+            self._slots_path, self._files, self._table, entries, self._before_flush
+        )
+        self._mender = Mender(self._filing, self._files, self._folder, self._forget)
+        self._opener = Opener(
+            self._filing,
+            self._files,
+            self._forget,
+            self._set_aside,
+            options.open_bytes_min,
+            options.open_rows,
+            options.buffer_bytes_max,
+        )
+        self._hand = self._make_hand(self._opener.is_ready)
+
+    def _before_flush(self, slot: Slot) -> None:
+        self._hand.before_flush(slot)
+
+    def _forget(self, slot: Slot) -> None:
+        self._hand.forget(slot)
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -92,14 +113,8 @@ class WheelStore(Store):
         known = self._folder.enter()
         state = self._manifest.load() if known else None
         if state is not None and self._ids.recover(state[0], expected=state[1]):
-            self._clear(state[0])
-            slots = [Slot.of_entry(entry) for entry in state[2].values()]
-            self._slots.fill(slots)
-            self._pending = sum(slot.count for slot in slots)
-            self._file_bytes = sum(slot.size for slot in slots)
+            self._fill(state[0], state[2])
             self._manifest.remove_strays()
-            hours = map(hour_of_name, self._files.list_dir(self._slots_path))
-            self._hours = {hour for hour in hours if hour is not None}
         else:
             self._discard()
         return self._stop_offset
@@ -112,7 +127,7 @@ class WheelStore(Store):
         self._manifest.discard()
         self._ids.discard()
         self._files.remove_tree(self._slots_path)
-        self._clear(0)
+        self._fill(0, [])
         self._folder.stamp()
         self._files.make_dir(self._slots_path)
         self._files.sync_dir(self._path)
@@ -145,75 +160,29 @@ class WheelStore(Store):
         Raises:
             StoreError: the disk is full or fails.
         """
-        if self._unsynced_bytes >= self._options.sync_bytes:
+        filing, options = self._filing, self._options
+        if filing.unsynced_bytes >= options.sync_bytes:
             self.sync()
-        if self._buffer_bytes >= self._options.buffer_bytes_max:
-            self._flush_largest()
+        if filing.buffer_bytes >= options.buffer_bytes_max:
+            filing.flush_fullest(options.buffer_bytes_max // 2)
         if named or marks:
             self._ids.append(named, marks)
-        self._take(frames)
+        filing.take(frames)
         if marks:
-            self._take([(key_ms, offset, mark, MARK_ONLY) for _, key_ms, offset, mark in marks])
-        self._pending += len(frames)
+            filing.take([(key_ms, offset, mark, MARK_ONLY) for _, key_ms, offset, mark in marks])
+        filing.pending += len(frames)
         self._stop_offset = stop_offset
-
-    def _take(self, rows: Sequence[Frame]) -> None:
-        slots, touch = self._slots, self._dirty_slots.add
-        last = None
-        for row in rows:
-            second = row[0] // SLOT_MS
-            if second != last:
-                slot = slots.get(second) or slots.add(Slot(second))
-                take = slot.rows.append
-                touch(second)
-                last = second
-            take(row)
-        self._buffer_bytes += cost_of(rows)
-
-    def _flush_largest(self) -> None:
-        """Flush the fullest slots, so that writes are large, until half the budget is free."""
-        dirty = (self._slots[second] for second in self._dirty_slots if second in self._slots)
-        for slot in sorted(dirty, key=lambda slot: -len(slot.rows)):
-            if self._buffer_bytes <= self._options.buffer_bytes_max // 2:
-                return
-            self._flush(slot)
-
-    def _flush(self, slot: Slot) -> None:
-        if not slot.rows or slot.stop is not None:
-            return
-        self._hand.before_flush(slot)
-        rows = sorted(slot.rows)
-        data, crc = encode_blocks(slot.second, rows, slot.crc)
-        self._make_hour(slot.second // HOUR)
-        self._files.write_at(self._slot_path(slot.second), slot.size, data)
-        slot.first, slot.last = slot.bounds_with_rows()
-        slot.crc = crc
-        slot.size += len(data)
-        slot.count += count_records(rows)
-        self._buffer_bytes -= cost_of(rows)
-        self._file_bytes += len(data)
-        self._unsynced_bytes += len(data)
-        slot.rows = []
-
-    def _make_hour(self, hour: int) -> None:
-        folder = f"{self._slots_path}/{hour_name(hour)}"
-        if hour not in self._hours:
-            self._files.make_dir(folder)
-            self._hours.add(hour)
-            self._dirty_folders.add(self._slots_path)
-        self._dirty_folders.add(folder)
-
-    def _slot_path(self, second: int) -> str:
-        return f"{self._slots_path}/{hour_name(second // HOUR)}/{second}"
 
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """See ``Store.read_due``."""
+        self._table.hand_ms = upto_ms
         self._hand.forget_before(after[0] // SLOT_MS)
         found = self._hand.read(after, upto_ms, limit)
         if len(found) < limit:
             self._hand.preload(upto_ms // SLOT_MS + 1)
+        self._opener.ahead()
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
@@ -221,97 +190,33 @@ class WheelStore(Store):
         return self._hand.next_due_ms(after)
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """See ``Store.scan``: with windows of its own."""
-        hand = self._make_hand()
+        """See ``Store.scan``: with windows of its own, and without opening what is far."""
+        hand = self._make_hand(self._is_whole)
         while found := hand.read(after, upto_ms, _SCAN_ROWS):
             yield from found
             after = found[-1][:2]
             hand.forget_before(after[0] // SLOT_MS)
 
-    def _make_hand(self) -> Hand:
-        return Hand(self._slots, self._load, self._damage_of, self._options.near_bytes_max)
+    def _is_whole(self, slot: Slot) -> bool:
+        return slot.finer is None or self._opener.is_ready(slot)
+
+    def _make_hand(self, is_ready: Callable[[Slot], bool]) -> Hand:
+        budget = self._options.near_bytes_max
+        return Hand(self._table, is_ready, self._load, self._mender.damage_of, budget)
 
     def _load(self, slot: Slot, after: Key) -> Window:
-        path, budget = self._slot_path(slot.second), self._options.near_bytes_max
+        path, budget = self._filing.path_of(slot), self._options.near_bytes_max
         try:
             return load_window(self._files, path, slot, after, budget)
         except (BlockDamagedError, OSError) as exc:
             raise self._set_aside(slot, str(exc)) from exc
 
-    # --- damage --------------------------------------------------------------------------------
-
     def _set_aside(self, slot: Slot, reason: str) -> SlotDamagedError:
-        """Mark a slot whose file is missing or damaged; with it the missing ones that follow, for
-        a lost folder is better read again at once than second by second.
-        """
-        path = self._slot_path(slot.second)
-        missing = not self._files.exists(path)
-        if not missing:
-            self._folder.quarantine(path, str(slot.second))
-        last = slot
-        self._mark_damaged(slot)
-        while missing:
-            second = self._slots.next_from(last.second + 1)
-            if second is None:
-                break
-            following = self._slots[second]
-            if not following.size or self._files.exists(self._slot_path(second)):
-                break
-            self._mark_damaged(following)
-            last = following
-        return self._damaged(slot, last, f"slot {slot.second}: {reason}")
-
-    def _damage_of(self, slot: Slot) -> SlotDamagedError:
-        return self._damaged(slot, slot, f"slot {slot.second} waits to be read again")
-
-    def _mark_damaged(self, slot: Slot) -> None:
-        slot.stop = self._stop_offset
-        self._dirty_slots.add(slot.second)
-        self._hand.forget(slot.second)
-
-    def _damaged(self, first: Slot, last: Slot, reason: str) -> SlotDamagedError:
-        bounds = []
-        second: int | None = first.second
-        while second is not None and second <= last.second:
-            bounds.append(self._slots[second].bounds_with_rows())
-            second = self._slots.next_from(second + 1)
-        return SlotDamagedError(
-            reason,
-            start_ms=slot_range(first.second)[0],
-            stop_ms=slot_range(last.second)[1],
-            first_offset=max(0, min(low for low, _ in bounds)),
-            stop_offset=max(high for _, high in bounds) + 1,
-        )
+        return self._mender.set_aside(slot, reason, self._stop_offset)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """See ``Store.rebuild``. Rows that came after the damage was reported are kept."""
-        second = self._slots.next_from(start_ms // SLOT_MS)
-        while second is not None and second * SLOT_MS < stop_ms:
-            self._empty(self._slots[second])
-            second = self._slots.next_from(second + 1)
-        inside = [frame for frame in frames if start_ms <= frame[0] < stop_ms]
-        self._take(inside)
-        self._pending += len(inside)
-
-    def _empty(self, slot: Slot) -> None:
-        self._drop_rows(slot)
-        kept = []
-        if slot.stop is not None:
-            kept = [row for row in slot.rows if max(row[1], row[2]) >= slot.stop]
-        else:
-            self._files.remove(self._slot_path(slot.second))
-        slot.rows = []
-        slot.forget_file()
-        slot.stop = None
-        self._dirty_slots.add(slot.second)
-        self._hand.forget(slot.second)
-        self._take(kept)
-        self._pending += count_records(kept)
-
-    def _drop_rows(self, slot: Slot) -> None:
-        self._buffer_bytes -= cost_of(slot.rows)
-        self._file_bytes -= slot.size
-        self._pending -= slot.pending
+        self._mender.rebuild(start_ms, stop_ms, frames, self._opener)
 
     # --- ids -----------------------------------------------------------------------------------
 
@@ -327,19 +232,13 @@ class WheelStore(Store):
 
     def prune(self, cursor: Cursor) -> None:
         """See ``Store.prune``: whole slots whose exclusive end is at or below K."""
-        second = cursor.key[0] // SLOT_MS
-        for slot in self._slots.pop_before(second):
-            self._drop_rows(slot)
-            self._gone.add(slot.second)
-            self._dirty_slots.discard(slot.second)
-            self._hand.forget(slot.second)
-            if slot.size and slot.second // HOUR * HOUR + HOUR > second:
-                self._files.remove(self._slot_path(slot.second))
-        for hour in [h for h in self._hours if (h + 1) * HOUR <= second]:
-            self._files.remove_tree(f"{self._slots_path}/{hour_name(hour)}")
-            self._hours.discard(hour)
+        self._cursor_key = cursor.key
+        self._table.hand_ms = max(self._table.hand_ms, cursor.key[0])
+        for slot in self._filing.prune(cursor.key[0] // SLOT_MS):
+            self._hand.forget(slot)
         if cursor.key > START_KEY:
             self._ids.prune(cursor)
+        self._opener.ahead()
 
     def sync(self) -> int:
         """See ``Store.sync``: slot files, folders, ids, index, and last the horizon."""
@@ -352,32 +251,35 @@ class WheelStore(Store):
         """Flush, and say what must be made durable. The plan's ``run`` may be left to a thread,
         as long as no other sync begins before ``finish_sync``.
         """
-        touched = [self._slots[second] for second in sorted(self._dirty_slots)]
-        for slot in touched:
-            self._flush(slot)
-        gone = sorted(self._gone - self._slots.keys())
+        filing = self._filing
+        for slot in filing.dirty:
+            filing.flush(slot)
         plan = SyncPlan(
             files=self._files,
             manifest=self._manifest,
             ids=self._ids,
-            slot_paths=[self._slot_path(s.second) for s in touched if s.size and s.stop is None],
-            folders=sorted(self._dirty_folders, reverse=True),
-            entries=[slot.entry() for slot in touched] + [gone_entry(s) for s in gone],
-            live=lambda: [slot.entry() for slot in self._slots.values()],
-            live_count=len(self._slots),
+            slot_paths=filing.written_paths(),
+            folders=sorted(filing.dirty_folders, reverse=True),
+            entries=filing.changed(),
+            live=filing.live(),
+            doomed=filing.doomed,
             stop_offset=self._stop_offset,
         )
-        self._dirty_slots, self._dirty_folders, self._gone = set(), set(), set()
-        self._unsynced_bytes = 0
+        filing.forget_dirty()
         return plan
 
     def finish_sync(self, plan: SyncPlan) -> None:
         """Take note that ``plan.run`` is done."""
         self._durable_offset = plan.stop_offset
+        self._filing.remove_doomed(plan.doomed)
 
     def stats(self) -> StoreStats:
-        """See ``Store.stats``; the oldest due time is the start of its slot."""
-        second = self._slots.next_from(0)
-        oldest_ms = None if second is None else second * SLOT_MS
-        stored = self._file_bytes + self._buffer_bytes
-        return StoreStats(self._pending, stored, oldest_ms, self._durable_offset)
+        """See ``Store.stats``; the oldest due time is no later than the true one."""
+        filing = self._filing
+        first = self._table.next_from(0)
+        oldest_ms, passed = None, 0
+        if first is not None:
+            oldest_ms = max(first.start[0], min(self._cursor_key[0], first.stop_second * SLOT_MS))
+            passed = self._hand.passed(first, self._cursor_key)
+        stored = filing.file_bytes + filing.buffer_bytes
+        return StoreStats(filing.pending - passed, stored, oldest_ms, self._durable_offset)

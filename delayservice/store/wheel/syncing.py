@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from delayservice.store.files import Files
     from delayservice.store.ids import IdIndex
     from delayservice.store.wheel.manifest import Entry, Manifest
@@ -28,8 +26,8 @@ class SyncPlan:
     slot_paths: list[str]
     folders: list[str]
     entries: list[Entry]
-    live: Callable[[], Iterable[Entry]]
-    live_count: int
+    live: list[Entry]
+    doomed: list[str]
     stop_offset: int
 
     def run(self) -> None:
@@ -48,7 +46,6 @@ class SyncPlan:
             has_ids=self.ids.in_use,
             changed=self.entries,
             live=self.live,
-            live_count=self.live_count,
         )
 
     def _sync_slots(self) -> None:
