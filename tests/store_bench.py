@@ -57,9 +57,9 @@ class Timer:
         }
 
 
-def runs(records: int, spread_ms: int, size: int) -> Iterator[list[Frame]]:
+def runs(records: int, spread_ms: int, size: int, seed: int) -> Iterator[list[Frame]]:
     """Records in offset order, due at random within the spread."""
-    rng = random.Random(1)
+    rng = random.Random(seed)
     base = rng.randbytes(size)
     for start in range(0, records, RUN):
         stop = min(start + RUN, records)
@@ -93,8 +93,9 @@ def measure(
         # A service that runs has asked before; nothing is due yet.
         store.read_due((0, -1), START_MS - 5_000, 1)
     timer = Timer()
-    for frames in runs(records, SPREAD_MS[case], size):
-        for store in stores:
+    sources = [runs(records, SPREAD_MS[case], size, seed) for seed in range(len(stores))]
+    for batches in zip(*sources, strict=True):
+        for store, frames in zip(stores, batches, strict=True):
             timer.time(lambda s=store, f=frames: s.append(f, [], [], f[-1][1] + 1))  # type: ignore[misc]
     yield timer.report("append", total)
     timer = Timer()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delayservice.store.wheel.block import SLOT_MS, encode_blocks
-from delayservice.store.wheel.near import cost_of
+from delayservice.store.wheel.near import cost_of, sort_rows
 from delayservice.store.wheel.slots import HOUR, Slot, count_records, hour_name, hour_of_name
 from delayservice.store.wheel.table import SlotTable
 
@@ -99,7 +99,7 @@ class Filing:
         if not slot.rows or slot.stop is not None:
             return
         self._before_flush(slot)
-        rows = sorted(slot.rows)
+        rows = sort_rows(slot.rows)
         data, crc = encode_blocks(slot.second, rows, slot.crc)
         self._make_hour(slot)
         self._files.write_at(self.path_of(slot), slot.size, data)

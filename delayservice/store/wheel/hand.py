@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from delayservice.errors import SlotDamagedError
 from delayservice.store.wheel.block import SLOT_MS
-from delayservice.store.wheel.near import ROW_BYTES, cost_of, position_after
+from delayservice.store.wheel.near import position_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from delayservice.store.wheel.slots import Slot
     from delayservice.store.wheel.table import SlotTable
 
+_PRELOAD_ROWS = 4096
+
 
 class Hand:
     """Reads due rows in key order.
@@ -29,7 +31,8 @@ class Hand:
     Args:
         slots: every slot of the wheel.
         is_ready: whether a slot that is due can be read as it is; opens it if not.
-        load: reads the stretch of a slot that begins above a key, or raises ``SlotDamagedError``.
+        load: the stretch of a slot that begins above a key, or raises ``SlotDamagedError``.
+        extend: decodes so many more rows of it, or raises ``SlotDamagedError``.
         damage_of: the error of a slot that is known to be damaged.
         budget: bytes of memory for windows.
     """
@@ -39,12 +42,14 @@ class Hand:
         slots: SlotTable,
         is_ready: Callable[[Slot], bool],
         load: Callable[[Slot, Key], Window],
+        extend: Callable[[Slot, Window, int], None],
         damage_of: Callable[[Slot], SlotDamagedError],
         budget: int,
     ) -> None:
         self._slots = slots
         self._is_ready = is_ready
         self._load = load
+        self._extend = extend
         self._damage_of = damage_of
         self._budget = budget
         self._windows: dict[Slot, Window] = {}
@@ -62,11 +67,11 @@ class Hand:
                 if not self._is_ready(slot):
                     continue  # its records are in finer slots now
                 window = self._window(slot, after)
+                found += self._take(slot, window, after, upto_ms, limit - len(found))
             except SlotDamagedError:
                 if found:
                     return found  # these are good; the next call meets the damage again
                 raise
-            found += window.take(after, upto_ms, limit - len(found))
             if len(found) >= limit:
                 break
             if window.upper is None:
@@ -75,6 +80,16 @@ class Hand:
                 break
             else:
                 after = max(after, window.upper)  # a large slot: go on with its next stretch
+        return found
+
+    def _take(
+        self, slot: Slot, window: Window, after: Key, upto_ms: int, limit: int
+    ) -> list[Frame]:
+        found = window.take(after, upto_ms, limit)
+        while window.needs_more(len(found), upto_ms, limit):
+            window.drop_upto(max(after, slot.start))
+            self._extend(slot, window, limit - len(found))
+            found = window.take(after, upto_ms, limit)
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
@@ -95,18 +110,18 @@ class Hand:
         return None
 
     def preload(self, second: int) -> None:
-        """Load a slot before it is due, if there is room beside the windows that are in use: there
-        is time now, and none when it is due.
+        """Begin to load a slot before it is due, if there is room beside the windows that are in
+        use: there is time now, and none when it is due.
         """
         slot = self._slots.next_from(second)
         if slot is None or slot.second > second or slot.stop is not None:
             return
         if slot in self._windows or slot.finer is not None:
             return
-        cost = slot.size + ROW_BYTES * slot.count + cost_of(slot.rows)
-        if cost + sum(window.cost for window in self._windows.values()) <= self._budget:
+        if 2 * sum(window.cost for window in self._windows.values()) <= self._budget:
             with suppress(SlotDamagedError):  # raised again when it is due
-                self._window(slot, slot.start)
+                window = self._window(slot, slot.start)
+                self._extend(slot, window, _PRELOAD_ROWS)
 
     def before_flush(self, slot: Slot) -> None:
         """The slot's rows are about to go to its file: keep those that a window needs."""
@@ -118,7 +133,9 @@ class Hand:
     def passed(self, slot: Slot, key: Key) -> int:
         """How many of a slot's records are known to be at or below ``key``."""
         window = self._windows.get(slot)
-        return 0 if window is None else position_after(window.rows, key)
+        if window is None or key < window.after:
+            return 0
+        return window.gone + position_after(window.rows, key)
 
     def forget(self, slot: Slot) -> None:
         """Drop the window of a slot that changed under it or is gone."""
@@ -154,5 +171,5 @@ class Hand:
     def _refresh(self, window: Window, slot: Slot) -> None:
         rows = slot.rows
         if window.seen < len(rows):
-            window.add(rows[window.seen :], self._budget)
+            window.add(rows[window.seen :])
             window.seen = len(rows)

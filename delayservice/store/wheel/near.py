@@ -1,14 +1,17 @@
 """The near window: slots close to the hand, in memory in key order, bounded in bytes.
 
-A window is a stretch of one slot: all its rows with ``after < key <= upper`` (no upper: to the
-slot's end). A slot larger than the budget is loaded stretch by stretch, skipping the blocks whose
-headers lie outside of it, so that a slot with a million records costs no more memory than any.
+A window is a stretch of one slot: all its rows above ``after`` (and up to ``cut``, if it was cut).
+Blocks of the slot's file wait undecoded, in the order of their first keys, until rows up to there
+are asked for; so reading a slot with a million records begins as fast as with any, and takes no
+more memory than the blocks whose keys overlap. If even those outgrow the budget, the highest rows
+are dropped and loaded again later.
 """
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 from delayservice.core.cursor import OFFSET_MAX, Key
@@ -24,7 +27,7 @@ from delayservice.store.wheel.block import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from delayservice.store.files import Files
     from delayservice.store.wheel.slots import Slot
@@ -33,7 +36,8 @@ ROW_BYTES = 200
 """What a row costs in memory beside its payload: a tuple, three integers, a bytes header."""
 
 _WHOLE_FILE_BYTES = 1 << 20
-_payload_of = itemgetter(3)
+_key_ms_of, _offset_of, _payload_of = itemgetter(0), itemgetter(1), itemgetter(3)
+_first_of = attrgetter("first")
 
 
 def cost_of(rows: Sequence[Frame]) -> int:
@@ -47,57 +51,110 @@ def position_after(rows: Sequence[Frame], key: Key) -> int:
     return bisect_left(rows, (key[0], key[1] + 1))
 
 
-def collapse(rows: list[Frame]) -> list[Frame]:
-    """Sorted rows with each record once and its mark put to it; marks without a record go."""
+def collapse(rows: list[Frame], upper: Key | None) -> list[Frame]:
+    """Sorted rows with each record once and its mark put to it.
+
+    Marks without a record go, unless they are above ``upper``: the record may be yet to come.
+    """
     if len({row[1] for row in rows}) == len(rows) and not any(
         [row[3] is MARK_ONLY for row in rows]  # noqa: C419 - a generator takes twice as long
     ):
         return rows
     records: dict[int, Frame] = {}
     marks: dict[int, int] = {}
+    early: list[Frame] = []
     for row in rows:
         _, offset, mark, payload = row
         if mark != NO_MARK:
             marks[offset] = mark
         if payload is not MARK_ONLY:
             records.setdefault(offset, row)
-    return [
+        elif upper is not None and row[:2] > upper:
+            early.append(row)
+    found = [
         (key_ms, offset, marks.get(offset, NO_MARK), payload)
         for key_ms, offset, _, payload in records.values()
     ]
+    early = [row for row in early if row[1] not in records]
+    return sorted(found + early) if early else found
+
+
+def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
+    """Rows of the log's order in key order.
+
+    Two stable sorts by an integer each, the first of what is sorted already, take a third of the
+    time that comparing tuples takes (``tests.store_bench --case burst``).
+    """
+    found = sorted(rows, key=_offset_of)
+    found.sort(key=_key_ms_of)
+    return found
 
 
 class Window:
-    """A stretch of a slot in key order; ``seen`` of the slot's unflushed rows are in it."""
+    """A stretch of a slot in key order; ``seen`` of the slot's unflushed rows are in it.
 
-    __slots__ = ("after", "cost", "rows", "seen", "upper")
+    Args:
+        after: rows above this key are in it.
+        blocks: those of the file whose rows are not in it yet.
+        budget: bytes of memory for its rows.
+    """
 
-    def __init__(self, after: Key) -> None:
+    __slots__ = ("after", "blocks", "budget", "cost", "cut", "gone", "rows", "seen")
+
+    def __init__(self, after: Key, blocks: Iterable[Block], budget: int) -> None:
         self.after = after
-        self.upper: Key | None = None
+        self.blocks = sorted((b for b in blocks if b.last > after), key=_first_of, reverse=True)
+        """The block with the lowest first key is the last."""
+        self.budget = budget
+        self.cut: Key | None = None
         self.rows: list[Frame] = []
+        self.gone = 0
+        """Rows that were taken and dropped."""
         self.seen = 0
         self.cost = 0
 
+    @property
+    def upper(self) -> Key | None:
+        """All rows up to this key are in the window; None: all of the slot's."""
+        if not self.blocks:
+            return self.cut
+        first = self.blocks[-1].first
+        below = (first[0], first[1] - 1)
+        return below if self.cut is None else min(below, self.cut)
+
     def covers(self, after: Key) -> bool:
         """Whether rows above ``after`` can be taken from here, or are known not to exist."""
-        return self.after <= after and (self.upper is None or after < self.upper)
+        return self.after <= after and (self.cut is None or after < self.cut)
 
     def take(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """At most ``limit`` rows above ``after`` and due by ``upto_ms``."""
-        rows = self.rows
+        """At most ``limit`` rows above ``after`` and due by ``upto_ms``, up to ``upper``."""
+        rows, upper, last = self.rows, self.upper, (upto_ms, OFFSET_MAX)
         start = position_after(rows, after)
-        stop = position_after(rows, (upto_ms, OFFSET_MAX))
+        stop = position_after(rows, last if upper is None else min(upper, last))
         return rows[start : min(stop, start + limit)]
 
-    def add(self, rows: Sequence[Frame], budget: int) -> None:
+    def needs_more(self, found: int, upto_ms: int, limit: int) -> bool:
+        """Whether more of what is due by ``upto_ms`` waits in a block."""
+        return found < limit and bool(self.blocks) and self.blocks[-1].first[0] <= upto_ms
+
+    def extend(self, limit: int, decode: Callable[[Block], list[Frame]]) -> None:
+        """Decode the next blocks, with ``limit`` rows or a little more.
+
+        Raises:
+            BlockDamagedError, OSError: as ``decode``.
+        """
+        rows: list[Frame] = []
+        while self.blocks and len(rows) < limit:
+            rows += decode(self.blocks.pop())
+        self.add(rows)
+
+    def add(self, rows: Sequence[Frame]) -> None:
         """Take in those rows that belong to this stretch; cut it when it outgrows the budget."""
-        upper = self.upper
-        rows = [row for row in rows if self.after < row[:2] and (upper is None or row[:2] <= upper)]
-        if rows:
-            self.rows = collapse(sorted([*self.rows, *rows]))
-            self.cost += cost_of(rows)
-            self.cut(2 * budget, budget)
+        after, cut = self.after, self.cut
+        rows = [row for row in rows if after < row[:2] and (cut is None or row[:2] <= cut)]
+        self.rows = collapse(sorted([*self.rows, *rows]), self.upper)
+        self.cost += cost_of(rows)
+        self._cut()
 
     def drop_upto(self, key: Key) -> None:
         """Forget rows up to ``key``; they are asked for again only after a take-over."""
@@ -105,58 +162,62 @@ class Window:
             gone = position_after(self.rows, key)
             self.cost -= cost_of(self.rows[:gone])
             self.rows = self.rows[gone:]
+            self.gone += gone
             self.after = key
 
-    def cut(self, cost_max: int, cost_kept: int) -> None:
-        """When above ``cost_max``, keep the lowest rows worth ``cost_kept`` and lower ``upper``."""
-        if self.cost <= cost_max or len(self.rows) <= 1:
+    def _cut(self) -> None:
+        """At twice the budget, keep the lowest rows that are worth it."""
+        if self.cost <= 2 * self.budget or len(self.rows) <= 1:
             return
         rows = self.rows
-        rows.sort()
         cost = stop = 0
-        while stop < len(rows) and (cost <= cost_kept or rows[stop][:2] == rows[stop - 1][:2]):
+        while stop < len(rows) and cost <= self.budget:
             cost += len(rows[stop][3]) + ROW_BYTES
             stop += 1
         if stop < len(rows):
             del rows[stop:]
             self.cost = cost
-            self.upper = rows[-1][:2]
+            cut = self.cut = rows[-1][:2]
+            self.blocks = [block for block in self.blocks if block.first <= cut]
 
 
 def load_window(files: Files, path: str, slot: Slot, after: Key, budget: int) -> Window:
-    """Read the stretch of a slot that begins above ``after``.
+    """The stretch of a slot that begins above ``after``.
 
     Raises:
         BlockDamagedError, OSError: the file is damaged or missing.
     """
-    window = Window(after)
-    blocks, whole = _read_headers(files, path, slot)
-    for block in sorted(blocks, key=itemgetter(4)):
-        if block.last <= after or (window.upper is not None and block.first > window.upper):
-            continue
-        start = block.position + HEADER_BYTES
-        body = whole[start : block.end] if whole else files.read_at(path, start, block.length)
-        _keep(window, decode_block(slot.second, block, body), budget)
-    _keep(window, sorted(slot.rows), budget)
+    blocks, whole = _read_headers(files, path, slot, min(_WHOLE_FILE_BYTES, budget // 2))
+    window = Window(after, blocks, budget)
+    window.add(sort_rows(slot.rows))
     window.seen = len(slot.rows)
-    window.rows.sort()
-    window.rows = collapse(window.rows)
+    if whole:
+        window.extend(
+            sys.maxsize,
+            lambda b: decode_block(slot.second, b, whole[b.position + HEADER_BYTES : b.end]),
+        )
     return window
 
 
-def _keep(window: Window, rows: list[Frame], budget: int) -> None:
-    start = position_after(rows, window.after)
-    stop = len(rows) if window.upper is None else position_after(rows, window.upper)
-    if stop - start != len(rows):
-        rows = rows[start:stop]
-    window.rows += rows
-    window.cost += cost_of(rows)
-    window.cut(2 * budget, budget)
+def extend_window(files: Files, path: str, slot: Slot, window: Window, limit: int) -> None:
+    """Decode the next blocks of a window.
+
+    Raises:
+        BlockDamagedError, OSError: the file is damaged or missing.
+    """
+    window.extend(
+        limit,
+        lambda b: decode_block(
+            slot.second, b, files.read_at(path, b.position + HEADER_BYTES, b.length)
+        ),
+    )
 
 
-def _read_headers(files: Files, path: str, slot: Slot) -> tuple[list[Block], bytes]:
+def _read_headers(
+    files: Files, path: str, slot: Slot, whole_bytes_max: int
+) -> tuple[list[Block], bytes]:
     """Blocks of a slot file, and its content if that is small enough to be read at once."""
-    whole = files.read_at(path, 0, slot.size) if 0 < slot.size <= _WHOLE_FILE_BYTES else b""
+    whole = files.read_at(path, 0, slot.size) if 0 < slot.size <= whole_bytes_max else b""
     blocks: list[Block] = []
     position, crc = 0, seed_of(slot.second, slot.width)
     while position < slot.size:

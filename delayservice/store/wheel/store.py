@@ -15,7 +15,7 @@ from delayservice.store.wheel.filing import Filing
 from delayservice.store.wheel.hand import Hand
 from delayservice.store.wheel.manifest import Entry, Manifest
 from delayservice.store.wheel.mending import Mender
-from delayservice.store.wheel.near import Window, load_window
+from delayservice.store.wheel.near import Window, extend_window, load_window
 from delayservice.store.wheel.opening import Opener
 from delayservice.store.wheel.syncing import SyncPlan
 from delayservice.store.wheel.table import SlotTable
@@ -38,7 +38,7 @@ class WheelOptions:
     Attributes:
         buffer_bytes_max: memory for rows that are not in a file yet.
         near_bytes_max: memory for the windows near the hand; a single window may briefly take
-            twice as much while it is loaded.
+            twice as much.
         sync_bytes: bytes written to slot files, and so to read again after a crash, at which
             ``append`` syncs by itself.
         handles_max: slot files kept open.
@@ -202,12 +202,19 @@ class WheelStore(Store):
 
     def _make_hand(self, is_ready: Callable[[Slot], bool]) -> Hand:
         budget = self._options.near_bytes_max
-        return Hand(self._table, is_ready, self._load, self._mender.damage_of, budget)
+        damage_of = self._mender.damage_of
+        return Hand(self._table, is_ready, self._load, self._extend, damage_of, budget)
 
     def _load(self, slot: Slot, after: Key) -> Window:
         path, budget = self._filing.path_of(slot), self._options.near_bytes_max
         try:
             return load_window(self._files, path, slot, after, budget)
+        except (BlockDamagedError, OSError) as exc:
+            raise self._set_aside(slot, str(exc)) from exc
+
+    def _extend(self, slot: Slot, window: Window, limit: int) -> None:
+        try:
+            extend_window(self._files, self._filing.path_of(slot), slot, window, limit)
         except (BlockDamagedError, OSError) as exc:
             raise self._set_aside(slot, str(exc)) from exc
 
