@@ -104,6 +104,15 @@ class Store(ABC):
             StoreError: an fsync failed; the process must exit, for the page cache can't be trusted.
         """
 
+    def sync_soon(self) -> None:
+        """As ``sync``, but without keeping the caller waiting if the store can help it: the horizon
+        moves on in a later call of any kind. Asked again meanwhile, it does nothing more.
+
+        Raises:
+            StoreError: as ``sync``, here or in that later call.
+        """
+        self.sync()
+
     @abstractmethod
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
         """Frames in key order without touching what delivery has in memory: for people and

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
+_TWIN_HANDLES = 4
 
 
 class _Failing:
@@ -61,6 +62,10 @@ class Files:
     def __init__(self, handles_max: int = 256) -> None:
         self._handles: OrderedDict[str, int] = OrderedDict()
         self._handles_max = handles_max
+
+    def twin(self) -> Files:
+        """The same disk with open files of its own, for a thread beside the owner's."""
+        return Files(_TWIN_HANDLES)
 
     def make_dir(self, path: str) -> None:
         """Create a folder for the owner only, with the folders above it; fine if it exists."""

@@ -8,9 +8,12 @@ lost, each by itself, and a write may be kept in part.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from delayservice.store.files import Files
 
@@ -33,6 +36,9 @@ Keeps: TypeAlias = Callable[[Effect], float]
 class QuietFiles(Files):
     """The real files without fsync: for runs that do not crash."""
 
+    def twin(self) -> Files:
+        return QuietFiles(4)
+
     def sync_file(self, path: str) -> None:
         pass
 
@@ -48,22 +54,26 @@ class RecordingFiles(QuietFiles):
         self.effects: list[Effect] = []
         self._root = f"{root}/"
         self._inodes: dict[str, int] = {}
-        self._next = 0
+        self._next = count(1)
+
+    def twin(self) -> Files:
+        """Remembers in the same place."""
+        twin = RecordingFiles(Path(self._root))
+        twin.effects, twin._inodes, twin._next = self.effects, self._inodes, self._next
+        return twin
 
     def _name(self, path: str) -> str:
         return path.removeprefix(self._root)
 
     def make_dir(self, path: str) -> None:
         if not self.exists(path):
-            self._next += 1
-            self.effects.append(Effect("name", self._name(path), -self._next))
+            self.effects.append(Effect("name", self._name(path), -next(self._next)))
         super().make_dir(path)
 
     def write_at(self, path: str, position: int, data: bytes) -> None:
         if path not in self._inodes:
-            self._next += 1
-            self._inodes[path] = self._next
-            self.effects.append(Effect("name", self._name(path), self._next))
+            self._inodes[path] = next(self._next)
+            self.effects.append(Effect("name", self._name(path), self._inodes[path]))
         inode = self._inodes[path]
         self.effects.append(Effect("write", self._name(path), inode, position, bytes(data)))
         super().write_at(path, position, data)
@@ -90,6 +100,36 @@ class RecordingFiles(QuietFiles):
         if self.exists(path):
             self.effects.append(Effect("unname", self._name(path)))
         super().remove_dir(path)
+
+
+class LateFuture(Future[Any]):
+    """Runs when it was asked for the third time, or when its result is wanted."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self._call = call
+        self._asked = 0
+
+    def done(self) -> bool:
+        self._asked += 1
+        if self._asked == 3:
+            self._run()
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not super().done():
+            self._run()
+        return super().result(timeout)
+
+    def _run(self) -> None:
+        self.set_result(self._call())
+
+
+class LateExecutor(Executor):
+    """A thread that gets to run late, but at the same moment each time."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LateFuture:
+        return LateFuture(partial(fn, *args, **kwargs))
 
 
 def _folder_of(path: str) -> str:

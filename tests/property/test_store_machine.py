@@ -95,6 +95,10 @@ class StoreMachine(RuleBasedStateMachine):
     def sync(self) -> None:
         assert self.store.sync() == self.stop
 
+    @rule()
+    def sync_soon(self) -> None:
+        self.store.sync_soon()
+
     @rule(share=st.integers(0, 10))
     def prune(self, share: int) -> None:
         """K goes ahead by some of what is held."""

@@ -122,15 +122,19 @@ def encode_blocks(second: int, rows: Sequence[Frame], crc: int) -> tuple[bytes, 
 
 
 def _cut(rows: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
-    if len(rows) <= ROWS_MAX and sum(map(len, map(_payload_of, rows))) <= BODY_BYTES_MAX:
-        yield rows
-        return
+    for start in range(0, len(rows), ROWS_MAX):
+        run = rows[start : start + ROWS_MAX]
+        if sum(map(len, map(_payload_of, run))) <= BODY_BYTES_MAX:
+            yield run
+        else:
+            yield from _cut_by_bytes(run)
+
+
+def _cut_by_bytes(rows: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
     start = body_bytes = 0
     for position, row in enumerate(rows):
         size = len(row[3])
-        if position - start >= ROWS_MAX or (
-            position > start and body_bytes + size > BODY_BYTES_MAX
-        ):
+        if position > start and body_bytes + size > BODY_BYTES_MAX:
             yield rows[start:position]
             start, body_bytes = position, 0
         body_bytes += size

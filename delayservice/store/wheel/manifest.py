@@ -61,7 +61,7 @@ class Manifest:
 
     Args:
         path: folder of the store.
-        files: where effects go.
+        files: where effects go; not the owner's, for commits run in a thread beside it.
     """
 
     def __init__(self, path: str, files: Files) -> None:
@@ -123,6 +123,10 @@ class Manifest:
         self._files.sync_dir(self._path)
         self.remove_strays(keep="")
         self._generation, self._size, self._crc = 1, 0, 0
+
+    def close(self) -> None:
+        """Release the handles of index and horizon."""
+        self._files.close()
 
     def remove_strays(self, keep: str | None = None) -> None:
         """Remove indexes that no horizon speaks of, left by a crash."""

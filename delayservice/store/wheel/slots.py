@@ -9,8 +9,10 @@ from __future__ import annotations
 import calendar
 import time
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from delayservice.store.base import NO_MARK
 from delayservice.store.wheel.block import MARK_ONLY, SLOT_MS, seed_of
 from delayservice.store.wheel.manifest import DAMAGED, GONE, LIVE, Entry
 from delayservice.store.wheel.near import ROW_BYTES
@@ -18,6 +20,8 @@ from delayservice.store.wheel.near import ROW_BYTES
 if TYPE_CHECKING:
     from delayservice.core.cursor import Key
     from delayservice.store.base import Frame
+
+_offset_of, _mark_of = itemgetter(1), itemgetter(2)
 
 HOUR: Final = 3600
 RATIO: Final = 60
@@ -161,6 +165,8 @@ class Slot:
 
 def count_records(rows: list[Frame]) -> int:
     """Rows that are records and not marks only."""
+    if max(map(_mark_of, rows), default=NO_MARK) == NO_MARK:
+        return len(rows)
     return len(rows) - sum([row[3] is MARK_ONLY for row in rows])
 
 
@@ -168,6 +174,6 @@ def bounds_of(rows: list[Frame]) -> tuple[int, int]:
     """Lowest and highest offset that rows speak of, their marks included; (-1, -1) for none."""
     if not rows:
         return -1, -1
-    _, offsets, marks, _ = zip(*rows, strict=True)
-    last_record, last_mark = max(offsets), max(marks)
+    offsets = list(map(_offset_of, rows))
+    last_record, last_mark = max(offsets), max(map(_mark_of, rows))
     return min(offsets), max(last_record, last_mark)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from delayservice.core.cursor import START_KEY, Cursor, Key
+from delayservice.errors import StoreError
 from delayservice.store.base import Frame, Mark, Named, Store, StoreStats
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
@@ -17,11 +19,12 @@ from delayservice.store.wheel.manifest import Entry, Manifest
 from delayservice.store.wheel.mending import Mender
 from delayservice.store.wheel.near import Window, extend_window, load_window
 from delayservice.store.wheel.opening import Opener
-from delayservice.store.wheel.syncing import SyncPlan
+from delayservice.store.wheel.syncing import SyncPlan, shared_executor
 from delayservice.store.wheel.table import SlotTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Executor, Future
     from pathlib import Path
 
     from delayservice.errors import SlotDamagedError
@@ -66,18 +69,26 @@ class WheelStore(Store):
         path: folder of this shard's store; nothing in it is named after a topic.
         options: bounds.
         files: where effects go; tests put their own here.
+        executor: where syncs run that nobody waits for; one for the process, unless given.
     """
 
     def __init__(
-        self, path: Path, options: WheelOptions | None = None, files: Files | None = None
+        self,
+        path: Path,
+        options: WheelOptions | None = None,
+        files: Files | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self._options = options or WheelOptions()
+        self._executor = executor
         self._files = files or Files(self._options.handles_max)
         self._folder = StoreFolder(path, "wheel", FORMAT, self._files)
-        self._manifest = Manifest(str(path), self._files)
+        self._manifest = Manifest(str(path), self._files.twin())
         self._ids = IdIndex(path / "ids")
         self._path = str(path)
         self._slots_path = f"{path}/slots"
+        self._sync_wanted = False
+        self._running: tuple[SyncPlan, Future[None]] | None = None
         self._fill(0, [])
 
     def _fill(self, stop_offset: int, entries: Sequence[Entry]) -> None:
@@ -124,6 +135,8 @@ class WheelStore(Store):
         self._discard()
 
     def _discard(self) -> None:
+        self._finish_running()
+        self._sync_wanted = False
         self._manifest.discard()
         self._ids.discard()
         self._files.remove_tree(self._slots_path)
@@ -141,7 +154,10 @@ class WheelStore(Store):
 
     def abandon(self) -> None:
         """Release every handle without a sync: the tail is read again from the log."""
+        with suppress(StoreError):  # it was raised before, or the tail does not matter
+            self._finish_running()
         self._ids.close()
+        self._manifest.close()
         self._files.close()
         self._folder.leave()
 
@@ -161,10 +177,13 @@ class WheelStore(Store):
             StoreError: the disk is full or fails.
         """
         filing, options = self._filing, self._options
-        if filing.unsynced_bytes >= options.sync_bytes:
-            self.sync()
+        if filing.unsynced_bytes >= 2 * options.sync_bytes:
+            self.sync()  # the disk can't keep up: wait for it
+        elif filing.unsynced_bytes >= options.sync_bytes:
+            self.sync_soon()
+        self._advance_sync()
         if filing.buffer_bytes >= options.buffer_bytes_max:
-            filing.flush_fullest(options.buffer_bytes_max // 2)
+            filing.flush_fullest(options.buffer_bytes_max * 3 // 4)
         if named or marks:
             self._ids.append(named, marks)
         filing.take(frames)
@@ -177,6 +196,7 @@ class WheelStore(Store):
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """See ``Store.read_due``."""
+        self._advance_sync()
         self._table.hand_ms = upto_ms
         self._hand.forget_before(after[0] // SLOT_MS)
         found = self._hand.read(after, upto_ms, limit)
@@ -239,6 +259,7 @@ class WheelStore(Store):
 
     def prune(self, cursor: Cursor) -> None:
         """See ``Store.prune``: whole slots whose exclusive end is at or below K."""
+        self._advance_sync()
         self._cursor_key = cursor.key
         self._table.hand_ms = max(self._table.hand_ms, cursor.key[0])
         for slot in self._filing.prune(cursor.key[0] // SLOT_MS):
@@ -249,15 +270,49 @@ class WheelStore(Store):
 
     def sync(self) -> int:
         """See ``Store.sync``: slot files, folders, ids, index, and last the horizon."""
-        plan = self.begin_sync()
+        self._finish_running()
+        self._sync_wanted = False
+        plan = self._begin_sync()
         plan.run()
-        self.finish_sync(plan)
+        self._finish_sync(plan)
         return self._durable_offset
 
-    def begin_sync(self) -> SyncPlan:
-        """Flush, and say what must be made durable. The plan's ``run`` may be left to a thread,
-        as long as no other sync begins before ``finish_sync``.
+    def sync_soon(self) -> None:
+        """See ``Store.sync_soon``: rows are flushed a little with each call, and then a thread does
+        the fsyncs: thousands of files take seconds, and a flush of the whole buffer 100 ms.
         """
+        self._sync_wanted = self._running is None
+        self._advance_sync()
+
+    def _advance_sync(self) -> None:
+        """Do a little for a sync that is wanted, or take note that it is done.
+
+        Raises:
+            StoreError: it failed; the process must exit, and this is raised by every later call.
+        """
+        if self._running is not None:
+            if self._running[1].done():
+                self._finish_running()
+        elif self._sync_wanted:
+            left = self._filing.buffer_bytes
+            share = self._options.buffer_bytes_max // 8
+            if left > share:
+                self._filing.flush_fullest(left - share)
+            else:
+                self._sync_wanted = False
+                plan = self._begin_sync()
+                executor = self._executor or shared_executor()
+                self._running = plan, executor.submit(plan.run)
+
+    def _finish_running(self) -> None:
+        if self._running is not None:
+            plan, done = self._running
+            done.result()
+            self._running = None
+            self._finish_sync(plan)
+
+    def _begin_sync(self) -> SyncPlan:
+        """Flush, and say what must be made durable."""
         filing = self._filing
         for slot in filing.dirty:
             filing.flush(slot)
@@ -265,6 +320,7 @@ class WheelStore(Store):
             files=self._files,
             manifest=self._manifest,
             ids=self._ids,
+            has_ids=self._ids.in_use,
             slot_paths=filing.written_paths(),
             folders=sorted(filing.dirty_folders, reverse=True),
             entries=filing.changed(),
@@ -275,13 +331,14 @@ class WheelStore(Store):
         filing.forget_dirty()
         return plan
 
-    def finish_sync(self, plan: SyncPlan) -> None:
+    def _finish_sync(self, plan: SyncPlan) -> None:
         """Take note that ``plan.run`` is done."""
         self._durable_offset = plan.stop_offset
         self._filing.remove_doomed(plan.doomed)
 
     def stats(self) -> StoreStats:
         """See ``Store.stats``; the oldest due time is no later than the true one."""
+        self._advance_sync()
         filing = self._filing
         first = self._table.next_from(0)
         oldest_ms, passed = None, 0
