@@ -407,7 +407,7 @@ class SliceLoop:
         self._synced_s = now_s
         for lane in self.lanes.values():
             if lane.store.stats().durable_offset < lane.shard.stored:
-                lane.store.sync()
+                lane.store.sync_soon()
 
     # --- shards --------------------------------------------------------------------------------
 
