@@ -15,6 +15,7 @@ number are those of the design, section 5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from delayservice.core import outcome
@@ -24,7 +25,7 @@ from delayservice.core.entry import CANCEL, COPY, INVALID, SCHEDULE, Entry
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Additions, Frame
 from delayservice.core.settle import Settler
-from delayservice.core.storing import LatestUnmarked, RecentNames, Scans, additions
+from delayservice.core.storing import LatestUnmarked, RecentNames, Scans, additions, bearing_ids
 
 
 class CopyScan(NamedTuple):
@@ -145,13 +146,12 @@ class Shard:
         """Stretches of the log that ``ingest`` of the same run must know the ``x`` of. Usually
         none: what was read a moment ago is remembered.
         """
-        self._names.observe(start, entries, stop)
+        named = bearing_ids(entries)
+        self._names.observe(start, named, stop)
         return [
             CopyScan(offset, record_id, base)
-            for offset, kind, _, record_id, _, base in entries
-            if kind == COPY
-            and record_id is not None
-            and self._names.first(record_id, base, offset) is None
+            for record_id, (offset, kind, _, _, _, base) in named
+            if kind == COPY and self._names.first(record_id, base, offset) is None
         ]
 
     def ingest(
@@ -181,8 +181,8 @@ class Shard:
 
     def _resolve(self, entries: Sequence[Entry], scanned: Scans) -> dict[int, int]:
         scans: dict[int, int] = {}
-        for offset, kind, _, record_id, _, base in entries:
-            if kind != COPY or record_id is None:
+        for record_id, (offset, kind, _, _, _, base) in bearing_ids(entries):
+            if kind != COPY:
                 continue
             known = self._names.first(record_id, base, offset)
             scans[offset] = scanned[offset] if known is None else known
@@ -207,7 +207,10 @@ class Shard:
             unread = self.read
             queued = entries if start == unread else [e for e in entries if e[0] >= unread]
             self._queue.extend(queued)
-            self._queue_bytes += _content_bytes(queued)
+            if len(added.frames) == len(queued):  # nearly always; five times as fast
+                self._queue_bytes += sum([len(frame[3]) for frame in added.frames])
+            else:
+                self._queue_bytes += _content_bytes(queued)
             self._x_of_copies.update((o, x) for o, x in scans.items() if o >= unread)
             self.read = stop
 
@@ -222,18 +225,19 @@ class Shard:
         outputs: list[Output] = []
         if not self.caught_up:
             return outputs
-        queue, at, count = self._queue, self._walked, len(self._queue)
         k = self.staged.key
-        # Plain pending records, nearly all, are passed in the two lines that start the loop
-        # (bench whole).
-        while at < count and len(outputs) < limit:
-            offset, kind, key_ms, record_id, _, _ = entry = queue[at]
-            is_pending = kind == SCHEDULE and record_id is None and (key_ms, offset) > k
-            if not is_pending and not self._pass(entry, k, now_ms, outputs):
+        k_ms = k[0]
+        reached = self.read
+        walked = self._walked
+        for entry in islice(self._queue, walked, None):
+            # Plain pending records, nearly all, are passed in this line (bench whole).
+            if (entry[2] <= k_ms or entry[1] != SCHEDULE or entry[3] is not None) and (
+                len(outputs) >= limit or not self._pass(entry, k, now_ms, outputs)
+            ):
+                reached = entry[0]
                 break
-            at += 1
-        self._walked = at
-        reached = queue[at][0] if at < count else self.read
+            walked += 1
+        self._walked = walked
         self.staged = Cursor(k, reached)
         return outputs
 
@@ -303,19 +307,18 @@ class Shard:
         outputs: list[Output] = []
         k, h = self.staged
         settle = self._settler.settle
+        add = outputs.append
         for key_ms, offset, mark, data in frames:
             if offset >= h:
                 continue
-            if 0 <= mark < h:
-                k = (key_ms, offset)
-                continue
-            payload = decode_payload(data)
-            output = settle(offset, key_ms, payload, now_ms, h)
-            if output is None:
-                break
-            if payload[6] is not None:
-                self._note_copy(output, payload[6][0], h)
-            outputs.append(output)
+            if not 0 <= mark < h:
+                payload = decode_payload(data)
+                output = settle(offset, key_ms, payload, now_ms, h)
+                if output is None:
+                    break
+                if payload[6] is not None:
+                    self._note_copy(output, payload[6][0], h)
+                add(output)
             k = (key_ms, offset)
         self.staged = Cursor(k, h)
         return outputs

@@ -20,6 +20,7 @@ from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Additions, Frame
 from delayservice.core.settle import Settler
 from delayservice.core.shard import Shard
+from delayservice.core.storing import bearing_ids
 from delayservice.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.slice_loop import SliceLoop
@@ -379,7 +380,7 @@ def no_scan_back() -> Iterator[None]:
 
 
 def _observe_only(shard: Shard, start: int, entries: Sequence[Entry], stop: int) -> list[Any]:
-    shard._names.observe(start, entries, stop)
+    shard._names.observe(start, bearing_ids(entries), stop)
     return []
 
 
