@@ -25,6 +25,7 @@ from delayservice.clock import SystemClock
 from delayservice.core.contract import Contract
 from delayservice.core.settle import Routes
 from delayservice.errors import KafkaEdgeError
+from delayservice.garbage import GarbageCollector
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.slice_loop import Limits, SliceLoop
 from delayservice.metrics import SliceMetrics, encode_snapshot
@@ -108,6 +109,7 @@ class Worker:
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
         """Serve until told to stop; whether a slice failed."""
         refreshed_s = float("-inf")
+        garbage = GarbageCollector()
         while not stopping.is_set():
             if time.monotonic() - refreshed_s >= self._settings.topics.refresh_s:
                 refreshed_s = time.monotonic()
@@ -115,6 +117,7 @@ class Worker:
             if self._has_failed:
                 break
             self._publish(publish)
+            garbage.collect_when_time()
             stopping.wait(TURN_S)
         return self._stop()
 
