@@ -29,6 +29,7 @@ from rocksdict import (
     Options,
     Rdict,
     ReadOptions,
+    WriteBufferManager,
     WriteOptions,
 )
 
@@ -46,6 +47,8 @@ class RocksOptions:
 
     Attributes:
         write_buffer_bytes: size of a memory table; two may exist.
+        write_buffers_bytes: memory tables of every database of the process that asks for the same:
+            above this, they are flushed before they are full.
         block_cache_bytes: cache of blocks, shared by every database of the process that asks for
             the same size.
         block_bytes: size of a block on disk before compression.
@@ -60,6 +63,7 @@ class RocksOptions:
     """
 
     write_buffer_bytes: int = 8 << 20
+    write_buffers_bytes: int = 64 << 20
     block_cache_bytes: int = 32 << 20
     block_bytes: int = 16 << 10
     target_file_bytes: int = 32 << 20
@@ -76,6 +80,11 @@ def _shared_cache(size: int) -> Cache:
     return Cache(size)
 
 
+@cache
+def _shared_buffers(size: int) -> WriteBufferManager:
+    return WriteBufferManager(size, allow_stall=False)
+
+
 def _to_native(options: RocksOptions) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(_shared_cache(options.block_cache_bytes))
@@ -90,6 +99,7 @@ def _to_native(options: RocksOptions) -> Options:
     native.set_compression_type(getattr(DBCompressionType, options.compression)())
     native.set_write_buffer_size(options.write_buffer_bytes)
     native.set_max_write_buffer_number(2)
+    native.set_write_buffer_manager(_shared_buffers(options.write_buffers_bytes))
     native.set_target_file_size_base(options.target_file_bytes)
     native.set_max_bytes_for_level_base(options.level_base_bytes)
     native.set_max_total_wal_size(options.wal_bytes_max)

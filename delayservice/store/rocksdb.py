@@ -40,6 +40,8 @@ _HORIZON = b"h"
 _COUNT = b"c"
 _FRAMES_END = b"g"
 _SLOT_MS = 1000
+_LUMP_RECORDS = 50_000
+_LUMP_MS = 600_000
 _I64 = Struct(">q")
 _KEY = Struct(">cqq")
 _KEY_TAIL = Struct(">xqq")
@@ -74,7 +76,9 @@ class RocksStore(Store):
 
     def _clear(self, stop_offset: int) -> None:
         self._stop_offset = self._durable_offset = stop_offset
-        self._pruned_ms = 0
+        self._pruned_ms = self._deleted_ms = 0
+        self._passed = 0
+        """Records below ``_pruned_ms`` that were not deleted yet; ``_count`` includes them."""
         self._count = self._unsynced_bytes = 0
 
     # --- life ----------------------------------------------------------------------------------
@@ -262,7 +266,9 @@ class RocksStore(Store):
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """See ``Store.prune``: by whole seconds, so that range tombstones stay few."""
+        """See ``Store.prune``: nothing below K's second is read again, and it is deleted in large
+        lumps, because every range tombstone costs every reader (``tests.store_bench --case days``).
+        """
         stop_ms = cursor.key[0] // _SLOT_MS * _SLOT_MS
         batch = WriteBatch(raw_mode=True)
         with self._guard("read"):
@@ -273,13 +279,20 @@ class RocksStore(Store):
     def _prune(self, batch: WriteBatch, cursor: Cursor, stop_ms: int) -> None:
         if stop_ms > self._pruned_ms:
             start, stop = _pack_key(b"f", self._pruned_ms, 0), _pack_key(b"f", stop_ms, 0)
-            gone = self._count_between(start, stop)
-            if gone:
-                batch.delete_range(start, stop)
-                self._count = max(0, self._count - gone)
+            self._passed += self._count_between(start, stop)
             self._pruned_ms = stop_ms
+            if self._passed >= _LUMP_RECORDS or stop_ms - self._deleted_ms >= _LUMP_MS:
+                self._delete_passed(batch)
         if cursor.key > START_KEY:
             self._ids.prune(batch, cursor)
+
+    def _delete_passed(self, batch: WriteBatch) -> None:
+        if self._passed:
+            start = _pack_key(b"f", self._deleted_ms, 0)
+            batch.delete_range(start, _pack_key(b"f", self._pruned_ms, 0))
+            self._count = max(0, self._count - self._passed)
+            self._passed = 0
+        self._deleted_ms = self._pruned_ms
 
     def _count_between(self, start: bytes, stop: bytes) -> int:
         count = 0
@@ -302,4 +315,6 @@ class RocksStore(Store):
         sizes = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
         stored = sum(self._db.property_int_value(name) or 0 for name in sizes)
         oldest_ms = self.next_due_ms((self._pruned_ms, -1))
-        return StoreStats(self._count, stored, oldest_ms, self._durable_offset)
+        return StoreStats(
+            max(0, self._count - self._passed), stored, oldest_ms, self._durable_offset
+        )
