@@ -236,6 +236,7 @@ class Snapshot:
         store.abandon()
         store = make_store(root, QuietFiles(), self.options)
         assert store.open() == stop
+        assert store.stats().pending == len(self.log.held(stop, (0, 0)))
         assert meets_damage(store) == with_damage
         found = read_all_rebuilding(store, self.log, self.count, (0, 0))
         assert found == self.log.held(stop, (0, 0))
@@ -355,5 +356,31 @@ def test_what_comes_between_damage_and_rebuild_is_kept(tmp_path: Path) -> None:
     log.feed(store, 100, 200)
     again = [f for f in log.held(100, (0, 0)) if damage.start_ms <= f[0] < damage.stop_ms]
     store.rebuild(damage.start_ms, damage.stop_ms, again)
+    assert read_all(store, (0, 0)) == log.held(200, (0, 0))
+    store.close()
+
+
+def test_what_comes_between_damage_and_rebuild_of_an_opening_hour_is_kept(tmp_path: Path) -> None:
+    root = tmp_path / "shard"
+    log = ModelLog(200, seed=5)
+    store = make_store(root, QuietFiles(), TIERS)
+    store.open()
+    log.feed(store, 0, 100)
+    store.sync()
+    store.prune(Cursor((START_MS - 1, 0), 0))
+    log.feed(store, 100, 120)
+    store.sync()
+    victim = min(root.glob("slots/*/*.3600"))
+    victim.write_bytes(b"")
+    with pytest.raises(SlotDamagedError) as caught:
+        read_all(store, (0, 0))
+    damage = caught.value
+    log.feed(store, 120, 200)
+    again = [f for f in log.held(120, (0, 0)) if damage.start_ms <= f[0] < damage.stop_ms]
+    store.rebuild(damage.start_ms, damage.stop_ms, again)
+    assert read_all(store, (0, 0)) == log.held(200, (0, 0))
+    store.close()
+    store = make_store(root, QuietFiles(), TIERS)
+    assert store.open() == 200
     assert read_all(store, (0, 0)) == log.held(200, (0, 0))
     store.close()

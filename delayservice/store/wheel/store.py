@@ -52,7 +52,7 @@ class WheelOptions:
         open_rows: rows moved to finer slots by one call.
     """
 
-    buffer_bytes_max: int = 32 << 20
+    buffer_bytes_max: int = 16 << 20
     near_bytes_max: int = 32 << 20
     sync_bytes: int = 256 << 20
     handles_max: int = 128
