@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from delayservice import __version__
+from delayservice.commands import bench
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.errors import DelayServiceError, SettingsError
 
@@ -262,6 +263,9 @@ def demo(
     if isinstance(shown, io.StringIO):
         print(*shown.getvalue().splitlines()[-1:])  # noqa: T201 (JSON as it is)
     raise typer.Exit(exit_status)
+
+
+app.command(epilog=bench.EPILOG)(bench.bench)
 
 
 def main() -> None:

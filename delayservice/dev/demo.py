@@ -11,8 +11,6 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,12 +22,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     OffsetSpec,
 )
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.demo_report import Kill, Report, show
 from delayservice.dev.judge import QUIET, Judge
 from delayservice.dev.load import Planned, plan
+from delayservice.dev.progress import Steps, steps
 from delayservice.dev.service import ServiceProcess
 from delayservice.dev.signals import stop_signals
 from delayservice.errors import ClusterError
@@ -51,17 +49,17 @@ def run(*, records: int, kills: int, store: str, delivery: str) -> int:
     started_s = time.monotonic()
     with (
         stop_signals(),
-        _steps(console) as steps,
+        steps(console) as shown,
         tempfile.TemporaryDirectory(prefix="delay-demo-") as folder,
     ):
-        with steps.doing("Starting Kafka and ZooKeeper"):
+        with shown.doing("Starting Kafka and ZooKeeper"):
             cluster = EmbeddedCluster()
             cluster.start()
         try:
-            demo = _Demo(cluster.bootstrap, Path(folder), steps, store=store, delivery=delivery)
+            demo = _Demo(cluster.bootstrap, Path(folder), shown, store=store, delivery=delivery)
             report = demo.run(records, kills)
         finally:
-            with steps.doing("Stopping everything"):
+            with shown.doing("Stopping everything"):
                 cluster.stop()
     seconds = time.monotonic() - started_s
     show(console, report, seconds)
@@ -69,55 +67,11 @@ def run(*, records: int, kills: int, store: str, delivery: str) -> int:
     return 0 if report.verdict.is_good else 1
 
 
-class _Steps:
-    """Progress for people: one line per step, a bar for what counts."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        task = self._progress.add_task(what, total=None)
-        yield
-        self._progress.update(task, total=1, completed=1)
-
-    def bar(self, what: str, total: int) -> Bar:
-        return Bar(self._progress, what, total)
-
-
-class Bar:
-    """One progress bar; may be advanced from any thread."""
-
-    def __init__(self, progress: Progress, what: str, total: int) -> None:
-        self._progress = progress
-        self._task = progress.add_task(what, total=total)
-
-    def at(self, completed: int) -> None:
-        """Show this many as done."""
-        self._progress.update(self._task, completed=completed)
-
-    def say(self, what: str) -> None:
-        """Change the text."""
-        self._progress.update(self._task, description=what)
-
-
-@contextmanager
-def _steps(console: Console) -> Iterator[_Steps]:
-    columns = (
-        TextColumn("{task.description}", table_column=None),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield _Steps(progress)
-
-
 class _Demo:
     """The cluster is up; the rest of the story."""
 
     def __init__(
-        self, bootstrap: str, folder: Path, steps: _Steps, *, store: str, delivery: str
+        self, bootstrap: str, folder: Path, steps: Steps, *, store: str, delivery: str
     ) -> None:
         self._bootstrap = bootstrap
         self._folder = folder

@@ -1,0 +1,7 @@
+"""``delayservice bench``: how fast, how late and how large the service is, on a real cluster.
+
+``cases`` say what each bench does, with a ``stand`` (topics, service, helpers) of their own. Load,
+judge and passthrough are ``*_process`` modules, each in a process of its own so that none takes
+time from another's interpreter; a ``helper`` is the parent's end of one. ``sampling`` looks at the
+processes from outside, ``figures`` holds what was found, ``report`` shows it.
+"""

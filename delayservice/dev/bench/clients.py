@@ -1,0 +1,69 @@
+"""Options of the plain clients that load, judge and pass through: none of them is the service's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+
+from delayservice.dev.judge import QUIET
+
+Headers: TypeAlias = list[tuple[str, str | bytes | None]]
+
+
+def producer(
+    client: Mapping[str, str], transactional_id: str = "", errors: list[str] | None = None
+) -> Producer:
+    """A producer made for throughput; what it could not deliver is added to ``errors``."""
+    found = [] if errors is None else errors
+
+    def note(error: object, _message: object) -> None:
+        if error is not None:
+            found.append(str(error))
+
+    options: dict[str, Any] = {
+        "linger.ms": 5,
+        "batch.num.messages": 10_000,
+        "batch.size": 1_000_000,
+        "queue.buffering.max.messages": 500_000,
+        "queue.buffering.max.kbytes": 262_144,
+        "message.timeout.ms": 120_000,
+        "partitioner": "murmur2_random",
+        "enable.idempotence": True,
+        **client,
+        "acks": "all",
+        # A callback for each record would cost as much as the record.
+        "delivery.report.only.error": True,
+        "on_delivery": note,
+    }
+    if transactional_id:
+        options["transactional.id"] = transactional_id
+        options["transaction.timeout.ms"] = 900_000  # the most that brokers allow by default
+    return Producer(options, logger=QUIET)
+
+
+def consumer(client: Mapping[str, str], group: str) -> Consumer:
+    """A ``read_committed`` consumer that is assigned by hand and commits nothing."""
+    options: dict[str, Any] = {
+        "fetch.wait.max.ms": 50,
+        **client,
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "earliest",
+    }
+    return Consumer(options, logger=QUIET)
+
+
+def admin(client: Mapping[str, str]) -> AdminClient:
+    """An admin client."""
+    return AdminClient(dict(client), logger=QUIET)
+
+
+def take(source: Consumer, timeout_s: float, limit: int) -> list[Any]:
+    """What is there, after waiting for the first: ``consume`` alone would wait for the last."""
+    first = source.poll(timeout_s)
+    return [] if first is None else [first, *source.consume(limit - 1, 0)]

@@ -1,0 +1,51 @@
+"""The records that are sent, and how each is known again: by its value and key alone.
+
+A value is ``HEAD`` (24 bytes: number u64, due time in epoch milliseconds u64, tag of the load) and
+filler up to the wanted size; the key follows from the number. So the judge needs nothing from the
+service's headers, and nothing from whoever sent the load but its ``Batch``.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Final
+
+import msgspec
+
+HEAD: Final = struct.Struct(">QQ8s")
+SIZE_MIN: Final = HEAD.size
+assert SIZE_MIN == 24  # noqa: S101, PLR2004 (the documented layout)
+
+KEYS: Final = 1_024
+"""Different keys: enough to spread evenly over partitions."""
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One load: records 0 to n-1.
+
+    Attributes:
+        tag: 8 ASCII characters; a record with another one is a stranger.
+        n: how many.
+        size: bytes of each value, ``SIZE_MIN`` at least.
+        seed: of the filler and of the due times.
+    """
+
+    tag: str
+    n: int
+    size: int
+    seed: int
+
+    def tag_bytes(self) -> bytes:
+        """As it is in a value."""
+        return self.tag.encode("ascii")
+
+    def filler(self) -> bytes:
+        """What follows the head of every value: random, so that nothing compresses it away."""
+        # Seeded, to replay.
+        return random.Random(self.seed).randbytes(self.size - SIZE_MIN)  # noqa: S311
+
+
+def keys() -> list[bytes]:
+    """The key of record ``number`` is at ``number % KEYS``."""
+    return [b"key-%d" % number for number in range(KEYS)]

@@ -1,0 +1,98 @@
+"""Runs one bench: cluster, stand, case, report."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import psutil
+from rich.console import Console
+
+from delayservice import __version__, logs
+from delayservice.dev.bench import paced, report, standing, stored
+from delayservice.dev.bench.figures import Figures
+from delayservice.dev.bench.options import Options, check
+from delayservice.dev.bench.stand import Stand
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.progress import Steps, steps
+from delayservice.dev.signals import ignored_signals, stop_signals
+from delayservice.settings import Log
+
+_Case: TypeAlias = Callable[[Stand, Figures], dict[int, int]]
+"""Fills the figures and returns the lateness histogram: counts by milliseconds."""
+
+_CASES: Final[Mapping[str, _Case]] = {
+    "passthrough": stored.passthrough,
+    "whole": stored.whole,
+    "burst": stored.burst,
+    "steady": paced.steady,
+    "soak": paced.soak,
+    "pending": paced.pending,
+    "restart": standing.restart,
+    "idle": standing.idle,
+}
+
+
+def run(options: Options, *, as_json: bool) -> int:
+    """Run a bench; 0 only if nothing was lost, early, altered or (exactly once) doubled.
+
+    Raises:
+        DelayServiceError: it can't be measured; says what to do.
+    """
+    check(options)
+    # The service's own code makes the topics, and would log that to standard output.
+    logs.configure(Log(level="warning"), "bench")
+    figures = _figures(options)
+    is_shown = not as_json or sys.stderr.isatty()
+    with (
+        stop_signals(),
+        steps(Console(stderr=True), is_shown=is_shown) as shown,
+        _stand(options, shown) as stand,
+    ):
+        lateness_ms = _CASES[options.bench](stand, figures)
+    report.show(figures, lateness_ms, as_json=as_json)
+    return 0 if figures.is_good else 1
+
+
+def _figures(options: Options) -> Figures:
+    return Figures(
+        bench=options.bench,
+        store=options.store,
+        delivery=options.delivery,
+        size=options.size,
+        partitions=options.partitions,
+        workers=options.workers,
+        seed=options.seed,
+        cores=os.cpu_count(),
+        version=__version__,
+    )
+
+
+@contextmanager
+def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
+    """A cluster and a stand on it; whatever was started or made is gone afterwards."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delay-bench-"))
+        bootstrap, brokers = options.bootstrap, list[psutil.Process]()
+        if not bootstrap:
+            with shown.doing("Starting Kafka"):
+                cluster = EmbeddedCluster(zookeepers=0)
+                stack.callback(_undisturbed, cluster.stop)
+                cluster.start()
+            bootstrap = cluster.bootstrap
+            brokers = [psutil.Process(pid) for pid in cluster.pids()]
+        stand = Stand(options, bootstrap, Path(folder), brokers, shown)
+        if options.bootstrap:
+            stack.callback(_undisturbed, stand.delete_topics)
+        yield stand
+
+
+def _undisturbed(clean_up: Callable[[], None]) -> None:
+    """A second Ctrl-C must not leave half of it behind."""
+    with ignored_signals():
+        clean_up()

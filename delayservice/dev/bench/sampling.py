@@ -1,0 +1,156 @@
+"""Processes seen from outside: how much CPU they used, how much memory they hold."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import psutil
+
+INTERVAL_S: Final = 0.01
+MIB: Final = 1 << 20
+_BUSY_WINDOW_S: Final = 0.05
+_BUSY: Final = 0.4
+"""Share of a core that is work: an idle service takes a few hundredths, a busy one about 1."""
+_S_PER_H: Final = 3_600
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """All processes at one moment.
+
+    Attributes:
+        at_s: epoch seconds.
+        cpu_s: CPU time used since their start, user and system, together.
+        rss_bytes: memory held, together.
+        rss_bytes_largest: memory of the one that holds most.
+    """
+
+    at_s: float
+    cpu_s: float
+    rss_bytes: int
+    rss_bytes_largest: int
+
+
+def cpu_s(processes: Iterable[psutil.Process]) -> float:
+    """CPU time that these have used since their start, in ticks of 10 ms; one that is gone counts
+    nothing.
+    """
+    return sum(_cpu_s(process) for process in processes)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _rss_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+class Sampler:
+    """Samples processes on a thread of its own while it is entered.
+
+    Args:
+        processes: workers.
+        interval_s: between two samples.
+    """
+
+    def __init__(self, processes: Sequence[psutil.Process], interval_s: float = INTERVAL_S) -> None:
+        self._processes = processes
+        self._interval_s = interval_s
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="sampler", daemon=True)
+        self.samples: list[Sample] = []
+
+    def __enter__(self) -> Self:
+        """Start sampling."""
+        self._take()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop sampling."""
+        self._done.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._done.wait(self._interval_s):
+            self._take()
+
+    def _take(self) -> None:
+        held = [_rss_bytes(process) for process in self._processes]
+        used_s = cpu_s(self._processes)
+        self.samples.append(Sample(time.time(), used_s, sum(held), max(held, default=0)))
+
+    @property
+    def rss_mib_peak(self) -> float:
+        """The most that all held together, MiB."""
+        return max((sample.rss_bytes for sample in self.samples), default=0) / MIB
+
+    @property
+    def rss_mib_peak_largest(self) -> float:
+        """The most that one held, MiB."""
+        return max((sample.rss_bytes_largest for sample in self.samples), default=0) / MIB
+
+
+def busy_until(samples: Sequence[Sample], start_s: float, stop_s: float) -> float:
+    """When work ended that ended before ``stop_s``: the last moment at which the processes had used
+    ``_BUSY`` of a core for ``_BUSY_WINDOW_S``.
+
+    A service publishes its counters once a second; this tells the end to some 30 ms, late rather
+    than early.
+
+    Args:
+        samples: in order of time.
+        start_s: the work began then, epoch seconds; returned when nothing was busy.
+        stop_s: the work is known to have ended by then.
+    """
+    inside = [sample for sample in samples if start_s <= sample.at_s <= stop_s]
+    first = 0
+    ended_s = start_s
+    for last, sample in enumerate(inside):
+        while first + 1 < last and inside[first + 1].at_s <= sample.at_s - _BUSY_WINDOW_S:
+            first += 1
+        window_s = sample.at_s - inside[first].at_s
+        if window_s > 0 and sample.cpu_s - inside[first].cpu_s >= _BUSY * window_s:
+            ended_s = sample.at_s
+    return ended_s
+
+
+def slope_mib_per_h(samples: Sequence[Sample]) -> float | None:
+    """Growth of the memory held, by least squares over the second half of the samples, MiB/h: by
+    then caches are full and buffers have found their size. None of fewer than three.
+    """
+    half = samples[len(samples) // 2 :]
+    if len(half) < 3:  # noqa: PLR2004 (two points are a line whatever happened)
+        return None
+    times = [sample.at_s - half[0].at_s for sample in half]
+    held = [sample.rss_bytes / MIB for sample in half]
+    mean_s, mean_mib = sum(times) / len(times), sum(held) / len(held)
+    spread = sum((at - mean_s) ** 2 for at in times)
+    if not spread:
+        return None
+    together = sum((at - mean_s) * (mib - mean_mib) for at, mib in zip(times, held, strict=True))
+    return together / spread * _S_PER_H
+
+
+def disk_bytes(folder: Path) -> int:
+    """What the files below ``folder`` take on disk, in blocks, not their apparent size."""
+    taken = 0
+    for path in folder.rglob("*"):
+        try:
+            taken += path.stat().st_blocks * 512
+        except OSError:  # pruned meanwhile
+            continue
+    return taken

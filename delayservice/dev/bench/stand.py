@@ -1,0 +1,181 @@
+"""What a bench stands on: a cluster, topics of its own, the service, and the helpers.
+
+Topics are named ``bench_<run>_<round>_…``: no running service takes them for its own, and two
+benches on one cluster don't meet. Everything that was started ends with the stand.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    NewTopic,
+)
+
+from connectors.kafka.topics import TopicKeeper
+from delayservice.client_options import ClientRole
+from delayservice.dev.bench import clients, wire
+from delayservice.dev.bench.helper import Helper
+from delayservice.dev.bench.judge_process import JudgePlan
+from delayservice.dev.bench.load_process import LoadPlan
+from delayservice.dev.bench.options import Options
+from delayservice.dev.bench.passthrough_process import PassthroughPlan
+from delayservice.dev.bench.records import Batch
+from delayservice.dev.bench.serving import Serving
+from delayservice.dev.progress import Steps
+from delayservice.errors import DelayServiceError, KafkaEdgeError
+
+_TIMEOUT_S: Final = 60.0
+_ROLES: Final[tuple[ClientRole, ...]] = ("consumer", "producer", "admin")
+_PACKAGE: Final = "delayservice.dev.bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The topics of one round."""
+
+    prefix: str
+
+    @property
+    def delay(self) -> str:
+        """The delay topic."""
+        return f"{self.prefix}_delay"
+
+    def target(self, name: str) -> str:
+        """A target topic; all of them are allowed."""
+        return f"{self.prefix}_to_{name}"
+
+    def sets(self, partitions: int, delay_topics: Sequence[str]) -> list[str]:
+        """Settings of a service that serves these topics and no others."""
+        return [
+            f"topics.delay={','.join(delay_topics)}",
+            "topics.discover=false",
+            f"topics.checkpoint={self.prefix}_checkpoint",
+            f"topics.dead_letter={self.prefix}_dead_letter",
+            f"topics.outcomes={self.prefix}_outcomes",
+            f"topics.partitions={partitions}",
+            f"targets.default.allow={self.prefix}_to_*",
+            f"kafka.transactional_id_prefix={self.prefix}",
+            "node.cluster_secret=only-for-benches-0123456789",
+        ]
+
+
+class Stand:
+    """Topics, services and helpers of one run.
+
+    Args:
+        options: the run.
+        bootstrap: of the cluster.
+        folder: for state and logs.
+        brokers: processes of an embedded cluster.
+        steps: shows progress.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        bootstrap: str,
+        folder: Path,
+        brokers: Sequence[psutil.Process],
+        steps: Steps,
+    ) -> None:
+        self.options = options
+        self.brokers = brokers
+        self.steps = steps
+        self._bootstrap = bootstrap
+        self._folder = folder
+        self._run = uuid.uuid4().hex[:8]
+        self._rounds = 0
+        self._created: list[str] = []
+        settings = options.settings(bootstrap)
+        self.roll_window_s = settings.roll_window_ms // 1_000
+        self._clients = {role: settings.kafka.client_config(role) for role in _ROLES}
+        self._admin = clients.admin(self._clients["admin"])
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    def round(self) -> Names:
+        """Names that were not used before."""
+        self._rounds += 1
+        return Names(f"bench_{self._run}_{self._rounds}")
+
+    def create(self, names: Names, targets: Sequence[str] = (), delay_topics: int = 1) -> list[str]:
+        """Make the topics of a round, those of the service by the service's own code; its settings.
+
+        Raises:
+            DelayServiceError: they can't be made.
+        """
+        topics = [names.delay, *(f"{names.delay}_{n}" for n in range(2, delay_topics + 1))]
+        sets = names.sets(self.options.partitions, topics)
+        settings = self.options.settings(self._bootstrap, sets)
+        own = (settings.topics.checkpoint, settings.topics.dead_letter, settings.topics.outcomes)
+        self._created += [*topics, *own, *map(names.target, targets)]
+        replication = settings.topics.replication_factor
+        new = [NewTopic(names.target(t), self.options.partitions, replication) for t in targets]
+        try:
+            TopicKeeper(self._admin, settings).prepare()
+            for future in self._admin.create_topics(new).values() if new else ():
+                future.result(_TIMEOUT_S)
+        except (KafkaEdgeError, KafkaException) as exc:
+            raise DelayServiceError(
+                f"the bench can't make its topics {names.prefix}_*: {exc}; give its user the right "
+                "to create and delete topics of that prefix, or leave --bootstrap out"
+            ) from exc
+        return self.options.sets_of(self._bootstrap, sets)
+
+    def delete_topics(self) -> None:
+        """Leave nothing on a cluster that is not ours."""
+        for future in self._admin.delete_topics(self._created).values() if self._created else ():
+            with suppress(KafkaException):  # it was never made
+                future.result(_TIMEOUT_S)
+
+    # --- processes -------------------------------------------------------------------------------
+
+    @contextmanager
+    def service(self, names: Names, sets: Sequence[str], slices: int = 0) -> Iterator[Serving]:
+        """A service with empty state that has taken over every slice; its state goes with it."""
+        folder = self._folder / names.prefix
+        folder.mkdir()
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            serving = Serving(sets, folder, slices or self.options.partitions)
+            stack.callback(serving.stop)
+            serving.await_serving()
+            yield serving
+
+    @contextmanager
+    def helper(
+        self,
+        kind: str,
+        plan: LoadPlan | JudgePlan | PassthroughPlan,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[Helper]:
+        """A ``<kind>_process`` that is ready."""
+        helper = Helper(f"{_PACKAGE}.{kind}_process", plan, self._folder / f"{kind}.log", progress)
+        try:
+            helper.expect(wire.READY, timeout_s=_TIMEOUT_S)
+            yield helper
+        finally:
+            helper.close()
+
+    def client(self, role: ClientRole) -> dict[str, str]:
+        """Options of a plain client, as librdkafka takes them."""
+        return self._clients[role]
+
+    def batch(self, n: int) -> Batch:
+        """Records with a tag of their own."""
+        return Batch(uuid.uuid4().hex[:8], n, self.options.size, self.options.seed)
+
+
+def now_ms() -> int:
+    """The wall clock, epoch milliseconds."""
+    return time.time_ns() // 1_000_000
