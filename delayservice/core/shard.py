@@ -326,6 +326,15 @@ class Shard:
     # --- commit --------------------------------------------------------------------------------
 
     @property
+    def is_filling(self) -> bool:
+        """Whether a commit is wanted soon, although it may carry nothing but the cursor: half of
+        the queue's room is taken, and only a commit lets go of what H has passed.
+        """
+        return self._walked > 0 and (
+            len(self._queue) * 2 > self._queue_max or self._queue_bytes * 2 > self._queue_bytes_max
+        )
+
+    @property
     def is_staged(self) -> bool:
         """Whether a commit would move the cursor."""
         return self.staged != self.committed

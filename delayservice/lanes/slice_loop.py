@@ -69,7 +69,7 @@ class Limits:
     again must still be in the log."""
     cursor_interval_ms: float = 500.0
     """A commit that would only move the cursor waits this long, for its loss costs nothing but
-    reading a little again."""
+    reading a little again; unless storing would have to wait for it."""
     idle_wait_ms: int = 250
     """Longest wait for records when nothing is due: how fast the loop notices everything else."""
 
@@ -255,6 +255,10 @@ class SliceLoop:
         return any(lane.shard.is_staged for lane in self.lanes.values())
 
     @property
+    def _is_filling(self) -> bool:
+        return any(lane.shard.is_filling for lane in self.lanes.values())
+
+    @property
     def uncommitted_s(self) -> float:
         """How long something has been waiting to be committed, seconds; 0 when nothing is."""
         if not self._is_staged:
@@ -264,7 +268,7 @@ class SliceLoop:
     def _commit_in_ms(self) -> float:
         since_s = self._clock.monotonic_s() - self._last_commit_s
         interval_ms = self._pacer.interval_ms
-        if not self._uncommitted:
+        if not self._uncommitted and not self._is_filling:
             interval_ms = max(interval_ms, self._limits.cursor_interval_ms)
         return max(interval_ms - since_s * 1000, 0.0)
 
