@@ -376,7 +376,12 @@ def test_what_comes_between_damage_and_rebuild_of_an_opening_hour_is_kept(tmp_pa
         read_all(store, (0, 0))
     damage = caught.value
     log.feed(store, 120, 200)
-    again = [f for f in log.held(120, (0, 0)) if damage.start_ms <= f[0] < damage.stop_ms]
+    again = [
+        f
+        for f in log.held(120, (0, 0))
+        if damage.start_ms <= f[0] < damage.stop_ms
+        and damage.first_offset <= f[1] < damage.stop_offset
+    ]
     store.rebuild(damage.start_ms, damage.stop_ms, again)
     assert read_all(store, (0, 0)) == log.held(200, (0, 0))
     store.close()

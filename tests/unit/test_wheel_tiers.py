@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from delayservice.core.cursor import START_KEY, Cursor
-from delayservice.errors import StoreError
+from delayservice.errors import SlotDamagedError, StoreError
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
 from delayservice.store.wheel import WheelOptions, WheelStore
@@ -84,6 +86,38 @@ def test_a_large_hour_is_opened_little_by_little_before_it_is_due(tmp_path: Path
     assert len(names(tmp_path)) == 60
     assert read_all(store, FAR_MS) == sorted(given)
     store.close()
+
+
+def test_an_hour_that_is_due_before_all_of_it_has_moved_is_read_in_order(tmp_path: Path) -> None:
+    store = WheelStore(tmp_path, SMALL)
+    store.open()
+    given = frames(1_050, HOUR_MS)
+    for start, stop in ((0, 500), (500, 1_000), (1_000, 1_050)):
+        store.append(given[start:stop], [], [], stop)
+        store.sync()
+    for _ in range(2):
+        store.read_due((0, -1), START_MS - HOUR_MS // 2, 10)
+    assert store._table.held()[0].count == 50
+    assert read_all(store, FAR_MS) == sorted(given)
+    store.close()
+
+
+def test_an_hour_of_another_life_is_noticed_while_it_is_opened(tmp_path: Path) -> None:
+    stores = []
+    for life in (0, 1):
+        store = WheelStore(tmp_path / str(life), SMALL)
+        store.open()
+        given = [(ms, o, mark, b"%d%04d" % (life, o)) for ms, o, mark, _ in frames(500, HOUR_MS)]
+        store.append(given, [], [], 500)
+        store.sync()
+        stores.append(store)
+    one, other = (next((tmp_path / str(life)).glob("slots/*/*")) for life in (0, 1))
+    assert one.stat().st_size == other.stat().st_size
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(SlotDamagedError):
+        read_all(stores[0], FAR_MS)
+    for store in stores:
+        store.close()
 
 
 def test_a_small_hour_is_read_as_it_is(tmp_path: Path) -> None:
