@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from delayservice.dev.judge import QUIET
+
+_TOPIC_TIMEOUT_S: Final = 30.0
 
 Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 
@@ -61,6 +64,22 @@ def consumer(client: Mapping[str, str], group: str) -> Consumer:
 def admin(client: Mapping[str, str]) -> AdminClient:
     """An admin client."""
     return AdminClient(dict(client), logger=QUIET)
+
+
+def partitions(client: Consumer, topic: str) -> list[TopicPartition]:
+    """The partitions of a topic, from their start; a topic that was made a moment ago is awaited.
+
+    Raises:
+        KafkaException: nobody answers, or the topic does not come.
+    """
+    deadline_s = time.monotonic() + _TOPIC_TIMEOUT_S
+    while True:
+        found = client.list_topics(topic, timeout=_TOPIC_TIMEOUT_S).topics[topic]
+        if found.partitions:
+            return [TopicPartition(topic, number, 0) for number in found.partitions]
+        if time.monotonic() > deadline_s:
+            raise KafkaException(found.error or KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        time.sleep(0.05)
 
 
 def take(source: Consumer, timeout_s: float, limit: int) -> list[Any]:

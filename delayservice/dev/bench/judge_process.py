@@ -10,7 +10,7 @@ from operator import methodcaller
 from typing import Any, Final
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from delayservice.dev.bench import clients, wire
 from delayservice.dev.bench.records import Batch
@@ -48,8 +48,7 @@ def main() -> None:
     plan = wire.read_plan(JudgePlan)
     try:
         consumer = clients.consumer(plan.client, f"judge-{plan.batch.tag}")
-        partitions = consumer.list_topics(plan.topic, timeout=30).topics[plan.topic].partitions
-        consumer.assign([TopicPartition(plan.topic, number, 0) for number in partitions])
+        consumer.assign(clients.partitions(consumer, plan.topic))
         wire.tell(wire.READY)
         tally = Tally(plan.batch)
         _judge(plan, consumer, tally)

@@ -140,6 +140,7 @@ def pending(stand: Stand, figures: Figures) -> dict[int, int]:
             verdict, load_s = _keep_rate(
                 stand, names, _STEADY, stand.options.seconds, stand.options.delay_ms
             )
+        figures.disk_bytes_per_message = disk_bytes(serving.state_dir) / stand.options.n
     _fill(figures, sampler, verdict, load_s, stand.options.seconds)
     figures.n = stand.options.n
     return figures.judge([verdict], [verdict])
@@ -170,5 +171,4 @@ def _store_all(
     stored_s = busy_until(sampler.samples, shown_s, time.time())
     figures.cpu_us_per_message = (cpu_s(serving.processes) - used_s) / n * _US
     figures.ingest_per_s = n / (stored_s - shown_s)
-    figures.disk_bytes_per_message = disk_bytes(serving.state_dir) / n
     figures.pending = counted.pending

@@ -11,7 +11,7 @@ import time
 from typing import Any, Final
 
 import msgspec
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer
 
 from delayservice.dev.bench import clients, wire
 from delayservice.dev.bench.clients import Headers
@@ -64,7 +64,7 @@ def main() -> None:
     errors: list[str] = []
     try:
         consumer = clients.consumer(plan.consumer, "passthrough")
-        partitions = consumer.list_topics(plan.source, timeout=30).topics[plan.source].partitions
+        partitions = clients.partitions(consumer, plan.source)
         producer = clients.producer(plan.producer, plan.transactional_id, errors)
         producer.list_topics(plan.target, timeout=30)
         if plan.transactional_id:
@@ -72,7 +72,7 @@ def main() -> None:
         wire.tell(wire.READY)
         wire.await_word(wire.GO)
         started_s, started_cpu_s = time.monotonic(), time.process_time()
-        consumer.assign([TopicPartition(plan.source, number, 0) for number in partitions])
+        consumer.assign(partitions)
         transactions = _pass(plan, consumer, producer)
         seconds, cpu_s = time.monotonic() - started_s, time.process_time() - started_cpu_s
         if errors:

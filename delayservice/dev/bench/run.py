@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import psutil
 from rich.console import Console
@@ -18,10 +18,13 @@ from delayservice.dev.bench import paced, report, standing, stored
 from delayservice.dev.bench.figures import Figures
 from delayservice.dev.bench.options import Options, check
 from delayservice.dev.bench.stand import Stand
-from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.progress import Steps, steps
 from delayservice.dev.signals import ignored_signals, stop_signals
+from delayservice.errors import DelayServiceError
 from delayservice.settings import Log
+
+if TYPE_CHECKING:
+    from delayservice.dev.cluster import EmbeddedCluster
 
 _Case: TypeAlias = Callable[[Stand, Figures], dict[int, int]]
 """Fills the figures and returns the lateness histogram: counts by milliseconds."""
@@ -81,15 +84,28 @@ def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
         bootstrap, brokers = options.bootstrap, list[psutil.Process]()
         if not bootstrap:
             with shown.doing("Starting Kafka"):
-                cluster = EmbeddedCluster(zookeepers=0)
+                cluster = _embedded_cluster()
                 stack.callback(_undisturbed, cluster.stop)
                 cluster.start()
             bootstrap = cluster.bootstrap
             brokers = [psutil.Process(pid) for pid in cluster.pids()]
         stand = Stand(options, bootstrap, Path(folder), brokers, shown)
+        stand.check_cluster()
         if options.bootstrap:
             stack.callback(_undisturbed, stand.delete_topics)
         yield stand
+
+
+def _embedded_cluster() -> EmbeddedCluster:
+    # Imported late: it needs the development extra, a bench with --bootstrap does not.
+    try:
+        from delayservice.dev.cluster import EmbeddedCluster  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        raise DelayServiceError(
+            f"the embedded cluster needs the package {exc.name}, which is not installed: install "
+            "the development extra (kafka-delay-service[dev]), or name a cluster with --bootstrap"
+        ) from exc
+    return EmbeddedCluster(zookeepers=0)
 
 
 def _undisturbed(clean_up: Callable[[], None]) -> None:

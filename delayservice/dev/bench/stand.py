@@ -34,6 +34,7 @@ from delayservice.dev.bench.serving import Serving
 from delayservice.dev.progress import Steps
 from delayservice.errors import DelayServiceError, KafkaEdgeError
 
+_ASK_TIMEOUT_S: Final = 15.0
 _TIMEOUT_S: Final = 60.0
 _ROLES: Final[tuple[ClientRole, ...]] = ("consumer", "producer", "admin")
 _PACKAGE: Final = "delayservice.dev.bench"
@@ -101,6 +102,20 @@ class Stand:
         self._clients = {role: settings.kafka.client_config(role) for role in _ROLES}
         self._admin = clients.admin(self._clients["admin"])
 
+    def check_cluster(self) -> None:
+        """See that somebody answers.
+
+        Raises:
+            DelayServiceError: nobody does.
+        """
+        try:
+            self._admin.list_topics(timeout=_ASK_TIMEOUT_S)
+        except KafkaException as exc:
+            raise DelayServiceError(
+                f"no broker answers at {self._bootstrap}: {exc}; is that its address, and does it "
+                "take this user? Client options go in with --set kafka.client.NAME=VALUE"
+            ) from exc
+
     # --- topics ----------------------------------------------------------------------------------
 
     def round(self) -> Names:
@@ -134,8 +149,10 @@ class Stand:
 
     def delete_topics(self) -> None:
         """Leave nothing on a cluster that is not ours."""
-        for future in self._admin.delete_topics(self._created).values() if self._created else ():
-            with suppress(KafkaException):  # it was never made
+        if not self._created:
+            return
+        for future in self._admin.delete_topics(self._created).values():
+            with suppress(KafkaException, TimeoutError):  # it was never made, or nobody answers
                 future.result(_TIMEOUT_S)
 
     # --- processes -------------------------------------------------------------------------------

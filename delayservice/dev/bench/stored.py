@@ -87,6 +87,9 @@ def passthrough(stand: Stand, figures: Figures) -> dict[int, int]:
     _fill_rates(figures, [n / passed.seconds for passed, _ in found])
     _fill_passed(figures, n, [passed for passed, _ in found])
     figures.n = n
+    figures.transactions = int(median(passed.transactions for passed, _ in found))
+    if figures.transactions:
+        figures.records_per_transaction = n / figures.transactions
     figures.judge([verdict for _, verdict in found], [])
     return {}
 
