@@ -365,11 +365,13 @@ def test_what_comes_between_damage_and_rebuild_of_an_opening_hour_is_kept(tmp_pa
     log = ModelLog(200, seed=5)
     store = make_store(root, QuietFiles(), TIERS)
     store.open()
-    log.feed(store, 0, 100)
-    store.sync()
+    for start in range(0, 100, 10):
+        log.feed(store, start, start + 10)
+        store.sync()
     store.prune(Cursor((START_MS - 1, 0), 0))
     log.feed(store, 100, 120)
     store.sync()
+    assert 0 < store._table.held()[0].moved < store._table.held()[0].size
     victim = min(root.glob("slots/*/*.3600"))
     victim.write_bytes(b"")
     with pytest.raises(SlotDamagedError) as caught:

@@ -12,6 +12,7 @@ from delayservice.errors import SlotDamagedError, StoreError
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
 from delayservice.store.wheel import WheelOptions, WheelStore
+from delayservice.store.wheel.block import seed_of
 
 START_MS = 1_800_000_000_000 // 3_600_000 * 3_600_000
 HOUR_MS = 3_600_000
@@ -98,7 +99,14 @@ def test_an_hour_that_is_due_before_all_of_it_has_moved_is_read_in_order(tmp_pat
     for _ in range(2):
         store.read_due((0, -1), START_MS - HOUR_MS // 2, 10)
     assert store._table.held()[0].count == 50
-    assert read_all(store, FAR_MS) == sorted(given)
+    more = [(frame[0], 1_050 + frame[1], *frame[2:]) for frame in given[:20]]
+    store.append(more, [], [], 1_070)
+    store.sync()
+    store.abandon()
+    store = WheelStore(tmp_path, SMALL)
+    assert store.open() == 1_070
+    assert store.stats().pending == 1_070
+    assert read_all(store, FAR_MS) == sorted(given + more)
     store.close()
 
 
@@ -168,6 +176,10 @@ def test_a_minute_that_comes_again_after_its_prune_keeps_its_file(tmp_path: Path
     store.close()
 
 
+def test_a_slot_is_told_from_a_wider_one_that_begins_with_it() -> None:
+    assert len({seed_of(START_MS // 1000, width) for width in (1, 60, 3600)}) == 3
+
+
 class FullDisk(Files):
     """Refuses every write once it is full."""
 
@@ -184,8 +196,9 @@ def test_a_full_disk_holds_up_no_delivery(tmp_path: Path) -> None:
     store = WheelStore(tmp_path, SMALL, files)
     store.open()
     given = frames(3_000, HOUR_MS)
-    store.append(given, [], [], 3_000)
-    store.sync()
+    for start in range(0, 3_000, 300):
+        store.append(given[start : start + 300], [], [], start + 300)
+        store.sync()
     store.read_due((0, -1), START_MS - HOUR_MS // 2, 10)  # the hour is opening
     files.full = True
     for _ in range(50):
