@@ -51,6 +51,9 @@ def consumer(client: Mapping[str, str], group: str) -> Consumer:
     """A ``read_committed`` consumer that is assigned by hand and commits nothing."""
     options: dict[str, Any] = {
         "fetch.wait.max.ms": 50,
+        # A full queue is looked at again so soon: with the default of a second no consumer gets
+        # beyond 170,000 small records a second, whatever its machine could do.
+        "fetch.queue.backoff.ms": 10,
         **client,
         "group.id": group,
         "enable.auto.commit": False,
