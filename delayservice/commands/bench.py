@@ -67,6 +67,9 @@ def bench(
             "--judge-beside", help="Judge while passthrough runs, as with the service; not after."
         ),
     ] = False,
+    warm_up: Annotated[
+        bool, typer.Option(help="Do everything once before, unmeasured: a fresh broker is slow.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Of due times and contents.")] = 20_260_101,
     bootstrap: Annotated[
         str, typer.Option("--bootstrap", "-b", help="A cluster, instead of an embedded one.")
@@ -99,6 +102,7 @@ def bench(
         rounds=rounds or asked.ROUNDS.get(name, 1),
         transaction_records=transaction_records,
         judge_beside=judge_beside,
+        warm_up=warm_up,
         seed=seed,
         sets=tuple(sets or ()),
         bootstrap=bootstrap,

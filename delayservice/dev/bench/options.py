@@ -54,6 +54,7 @@ class Options:
         rounds: repetitions; the median counts.
         transaction_records: of passthrough where no service tells its own.
         judge_beside: read and judge while passthrough runs, not afterwards.
+        warm_up: do everything once, unmeasured, before.
         seed: of due times and filler.
         sets: settings of the service, ``section.key=value``; they win over everything here.
         bootstrap: a cluster that is there; empty for an embedded one.
@@ -73,6 +74,7 @@ class Options:
     rounds: int
     transaction_records: int
     judge_beside: bool
+    warm_up: bool
     seed: int
     sets: tuple[str, ...]
     bootstrap: str

@@ -60,7 +60,7 @@ def _alone(stand: Stand, figures: Figures) -> dict[int, int]:
         with stand.steps.doing("Starting the service"):
             sets = stand.create(names, (_STEADY, _WARM))
             serving = stack.enter_context(stand.service(names, sets))
-        _keep_rate(stand, names, _WARM, _WARM_UP_S, _WARM_UP_DELAY_MS)
+        _warm_up_service(stand, names)
         before, used_s, broker_used_s = (
             serving.counters(),
             cpu_s(serving.processes),
@@ -90,6 +90,12 @@ def _fill(
     figures.rate_per_s = verdict.n / load_s
     figures.rss_mib_peak = sampler.rss_mib_peak
     figures.rss_mib_peak_worker = sampler.rss_mib_peak_largest
+
+
+def _warm_up_service(stand: Stand, names: Names) -> None:
+    """A service and a broker that have met this load before are as they are for good."""
+    if stand.options.warm_up:
+        _keep_rate(stand, names, _WARM, _WARM_UP_S, _WARM_UP_DELAY_MS)
 
 
 def _keep_rate(
@@ -136,7 +142,7 @@ def pending(stand: Stand, figures: Figures) -> dict[int, int]:
             serving = stack.enter_context(stand.service(names, sets))
         with Sampler(serving.workers) as sampler:
             _store_all(stand, figures, names, serving, sampler)
-            _keep_rate(stand, names, _WARM, _WARM_UP_S, _WARM_UP_DELAY_MS)
+            _warm_up_service(stand, names)
             verdict, load_s = _keep_rate(
                 stand, names, _STEADY, stand.options.seconds, stand.options.delay_ms
             )

@@ -110,5 +110,7 @@ def warm_up(stand: Stand, n: int = _WARM_UP_RECORDS) -> None:
     """A Java broker that started a moment ago is slow for some seconds: have it do everything once,
     unmeasured.
     """
+    if not stand.options.warm_up:
+        return
     with stand.steps.doing("Warming the broker up"):
         load_and_pass(stand, min(n, _WARM_UP_RECORDS))

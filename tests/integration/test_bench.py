@@ -1,0 +1,89 @@
+"""``delayservice bench`` from the command line: it measures, judges, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+from confluent_kafka.admin import AdminClient
+
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.integration.bench import await_true
+
+
+def command(cluster: EmbeddedCluster, *words: str) -> list[str]:
+    options = ("--bootstrap", cluster.bootstrap, "--json", "--no-warm-up")
+    return [sys.executable, "-m", "delayservice", "bench", *words, *options]
+
+
+def bench(cluster: EmbeddedCluster, *words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        command(cluster, *words), check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)  # nothing but the object
+    assert isinstance(found, dict)
+    wrong = ("lost", "duplicated", "early", "altered", "strangers")
+    assert [found[name] for name in wrong] == [0] * 5
+    return found
+
+
+def bench_topics(cluster: EmbeddedCluster) -> list[str]:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    return [name for name in admin.list_topics(timeout=10).topics if name.startswith("bench_")]
+
+
+def test_whole_measures_the_service_and_the_limit(cluster: EmbeddedCluster) -> None:
+    found = bench(cluster, "whole", "--n", "2000", "--rounds", "1", "--store", "rocksdb")
+    assert (found["bench"], found["store"], found["n"]) == ("whole", "rocksdb", 2_000)
+    for name in ("rate_per_s", "passthrough_per_s", "ratio", "rss_mib_peak", "lateness_ms_max"):
+        assert found[name] > 0, name
+    assert found["records_per_transaction"] > 1
+    assert found["serving_s"] is None
+    assert bench_topics(cluster) == []
+
+
+def test_steady_judges_every_record(cluster: EmbeddedCluster) -> None:
+    words = ("--seconds", "2", "--rate", "500", "--delay-ms", "100", "300")
+    found = bench(cluster, "steady", *words, "--delivery", "at_least_once")
+    assert found["n"] == 1_000
+    assert found["lateness_ms_p50"] <= found["lateness_ms_p99"] <= found["lateness_ms_max"]
+    assert found["passthrough_per_s"] is None
+
+
+def test_a_bench_that_is_told_to_stop_leaves_nothing_behind(cluster: EmbeddedCluster) -> None:
+    process = subprocess.Popen(
+        command(cluster, "burst", "--n", "2000"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    top = psutil.Process(process.pid)
+
+    def service_runs() -> bool:
+        return any("delayservice run" in _words_of(child) for child in top.children())
+
+    await_true(service_runs, "the service was started")
+    started = top.children(recursive=True)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(60) != 0
+    assert process.stderr is not None
+    assert b"Traceback" not in process.stderr.read()
+    await_true(lambda: not any(map(_is_alive, started)), "everything that was started has ended")
+    assert bench_topics(cluster) == []
+
+
+def _words_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie is one of those
+        return ""
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,139 @@
+"""The bench's figures: percentiles, buckets, slopes, and when work ended."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from delayservice.cli import app
+from delayservice.dev.bench import report
+from delayservice.dev.bench.figures import Figures, merged, quantile
+from delayservice.dev.bench.sampling import MIB, Sample, busy_until, disk_bytes, slope_mib_per_h
+from delayservice.dev.bench.tally import Verdict
+
+ROOT = Path(__file__).parents[2]
+
+
+def samples(rss_mib: list[float], *, every_s: float = 1.0) -> list[Sample]:
+    return [Sample(100.0 + n * every_s, 0.0, int(m * MIB), 0) for n, m in enumerate(rss_mib)]
+
+
+def working(*spans: tuple[float, float]) -> list[Sample]:
+    """A core that works 90 % within these seconds and 2 % outside, seen each 10 ms for 3 s."""
+    found, used_s = [], 0.0
+    for tick in range(300):
+        at_s = tick / 100
+        used_s += 0.009 if any(start < at_s <= stop for start, stop in spans) else 0.0002
+        found.append(Sample(at_s, used_s, 0, 0))
+    return found
+
+
+def verdict(**changes: int) -> Verdict:
+    facts = {"lost": 0, "duplicated": 0, "early": 0, "altered": 0, "strangers": 0, **changes}
+    return Verdict(n=4, seen=4, first_seen_s=0.0, last_seen_s=0.0, lateness_ms={3: 4}, **facts)
+
+
+def test_a_quantile_is_the_smallest_value_that_so_many_are_at_or_below() -> None:
+    histogram = dict.fromkeys(range(1, 101), 1)
+    assert [quantile(histogram, f) for f in (0.5, 0.99, 1.0)] == [50, 99, 100]
+    assert quantile({9: 1, 5: 99}, 0.99) == 5
+    assert quantile({}, 0.5) is None
+
+
+def test_histograms_add_up() -> None:
+    assert merged([{1: 2, 3: 1}, {3: 4}]) == {1: 2, 3: 5}
+
+
+def test_buckets_are_inclusive_and_only_the_filled_stretch_is_shown() -> None:
+    assert report.buckets({5: 1, 6: 2, 40: 3}) == [
+        ("≤ 5 ms", 1),
+        ("≤ 10 ms", 2),
+        ("≤ 20 ms", 0),
+        ("≤ 50 ms", 3),
+    ]
+    assert report.buckets({-1: 1, 0: 1}) == [("early", 1), ("≤ 0 ms", 1)]
+    assert report.buckets({99_000_000: 1}) == [("later", 1)]
+    assert report.buckets({}) == []
+
+
+def test_the_slope_is_that_of_the_second_half_per_hour() -> None:
+    growing = samples([50 - n for n in range(10)] + [10 + n * 0.5 for n in range(10)])
+    assert slope_mib_per_h(growing) == pytest.approx(0.5 * 3_600, rel=1e-6)
+    assert slope_mib_per_h(samples([7.0] * 20)) == pytest.approx(0.0)
+    assert slope_mib_per_h(samples([1.0, 2.0])) is None
+
+
+@pytest.mark.parametrize("stop_s", [0.2, 1.0, 2.5])
+def test_work_ends_when_the_processor_has_nothing_more_to_do(stop_s: float) -> None:
+    assert busy_until(working((0.1, stop_s)), 0.1, 2.9) == pytest.approx(stop_s, abs=0.035)
+
+
+def test_a_pause_is_no_end_and_what_came_before_or_after_is_not_counted() -> None:
+    curve = working((0.0, 0.3), (0.5, 1.0), (1.4, 1.6), (2.5, 2.9))
+    assert busy_until(curve, 0.5, 2.2) == pytest.approx(1.6, abs=0.035)
+    assert busy_until(curve, 1.8, 2.2) == 1.8
+
+
+def test_disk_is_counted_in_blocks(tmp_path: Path) -> None:
+    assert disk_bytes(tmp_path) == 0
+    (tmp_path / "file").write_bytes(b"x" * 100_000)
+    assert 100_000 <= disk_bytes(tmp_path) <= 200_000
+
+
+@pytest.mark.parametrize("what", ["lost", "early", "altered", "strangers"])
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_anything_wrong_with_any_load_fails_the_run(what: str, delivery: str) -> None:
+    figures = Figures(bench="whole", delivery=delivery)
+    figures.judge([verdict(), verdict(**{what: 1})], [verdict()])
+    assert not figures.is_good
+
+
+def test_a_doubled_record_fails_exactly_once_only() -> None:
+    for delivery, is_good in (("exactly_once", False), ("at_least_once", True)):
+        figures = Figures(bench="whole", delivery=delivery)
+        assert figures.judge([verdict(duplicated=1)], [verdict(), verdict()]) == {3: 8}
+        assert (figures.is_good, figures.duplicated) == (is_good, 1)
+
+
+def test_json_is_one_object_with_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    report.show(
+        Figures(bench="idle", delivery="exactly_once", cpu_percent=1.23456), {}, as_json=True
+    )
+    shown = json.loads(capsys.readouterr().out)
+    assert list(shown) == [field.name for field in fields(Figures)]
+    assert (shown["cpu_percent"], shown["lost"]) == (1.235, None)
+
+
+def test_every_field_is_explained() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    explained = {
+        name
+        for row in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    assert {field.name for field in fields(Figures)} <= explained
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["burst", "--size", "23"], "24 or more"),
+        (["steady", "--delay-ms", "9", "3"], "the shortest delay first"),
+        (["idle", "--partitions", "3"], "divisor of 64"),
+        (["burst", "--set", "node.workerz=2"], "did you mean node.workers"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(
+    words: list[str], complaint: str
+) -> None:
+    done = CliRunner().invoke(app, ["bench", *words])
+    assert complaint in str(done.exception)
+
+
+def test_a_bench_that_does_not_exist_is_wrong_usage() -> None:
+    assert CliRunner().invoke(app, ["bench", "everything"]).exit_code == 2

@@ -1,0 +1,109 @@
+"""The bench's judge: each thing that may go wrong with a record is found, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from delayservice.dev.bench.records import HEAD, KEYS, SIZE_MIN, Batch, keys
+from delayservice.dev.bench.tally import Tally, Verdict
+
+BATCH = Batch("abcdefgh", 2_000, 60, 7)
+DUE_MS = 1_000_000
+SEEN_S = 1_000.005
+Sent = tuple[bytes | None, bytes | None]
+
+
+def record(number: int, *, due_ms: int = DUE_MS, tag: str = BATCH.tag) -> Sent:
+    return (
+        keys()[number % KEYS],
+        HEAD.pack(number, due_ms, tag.encode()) + BATCH.filler(),
+    )
+
+
+def judged(records: Iterable[Sent], seen_s: float = SEEN_S) -> Verdict:
+    tally = Tally(BATCH)
+    found = list(records)
+    tally.add([key for key, _ in found], [value for _, value in found], seen_s)
+    return tally.verdict()
+
+
+def all_records() -> list[Sent]:
+    known = keys()
+    filler = BATCH.filler()
+    return [(known[n % KEYS], HEAD.pack(n, DUE_MS, b"abcdefgh") + filler) for n in range(BATCH.n)]
+
+
+def wrong(verdict: Verdict) -> dict[str, int]:
+    names = ("lost", "duplicated", "early", "altered", "strangers")
+    return {name: count for name in names if (count := getattr(verdict, name))}
+
+
+def test_what_arrives_as_it_was_sent_is_good() -> None:
+    verdict = judged(all_records())
+    assert wrong(verdict) == {}
+    assert verdict.seen == verdict.n == BATCH.n
+    assert verdict.lateness_ms == {5: BATCH.n}
+
+
+def test_a_lost_record_is_found() -> None:
+    records = all_records()
+    del records[1_234]
+    assert wrong(judged(records)) == {"lost": 1}
+
+
+def test_a_doubled_record_is_found_and_counted_once_however_often_it_comes() -> None:
+    assert wrong(judged([*all_records(), record(3)])) == {"duplicated": 1}
+    assert wrong(judged([*all_records(), *[record(3)] * 300])) == {"duplicated": 1}
+
+
+def test_an_early_record_is_found() -> None:
+    records = all_records()
+    records[7] = record(7, due_ms=int(SEEN_S * 1_000) + 1)
+    verdict = judged(records)
+    assert wrong(verdict) == {"early": 1}
+    assert verdict.lateness_ms[-1] == 1
+
+
+@pytest.mark.parametrize("where", ["filler", "key", "no key", "longer", "shorter"])
+def test_an_altered_record_is_found_and_is_not_lost(where: str) -> None:
+    key, value = record(9)
+    assert value is not None
+    changed: dict[str, Sent] = {
+        "filler": (key, value[:-1] + bytes([value[-1] ^ 1])),
+        "key": (b"key-10", value),
+        "no key": (None, value),
+        "longer": (key, value + b"x"),
+        "shorter": (key, value[:-1]),
+    }
+    records = all_records()
+    records[9] = changed[where]
+    assert wrong(judged(records)) == {"altered": 1}
+
+
+@pytest.mark.parametrize("value", [None, b"", b"x" * (SIZE_MIN - 1)])
+def test_a_value_that_cannot_be_read_is_altered_and_its_number_lost(value: bytes | None) -> None:
+    records = all_records()
+    records[9] = (b"key-9", value)
+    assert wrong(judged(records)) == {"altered": 1, "lost": 1}
+
+
+def test_a_record_that_was_never_sent_is_a_stranger() -> None:
+    others = [record(3, tag="hgfedcba"), record(BATCH.n)]
+    assert wrong(judged([*all_records(), *others])) == {"strangers": 2}
+
+
+def test_the_time_of_the_last_is_that_of_the_last_missing_number_not_of_a_double() -> None:
+    tally = Tally(BATCH)
+    records = all_records()
+    for part, seen_s in ((records[:5], 1.0), (records[5:], 2.0), (records[:1], 3.0)):
+        assert tally.is_complete == (seen_s == 3.0)
+        tally.add([key for key, _ in part], [value for _, value in part], seen_s)
+    verdict = tally.verdict()
+    assert (verdict.first_seen_s, verdict.last_seen_s) == (1.0, 2.0)
+
+
+def test_the_smallest_value_is_a_head_without_filler() -> None:
+    assert Batch("abcdefgh", 1, SIZE_MIN, 1).filler() == b""
+    assert BATCH.filler() != Batch("abcdefgh", 1, 60, 8).filler()
