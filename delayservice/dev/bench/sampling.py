@@ -109,22 +109,22 @@ def busy_until(samples: Sequence[Sample], start_s: float, stop_s: float) -> floa
     ``_BUSY`` of a core for ``_BUSY_WINDOW_S``.
 
     A service publishes its counters once a second; this tells the end to some 30 ms, late rather
-    than early.
+    than early, and nothing shorter than ``_BUSY_WINDOW_S``.
 
     Args:
         samples: in order of time.
-        start_s: the work began then, epoch seconds; returned when nothing was busy.
+        start_s: the work began then, epoch seconds.
         stop_s: the work is known to have ended by then.
     """
     inside = [sample for sample in samples if start_s <= sample.at_s <= stop_s]
     first = 0
-    ended_s = start_s
+    ended_s = start_s + _BUSY_WINDOW_S
     for last, sample in enumerate(inside):
         while first + 1 < last and inside[first + 1].at_s <= sample.at_s - _BUSY_WINDOW_S:
             first += 1
         window_s = sample.at_s - inside[first].at_s
         if window_s > 0 and sample.cpu_s - inside[first].cpu_s >= _BUSY * window_s:
-            ended_s = sample.at_s
+            ended_s = max(sample.at_s, ended_s)
     return ended_s
 
 
