@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 
 from connectors.kafka.topics import DelayTopic
 from delayservice.clock import Clock, ClockGuard
-from delayservice.core.names import DELAY_ERROR
-from delayservice.core.outcome import DEAD_LETTERED, DELIVERED, OUTCOME_NAMES, Output
+from delayservice.core.outcome import OUTCOME_NAMES, Tally
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import ReadBack
@@ -72,20 +71,15 @@ class MetricsObserver:
         """Source records were stored."""
         self._metrics.add_ingested(records)
 
-    def settled(self, outputs: Sequence[Output], now_ms: int) -> None:
+    def settled(self, tally: Tally, now_ms: int) -> None:
         """Outputs were committed."""
         metrics = self._metrics
-        counts = [0] * len(OUTCOME_NAMES)
-        for output in outputs:
-            counts[output[0]] += 1
-        for kind, count in enumerate(counts):
+        for kind, count in enumerate(tally.counts):
             if count:
                 metrics.add_settled(OUTCOME_NAMES[kind], count)
-        metrics.observe_lateness([now_ms - o[6] for o in outputs if o[0] == DELIVERED])
-        if counts[DEAD_LETTERED]:
-            for output in outputs:
-                if output[0] == DEAD_LETTERED:
-                    metrics.add_rejected((dict(output[5])[DELAY_ERROR] or b"").decode())
+        metrics.observe_lateness([now_ms - due_ms for due_ms in tally.due_ms])
+        for code in tally.codes:
+            metrics.add_rejected(code)
 
     def transaction(self, seconds: float, *, committed: bool) -> None:
         """A transaction ended."""

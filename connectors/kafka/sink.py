@@ -13,7 +13,7 @@ a later transaction (KAFKA-17754).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -25,7 +25,7 @@ from connectors.kafka.errors import FENCED, PURGED, REFUSALS, UNKNOWN_TARGETS, e
 from connectors.kafka.topics import TargetTopics
 from delayservice import faults
 from delayservice.core.codes import TOO_LARGE
-from delayservice.core.outcome import DELIVERED, Output
+from delayservice.core.outcome import DELIVERED, Output, Target
 from delayservice.errors import OwnershipLostError, RefusedError, TransactionAbortedError
 
 COMMIT_TIMEOUT_S: Final = 30.0
@@ -92,7 +92,7 @@ class KafkaSink:
         self._producer: Producer | None = None
         self._direct: Producer | None = None
         self._open = False
-        self._sent: list[Sequence[Output]] = []
+        self._sent_to: set[Target] = set()
         self._failed: list[KafkaError] = []
         self._refusals: dict[tuple[str, int], tuple[str, str]] = {}
         self._diagnosing = False
@@ -135,7 +135,7 @@ class KafkaSink:
 
     def _forget(self) -> None:
         self._open = False
-        self._sent.clear()
+        self._sent_to.clear()
         self._failed.clear()
         self._refusals.clear()
 
@@ -147,20 +147,20 @@ class KafkaSink:
 
     # --- send ----------------------------------------------------------------------------------
 
-    def blocked(self, outputs: Sequence[Output]) -> dict[tuple[str, int], tuple[str, str]]:
-        """Targets among ``outputs`` that don't exist now."""
-        return self._targets.missing({(output[1], output[2]) for output in outputs})
+    def blocked(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
+        """Those of ``targets`` that don't exist now."""
+        return self._targets.missing(targets)
 
     def still_blocked(
-        self, blocked: Mapping[tuple[str, int], tuple[str, str]]
-    ) -> dict[tuple[str, int], tuple[str, str]]:
+        self, blocked: Mapping[Target, tuple[str, str]]
+    ) -> dict[Target, tuple[str, str]]:
         """Those of ``blocked`` that still don't exist, asked of the cluster again."""
         return self._targets.missing(blocked.keys(), refresh=True)
 
-    def send(self, shard: str, outputs: Sequence[Output]) -> None:
+    def send(self, shard: str, outputs: Sequence[Output], targets: Collection[Target]) -> None:
         """Queue outputs for the open transaction; see the port."""
         self._begin()
-        self._sent.append(outputs)
+        self._sent_to.update(targets)
         if self._direct is None:
             self._produce(self._fenced_producer, shard, outputs)
             return
@@ -257,13 +257,13 @@ class KafkaSink:
             if not self._broke_off(error_of(exc)):
                 raise self._lost("produce", exc) from exc
         self._flush(producer)
-        if self._sent:
+        if self._sent_to:
             faults.point("flushed")
         faults.point("before_commit")
         started_s = time.monotonic()
         self._commit_transaction(producer)
         self._open = False
-        self._sent.clear()
+        self._sent_to.clear()
         if self._diagnosing:
             self._stop_diagnosing()
         elif time.monotonic() - started_s > SLOW_COMMIT_S:
@@ -289,8 +289,7 @@ class KafkaSink:
         """A transaction that includes a topic which was deleted meanwhile is retried by the client
         for as long as it is let.
         """
-        sent_to = {(output[1], output[2]) for outputs in self._sent for output in outputs}
-        gone = self._targets.missing(sent_to, refresh=True)
+        gone = self._targets.missing(self._sent_to, refresh=True)
         if gone:
             self._fail("; ".join(detail for _, detail in gone.values()))
 

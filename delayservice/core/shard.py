@@ -15,7 +15,6 @@ number are those of the design, section 5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from delayservice.core import outcome
@@ -62,7 +61,8 @@ class Shard:
         self._queue_bytes = 0
         self._names = RecentNames()
         self._queue: list[Entry] = []
-        self._walked = 0
+        self._passed: list[Entry] = []
+        self._forgot_some = False
         self._x_of_copies: dict[int, int] = {}
         self._victims: dict[int, dict[Key, None]] = {}
         self._in_flight: set[tuple[bytes, int]] = set()
@@ -100,13 +100,17 @@ class Shard:
             self._victims.setdefault(mark, {})[key] = None
 
     def _forget_walk(self) -> None:
-        self._queue.clear()
-        self._queue_bytes = 0
-        self._walked = 0
+        self._clear_queue()
         self._x_of_copies.clear()
         self._victims.clear()
         self._in_flight.clear()
         self._in_flight_staged.clear()
+
+    def _clear_queue(self) -> None:
+        self._queue.clear()
+        self._passed.clear()
+        self._queue_bytes = 0
+        self._forgot_some = False
 
     # --- poll and store ------------------------------------------------------------------------
 
@@ -133,7 +137,8 @@ class Shard:
     @property
     def has_room(self) -> bool:
         """Whether the walk's queue takes more. What does not fit is read again later."""
-        return len(self._queue) < self._queue_max and self._queue_bytes < self._queue_bytes_max
+        held = len(self._queue) + len(self._passed)
+        return held < self._queue_max and self._queue_bytes < self._queue_bytes_max
 
     @property
     def is_full(self) -> bool:
@@ -225,19 +230,23 @@ class Shard:
         outputs: list[Output] = []
         if not self.caught_up:
             return outputs
+        queue, passed = self._queue, self._passed
         k = self.staged.key
         k_ms = k[0]
-        reached = self.read
-        walked = self._walked
-        for entry in islice(self._queue, walked, None):
-            # Plain pending records, nearly all, are passed in this line (bench whole).
-            if (entry[2] <= k_ms or entry[1] != SCHEDULE or entry[3] is not None) and (
-                len(outputs) >= limit or not self._pass(entry, k, now_ms, outputs)
-            ):
-                reached = entry[0]
-                break
+        walked = 0
+        for entry in queue:
+            # Plain pending records, nearly all, are passed in this line and forgotten: what a batch
+            # takes in memory is taken again by the next while it is in the cache (bench whole).
+            if entry[2] <= k_ms or entry[1] != SCHEDULE or entry[3] is not None:
+                if len(outputs) >= limit or not self._pass(entry, k, now_ms, outputs):
+                    break
+                passed.append(entry)
             walked += 1
-        self._walked = walked
+        self._forgot_some = self._forgot_some or len(passed) < walked
+        reached = queue[walked][0] if walked < len(queue) else self.read
+        del queue[:walked]
+        if not queue and not passed:
+            self._queue_bytes = 0
         self.staged = Cursor(k, reached)
         return outputs
 
@@ -328,10 +337,11 @@ class Shard:
     @property
     def is_filling(self) -> bool:
         """Whether a commit is wanted soon, although it may carry nothing but the cursor: half of
-        the queue's room is taken, and only a commit lets go of what H has passed.
+        the queue's room is taken, and a commit lets go of what H has passed.
         """
-        return self._walked > 0 and (
-            len(self._queue) * 2 > self._queue_max or self._queue_bytes * 2 > self._queue_bytes_max
+        return bool(self._passed) and (
+            2 * (len(self._queue) + len(self._passed)) > self._queue_max
+            or 2 * self._queue_bytes > self._queue_bytes_max
         )
 
     @property
@@ -343,20 +353,28 @@ class Shard:
         """The transaction that carried the staged cursor is committed."""
         self._in_flight |= self._in_flight_staged
         self._in_flight_staged.clear()
-        if self._victims or self._x_of_copies:
-            for entry in self._queue[: self._walked]:
-                self._victims.pop(entry[0], None)
-                self._x_of_copies.pop(entry[0], None)
-        del self._queue[: self._walked]
+        for entry in self._passed:
+            self._victims.pop(entry[0], None)
+            self._x_of_copies.pop(entry[0], None)
+        self._passed.clear()
+        self._forgot_some = False
         self._queue_bytes = _content_bytes(self._queue)
-        self._walked = 0
         self.committed = self.staged
 
     def abort(self) -> None:
-        """The transaction was aborted for certain: settle the same again."""
+        """The transaction was aborted for certain: settle the same again.
+
+        What H has passed comes back into the queue, or is read again from the log if some of it was
+        forgotten: K may pass the keys of offsets below H only, so H has to walk over them anew.
+        """
         self._in_flight_staged.clear()
-        self._walked = 0
         self.staged = self.committed
+        if self._forgot_some:
+            self._clear_queue()
+            self.read = self.committed.offset
+        else:
+            self._queue[:0] = self._passed
+            self._passed.clear()
 
 
 def _content_bytes(entries: Iterable[Entry]) -> int:

@@ -6,7 +6,7 @@ transaction (see ``slice_loop``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import structlog
 
@@ -28,6 +28,9 @@ from delayservice.store.base import Store
 
 _FIRST_MEAN_BYTES = 32_768.0
 """Payload size assumed before any was read: a first batch of large records must fit in memory."""
+
+_CHUNK_RECORDS = 1_000
+"""Outputs that are made and handed over at once: as many as the processor's cache holds."""
 
 _log = structlog.get_logger(__name__)
 
@@ -234,29 +237,32 @@ class Lane:
         """Walk H."""
         return self.shard.advance_offset(now_ms, limit)
 
-    def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> list[Output]:
+    def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
         """Walk K over what the store holds, at most about ``limit`` outputs and ``bytes_max``
-        payload bytes.
+        payload bytes; in chunks, so that Kafka sends one while the next is read, and so that what a
+        chunk took in memory is in the cache when the next takes it (``bench whole``).
+
+        Each chunk is to be sent, or the transaction aborted and no other asked for.
         """
-        outputs: list[Output] = []
         if not self.shard.may_advance_key:
-            return outputs
+            return
         after = self.shard.staged.key
+        read = 0
         bytes_left = bytes_max
-        while len(outputs) < limit and bytes_left > 0:
+        while read < limit and bytes_left > 0:
             fitting = int(bytes_left / self._mean_bytes) + 1
-            asked = min(limit - len(outputs), fitting)
+            asked = min(limit - read, fitting, _CHUNK_RECORDS)
             frames = self._read_due(after, now_ms, asked)
             if not frames:
-                break
-            outputs += self.shard.advance_key(frames, now_ms)
+                return
+            yield self.shard.advance_key(frames, now_ms)
             after = frames[-1][:2]
+            read += len(frames)
             taken = sum([len(frame[3]) for frame in frames])
             bytes_left -= taken
             self._mean_bytes = max(taken / len(frames), 1.0)
             if len(frames) < asked:
-                break
-        return outputs
+                return
 
     def _read_due(self, after: Key, now_ms: int, limit: int) -> list[Frame]:
         while True:
@@ -294,6 +300,12 @@ class Lane:
         self.shard.commit()
         self.verdicts.refused.clear()
         self.verdicts.stripped.clear()
+        self._go_to_wanted()
+        self._hold_back()
+
+    def aborted(self) -> None:
+        """The transaction was aborted for certain."""
+        self.shard.abort()
         self._go_to_wanted()
         self._hold_back()
 

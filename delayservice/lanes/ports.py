@@ -4,11 +4,11 @@ simulation in ``tests/simulation`` implements them with a model log that crashes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from delayservice.core.entry import Row
-from delayservice.core.outcome import Output
+from delayservice.core.outcome import Output, Tally, Target
 
 
 class Run(NamedTuple):
@@ -81,19 +81,19 @@ class Sink(Protocol):
             OwnershipLostError: fenced in turn.
         """
 
-    def blocked(self, outputs: Sequence[Output]) -> dict[tuple[str, int], tuple[str, str]]:
-        """Targets among ``outputs`` that can't be written to now, as
-        ``{(topic, partition or -1): (code, detail)}``. Answers from cached metadata.
+    def blocked(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
+        """Those of ``targets`` that can't be written to now, with code and detail. Answers from
+        cached metadata.
         """
 
     def still_blocked(
-        self, blocked: Mapping[tuple[str, int], tuple[str, str]]
-    ) -> dict[tuple[str, int], tuple[str, str]]:
+        self, blocked: Mapping[Target, tuple[str, str]]
+    ) -> dict[Target, tuple[str, str]]:
         """Those of ``blocked`` that still can't be written to, asked of the cluster again."""
 
-    def send(self, shard: str, outputs: Sequence[Output]) -> None:
-        """Write outputs of a delay topic; they become visible with the next commit
-        (``at_least_once``: target outputs at once).
+    def send(self, shard: str, outputs: Sequence[Output], targets: Collection[Target]) -> None:
+        """Write outputs of a delay topic, whose distinct targets are ``targets``; they become
+        visible with the next commit (``at_least_once``: target outputs at once).
 
         Raises:
             RefusedError: the broker's client refuses one of them for good.
@@ -170,7 +170,7 @@ class Observer(Protocol):
     def ingested(self, records: int) -> None:
         """Source records were stored."""
 
-    def settled(self, outputs: Sequence[Output], now_ms: int) -> None:
+    def settled(self, tally: Tally, now_ms: int) -> None:
         """Outputs were committed; ``now_ms`` is when that was known."""
 
     def transaction(self, seconds: float, *, committed: bool) -> None:

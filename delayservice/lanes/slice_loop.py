@@ -21,7 +21,7 @@ from delayservice.core.checkpoint import (
 )
 from delayservice.core.contract import Contract
 from delayservice.core.cursor import Cursor
-from delayservice.core.outcome import Output
+from delayservice.core.outcome import Output, Tally
 from delayservice.core.pacing import Pacer
 from delayservice.core.settle import Routes
 from delayservice.errors import (
@@ -56,7 +56,7 @@ class Limits:
 
     poll_records: int = 4_000
     batch_records: int = 10_000
-    """Outputs per shard and step."""
+    """Outputs per shard and step; they are read and sent in chunks (see ``Lane.settle_due``)."""
     transaction_records: int = 20_000
     """Outputs after which a transaction is committed even before its time."""
     batch_bytes: int = 32 << 20
@@ -114,8 +114,7 @@ class SliceLoop:
         self._last_commit_s = float("-inf")
         self._rechecked_s = float("-inf")
         self._synced_s = clock.monotonic_s()
-        self._uncommitted: list[list[Output]] = []
-        self._uncommitted_records = 0
+        self._uncommitted = Tally()
 
     # --- one turn ------------------------------------------------------------------------------
 
@@ -201,23 +200,26 @@ class SliceLoop:
         try:
             for lane in self.lanes.values():
                 self._send(lane, lane.settle_late(now_ms, limit))
-                due = lane.settle_due(now_ms, limit, self._limits.batch_bytes)
-                self._send(lane, due)
+                for outputs in lane.settle_due(now_ms, limit, self._limits.batch_bytes):
+                    if not self._send(lane, outputs):
+                        break
         except RefusedError as refused:
             self._put_back(refused)
 
-    def _send(self, lane: Lane, outputs: list[Output]) -> None:
+    def _send(self, lane: Lane, outputs: list[Output]) -> bool:
+        """Whether all is well; if not, the transaction was aborted."""
         if not outputs:
-            return
-        blocked = self._sink.blocked(outputs)
+            return True
+        targets = {(output[1], output[2]) for output in outputs}
+        blocked = self._sink.blocked(targets)
         if blocked.keys() - lane.verdicts.blocked.keys():
             lane.verdicts.blocked.update(blocked)
             self._start_over("target_blocked", targets=sorted(f"{t}:{p}" for t, p in blocked))
-            return
+            return False
         faults.point("before_produce")
-        self._sink.send(lane.topic, outputs)
-        self._uncommitted.append(outputs)
-        self._uncommitted_records += len(outputs)
+        self._sink.send(lane.topic, outputs, targets)
+        self._uncommitted.add(outputs)
+        return True
 
     def _recheck_blocked(self) -> None:
         """A target that was missing may have been created since."""
@@ -241,12 +243,8 @@ class SliceLoop:
 
     def _aborted(self) -> None:
         for lane in self.lanes.values():
-            lane.shard.abort()
-        self._forget_uncommitted()
-
-    def _forget_uncommitted(self) -> None:
+            lane.aborted()
         self._uncommitted.clear()
-        self._uncommitted_records = 0
 
     # --- commit --------------------------------------------------------------------------------
 
@@ -268,14 +266,14 @@ class SliceLoop:
     def _commit_in_ms(self) -> float:
         since_s = self._clock.monotonic_s() - self._last_commit_s
         interval_ms = self._pacer.interval_ms
-        if not self._uncommitted and not self._is_filling:
+        if not self._uncommitted.records and not self._is_filling:
             interval_ms = max(interval_ms, self._limits.cursor_interval_ms)
         return max(interval_ms - since_s * 1000, 0.0)
 
     def _commit_when_time(self) -> None:
         if not self._is_staged:
             return
-        full = self._uncommitted_records >= self._limits.transaction_records
+        full = self._uncommitted.records >= self._limits.transaction_records
         if full or self._commit_in_ms() <= 0:
             self._commit()
 
@@ -304,10 +302,8 @@ class SliceLoop:
     def _committed(self) -> None:
         for lane in self.lanes.values():
             lane.committed()
-        now_ms = self._clock.wall_ms()
-        for outputs in self._uncommitted:
-            self._observer.settled(outputs, now_ms)
-        self._forget_uncommitted()
+        self._observer.settled(self._uncommitted, self._clock.wall_ms())
+        self._uncommitted.clear()
 
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint(
@@ -376,7 +372,7 @@ class SliceLoop:
     def release(self) -> None:
         """Stop settling at once: whatever was not committed is dropped, and storing goes on."""
         self._sink.discard()
-        self._forget_uncommitted()
+        self._uncommitted.clear()
         self.owner = False
         for lane in self.lanes.values():
             lane.step_down()

@@ -83,11 +83,13 @@ class Node:
             self.ingest(shard.seen, log)
         while shard.read < h:
             self.ingest(shard.read, log)
-        queue, read = shard._queue, shard.read
-        shard._queue = [entry for entry in queue if entry[0] < h]
+        beyond = [entry for entry in shard._queue if entry[0] >= h]
+        read = shard.read
+        shard._queue = [entry for entry in shard._queue if entry[0] < h]
         shard.read = h
         outputs = shard.advance_offset(now_ms, _OUTPUTS_MAX)
-        shard._queue, shard.read = queue, read
+        shard._queue += beyond
+        shard.read = read
         return outputs
 
     def walk_key(self, k: Key, now_ms: int) -> list[Output]:

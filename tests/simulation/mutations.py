@@ -384,6 +384,17 @@ def _observe_only(shard: Shard, start: int, entries: Sequence[Entry], stop: int)
     return []
 
 
+def passed_is_not_walked_again() -> AbstractContextManager[Any]:
+    """After an abort H goes on where it was, although K has to go back."""
+
+    def abort(original: Any, shard: Shard) -> None:
+        read = shard.read
+        original(shard)
+        shard.read = read
+
+    return _replaced(Shard, "abort", abort)
+
+
 def unserved_cursor_dropped() -> AbstractContextManager[Any]:
     """A checkpoint names only the shards that its writer serves."""
 
@@ -425,5 +436,6 @@ OTHERS: tuple[Mutation, ...] = (
     uncertain_taken_for_committed,
     base_one_too_high,
     no_scan_back,
+    passed_is_not_walked_again,
     unserved_cursor_dropped,
 )

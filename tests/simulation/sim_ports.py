@@ -6,10 +6,10 @@ run the other one, let users write, or move the clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from delayservice.core.outcome import DELIVERED, Output
+from delayservice.core.outcome import DELIVERED, Output, Tally, Target
 from delayservice.errors import (
     KafkaEdgeError,
     LogMovedError,
@@ -120,17 +120,19 @@ class SimSink:
         self._node.trace(f"fences all others, epoch {self._epoch}")
         self._node.point("fenced the others")
 
-    def blocked(self, outputs: Sequence[Output]) -> dict[tuple[str, int], tuple[str, str]]:
+    def blocked(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
         """See the port."""
         down = self._world.targets_down
-        return {(o[1], -1): TARGET_DOWN for o in outputs if o[0] == DELIVERED and o[1] in down}
+        return {(topic, -1): TARGET_DOWN for topic, _ in targets if topic in down}
 
     def still_blocked(self, blocked: Targets) -> dict[tuple[str, int], tuple[str, str]]:
         """See the port."""
         return {t: why for t, why in blocked.items() if t[0] in self._world.targets_down}
 
-    def send(self, shard: str, outputs: Sequence[Output]) -> None:
+    def send(self, shard: str, outputs: Sequence[Output], targets: Collection[Target]) -> None:
         """See the port."""
+        if set(targets) != {(output[1], output[2]) for output in outputs}:
+            raise ViolationError(f"{targets} are not the targets of what is sent")
         self._node.point("before send")
         for kind, topic, _, key, value, headers, _, offset in outputs:
             transaction = self._opened()
@@ -287,7 +289,7 @@ class SimObserver:
     def ingested(self, records: int) -> None:
         """See the protocol."""
 
-    def settled(self, outputs: Sequence[Output], now_ms: int) -> None:
+    def settled(self, tally: Tally, now_ms: int) -> None:
         """See the protocol."""
 
     def transaction(self, seconds: float, *, committed: bool) -> None:
