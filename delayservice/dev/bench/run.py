@@ -65,7 +65,7 @@ def run(options: Options, *, as_json: bool) -> int:
 def _figures(options: Options) -> Figures:
     return Figures(
         bench=options.bench,
-        store=options.store,
+        store=None if options.bench == "passthrough" else options.store,
         delivery=options.delivery,
         size=options.size,
         partitions=options.partitions,
