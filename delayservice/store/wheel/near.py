@@ -51,32 +51,24 @@ def position_after(rows: Sequence[Frame], key: Key) -> int:
     return bisect_left(rows, (key[0], key[1] + 1))
 
 
-def collapse(rows: list[Frame], upper: Key | None) -> list[Frame]:
-    """Sorted rows with each record once and its mark put to it.
-
-    Marks without a record go, unless they are above ``upper``: the record may be yet to come.
-    """
+def collapse(rows: list[Frame]) -> list[Frame]:
+    """Sorted rows with each record once and its mark put to it; marks without a record go."""
     if len({row[1] for row in rows}) == len(rows) and not any(
         [row[3] is MARK_ONLY for row in rows]  # noqa: C419 - a generator takes twice as long
     ):
         return rows
     records: dict[int, Frame] = {}
     marks: dict[int, int] = {}
-    early: list[Frame] = []
     for row in rows:
         _, offset, mark, payload = row
         if mark != NO_MARK:
             marks[offset] = mark
         if payload is not MARK_ONLY:
             records.setdefault(offset, row)
-        elif upper is not None and row[:2] > upper:
-            early.append(row)
-    found = [
+    return [
         (key_ms, offset, marks.get(offset, NO_MARK), payload)
         for key_ms, offset, _, payload in records.values()
     ]
-    early = [row for row in early if row[1] not in records]
-    return sorted(found + early) if early else found
 
 
 def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
@@ -88,6 +80,13 @@ def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
     found = sorted(rows, key=_offset_of)
     found.sort(key=_key_ms_of)
     return found
+
+
+def _group_end(rows: Sequence[Frame], end: int) -> int:
+    """``end``, or further on, so that no record is parted from its marks, which have its key."""
+    while 0 < end < len(rows) and rows[end][:2] == rows[end - 1][:2]:
+        end += 1
+    return end
 
 
 class Window:
@@ -129,21 +128,28 @@ class Window:
     def take(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """At most ``limit`` rows above ``after`` and due by ``upto_ms``, up to ``upper``."""
         rows, upper, last = self.rows, self.upper, (upto_ms, OFFSET_MAX)
-        start = position_after(rows, after)
+        at = position_after(rows, after)
         stop = position_after(rows, last if upper is None else min(upper, last))
-        return rows[start : min(stop, start + limit)]
+        found: list[Frame] = []
+        while at < stop and len(found) < limit:
+            end = _group_end(rows, min(stop, at + limit - len(found)))
+            found += collapse(rows[at:end])
+            at = end
+        return found
 
     def needs_more(self, found: int, upto_ms: int, limit: int) -> bool:
         """Whether more of what is due by ``upto_ms`` waits in a block."""
         return found < limit and bool(self.blocks) and self.blocks[-1].first[0] <= upto_ms
 
     def extend(self, limit: int, decode: Callable[[Block], list[Frame]]) -> None:
-        """Decode the next blocks, with ``limit`` rows or a little more.
+        """Decode the next blocks, with ``limit`` rows or a little more; with a quarter of what is
+        here at least, for all of that is merged with them (``tests.store_bench --case burst``).
 
         Raises:
             BlockDamagedError, OSError: as ``decode``.
         """
         rows: list[Frame] = []
+        limit = max(limit, len(self.rows) // 4)
         while self.blocks and len(rows) < limit:
             rows += decode(self.blocks.pop())
         self.add(rows)
@@ -152,7 +158,8 @@ class Window:
         """Take in those rows that belong to this stretch; cut it when it outgrows the budget."""
         after, cut = self.after, self.cut
         rows = [row for row in rows if after < row[:2] and (cut is None or row[:2] <= cut)]
-        self.rows = collapse(sorted([*self.rows, *rows]), self.upper)
+        self.rows += rows
+        self.rows.sort()
         self.cost += cost_of(rows)
         self._cut()
 
@@ -161,7 +168,7 @@ class Window:
         if key > self.after:
             gone = position_after(self.rows, key)
             self.cost -= cost_of(self.rows[:gone])
-            self.rows = self.rows[gone:]
+            del self.rows[:gone]
             self.gone += gone
             self.after = key
 
@@ -174,6 +181,7 @@ class Window:
         while stop < len(rows) and cost <= self.budget:
             cost += len(rows[stop][3]) + ROW_BYTES
             stop += 1
+        stop = _group_end(rows, stop)
         if stop < len(rows):
             del rows[stop:]
             self.cost = cost
