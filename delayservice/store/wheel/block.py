@@ -103,7 +103,7 @@ def seed_of(second: int, width: int) -> int:
     return int(_checksum(_SLOT.pack(second, width)))
 
 
-def encode_blocks(second: int, rows: Sequence[Frame], crc: int) -> tuple[bytes, int]:
+def encode_blocks(second: int, rows: Sequence[Frame], crc: int) -> tuple[bytes, int, int]:
     """Rows in key order to blocks.
 
     Args:
@@ -112,33 +112,37 @@ def encode_blocks(second: int, rows: Sequence[Frame], crc: int) -> tuple[bytes, 
         crc: checksum of the block before, or ``seed_of`` the slot.
 
     Returns:
-        The bytes to write, and the checksum of the last block.
+        The bytes to write, the checksum of the last block, and how many bytes are payload.
     """
     parts: list[bytes] = []
-    for run in _cut(rows):
+    payload_bytes = 0
+    for run, run_bytes in _cut(rows):
         data, crc = _encode_block(second * SLOT_MS, run, crc)
         parts += data
-    return b"".join(parts), crc
+        payload_bytes += run_bytes
+    return b"".join(parts), crc, payload_bytes
 
 
-def _cut(rows: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
+def _cut(rows: Sequence[Frame]) -> Iterator[tuple[Sequence[Frame], int]]:
+    """Runs of rows, each with its bytes of payload."""
     for start in range(0, len(rows), ROWS_MAX):
         run = rows[start : start + ROWS_MAX]
-        if sum(map(len, map(_payload_of, run))) <= BODY_BYTES_MAX:
-            yield run
+        run_bytes = sum(map(len, map(_payload_of, run)))
+        if run_bytes <= BODY_BYTES_MAX:
+            yield run, run_bytes
         else:
             yield from _cut_by_bytes(run)
 
 
-def _cut_by_bytes(rows: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
+def _cut_by_bytes(rows: Sequence[Frame]) -> Iterator[tuple[Sequence[Frame], int]]:
     start = body_bytes = 0
     for position, row in enumerate(rows):
         size = len(row[3])
         if position > start and body_bytes + size > BODY_BYTES_MAX:
-            yield rows[start:position]
+            yield rows[start:position], body_bytes
             start, body_bytes = position, 0
         body_bytes += size
-    yield rows[start:]
+    yield rows[start:], body_bytes
 
 
 def _encode_block(start_ms: int, rows: Sequence[Frame], crc: int) -> tuple[list[bytes], int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delayservice.store.wheel.block import SLOT_MS, encode_blocks
-from delayservice.store.wheel.near import cost_of, sort_rows
+from delayservice.store.wheel.near import ROW_BYTES, cost_of, sort_rows
 from delayservice.store.wheel.slots import HOUR, Slot, count_records, hour_name, hour_of_name
 from delayservice.store.wheel.table import SlotTable
 
@@ -100,7 +100,7 @@ class Filing:
             return
         self._before_flush(slot)
         rows = sort_rows(slot.rows)
-        data, crc = encode_blocks(slot.second, rows, slot.crc)
+        data, crc, payload_bytes = encode_blocks(slot.second, rows, slot.crc)
         self._make_hour(slot)
         self._files.write_at(self.path_of(slot), slot.size, data)
         slot.first, slot.last = slot.bounds_with_rows()
@@ -108,7 +108,7 @@ class Filing:
         slot.size += len(data)
         slot.count += count_records(rows)
         slot.rows = []
-        self.buffer_bytes -= cost_of(rows)
+        self.buffer_bytes -= payload_bytes + ROW_BYTES * len(rows)
         self.file_bytes += len(data)
         self.unsynced_bytes += len(data)
 
