@@ -6,6 +6,7 @@ A name carries its unit; text may bring a unit of its own (``max_delay_ms = "10y
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,12 @@ from delayservice.units import (
 )
 
 _SECRET_CHARS_MIN = 16
+_WORKERS_MAX = 4
+
+
+def workers_default() -> int:
+    """One worker for each core that this process may use, 4 at most: one fills a core at most."""
+    return min(len(os.sched_getaffinity(0)), _WORKERS_MAX)
 
 
 class Node(Section):
@@ -53,7 +60,11 @@ class Node(Section):
         default=None, ge=0, description="The broker that this node sits beside. Default: none."
     )
     workers: int = Field(
-        default=1, ge=1, le=64, description="Worker processes; each owns whole slices."
+        default_factory=workers_default,
+        ge=1,
+        le=64,
+        description="Worker processes; each owns whole slices, and keeps one core busy at most. "
+        "Default: one per core, 4 at most.",
     )
     state_dir: Path = Field(
         default=Path("./delayservice-state"),
@@ -247,7 +258,7 @@ class Delivery(Section):
 
 
 class Wheel(Section):
-    """The file time wheel: one file per second and shard."""
+    """The file time wheel: a file for each second, minute or hour of a shard."""
 
     slots: int = Field(
         default=7_200,

@@ -51,6 +51,7 @@ def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
     return {
         "fetch.wait.max.ms": 250,
         "fetch.error.backoff.ms": 100,
+        "fetch.queue.backoff.ms": 20,  # the default, a second, is how long a full queue pauses it
         "queued.max.messages.kbytes": 16_384,
         **client,
         "group.id": f"delayservice-{name}",  # required by the client; nothing is ever joined

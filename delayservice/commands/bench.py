@@ -6,6 +6,8 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
+from delayservice.settings import workers_default
+
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
 
@@ -38,7 +40,15 @@ def bench(
     partitions: Annotated[
         int, typer.Option(min=1, help="Partitions of the delay topic and the target.")
     ] = 4,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes of the service.")] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            default_factory=workers_default,
+            show_default="one per core, 4 at most",
+            help="Worker processes of the service.",
+        ),
+    ],
     rate: Annotated[
         int | None, typer.Option(min=1, help="Records a second (steady, pending, soak).")
     ] = None,
@@ -64,9 +74,10 @@ def bench(
     judge_beside: Annotated[
         bool,
         typer.Option(
-            "--judge-beside", help="Judge while passthrough runs, as with the service; not after."
+            "--judge-beside/--judge-after",
+            help="Judge while passthrough runs, as with the service; or not before it is done.",
         ),
-    ] = False,
+    ] = True,
     warm_up: Annotated[
         bool, typer.Option(help="Do everything once before, unmeasured: a fresh broker is slow.")
     ] = True,

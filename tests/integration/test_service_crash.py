@@ -163,7 +163,7 @@ def test_at_least_once_loses_nothing_when_the_service_is_killed(bench: Bench, st
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_delivers_exactly_once(bench: Bench) -> None:
     load = Load(bench, records=2_000)
-    service = served(bench)
+    service = served(bench, "node.workers=1")
     with load.running():
         for lives in range(1, 3):
             (worker,) = service.workers()
