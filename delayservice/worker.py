@@ -229,6 +229,7 @@ class Worker:
         return Limits(
             batch_records=delivery.batch_records_max,
             batch_bytes=int(delivery.batch_bytes_max),
+            visible_at_commit=delivery.mode == "exactly_once",
             transaction_interval_ms_min=max(delivery.transaction_interval_ms_min, budget_ms),
             transaction_interval_ms_max=max(delivery.transaction_interval_ms_max, budget_ms),
         )

@@ -49,7 +49,7 @@ _log = structlog.get_logger(__name__)
 def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
     """Options of a consumer that keeps its own position, as every consumer of the service does."""
     return {
-        "fetch.wait.max.ms": 250,
+        "fetch.wait.max.ms": 500,
         "fetch.error.backoff.ms": 100,
         "fetch.queue.backoff.ms": 20,  # the default, a second, is how long a full queue pauses it
         "queued.max.messages.kbytes": 16_384,
