@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from delayservice.errors import SettingsError
-from delayservice.settings import load, load_with_origins
+from delayservice.settings import load, load_with_origins, workers_default
 from delayservice.settings_layers import known_names
 from delayservice.settings_report import HIDDEN, effective, redacted, reference, secret_values
 from delayservice.units import format_duration, parse_duration_ms
@@ -234,3 +235,8 @@ def test_the_example_file_is_valid_and_shows_only_what_exists() -> None:
     settings = load(EXAMPLE, [], {})
     assert settings.kafka.bootstrap
     assert known_names(type(settings))
+
+
+def test_there_is_a_worker_for_each_core_up_to_four() -> None:
+    assert workers_default() == min(len(os.sched_getaffinity(0)), 4)
+    assert load(None, [], {}).node.workers == workers_default()
