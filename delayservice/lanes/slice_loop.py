@@ -62,7 +62,7 @@ class Limits:
     """Outputs after which a transaction is committed even before its time."""
     batch_bytes: int = 32 << 20
     """Payload bytes per shard and step."""
-    transaction_interval_ms_min: float = 20.0
+    transaction_interval_ms_min: float = 30.0
     """Bounds of the time between the starts of two commits: transactions per second."""
     transaction_interval_ms_max: float = 100.0
     sync_interval_s: float = 60.0
