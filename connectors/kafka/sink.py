@@ -73,7 +73,7 @@ class SinkOptions:
             "batch.size": 1_000_000,
             "message.max.bytes": 16 * 1024 * 1024,  # the topic decides, not the client
             "queue.buffering.max.messages": 500_000,
-            "queue.buffering.max.kbytes": 262_144,
+            "queue.buffering.max.kbytes": 32_768,  # a slice: large values must not pile up here
             "message.timeout.ms": 40_000,
             "topic.metadata.propagation.max.ms": UNKNOWN_AFTER_MS,
             "delivery.report.only.error": True,

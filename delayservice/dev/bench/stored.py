@@ -103,7 +103,7 @@ def _compare(
     """The service and passthrough in turn, on the same log each time."""
     n = stand.options.n
     warm_up(stand, n)
-    lead_s = 5.0 + n / 40_000
+    lead_s = 5.0 + n / 40_000 + n * stand.options.size / 40e6
     pairs: list[tuple[Round, Passed]] = []
     verdicts: list[Verdict] = []
     for _ in range(stand.options.rounds):
