@@ -198,7 +198,7 @@ def test_a_worker_that_dies_at_any_point_of_a_transaction_delivers_exactly_once(
         for fault in FAULTS:
             # Every life of the worker meets the fault again; the last one has none.
             # Faults are counted in each worker, so one has to own all slices.
-                service = served(bench, "node.workers=1", fault=fault)
+            service = served(bench, "node.workers=1", fault=fault)
             died = partial(service.events, "worker_died")
             await_true(died, f"a worker met {fault}", SERVED_S_MAX)
             met.append(fault)
