@@ -19,7 +19,7 @@ import typer
 from delayservice import __version__
 from delayservice.commands import bench
 from delayservice.commands.console import err, out, print_error, print_json
-from delayservice.errors import DelayServiceError, SettingsError
+from delayservice.errors import DelayServiceError
 
 if TYPE_CHECKING:
     from delayservice.settings import Loaded
@@ -75,11 +75,6 @@ def run(config: ConfigOption = None, sets: SetOption = None) -> None:
     """Run a node until it is told to stop (SIGTERM or Ctrl-C)."""
     settings = _load(config, sets).settings
     settings.kafka.client_config("admin")  # fails early when no broker is named
-    if not settings.node.standalone:
-        raise SettingsError(
-            "node.standalone is false, but this version has no election between nodes yet: leave "
-            "it true and run one node for a cluster"
-        )
     from delayservice.node import run as run_node
 
     raise typer.Exit(run_node(settings))

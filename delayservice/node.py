@@ -46,7 +46,7 @@ def run(settings: Settings) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    _log.info("starting", pid=os.getpid(), standalone=settings.node.standalone)
+    _log.info("starting", pid=os.getpid(), standalone=settings.standalone)
     lock = _lock_state_dir(settings)
     secret = cluster_secret(settings)
     if not _prepare_topics(settings, stopping):

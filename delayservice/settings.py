@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from delayservice.client_options import Kafka
+from delayservice.cluster_options import Placement, ZooKeeper
 from delayservice.errors import SettingsError
 from delayservice.settings_layers import Layers, Origins, explain, read_layers
 from delayservice.units import (
@@ -81,8 +82,8 @@ class Node(Section):
     cluster_secret_file: Path | None = Field(
         default=None, description="File with the cluster secret, instead of the secret itself."
     )
-    standalone: bool = Field(
-        default=True, description="Own every slice without ZooKeeper. One node at a time."
+    rack: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] = Field(
+        default="", description="Where the node stands: copies of a slice go to different racks."
     )
 
     @field_validator("cluster_secret")
@@ -346,6 +347,8 @@ class Settings(Section):
 
     node: Node = Node()
     kafka: Kafka = Kafka()
+    zookeeper: ZooKeeper = ZooKeeper()
+    placement: Placement = Placement()
     topics: Topics = Topics()
     targets: dict[str, TargetRules] = Field(default_factory=dict, max_length=1000)
     delivery: Delivery = Delivery()
@@ -361,6 +364,21 @@ class Settings(Section):
             raise ValueError(
                 f"delivery.roll_window_ms is {self.roll_window_ms} but wheel.slots covers only "
                 f"{self.wheel.slots} seconds"
+            )
+        return self
+
+    @property
+    def standalone(self) -> bool:
+        """Whether this node owns every slice, without an election."""
+        return not self.zookeeper.hosts
+
+    @model_validator(mode="after")
+    def _nodes_share_a_secret(self) -> Self:
+        node = self.node
+        if not self.standalone and node.cluster_secret is None and node.cluster_secret_file is None:
+            raise ValueError(
+                "zookeeper.hosts is set, so node.cluster_secret or node.cluster_secret_file must "
+                "be: nodes with different secrets take each other's copies for forgeries"
             )
         return self
 

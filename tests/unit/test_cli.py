@@ -107,10 +107,12 @@ def test_status_tells_health_by_its_exit_status() -> None:
     assert b"no node answers" in done.stderr
 
 
-def test_run_refuses_what_this_version_would_ignore() -> None:
-    done = run("run", "--set", "kafka.bootstrap=127.0.0.1:1", "--set", "node.standalone=false")
+def test_run_refuses_nodes_without_a_common_secret() -> None:
+    done = run(
+        "run", "--set", "kafka.bootstrap=127.0.0.1:1", "--set", "zookeeper.hosts=127.0.0.1:1"
+    )
     assert done.returncode == 1
-    assert b"no election between nodes yet" in done.stderr
+    assert b"node.cluster_secret" in done.stderr
 
 
 def test_a_demo_of_an_unknown_store_ends_before_anything_starts() -> None:

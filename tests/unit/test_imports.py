@@ -16,6 +16,7 @@ LEAVES = frozenset(
     for name in [
         "client_options",
         "clock",
+        "cluster_options",
         "errors",
         "faults",
         "logs",
