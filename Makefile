@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test demo simulate crash lock lock-jars clean
+.PHONY: help venv check format test demo simulate crash faults fault-tools lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -51,8 +51,8 @@ format: $(STAMP)  ## put the code in its format and repair what ruff can
 # say nothing. Both parts run even when the first fails.
 test: check  ## check, then every test; ARGS reach pytest
 	@status=0; \
-	$(BIN)/pytest -n auto -m "not cluster" $(ARGS) || status=1; \
-	$(BIN)/pytest -m cluster $(ARGS) || status=1; \
+	$(BIN)/pytest -n auto -m "not cluster and not fault" $(ARGS) || status=1; \
+	$(BIN)/pytest -m "cluster and not fault" $(ARGS) || status=1; \
 	exit $$status
 
 demo: $(STAMP)  ## the main job on a real cluster, with the service killed in it
@@ -63,6 +63,20 @@ simulate: $(STAMP)  ## the simulation in its long mode; ARGS reach pytest
 
 crash: $(STAMP)  ## the crash sweeps of the durable stores, in full
 	CRASH_MODE=long $(BIN)/pytest tests/crash --timeout=0 $(ARGS)
+
+# Without these packages, or without root, the scenarios that need them are skipped and say so.
+faults: $(STAMP) fault-tools  ## every fault on real processes; ARGS reach pytest
+	$(BIN)/pytest tests/faults --timeout=900 $(ARGS)
+
+FAULT_TOOLS := iproute2 nftables faketime
+fault-tools:  ## install what the fault suite needs of Debian, if root and missing
+	@for tool in ip nft faketime; do command -v $$tool > /dev/null || missing=1; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends $(FAULT_TOOLS) \
+		&& exit 0; fi; \
+	echo "Some scenarios will be skipped. Type as root:" \
+		"apt-get install -y $(FAULT_TOOLS)" >&2
 
 lock: $(STAMP)  ## write the lock files anew from requirements/*.in
 	$(COMPILE) requirements/run.in -o requirements/run.txt

@@ -3,8 +3,9 @@
     with EmbeddedCluster(brokers=3) as cluster:
         producer = Producer({"bootstrap.servers": cluster.bootstrap})
 
-Everything listens on 127.0.0.1 only, without encryption or passwords. When the owner ends, however
-it ends, the processes and (unless asked for) the files are gone; see ``reaper``.
+Everything listens on 127.0.0.1 (or one other address) only, without encryption or passwords. When
+the owner ends, however it ends, the processes and (unless asked for) the files are gone; see
+``reaper``.
 """
 
 import base64
@@ -45,6 +46,8 @@ class EmbeddedCluster:
         keep: keep the temporary folder as well.
         broker_properties: Kafka broker settings that override the ones for development.
         start_seconds: how long one server may take until it is ready.
+        host: the address of this machine that everything listens on, where clients come from a
+            network namespace of their own and can't reach 127.0.0.1.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class EmbeddedCluster:
         keep: bool = False,
         broker_properties: Mapping[str, str] = _NO_PROPERTIES,
         start_seconds: float = 120,
+        host: str = LOOPBACK,
     ) -> None:
         if brokers < 1 or zookeepers < 0:
             message = (
@@ -68,6 +72,7 @@ class EmbeddedCluster:
         self._keep = keep
         self._broker_properties = dict(broker_properties)
         self._start_seconds = start_seconds
+        self._host = host
         self._folder: Path | None = None
         self._jvm: Jvm | None = None
         self._reaper: Reaper | None = None
@@ -92,12 +97,12 @@ class EmbeddedCluster:
     @property
     def bootstrap(self) -> str:
         """``bootstrap.servers`` of all brokers."""
-        return ",".join(f"{LOOPBACK}:{plan.port}" for plan in self._brokers.values())
+        return ",".join(plan.address for plan in self._brokers.values())
 
     @property
     def zookeeper(self) -> str:
         """The connect string of all ZooKeeper servers; empty when there are none."""
-        return ",".join(f"{LOOPBACK}:{plan.port}" for plan in self._zookeepers.values())
+        return ",".join(f"{plan.host}:{plan.port}" for plan in self._zookeepers.values())
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
@@ -223,14 +228,22 @@ class EmbeddedCluster:
     def _plan(self) -> None:
         """Choose ports and write every server's configuration."""
         brokers, zookeepers = self._sizes
-        ports = iter(free_ports(brokers * _PORTS_PER_BROKER + zookeepers * _PORTS_PER_ZOOKEEPER))
+        needed = brokers * _PORTS_PER_BROKER + zookeepers * _PORTS_PER_ZOOKEEPER
+        ports = iter(free_ports(needed, self._host))
         self._brokers = {
-            number: BrokerPlan(number, next(ports), next(ports), self.folder / f"broker-{number}")
+            number: BrokerPlan(
+                number, self._host, next(ports), next(ports), self.folder / f"broker-{number}"
+            )
             for number in range(1, brokers + 1)
         }
         self._zookeepers = {
             number: ZooKeeperPlan(
-                number, next(ports), next(ports), next(ports), self.folder / f"zookeeper-{number}"
+                number,
+                self._host,
+                next(ports),
+                next(ports),
+                next(ports),
+                self.folder / f"zookeeper-{number}",
             )
             for number in range(1, zookeepers + 1)
         }
@@ -275,14 +288,14 @@ class EmbeddedCluster:
         """Await that each of these brokers serves, and knows itself and these as alive."""
         expected = frozenset(broker_ids)
         for broker_id in sorted(expected):
-            probe = kafka_probe(self._brokers[broker_id].port, self._cluster_id(), expected)
+            probe = kafka_probe(self._brokers[broker_id].address, self._cluster_id(), expected)
             deadline = time.monotonic() + self._start_seconds
             self._child(f"broker {broker_id}").wait_until(probe, deadline)
 
     def _await_zookeepers(self, server_ids: Iterable[int]) -> None:
         for server_id in server_ids:
             plan = self._zookeepers[server_id]
-            probe = zookeeper_probe(plan.port, plan.data)
+            probe = zookeeper_probe(plan.host, plan.port, plan.data)
             deadline = time.monotonic() + self._start_seconds
             self._child(f"zookeeper {server_id}").wait_until(probe, deadline)
 

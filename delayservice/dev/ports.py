@@ -14,8 +14,8 @@ _PORT_STOP = 32_000
 _TRIES_MAX = 2_000
 
 
-def free_ports(count: int) -> list[int]:
-    """Return that many different ports that nobody listens on.
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+    """Return that many different ports of ``host`` that nobody listens on.
 
     They are held together while the rest is looked for. Between this call and the server's own
     bind another process may still be faster: the cluster then starts over with other ports.
@@ -30,23 +30,23 @@ def free_ports(count: int) -> list[int]:
             if len(held) == count:
                 return list(held)
             port = chooser.randrange(_PORT_MIN, _PORT_STOP)
-            bound = _bind(port) if port not in held else None
+            bound = _bind(host, port) if port not in held else None
             if bound is not None:
                 held[port] = bound
     finally:
         for bound in held.values():
             bound.close()
     message = (
-        f"No {count} free ports between {_PORT_MIN} and {_PORT_STOP} on {LOOPBACK}. "
+        f"No {count} free ports between {_PORT_MIN} and {_PORT_STOP} on {host}. "
         "Stop what listens there."
     )
     raise ClusterError(message)
 
 
-def _bind(port: int) -> socket.socket | None:
+def _bind(host: str, port: int) -> socket.socket | None:
     candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        candidate.bind((LOOPBACK, port))
+        candidate.bind((host, port))
     except OSError:
         candidate.close()
         return None

@@ -12,16 +12,14 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from delayservice.dev.ports import LOOPBACK
-
 _ANSWER_SECONDS_MAX = 1.0
 
 
-def kafka_probe(port: int, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
-    """Return a probe: does our broker on this port know all of these brokers as alive?"""
+def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
+    """Return a probe: does our broker at ``host:port`` know all of these brokers as alive?"""
     client = AdminClient(
         {
-            "bootstrap.servers": f"{LOOPBACK}:{port}",
+            "bootstrap.servers": address,
             "broker.address.family": "v4",
             "reconnect.backoff.ms": 20,
             "reconnect.backoff.max.ms": 100,
@@ -43,12 +41,12 @@ def kafka_probe(port: int, cluster_id: str, broker_ids: frozenset[int]) -> Calla
     return ready
 
 
-def zookeeper_probe(port: int, data: Path) -> Callable[[], bool]:
+def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
     """Return a probe: does our ZooKeeper server, the one with this data folder, serve clients?"""
 
     def ready() -> bool:
         try:
-            with socket.create_connection((LOOPBACK, port), _ANSWER_SECONDS_MAX) as connection:
+            with socket.create_connection((host, port), _ANSWER_SECONDS_MAX) as connection:
                 connection.sendall(b"conf")
                 answer = connection.makefile("rb").read()
         except OSError:

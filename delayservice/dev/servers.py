@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from delayservice.dev.java import Java
-from delayservice.dev.ports import LOOPBACK
 
 HEAP_VARIABLE = "DELAY_DEV_HEAP"
 """Environment variable: the heap of each broker, in Java's notation."""
@@ -52,9 +51,15 @@ class BrokerPlan:
     """One broker: its identity, ports and files."""
 
     broker_id: int
+    host: str
     port: int
     controller_port: int
     folder: Path
+
+    @property
+    def address(self) -> str:
+        """``host:port`` for clients."""
+        return f"{self.host}:{self.port}"
 
     @property
     def properties_path(self) -> Path:
@@ -72,6 +77,7 @@ class ZooKeeperPlan:
     """One ZooKeeper server: its identity, ports and files."""
 
     server_id: int
+    host: str
     port: int
     quorum_port: int
     election_port: int
@@ -117,13 +123,13 @@ def _broker_properties(plan: BrokerPlan, peers: Sequence[BrokerPlan]) -> dict[st
     is_voter = plan in voters
     copies = str(min(3, len(peers)))
     copies_needed = str(max(1, min(2, len(peers) - 1)))
-    listener = f"PLAINTEXT://{LOOPBACK}:{plan.port}"
-    controller = f",CONTROLLER://{LOOPBACK}:{plan.controller_port}" if is_voter else ""
+    listener = f"PLAINTEXT://{plan.address}"
+    controller = f",CONTROLLER://{plan.host}:{plan.controller_port}" if is_voter else ""
     return {
         "process.roles": "broker,controller" if is_voter else "broker",
         "node.id": str(plan.broker_id),
         "controller.quorum.voters": ",".join(
-            f"{voter.broker_id}@{LOOPBACK}:{voter.controller_port}" for voter in voters
+            f"{voter.broker_id}@{voter.host}:{voter.controller_port}" for voter in voters
         ),
         "controller.listener.names": "CONTROLLER",
         "listeners": listener + controller,
@@ -178,7 +184,7 @@ def write_zookeeper(plan: ZooKeeperPlan, peers: Sequence[ZooKeeperPlan]) -> None
     settings = {
         "dataDir": str(plan.data),
         "clientPort": str(plan.port),
-        "clientPortAddress": LOOPBACK,
+        "clientPortAddress": plan.host,
         "admin.enableServer": "false",
         "4lw.commands.whitelist": "ruok,srvr,stat,mntr,cons,conf",
         # The shortest session is two ticks: tests of lost sessions want it short.
@@ -192,7 +198,7 @@ def write_zookeeper(plan: ZooKeeperPlan, peers: Sequence[ZooKeeperPlan]) -> None
     if len(peers) > 1:
         (plan.data / "myid").write_text(str(plan.server_id), encoding="utf-8")
         settings |= {
-            f"server.{peer.server_id}": f"{LOOPBACK}:{peer.quorum_port}:{peer.election_port}"
+            f"server.{peer.server_id}": f"{peer.host}:{peer.quorum_port}:{peer.election_port}"
             for peer in peers
         }
     lines = (f"{name}={value}\n" for name, value in settings.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ class ServiceProcess:
         log_path: its log lines, JSON, appended.
         fault: a fault point that the workers stop or die at (``faults.POINTS``).
         environment: more environment variables.
+        wrapper: a command that becomes the service's by ``exec``, such as ``ip netns exec NAME``.
     """
 
     def __init__(
@@ -39,11 +41,12 @@ class ServiceProcess:
         *,
         fault: str = "",
         environment: Mapping[str, str] | None = None,
+        wrapper: Sequence[str] = (),
     ) -> None:
         self._log_path = log_path
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
         # Under the guard: whatever ends this process, the service does not outlive it.
-        command = [sys.executable, "-I", guard.__file__, str(os.getpid())]
+        command = [*wrapper, sys.executable, "-I", guard.__file__, str(os.getpid())]
         command += [sys.executable, "-m", "delayservice", "run"]
         for setting in [*sets, "log.format=json"]:
             command += ["--set", setting]
@@ -128,6 +131,14 @@ class ServiceProcess:
     def workers(self) -> list[psutil.Process]:
         """Its worker processes."""
         return [p for p in self._tree()[1:] if "spawn_main" in " ".join(p.cmdline())]
+
+    def freeze(self) -> None:
+        """SIGSTOP to every process of the tree at once: nobody is left who could notice."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to every process of the tree at once."""
+        os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL to every process of the tree at once."""

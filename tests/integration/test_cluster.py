@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_meanwhile_costs_another_try(
 ) -> None:
     taken = int(cluster.bootstrap.rpartition(":")[2])  # by a broker 1, just as the new one
     answers = [[taken, *free_ports(4)], free_ports(5)]
-    monkeypatch.setattr("delayservice.dev.cluster.free_ports", lambda _count: answers.pop(0))
+    monkeypatch.setattr("delayservice.dev.cluster.free_ports", lambda *_: answers.pop(0))
     with EmbeddedCluster() as own:
         assert own.bootstrap != cluster.bootstrap
         assert not answers

@@ -1,0 +1,136 @@
+"""What a user's consumer sees, from the first record to the proven end of every topic."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from operator import methodcaller
+from typing import Any, Final
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    OffsetSpec,
+)
+
+from tests.faults.facts import Found
+
+_END_S_MAX: Final = 90.0
+"""A killed node's open transaction hides the end until its time-out, 45 s."""
+_LOOK_S: Final = 0.1
+_BATCH: Final = 10_000
+_headers_of: Final = methodcaller("headers")
+"""Called so, an error of the client appears here and not at some later line."""
+
+
+class Watch:
+    """Reads topics ``read_committed`` on a thread of its own, so that ``seen_ms`` is what a
+    consumer would see. Brokers may come and go meanwhile.
+    """
+
+    def __init__(self, bootstrap: str, topics: Sequence[str]) -> None:
+        self.found: list[Found] = []
+        self.uids: set[bytes] = set()
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": f"watch-{uuid.uuid4().hex}",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 50,
+                "reconnect.backoff.max.ms": 1_000,
+                "log_level": 0,
+            }
+        )
+        known = self._admin.list_topics(timeout=30).topics
+        self._places = [(topic, number) for topic in topics for number in known[topic].partitions]
+        self._next = dict.fromkeys(self._places, 0)
+        self._assign()
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._read_on, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def read_to_end(self) -> None:
+        """Read on to what was the end of every partition when this was called, then stop.
+
+        Raises:
+            AssertionError: an end was not reached in time: perhaps an open transaction hides it.
+        """
+        self._enough.set()
+        self._thread.join()
+        ends = self._ends()
+        # The end of a partition is told once per arrival there; it is asked for anew.
+        self._assign()
+        deadline_s = time.monotonic() + _END_S_MAX
+        while short := {place for place, end in ends.items() if self._next[place] < end}:
+            assert time.monotonic() < deadline_s, f"the ends of {sorted(short)} were not reached"
+            self._take(_LOOK_S)
+
+    def close(self) -> None:
+        """Release the connections."""
+        self._enough.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._consumer.close()
+
+    def _ends(self) -> dict[tuple[str, int], int]:
+        """High watermarks: beyond them nothing was written, committed or not."""
+        asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._places}  # type: ignore[no-untyped-call]
+        level = IsolationLevel.READ_UNCOMMITTED
+        answers = self._admin.list_offsets(asked, isolation_level=level, request_timeout=30)
+        return {
+            (place.topic, place.partition): answer.result(30).offset
+            for place, answer in answers.items()
+        }
+
+    def _assign(self) -> None:
+        self._consumer.assign(
+            [TopicPartition(*place, offset) for place, offset in self._next.items()]
+        )
+
+    def _read_on(self) -> None:
+        while not self._enough.is_set():
+            self._take(_LOOK_S)
+
+    def _take(self, timeout_s: float) -> None:
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return
+        seen_ms = time.time_ns() // 1_000_000
+        for message in [first, *self._consumer.consume(_BATCH, 0)]:
+            self._note(message, seen_ms)
+
+    def _note(self, message: Any, seen_ms: int) -> None:
+        place = (message.topic(), message.partition())
+        error = message.error()
+        if error is None:
+            self._next[place] = message.offset() + 1
+            self._keep(message, seen_ms)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            # It counts transaction markers, which no consumer is given.
+            self._next[place] = max(self._next[place], message.offset())
+        else:
+            assert not error.fatal(), str(error)
+
+    def _keep(self, message: Any, seen_ms: int) -> None:
+        one = Found(
+            message.topic(),
+            message.partition(),
+            message.offset(),
+            message.timestamp()[1],
+            seen_ms,
+            message.key(),
+            message.value(),
+            tuple(_headers_of(message) or ()),
+        )
+        self.found.append(one)
+        if one.uid is not None:
+            self.uids.add(one.uid)
