@@ -68,6 +68,11 @@ class ServiceProcess:
         """Leave nothing behind."""
         self.kill()
 
+    @property
+    def running(self) -> bool:
+        """Whether its supervisor is there."""
+        return self._process.poll() is None
+
     def events(self, name: str) -> list[dict[str, Any]]:
         """Log lines of this life whose message is ``name``."""
         found = []

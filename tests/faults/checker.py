@@ -64,6 +64,12 @@ class Verdict:
         del kinds["lateness_ms"]
         return {kind: uids for kind, uids in kinds.items() if uids}
 
+    @property
+    def others(self) -> dict[str, list[bytes]]:
+        """What is wrong beside lost, duplicated, early and altered."""
+        told = {"lost", "duplicated", "early", "altered"}
+        return {kind: uids for kind, uids in self.wrong.items() if kind not in told}
+
     def lateness(self, percent: float) -> int:
         """Nearest-rank percentile of seen minus due, milliseconds; 0 when nothing came."""
         ranked = sorted(self.lateness_ms)

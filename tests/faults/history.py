@@ -150,6 +150,10 @@ class History:
         assert not left, f"{left} records of the history were never acknowledged"
         assert not self._refused, f"the history was refused: {self._refused[:3]}"
 
+    def abandon(self) -> None:
+        """Write no more, and ask for nothing."""
+        self._enough.set()
+
     def _write(self) -> None:
         source = steps(self._plan)
         begun_s = time.monotonic()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -65,7 +66,7 @@ def _sweep() -> None:
         if not _lives(namespace.name.split("-")[1]):
             _run("ip", "netns", "del", namespace.name)
     for interface in Path("/sys/class/net").glob(f"{_PREFIX}[0-9]*"):
-        if not _lives(interface.name.removeprefix(_PREFIX).partition("v")[0]):
+        if not _lives(re.sub(r"[bv].*", "", interface.name.removeprefix(_PREFIX))):
             _run("ip", "link", "del", interface.name)
 
 
@@ -80,9 +81,10 @@ class Network:
     """
 
     def __init__(self) -> None:
-        self._bridge = f"{_PREFIX}{os.getpid()}"
+        number = next(_numbers)
+        self._bridge = f"{_PREFIX}{os.getpid()}b{number}"
         # From the range that is set aside for tests of networks (RFC 2544).
-        self.subnet = f"198.18.{os.getpid() % _SUBNETS}"
+        self.subnet = f"198.18.{(os.getpid() + number) % _SUBNETS}"
         self.address = f"{self.subnet}.1"
 
     @property

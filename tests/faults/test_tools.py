@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,22 +53,16 @@ class Greeter:
         self._socket.close()
 
 
-@pytest.fixture
-def network() -> Iterator[Network]:
-    if reason := network_missing():
-        pytest.skip(reason)
-    with Network() as made:
-        yield made
-
-
 def heard(away: Namespace, address: str, greeter: Greeter) -> str:
     command = [*away.wrapper, sys.executable, "-c", CLIENT, address, str(greeter.port)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_a_namespace_reaches_the_servers_and_can_be_cut_off_from_each(network: Network) -> None:
+def test_a_namespace_reaches_the_servers_and_can_be_cut_off_from_each(
+    away: Namespace, network: Network
+) -> None:
     kafka, zookeeper = Greeter(network.address, "kafka"), Greeter(network.address, "zookeeper")
-    with Namespace(network) as away, Namespace(network) as other:
+    with Namespace(network) as other:
 
         def hears(one: Namespace = away) -> list[str]:
             return [heard(one, network.address, server) for server in (kafka, zookeeper)]

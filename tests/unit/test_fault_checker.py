@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
 from tests.faults.checker import Rules, Verdict, check
 from tests.faults.facts import UID, Acked, Found, Header, Step
+from tests.faults.history import Plan, steps
 
 RULES = Rules("delay", "dead", "outcomes", grace_ms=5_000)
 T0_MS = 1_800_000_000_000
@@ -178,6 +180,29 @@ def test_a_replaced_record_gives_way_to_its_successor() -> None:
 def test_a_cancel_that_is_delivered_itself_is_a_stranger() -> None:
     found = [*CAME, outcome(VICTIM, b"cancelled"), outcome(CANCEL, b"cancelled"), arrival(CANCEL)]
     assert wrong(found, VICTIM, CANCEL) == {"strangers": [b"cancel"]}
+
+
+def test_the_same_seed_writes_the_same_history() -> None:
+    plan = Plan(7, "delay", 4, ("one", "two"), per_s=100)
+    first, again = (list(islice(steps(plan), 2_000)) for _ in range(2))
+    assert first == again
+    assert first != list(islice(steps(replace(plan, seed=8)), 2_000))
+    assert {step.partition for step in first} == set(range(4))
+
+
+def test_a_canceller_follows_its_victim_in_the_same_partition() -> None:
+    plan = Plan(7, "delay", 4, ("one", "two"), per_s=100)
+    written: dict[bytes, Step] = {}
+    fates = set()
+    for step in islice(steps(plan), 2_000):
+        if step.against is not None:
+            victim = written[step.against]
+            assert (victim.partition, victim.name) == (step.partition, step.name)
+            assert victim.delay_ms == plan.victim_delay_ms
+            fates.add(step.delay_ms is None)
+        assert step.uid not in written
+        written[step.uid] = step
+    assert fates == {True, False}
 
 
 def test_lateness_is_ranked() -> None:

@@ -1,0 +1,305 @@
+"""A scenario's stage: nodes beside brokers, topics of its own, a load, a consumer, a verdict."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.faults.checker import Rules, Verdict, check
+from tests.faults.history import History, Plan
+from tests.faults.node import Node, Place
+from tests.faults.watch import Watch
+from tests.integration.bench import await_true
+
+SECRET: Final = "only-for-faults-0123456789"  # noqa: S105  # nothing else is signed with it
+START_S_MAX: Final = 60.0
+_TARGET_PARTITIONS: Final = 3
+_FLOWING: Final = 20
+_NO_PLACE: Final = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a scenario needs before its faults begin.
+
+    Args:
+        nodes: how many; one alone runs without ZooKeeper.
+        slices: partitions of the delay topic.
+        per_s: records written each second.
+        mode: ``delivery.mode``.
+        sets: settings of every node.
+        places: what is special about a node, by its number.
+        session_s: ZooKeeper session time-out of the nodes.
+        grace_ms: a cancel in such good time must win; longer than any outage of the scenario.
+        early_ms: how early a record may be, where clocks are set apart on purpose.
+        duplicates_max: copies too many that are allowed; none in exactly_once.
+        settle_s: how long after the last due time all must have come.
+    """
+
+    nodes: int = 3
+    slices: int = 4
+    per_s: int = 200
+    mode: str = "exactly_once"
+    sets: tuple[str, ...] = ()
+    places: Mapping[int, Place] = field(default_factory=dict)
+    session_s: int = 3
+    grace_ms: int = 15_000
+    victim_delay_ms: int = 20_000
+    early_ms: int = 0
+    duplicates_max: int = 0
+    settle_s: float = 60.0
+
+
+class Stage:
+    """Opened with all nodes serving and the load running; ``judge`` ends both and compares."""
+
+    def __init__(
+        self, cluster: EmbeddedCluster, folder: Path, script: Script, seed: int, name: str
+    ) -> None:
+        self.cluster = cluster
+        self.script = script
+        self.random = random.Random(f"{name}-{seed}")
+        self.run = uuid.uuid4().hex[:8]
+        self.root = f"/faults/{self.run}"
+        self.delay_topic = f"delay_topic_{self.run}"
+        self.targets = (f"to_{self.run}_one", f"to_{self.run}_two")
+        self.checkpoint = f"delay_checkpoint_{self.run}"
+        self.dead_letter = f"delay_dead_letter_{self.run}"
+        self.outcomes = f"delay_outcomes_{self.run}"
+        self.admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+        self._folder = folder
+        self.nodes = [self.make_node(number) for number in range(1, script.nodes + 1)]
+        self._extras: list[Node] = []
+        self._keeper: KazooClient | None = None
+        self._watch: Watch | None = None
+        plan = Plan(
+            seed,
+            self.delay_topic,
+            script.slices,
+            self.targets,
+            script.per_s,
+            script.victim_delay_ms,
+        )
+        self.history = History(cluster.bootstrap, plan)
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    def settings(self) -> list[str]:
+        """``--set`` arguments that all nodes share."""
+        several = (
+            f"zookeeper.hosts={self.cluster.zookeeper}",
+            f"zookeeper.root={self.root}",
+            f"zookeeper.session_timeout_s={self.script.session_s}",
+            "placement.leader_stable_s=2",
+        )
+        return [
+            f"kafka.bootstrap={self.cluster.bootstrap}",
+            f"kafka.transactional_id_prefix=tx-{self.run}",
+            f"topics.delay={self.delay_topic}",
+            "topics.discover=false",
+            f"topics.checkpoint={self.checkpoint}",
+            f"topics.dead_letter={self.dead_letter}",
+            f"topics.outcomes={self.outcomes}",
+            f"topics.partitions={self.script.slices}",
+            "topics.refresh_s=1",
+            f"targets.default.allow=to_{self.run}_*",
+            f"node.cluster_secret={SECRET}",
+            "node.workers=1",
+            "metrics.listen=127.0.0.1:0",
+            f"delivery.mode={self.script.mode}",
+            # Half of the delays are longer than the window, so rolls are always in flight.
+            "wheel.slots=60",
+            "delivery.roll_window_ms=4s",
+            *(several if self.script.nodes > 1 else ()),
+            *self.script.sets,
+        ]
+
+    def make_node(self, number: int, name: str = "") -> Node:
+        """A node that is not started. ``name`` tells it from another of the same number."""
+        place = self.script.places.get(number, _NO_PLACE)
+        return Node(number, self._folder, self.settings(), _NO_PLACE if name else place, name)
+
+    def add_node(self, number: int, name: str) -> Node:
+        """Start one more node with the id of another."""
+        node = self.make_node(number, name)
+        self._extras.append(node)
+        node.start_first()
+        return node
+
+    @property
+    def everyone(self) -> list[Node]:
+        """All nodes, those with another's id included."""
+        return [*self.nodes, *self._extras]
+
+    def owner(self, slice_no: int) -> Node | None:
+        """The node that delivers a slice, by its own word; the last one that took over."""
+        claims = [(node.serves().get(slice_no, ""), node) for node in self.everyone]
+        since, node = max(claims, key=lambda claim: claim[0])
+        return node if since else None
+
+    def any_owner(self) -> Node:
+        """A node that delivers something, chosen by the seed."""
+        owners = [node for node in self.nodes if node.serves()]
+        return self.random.choice(owners)
+
+    def is_served(self) -> bool:
+        """Whether every slice has an owner that runs."""
+        return all(self.owner(slice_no) for slice_no in range(self.script.slices))
+
+    def await_served(self, timeout_s: float = START_S_MAX) -> None:
+        """Until every slice has an owner that runs."""
+        await_true(self.is_served, "every slice has an owner", timeout_s)
+
+    def takeovers(self) -> int:
+        """How often a slice was taken over, by anybody."""
+        return sum(len(node.told("took_over")) for node in self.everyone)
+
+    # --- conditions ------------------------------------------------------------------------------
+
+    def await_true(self, condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+        """Until it holds; fails with ``what`` when it does not in time."""
+        await_true(condition, what, timeout_s)
+
+    def await_written(self, records: int) -> None:
+        """Until so many more records were acknowledged: so time passes under load."""
+        enough = len(self.history.acked) + records
+        await_true(
+            lambda: len(self.history.acked) >= enough, f"{records} more records were written", 120
+        )
+
+    def await_delivered(self, records: int) -> None:
+        """Until so many more records have come to the consumer."""
+        enough = len(self.watch.uids) + records
+        await_true(lambda: len(self.watch.uids) >= enough, f"{records} more records came", 120)
+
+    @property
+    def watch(self) -> Watch:
+        """The consumer."""
+        assert self._watch is not None, "the stage is not open"
+        return self._watch
+
+    # --- ZooKeeper -------------------------------------------------------------------------------
+
+    @property
+    def keeper(self) -> KazooClient:
+        """A client of ZooKeeper, for a look or a deed by hand."""
+        if self._keeper is None:
+            self._keeper = KazooClient(self.cluster.zookeeper, timeout=5)
+            self._keeper.start(timeout=30)
+        return self._keeper
+
+    def owner_path(self, slice_no: int) -> str:
+        """Where the owner of a slice is registered."""
+        return f"{self.root}/slices/{slice_no}/owner"
+
+    def registered_owner(self, slice_no: int) -> str | None:
+        """The id that ZooKeeper has for the owner of a slice."""
+        try:
+            data, _ = self.keeper.get(self.owner_path(slice_no))
+        except NoNodeError:
+            return None
+        found: dict[str, Any] = json.loads(data)
+        return str(found["node_id"])
+
+    # --- servers ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def broker_down(self, broker_id: int, *, kill: bool = False) -> Iterator[None]:
+        """A broker that is away meanwhile."""
+        self.cluster.stop_broker(broker_id, kill=kill)
+        try:
+            yield
+        finally:
+            self.cluster.start_broker(broker_id)
+
+    @contextmanager
+    def zookeeper_down(self, *, kill: bool = False) -> Iterator[None]:
+        """ZooKeeper is away meanwhile."""
+        self.cluster.stop_zookeeper(kill=kill)
+        try:
+            yield
+        finally:
+            self.cluster.start_zookeeper()
+
+    # --- begin and end ---------------------------------------------------------------------------
+
+    def open(self) -> Self:
+        """Make the targets, start the nodes, and begin to write and to read."""
+        config = {"message.timestamp.type": "LogAppendTime"}
+        fresh = [NewTopic(name, _TARGET_PARTITIONS, 3, config=config) for name in self.targets]
+        for made in self.admin.create_topics(fresh, operation_timeout=30).values():
+            made.result(30)
+        for node in self.nodes:
+            node.start_first()
+        self.await_served()
+        topics = (*self.targets, self.dead_letter, self.outcomes)
+        self._watch = Watch(self.cluster.bootstrap, topics)
+        self._watch.start()
+        self.history.start()
+        # A fault that meets a cold start would say little about a service at work.
+        self.await_delivered(_FLOWING)
+        return self
+
+    def judge(self) -> Verdict:
+        """End the load, await what is still to come, stop the nodes, and compare."""
+        self.history.finish()
+        expected = self._expected()
+        last_due_ms = max((one.due_ms for one in self.history.acked), default=0)
+        left_s = max(last_due_ms / 1_000 - time.time(), 0.0) + self.script.settle_s
+        # Who is late beyond all patience is lost, and the checker says which.
+        with suppress(AssertionError):
+            await_true(lambda: expected <= self.watch.uids, "all came", left_s)
+            # A record that came though cancelled comes at its due time, not before.
+            await_true(lambda: time.time_ns() // 1_000_000 > last_due_ms, "all is due", left_s)
+        for node in self.everyone:
+            if node.running:
+                node.stop()
+        self.watch.read_to_end()
+        rules = Rules(
+            self.delay_topic,
+            self.dead_letter,
+            self.outcomes,
+            self.script.grace_ms,
+            self.script.early_ms,
+        )
+        return check(self.history.acked, self.watch.found, rules)
+
+    def _expected(self) -> set[bytes]:
+        """Records that are delivered for certain."""
+        stopped = {one.step.against for one in self.history.acked}
+        return {
+            one.step.uid
+            for one in self.history.acked
+            if one.step.delay_ms is not None and one.step.uid not in stopped
+        }
+
+    def abandon(self) -> None:
+        """Leave nothing running, whatever happened."""
+        self.history.abandon()
+        for node in self.everyone:
+            node.kill()
+        if self._watch is not None:
+            self._watch.close()
+        if self._keeper is not None:
+            self._keeper.stop()
+            self._keeper.close()
+        self._delete_topics()
+
+    def _delete_topics(self) -> None:
+        """Topics of a scenario that is over would only burden the next one."""
+        names = [name for name in self.admin.list_topics(timeout=30).topics if self.run in name]
+        if names:
+            self.admin.delete_topics(names)

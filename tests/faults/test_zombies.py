@@ -1,0 +1,75 @@
+"""A node stands still in the middle of a transaction, is replaced, and wakes up."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.conftest import Scenario
+from tests.faults.node import LET_GO, Node, Place
+from tests.faults.stage import Script, Stage
+
+pytestmark = pytest.mark.fault
+
+NTH = 40
+"""Late enough that the load flows: each of four slices has passed the point some ten times."""
+POINTS = ("before_produce", "flushed", "before_commit", "after_commit")
+
+
+def others_serve(stage: Stage, zombie: Node) -> bool:
+    owners = [stage.owner(slice_no) for slice_no in range(stage.script.slices)]
+    return all(owner is not None and owner is not zombie for owner in owners)
+
+
+def replaced_and_woken(stage: Stage, zombie: Node) -> None:
+    """Freeze all of a node until others have its slices and have worked, and wake it."""
+    had = zombie.serves()
+    lost = len(zombie.told(*LET_GO))
+    zombie.freeze()
+    stage.await_true(lambda: others_serve(stage, zombie), "others have taken over")
+    stage.await_delivered(100)
+    zombie.thaw()
+    if had:
+        stage.await_true(lambda: len(zombie.told(*LET_GO)) > lost, "the zombie has stepped down")
+    stage.await_served()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_worker_that_stood_still_at_a_point_is_fenced(scenario: Scenario, point: str) -> None:
+    place = Place(fault=f"{point}:stop:{NTH}")
+    with scenario.play(Script(places={1: place}), nodes_min=2) as stage:
+        zombie = stage.nodes[0]
+        stage.await_true(zombie.has_stopped_itself, f"a worker stands still at {point}")
+        replaced_and_woken(stage, zombie)
+        stage.await_delivered(300)
+
+
+def test_owners_are_frozen_and_woken_in_a_loop(scenario: Scenario) -> None:
+    with scenario.play(Script(), nodes_min=2) as stage:
+        for _ in range(4):
+            stage.await_written(stage.random.randrange(50, 400))
+            replaced_and_woken(stage, stage.any_owner())
+
+
+def test_a_freeze_shorter_than_the_session_changes_nothing(scenario: Scenario) -> None:
+    with scenario.play(Script(session_s=6)) as stage:
+        stage.await_written(200)
+        before = stage.takeovers()
+        for _ in range(3):
+            frozen = stage.any_owner()
+            frozen.freeze()
+            stage.await_written(stage.script.per_s)
+            frozen.thaw()
+            stage.await_delivered(200)
+        assert stage.takeovers() == before
+
+
+def test_all_nodes_are_frozen_past_their_session_and_woken(scenario: Scenario) -> None:
+    with scenario.play(Script()) as stage:
+        stage.await_written(300)
+        for node in stage.nodes:
+            node.freeze()
+        stage.await_written(2 * stage.script.session_s * stage.script.per_s)
+        for node in stage.nodes:
+            node.thaw()
+        stage.await_delivered(500)
+        stage.await_served()
