@@ -117,6 +117,10 @@ class SliceMetrics(msgspec.Struct):
     """``starting``, ``replica``, ``taking_over``, ``owner`` or ``stopped``."""
     alarm: str = ""
     """What stops or endangers delivery, one sentence for people; empty while all is well."""
+    epoch: int = 0
+    """Of this node's ownership; 0 while another node owns the slice."""
+    lag_s: float = -1.0
+    """How far the copy is behind the owner's, seconds; negative while nobody knows."""
     clock_frozen: bool = False
     """Whether the clock guard holds K still."""
     pending: int = 0

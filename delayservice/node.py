@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import secrets
 import signal
+import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ def run(settings: Settings) -> int:
     _log.info("starting", pid=os.getpid(), standalone=settings.standalone)
     lock = _lock_state_dir(settings)
     secret = cluster_secret(settings)
+    instance = node_instance(settings)
     if not _prepare_topics(settings, stopping):
         return 0
     hub = MetricsHub(settings)
@@ -56,7 +58,7 @@ def run(settings: Settings) -> int:
     if listening:
         _log.info("metrics_served", url=listening)
     try:
-        return Supervisor(settings, secret, hub).run(stopping)
+        return Supervisor(settings, secret, instance, hub).run(stopping)
     finally:
         hub.close()
         lock.close()
@@ -121,7 +123,7 @@ def cluster_secret(settings: Settings) -> bytes:
     path = settings.node.state_dir / "cluster_secret"
     try:
         if not path.exists():
-            _write_secret(path)
+            _write_new(path, secrets.token_hex(32))
             _log.warning(
                 "secret_made",
                 file=str(path),
@@ -133,10 +135,26 @@ def cluster_secret(settings: Settings) -> bytes:
         raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
 
 
-def _write_secret(path: Path) -> None:
+def node_instance(settings: Settings) -> str:
+    """What tells this node from another one that was given the same name: made once for its state
+    folder, which one node at a time can have; a copy of the folder elsewhere is another node.
+
+    Raises:
+        SettingsError: the state folder can't be written.
+    """
+    path = settings.node.state_dir / "instance"
+    try:
+        if not path.exists():
+            _write_new(path, secrets.token_hex(8))
+        return f"{path.read_text(encoding='ascii')}@{socket.gethostname()}"
+    except OSError as exc:
+        raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
+
+
+def _write_new(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_hex(32).encode())
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
 
@@ -152,8 +170,9 @@ class _Child:
 class Supervisor:
     """Keeps the workers alive."""
 
-    def __init__(self, settings: Settings, secret: bytes, hub: MetricsHub) -> None:
+    def __init__(self, settings: Settings, secret: bytes, instance: str, hub: MetricsHub) -> None:
         self._settings = settings
+        self._instance = instance
         self._secret = secret
         self._hub = hub
         self._context = multiprocessing.get_context("spawn")
@@ -174,7 +193,7 @@ class Supervisor:
         mine, its = self._context.Pipe()
         process = self._context.Process(
             target=run_worker,
-            args=(self._settings, self._secret, index, its),
+            args=(self._settings, self._secret, self._instance, index, its),
             name=f"delayservice-worker-{index}",
         )
         process.start()

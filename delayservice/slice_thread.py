@@ -11,15 +11,19 @@ import structlog
 from connectors.kafka.topics import DelayTopic
 from delayservice.clock import Clock, ClockGuard
 from delayservice.core.outcome import OUTCOME_NAMES, Tally
+from delayservice.core.role import Role
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import ReadBack
 from delayservice.lanes.slice_loop import SliceLoop
 from delayservice.metrics import SliceMetrics
-from ha.ownership import Ownership
+from ha.ownership import Ownership, Standing
 
 SAMPLE_S = 1.0
 NOT_COMPARED = "the wall clock has not been compared with the broker's yet"
+CATCHING_UP_S = 5.0
+CATCHING_UP_SAMPLE_S = 0.1
+"""A copy that is this far behind is looked at more often: somebody may be waiting for it."""
 RETRY_S = 1.0
 """Wait after an error of the cluster before the slice is tried again."""
 
@@ -35,9 +39,29 @@ class ThreadGate:
         self._guard = ClockGuard(tolerance_ms)
         self._is_compared = False
 
-    def may_own(self, slice_no: int) -> bool:
-        """Whether this node is to settle the slice now."""
-        return self._ownership.may_own(slice_no)
+    def role(self, slice_no: int) -> Role:
+        """What this node may do with the slice now."""
+        return self._ownership.role(slice_no)
+
+    def confirm(self, slice_no: int) -> bool:
+        """Whether it is the owner beyond doubt."""
+        return self._ownership.confirm(slice_no)
+
+    def epoch(self, slice_no: int) -> int:
+        """The least number of this ownership."""
+        return self._ownership.epoch(slice_no)
+
+    def settling(self, slice_no: int, *, is_settling: bool) -> None:
+        """The slice has been taken over, or its last transaction is over."""
+        self._ownership.settling(slice_no, is_settling=is_settling)
+
+    def gave_up(self, slice_no: int, why: str) -> None:
+        """The slice can't be served here now."""
+        self._ownership.gave_up(slice_no, why)
+
+    def standing(self, slice_no: int, standing: Standing) -> None:
+        """How far the copy is."""
+        self._ownership.standing(slice_no, standing)
 
     def frozen(self) -> str | None:
         """Why the wall clock is not believed, or None. A clock that was wrong already when the
@@ -112,6 +136,7 @@ class SliceThread:
         self._gate = gate
         self._clock = clock
         self._sampled_s = float("-inf")
+        self._lag_s = float("inf")
         self._trouble = ""
         self._make_lane = make_lane
         self._close_edges = close_edges
@@ -161,6 +186,7 @@ class SliceThread:
             _log.warning("slice_interrupted", slice=self.loop.slice_no, why=str(exc))
             self._trouble = str(exc)
             self.loop.release()
+            self._gate.gave_up(self.loop.slice_no, str(exc))
             self._stopping.wait(RETRY_S)
         self._sample_when_time()
 
@@ -180,9 +206,19 @@ class SliceThread:
 
     def _sample_when_time(self) -> None:
         now_s = self._clock.monotonic_s()
-        if now_s - self._sampled_s >= SAMPLE_S:
-            self._sampled_s = now_s
-            self._sample()
+        every_s = SAMPLE_S if self._lag_s < CATCHING_UP_S else CATCHING_UP_SAMPLE_S
+        if now_s - self._sampled_s < every_s:
+            return
+        self._sampled_s = now_s
+        self._take_standing()
+        self._sample()
+
+    def _take_standing(self) -> None:
+        try:
+            self._lag_s = self.loop.lag_s()
+        except KafkaEdgeError as exc:
+            _log.debug("lag_not_known", slice=self.loop.slice_no, why=str(exc))
+        self._gate.standing(self.loop.slice_no, Standing(self.loop.stored, self._lag_s))
 
     def _sample(self) -> None:
         """Publish a copy, so that the worker never reads what this thread writes."""
@@ -192,6 +228,8 @@ class SliceThread:
         stats = [lane.store.stats() for lane in lanes]
         doubt = self._gate.frozen()
         metrics.state = "owner" if loop.owner else "replica"
+        metrics.epoch = loop.epoch if loop.owner else 0
+        metrics.lag_s = self._lag_s if self._lag_s < float("inf") else -1.0
         # A store prunes in lumps, so it may count settled records; with nothing due, none waits.
         metrics.pending = sum(s.pending for s, at in zip(stats, due, strict=True) if at is not None)
         metrics.store_bytes = sum(s.bytes for s in stats)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+from pathlib import Path
 
 from delayservice.settings import Settings
 from delayservice.store.base import Store
@@ -21,11 +23,24 @@ def make_store(settings: Settings, topic_id: str, partition: int) -> Store:
     kind = settings.node.store
     if kind == "memory":
         return MemoryStore()
-    name = hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
-    folder = settings.node.state_dir / kind / name / str(partition)
+    folder = _folder(settings, topic_id, partition)
     if kind == "rocksdb":
         return RocksStore(folder, _rocks_options(settings))
     return WheelStore(folder, _wheel_options(settings))
+
+
+def remove_store(settings: Settings, topic_id: str, partition: int) -> None:
+    """Remove a shard's store from the disk; it is closed, and the log holds all of it."""
+    if settings.node.store == "memory":
+        return
+    folder = _folder(settings, topic_id, partition)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _folder(settings: Settings, topic_id: str, partition: int) -> Path:
+    name = hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
+    return settings.node.state_dir / settings.node.store / name / str(partition)
 
 
 def _wheel_options(settings: Settings) -> WheelOptions:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import structlog
 
 from connectors.kafka.checkpoint import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
+from connectors.kafka.reach import KafkaReach
 from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.topics import DelayTopic, TargetTopics, TopicKeeper
@@ -27,23 +29,30 @@ from delayservice.core.settle import Routes
 from delayservice.errors import KafkaEdgeError
 from delayservice.garbage import GarbageCollector
 from delayservice.lanes.lane import Lane
-from delayservice.lanes.slice_loop import Limits, SliceLoop
+from delayservice.lanes.slice_loop import REPLICA_WAIT_MS, Limits, SliceLoop
 from delayservice.metrics import SliceMetrics, encode_snapshot
 from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
 from delayservice.slice_thread import MetricsObserver, SliceThread, ThreadGate
-from delayservice.stores import make_store
+from delayservice.stores import make_store, remove_store
+from ha.elected import ElectedOwnership
+from ha.leaders import StableLeaders
+from ha.notes import NodeNote
 from ha.ownership import Ownership, Standalone
+from ha.placement import SliceFacts
 
 TURN_S = 1.0
 STOP_TIMEOUT_S = 20.0
+RETIRE_TIMEOUT_S = 5.0
 EXIT_FAILED = 70
 EXIT_ORPHANED = 71
 
 _log = structlog.get_logger(__name__)
 
 
-def run_worker(settings: Settings, secret: bytes, index: int, pipe: Connection) -> None:
+def run_worker(
+    settings: Settings, secret: bytes, instance: str, index: int, pipe: Connection
+) -> None:
     """Be worker ``index``: the entry of the process.
 
     Ends with status 0 after SIGTERM, with another one when a slice failed.
@@ -53,7 +62,7 @@ def run_worker(settings: Settings, secret: bytes, index: int, pipe: Connection) 
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
-    worker = Worker(settings, secret, index, Standalone())
+    worker = Worker(settings, secret, index, make_ownership(settings, instance, index))
     _end_with_supervisor(pipe)
     try:
         failed = worker.run(stopping, pipe.send_bytes)
@@ -75,6 +84,29 @@ def _end_with_supervisor(pipe: Connection) -> None:
         os._exit(EXIT_ORPHANED)
 
     threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+
+
+def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
+    """How worker ``index`` learns what it owns, working already.
+
+    Args:
+        settings: without ``zookeeper.hosts`` there is nobody else.
+        instance: tells this node from another one of the same name.
+        index: of the worker.
+    """
+    node = settings.node
+    if settings.standalone:
+        return Standalone(index, node.workers)
+    me = NodeNote(
+        node.node_id, instance, node.workers, node.broker_id, node.rack, socket.gethostname()
+    )
+    alert_s = 1.5 * REPLICA_WAIT_MS / 1000
+    clock = SystemClock()
+    elected = ElectedOwnership(
+        settings.zookeeper, settings.placement, me, index, clock.boot_s, alert_s
+    )
+    elected.start()
+    return elected
 
 
 class Worker:
@@ -104,6 +136,8 @@ class Worker:
         )
         self._slices: dict[int, SliceThread] = {}
         self._slices_there = range(0)
+        self._leaders = StableLeaders(settings.placement.leader_stable_s)
+        self._reach = KafkaReach(self._admin, settings.topics.checkpoint)
         self._explained: dict[str, tuple[str, ...]] = {}
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
@@ -116,6 +150,7 @@ class Worker:
                 self._refresh()
             if self._has_failed:
                 break
+            self._ownership.fit(is_fit=self._reach.check())
             self._publish(publish)
             garbage.collect_when_time()
             stopping.wait(TURN_S)
@@ -134,6 +169,7 @@ class Worker:
         ]
 
     def _stop(self) -> bool:
+        self._ownership.close()
         for thread in self._slices.values():
             thread.stop()
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
@@ -148,8 +184,10 @@ class Worker:
 
     @property
     def _has_failed(self) -> bool:
-        return self._checkpoints.has_failed or any(
-            thread.failure is not None for thread in self._slices.values()
+        return (
+            self._checkpoints.has_failed
+            or self._ownership.has_failed
+            or any(thread.failure is not None for thread in self._slices.values())
         )
 
     # --- topics and slices ---------------------------------------------------------------------
@@ -166,16 +204,48 @@ class Worker:
             return
         self._explain(found)
         self._slices_there = range(slices)
-        mine = range(self._index, slices, self._settings.node.workers)
-        for slice_no in sorted({*mine, *self._slices}):
-            topics = {topic.name: topic for topic in fit if topic.partitions > slice_no}
-            thread = self._slices.get(slice_no)
-            if thread is None:
-                thread = self._slices[slice_no] = self._make_slice(slice_no)
-                thread.serve(topics)
-                thread.start()
-            else:
-                thread.serve(topics)
+        kept = self._ownership.serve(self._facts(fit))
+        for slice_no in sorted(self._slices.keys() - kept):
+            self._retire(slice_no, found)
+        for slice_no in sorted(kept):
+            self._serve(slice_no, fit)
+
+    def _facts(self, fit: list[DelayTopic]) -> list[SliceFacts]:
+        """What decides where slices go: the first delay topic of the settings that has such a
+        partition speaks for the slice.
+        """
+        order = {name: number for number, name in enumerate(self._settings.topics.delay)}
+        topics = sorted(fit, key=lambda topic: (order.get(topic.name, len(order)), topic.name))
+        now_s = self._clock.monotonic_s()
+        facts = []
+        for slice_no in self._slices_there:
+            leader, replicas = next(t.brokers[slice_no] for t in topics if t.partitions > slice_no)
+            facts.append(self._leaders.settle(SliceFacts(slice_no, leader, replicas), now_s))
+        return facts
+
+    def _serve(self, slice_no: int, fit: list[DelayTopic]) -> None:
+        topics = {topic.name: topic for topic in fit if topic.partitions > slice_no}
+        thread = self._slices.get(slice_no)
+        if thread is not None:
+            thread.serve(topics)
+            return
+        thread = self._slices[slice_no] = self._make_slice(slice_no)
+        thread.serve(topics)
+        thread.start()
+
+    def _retire(self, slice_no: int, found: list[DelayTopic]) -> None:
+        """Keep no copy of a slice any more: other nodes do. Unless its thread hangs, its stores
+        go; whoever keeps it again begins with the log.
+        """
+        thread = self._slices[slice_no]
+        thread.stop()
+        if not thread.join(RETIRE_TIMEOUT_S):
+            _log.warning("slice_did_not_stop", slice=slice_no, waited_s=RETIRE_TIMEOUT_S)
+            return
+        del self._slices[slice_no]
+        for topic in found:
+            remove_store(self._settings, topic.topic_id, slice_no)
+        _log.info("slice_retired", slice=slice_no)
 
     def _explain(self, found: list[DelayTopic]) -> None:
         names = {topic.name for topic in found}

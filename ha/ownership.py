@@ -1,22 +1,96 @@
-"""Who settles a slice. The rest of the service asks one question and never how it was answered."""
+"""Who settles a slice. The rest of the service asks, and never how it was answered."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, Protocol
+
+from delayservice.core.role import Role
+from ha.placement import SliceFacts
+
+
+class Standing(NamedTuple):
+    """How far a node's copy of a slice is: ``stored`` by delay topic is S, ``lag_s`` how long ago
+    the owner was where this copy is now (infinite: nobody knows).
+    """
+
+    stored: Mapping[str, int]
+    lag_s: float
 
 
 class Ownership(Protocol):
-    """Answers for every slice of this node, at any time, from any thread."""
+    """Answers for every slice of a worker, at any time, from any thread."""
 
-    def may_own(self, slice_no: int) -> bool:
-        """Whether this node is to settle the slice now. Kafka's fencing decides in the end: a wrong
-        yes costs a take-over, never a duplicate.
-        """
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended with an error: the worker has to end as well."""
+
+    def role(self, slice_no: int) -> Role:
+        """What this worker may do with the slice; costs nothing to ask."""
+
+    def confirm(self, slice_no: int) -> bool:
+        """Whether it is the owner beyond doubt: asks the ensemble. Before and after fencing."""
+
+    def epoch(self, slice_no: int) -> int:
+        """The number of this ownership, higher than that of every owner before."""
+
+    def settling(self, slice_no: int, *, is_settling: bool) -> None:
+        """The slice's loop has begun to settle, or has stopped: its transaction is over."""
+
+    def gave_up(self, slice_no: int, why: str) -> None:
+        """The slice can't be served here now: another node may have more luck."""
+
+    def standing(self, slice_no: int, standing: Standing) -> None:
+        """How far this node's copy is; told about once a second."""
+
+    def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
+        """These slices exist. Which of them this worker is to keep a copy of."""
+
+    def fit(self, *, is_fit: bool) -> None:
+        """Whether this node reaches Kafka: one that does not owns nothing."""
+
+    def close(self) -> None:
+        """Hand over what can be handed over, and leave."""
 
 
 class Standalone:
     """One node owns every slice; no ZooKeeper."""
 
-    def may_own(self, slice_no: int) -> bool:  # noqa: ARG002  # the answer is the same for all
+    has_failed = False
+
+    def __init__(self, worker: int, workers: int) -> None:
+        self._worker = worker
+        self._workers = workers
+
+    def role(self, slice_no: int) -> Role:  # noqa: ARG002  # the answer is the same for all
+        """Owner."""
+        return Role.OWNER
+
+    def confirm(self, slice_no: int) -> bool:  # noqa: ARG002
         """Yes."""
         return True
+
+    def epoch(self, slice_no: int) -> int:  # noqa: ARG002
+        """Whatever the checkpoint says, and one more."""
+        return 0
+
+    def settling(self, slice_no: int, *, is_settling: bool) -> None:
+        """Nobody waits for it."""
+
+    def gave_up(self, slice_no: int, why: str) -> None:
+        """There is nobody else."""
+
+    def standing(self, slice_no: int, standing: Standing) -> None:
+        """Nobody compares."""
+
+    def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
+        """This worker's share."""
+        return frozenset(
+            facts.slice_no for facts in slices if facts.slice_no % self._workers == self._worker
+        )
+
+    def fit(self, *, is_fit: bool) -> None:
+        """There is nobody else."""
+
+    def close(self) -> None:
+        """Nothing to leave."""

@@ -61,6 +61,14 @@ class KafkaCheckpoints:
         bounds = log_bounds(self._admin, self._topic, slice_no, committed)
         return self._look_back(slice_no, *bounds)
 
+    def is_new(self, slice_no: int) -> bool:
+        """Whether nothing was ever written for the slice.
+
+        Raises:
+            KafkaEdgeError: the topic can't be asked.
+        """
+        return log_bounds(self._admin, self._topic, slice_no).end == 0
+
     def _look_back(self, slice_no: int, start: int, end: int) -> bytes | None:
         look = _FIRST_LOOK
         while True:

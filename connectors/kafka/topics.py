@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
@@ -20,6 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     NewPartitions,
     NewTopic,
     ResourceType,
+    TopicMetadata,
 )
 
 from connectors.kafka.errors import answer_of, error_of
@@ -36,6 +37,10 @@ LETTER_EXTRA_BYTES: Final = 8 * 1024
 _log = structlog.get_logger(__name__)
 
 
+Brokers: TypeAlias = tuple[tuple[int | None, tuple[int, ...]], ...]
+"""Of each partition in order: its leader, None when it has none now, and who holds copies."""
+
+
 @dataclass(frozen=True, slots=True)
 class DelayTopic:
     """A delay topic as the cluster has it now.
@@ -47,6 +52,7 @@ class DelayTopic:
     topic_id: str
     partitions: int
     problems: tuple[str, ...]
+    brokers: Brokers = ()
 
 
 class TargetTopics:
@@ -137,7 +143,8 @@ class TopicKeeper:
         """
         topics = self._settings.topics
         existing = self._list()
-        slices = max([topics.partitions, *(existing.get(name, 0) for name in topics.delay)])
+        there = [len(existing[name]) for name in topics.delay if name in existing]
+        slices = max([topics.partitions, *there])
         wanted = {
             topics.checkpoint: (slices, _CHECKPOINT_CONFIG),
             topics.dead_letter: (1, _LETTER_CONFIG),
@@ -180,13 +187,16 @@ class TopicKeeper:
     def grow_checkpoint(self, slices: int) -> None:
         """One checkpoint partition per slice, also after partitions were added to a delay topic."""
         name = self._settings.topics.checkpoint
-        if self._list().get(name, slices) >= slices:
+        found = self._list().get(name)
+        if found is None or len(found) >= slices:
             return
         for future in self._admin.create_partitions([NewPartitions(name, slices)]).values():
             try:
                 answer_of(future, REQUEST_TIMEOUT_S)
                 _log.info("checkpoint_grown", topic=name, partitions=slices)
             except KafkaException as exc:
+                if error_of(exc).code() == KafkaError.INVALID_PARTITIONS:
+                    continue  # another worker or node was faster
                 raise KafkaEdgeError(f"{name} can't grow to {slices} partitions: {exc}") from exc
 
     # --- find and judge ------------------------------------------------------------------------
@@ -213,7 +223,7 @@ class TopicKeeper:
             problems = (
                 (_UNREADABLE,) if config is None else tuple(self._problems(config, letter_bytes))
             )
-            found.append(DelayTopic(name, topic_id, existing[name], problems))
+            found.append(DelayTopic(name, topic_id, len(existing[name]), problems, existing[name]))
         return found
 
     def _problems(self, config: Mapping[str, str], letter_bytes: int) -> Iterable[str]:
@@ -266,12 +276,19 @@ class TopicKeeper:
             configs[resource.name] = {name: entry.value or "" for name, entry in entries.items()}
         return configs
 
-    def _list(self) -> dict[str, int]:
+    def _list(self) -> dict[str, Brokers]:
         try:
             found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
         except KafkaException as exc:
             raise KafkaEdgeError(f"the cluster's topics can't be listed: {exc}") from exc
-        return {n: len(t.partitions) for n, t in found.topics.items() if t.error is None}
+        return {n: _brokers(t) for n, t in found.topics.items() if t.error is None}
+
+
+def _brokers(topic: TopicMetadata) -> Brokers:
+    partitions = [topic.partitions[number] for number in sorted(topic.partitions)]
+    return tuple(
+        (None if p.leader < 0 else p.leader, tuple(sorted(p.replicas))) for p in partitions
+    )
 
 
 _LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}

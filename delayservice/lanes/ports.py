@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from delayservice.core.entry import Row
 from delayservice.core.outcome import Output, Tally, Target
+from delayservice.core.role import Role
 
 
 class Run(NamedTuple):
@@ -133,6 +134,9 @@ class Checkpoints(Protocol):
         old owner may have left a transaction open: to wait for its end would take its time-out.
         """
 
+    def is_new(self, slice_no: int) -> bool:
+        """Whether nobody has ever committed anything for the slice."""
+
     def read_back(self, slice_no: int) -> ReadBack | None:
         """The newest checkpoint that was read back in passing, for pruning; may lag. The same
         object until a newer one comes.
@@ -150,10 +154,19 @@ class Clock(Protocol):
 
 
 class Gate(Protocol):
-    """Whether this node may settle. Asked before every transaction."""
+    """Whether this node may settle. Asked before every transaction; told what came of it."""
 
-    def may_own(self, slice_no: int) -> bool:
-        """Whether this node is to be the slice's owner now."""
+    def role(self, slice_no: int) -> Role:
+        """What this node may do with the slice now."""
+
+    def confirm(self, slice_no: int) -> bool:
+        """Whether it is the owner beyond doubt; takes a round trip. Before and after fencing."""
+
+    def epoch(self, slice_no: int) -> int:
+        """The least number of this ownership."""
+
+    def settling(self, slice_no: int, *, is_settling: bool) -> None:
+        """The slice has been taken over, or its last transaction is over."""
 
     def frozen(self) -> str | None:
         """Why the clock can't be trusted now, or None: nothing is settled meanwhile."""

@@ -22,8 +22,10 @@ from delayservice.core.checkpoint import (
 )
 from delayservice.core.contract import Contract
 from delayservice.core.cursor import Cursor
+from delayservice.core.lag import Lag
 from delayservice.core.outcome import Output, Tally
 from delayservice.core.pacing import Pacer
+from delayservice.core.role import Role
 from delayservice.core.settle import Routes
 from delayservice.errors import (
     LogMovedError,
@@ -43,9 +45,11 @@ from delayservice.lanes.ports import (
 )
 from delayservice.lanes.take_over import check_secret, read_checkpoint, take_over_lane
 
+REPLICA_WAIT_MS = 250
 _ASK_THE_TIME_S = 1.0
 _RECHECK_BLOCKED_S = 0.25
 _NOT_SETTLING_WAIT_MS = 50.0
+_HEIR_WAIT_MS = 5.0
 _LEAST_WAIT_MS = 0.5
 
 _log = structlog.get_logger(__name__)
@@ -75,6 +79,8 @@ class Limits:
     reading a little again; unless storing would have to wait for it."""
     idle_wait_ms: int = 500
     """Longest wait for records when nothing is due: how fast the loop notices everything else."""
+    replica_wait_ms: int = REPLICA_WAIT_MS
+    """The same for a replica: how fast it notices that it has become the owner."""
 
 
 class SliceLoop:
@@ -112,12 +118,15 @@ class SliceLoop:
         self._limits = limits
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         self._last_read_back: ReadBack | None = None
+        self._is_new: bool | None = None
         self._last_committed = b""
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._last_commit_s = float("-inf")
         self._rechecked_s = float("-inf")
         self._synced_s = clock.monotonic_s()
         self._uncommitted = Tally()
+        self._role = Role.REPLICA
+        self._lag = Lag()
 
     # --- one turn ------------------------------------------------------------------------------
 
@@ -131,11 +140,8 @@ class SliceLoop:
         try:
             self._claim_or_release()
             self._poll(wait_ms_max)
-            if self.owner and self._gate.frozen() is None:
-                self._settle()
-                self._commit_when_time()
-            elif self.owner:
-                self._ask_the_time()
+            if self.owner:
+                self._serve()
         except OwnershipLostError as lost:
             _log.warning("ownership_lost", slice=self.slice_no, why=str(lost))
             self.release()
@@ -143,11 +149,20 @@ class SliceLoop:
         self._sync_when_time()
 
     def _claim_or_release(self) -> None:
-        wanted = self._gate.may_own(self.slice_no)
-        if wanted and not self.owner and self.lanes:
-            self._take_over()
-        elif self.owner and not wanted:
+        self._role = self._gate.role(self.slice_no)
+        if self.owner and not self._role.keeps_owning:
             self.hand_over()
+        elif self._role is Role.OWNER and not self.owner and self.lanes:
+            self._take_over()
+
+    def _serve(self) -> None:
+        """Settle and commit; while the ensemble is out of sight, only finish what has begun."""
+        if self._gate.frozen() is not None:
+            self._ask_the_time()
+            return
+        if self._role is Role.OWNER:
+            self._settle()
+        self._commit_when_time()
 
     def _poll(self, wait_ms_max: int | None) -> None:
         wait_ms = self._wait_ms() if wait_ms_max is None else wait_ms_max
@@ -182,7 +197,11 @@ class SliceLoop:
     def _wait_ms(self) -> float:
         """How long nothing is to be done unless a record comes."""
         wait_ms = float(self._limits.idle_wait_ms)
-        if not self.owner or self._gate.frozen() is not None:
+        if self._role is Role.HEIR:
+            return _HEIR_WAIT_MS
+        if self._role is Role.REPLICA:
+            return min(wait_ms, self._limits.replica_wait_ms)
+        if not self.owner or self._role is Role.PAUSED or self._gate.frozen() is not None:
             return min(wait_ms, _NOT_SETTLING_WAIT_MS)
         wait_ms = min(wait_ms, self._due_in_ms())
         if self._is_staged:
@@ -344,13 +363,16 @@ class SliceLoop:
     def _take_over(self) -> None:
         """Rule 7 in the order of design section 6: fence, ask again, read the checkpoint."""
         check_secret(self._checkpoints, self.slice_no, self._secret)
+        if not self._gate.confirm(self.slice_no):
+            return
         self._sink.init()
-        if not self._gate.may_own(self.slice_no):
+        if not self._gate.confirm(self.slice_no):
             self._sink.discard()
             return
         faults.point("take_over")
         checkpoint = self._read_checkpoint()
-        self.epoch = 1 + (checkpoint.epoch if checkpoint else 0)
+        last_epoch = checkpoint.epoch if checkpoint else 0
+        self.epoch = max(self._gate.epoch(self.slice_no), 1 + last_epoch)
         # What is not served here keeps its cursor, or its next owner would deliver it all again.
         self._unserved = dict(checkpoint.shards) if checkpoint else {}
         for lane in self.lanes.values():
@@ -360,9 +382,11 @@ class SliceLoop:
             raise OwnershipLostError(
                 f"slice {self.slice_no}: the first checkpoint was not committed"
             )
+        self._gate.settling(self.slice_no, is_settling=True)
         _log.info(
             "took_over",
             slice=self.slice_no,
+            epoch=self.epoch,
             shards={t: lane.shard.committed for t, lane in self.lanes.items()},
         )
 
@@ -381,6 +405,7 @@ class SliceLoop:
         try:
             if self._is_staged:
                 self._commit()
+            _log.info("handed_over", slice=self.slice_no, epoch=self.epoch)
         except OwnershipLostError as lost:
             _log.warning("ownership_lost", slice=self.slice_no, why=str(lost))
         self.release()
@@ -392,6 +417,7 @@ class SliceLoop:
         self.owner = False
         for lane in self.lanes.values():
             lane.step_down()
+        self._gate.settling(self.slice_no, is_settling=False)
 
     # --- prune ---------------------------------------------------------------------------------
 
@@ -406,7 +432,9 @@ class SliceLoop:
         if read_back.data == self._last_committed:
             self._gate.heard_broker(read_back.broker_ms, read_back, self._last_commit_s)
         faults.point("before_prune")
-        for topic, known in decode_checkpoint(read_back.data).shards.items():
+        shards = decode_checkpoint(read_back.data).shards
+        self._lag.heard({t: known.cursor.offset for t, known in shards.items()}, self._now_s)
+        for topic, known in shards.items():
             lane = self.lanes.get(topic)
             if lane is None or lane.topic_id != known.topic_id:
                 continue
@@ -415,6 +443,31 @@ class SliceLoop:
                 lane.adopt(known.contracts)
                 lane.follow(known.cursor)
         faults.point("after_prune")
+
+    @property
+    def _now_s(self) -> float:
+        return self._clock.monotonic_s()
+
+    @property
+    def stored(self) -> dict[str, int]:
+        """S of each shard, by delay topic."""
+        return {topic: lane.shard.stored for topic, lane in self.lanes.items()}
+
+    def lag_s(self) -> float:
+        """How far this node's copy is behind the owner's, seconds; infinite while nobody knows.
+
+        Raises:
+            KafkaEdgeError: the checkpoint topic can't be asked.
+        """
+        if self.owner:
+            return 0.0
+        if not self.lanes:
+            return math.inf
+        if self._is_new is None and self._last_read_back is None:
+            self._is_new = self._checkpoints.is_new(self.slice_no)
+            if self._is_new:
+                self._lag.never_served(self._now_s)
+        return self._lag.lag_s(self.stored, self._now_s)
 
     def _sync_when_time(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -433,6 +486,7 @@ class SliceLoop:
         for lane in added:
             self.lanes[lane.topic] = lane
             lane.follow(Cursor())
+        self._last_read_back = None  # it speaks of these lanes too
         if self.owner:
             checkpoint = self._read_checkpoint()
             for lane in added:

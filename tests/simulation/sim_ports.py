@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from delayservice.core.outcome import DELIVERED, Output, Tally, Target
+from delayservice.core.role import Role
 from delayservice.errors import (
     KafkaEdgeError,
     LogMovedError,
@@ -226,6 +227,11 @@ class SimCheckpoints:
         """As ``latest``: an open transaction is nothing to wait for here."""
         return self.latest(slice_no)
 
+    def is_new(self, slice_no: int) -> bool:
+        """See the port."""
+        self._node.point(f"is slice {slice_no} new?")
+        return not self._log.partition(CHECKPOINTS).written
+
     def tail(self) -> None:
         """Read back everything there is now."""
         partition = self._log.partition(CHECKPOINTS)
@@ -270,10 +276,22 @@ class SimGate:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    def may_own(self, slice_no: int) -> bool:
+    def role(self, slice_no: int) -> Role:
         """See the protocol."""
-        self._node.point(f"may own slice {slice_no}?")
+        self._node.point(f"which role in slice {slice_no}?")
+        return Role.OWNER if self._node.wants else Role.REPLICA
+
+    def confirm(self, slice_no: int) -> bool:
+        """See the protocol."""
+        self._node.point(f"owner of slice {slice_no}?")
         return self._node.wants
+
+    def epoch(self, slice_no: int) -> int:  # noqa: ARG002  # the checkpoint's decides
+        """See the protocol."""
+        return 0
+
+    def settling(self, slice_no: int, *, is_settling: bool) -> None:
+        """See the protocol."""
 
     def frozen(self) -> str | None:
         """See the protocol."""

@@ -1,0 +1,55 @@
+"""How far a copy is behind its owner, in time: what decides whether it may become the owner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+class Lag:
+    """Compares what is stored with the H of checkpoints that were read back.
+
+    Under load a copy is always a little behind the newest checkpoint, so it is held against an
+    older one until it has passed that: the lag is the age of the newest checkpoint that it has.
+    """
+
+    def __init__(self) -> None:
+        self._goal: Mapping[str, int] | None = None
+        self._goal_s = 0.0
+        self._newest: Mapping[str, int] = {}
+        self._newest_s = 0.0
+        self._reached_s = -math.inf
+
+    def never_served(self, now_s: float) -> None:
+        """There is no checkpoint at all, so there is nothing to be behind of."""
+        self.heard({}, now_s)
+
+    def heard(self, offsets: Mapping[str, int], now_s: float) -> None:
+        """The newest checkpoint: H of each shard, by delay topic."""
+        self._newest, self._newest_s = offsets, now_s
+        if self._goal is None:
+            self._goal, self._goal_s = offsets, now_s
+
+    def reset(self) -> None:
+        """What was stored is not there any more."""
+        self._reached_s = -math.inf
+
+    def lag_s(self, stored: Mapping[str, int], now_s: float) -> float:
+        """Seconds behind; infinite as long as nobody knows.
+
+        Args:
+            stored: S of each shard that is served here, by delay topic; others are not compared.
+            now_s: of a monotonic clock.
+        """
+        if self._goal is None:
+            return math.inf
+        if _has(stored, self._newest):
+            self._reached_s = now_s
+        elif _has(stored, self._goal):
+            self._reached_s = max(self._reached_s, self._goal_s)
+            self._goal, self._goal_s = self._newest, self._newest_s
+        return now_s - self._reached_s
+
+
+def _has(stored: Mapping[str, int], offsets: Mapping[str, int]) -> bool:
+    return all(stored[topic] >= offset for topic, offset in offsets.items() if topic in stored)

@@ -1,0 +1,380 @@
+"""Ownership by election: carries out what ``election`` decides, on a thread of its own.
+
+Storing needs none of this. While ZooKeeper is out of reach, owners begin no transaction; when the
+lease is over they step down; everything goes on without a restart when it comes back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import msgspec
+import structlog
+
+from delayservice.cluster_options import Placement, ZooKeeper
+from delayservice.core.role import Role
+from ha.election import Announce, Claim, Effect, Election, Evict, Pace, Resign, Seat
+from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError
+from ha.lease import Lease
+from ha.notes import NodeNote, OwnerNote, worker_of
+from ha.ownership import Standing
+from ha.placement import SliceFacts
+
+_BEATS_PER_SESSION: Final = 6
+_REPLACE_AFTER_SESSIONS: Final = 3
+_REMIND_S: Final = 30.0
+_LEAVE_S: Final = 8.0
+_RETRY_S: Final = 0.2
+
+_log = structlog.get_logger(__name__)
+
+
+class ElectedOwnership:
+    """Ownership of one worker's slices among all nodes of the cluster.
+
+    Args:
+        zookeeper: the ensemble.
+        placement: how copies and owners are placed.
+        me: this node.
+        worker: which of its workers this is.
+        boot_s: seconds since boot, suspend included.
+        alert_s: longer than a replica's loop waits for records.
+    """
+
+    def __init__(
+        self,
+        zookeeper: ZooKeeper,
+        placement: Placement,
+        me: NodeNote,
+        worker: int,
+        boot_s: Callable[[], float],
+        alert_s: float,
+    ) -> None:
+        self._me = me
+        self._worker = worker
+        self._away_s = placement.away_ms / 1000
+        self._replicas = None if placement.replicas == "all" else placement.replicas
+        pace = Pace(placement.claim_stagger_ms / 1000, placement.lag_s_max, alert_s)
+        self._election = Election(me, worker, self._replicas, pace)
+        self._lease = Lease(boot_s)
+        self._lock = threading.Lock()  # the election is told by many threads
+        self._wake = threading.Event()
+        self._changes: SimpleQueue[int] = SimpleQueue()
+        self._leaving = threading.Event()
+        self._left = threading.Event()
+        self._roles: Mapping[int, Role] = {}
+        self._epochs: Mapping[int, int] = {}
+        self._is_connected = False
+        self._is_prepared = False
+        self._is_registered = False
+        self._rival = ""
+        self._beat_due_s = float("-inf")
+        self._quiet_since_s = boot_s()
+        self._reminded_s = float("-inf")
+        self._nodes: list[NodeNote] = []
+        self._names: frozenset[str] = frozenset()
+        self._gone_since_s: dict[str, float] = {}
+        self._ensemble = Ensemble(zookeeper, self._changed)
+        self._thread = threading.Thread(target=self._run, name="ownership", daemon=True)
+        self._has_failed = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the thread has ended with an error: nobody decides any more."""
+        return self._has_failed
+
+    def start(self) -> None:
+        """Connect, and begin to decide."""
+        self._ensemble.connect()
+        self._thread.start()
+
+    # --- asked and told, by any thread ---------------------------------------------------------
+
+    def role(self, slice_no: int) -> Role:
+        """What this worker may do with the slice."""
+        role = self._roles.get(slice_no, Role.REPLICA)
+        if role is not Role.OWNER:
+            return role
+        if not self._lease.is_valid:
+            return Role.REPLICA
+        return Role.OWNER if self._ensemble.is_connected else Role.PAUSED
+
+    def confirm(self, slice_no: int) -> bool:
+        """Whether it is the owner beyond doubt."""
+        try:
+            return self.role(slice_no) is Role.OWNER and self._ensemble.confirm(slice_no)
+        except EnsembleError as exc:
+            _log.warning("ownership_not_confirmed", slice=slice_no, why=str(exc))
+            return False
+
+    def epoch(self, slice_no: int) -> int:
+        """The number of this ownership."""
+        return self._epochs.get(slice_no, 0)
+
+    def settling(self, slice_no: int, *, is_settling: bool) -> None:
+        """The slice's loop has begun to settle, or has stopped."""
+        with self._lock:
+            self._election.settling(slice_no, is_settling=is_settling)
+        self._wake.set()
+
+    def gave_up(self, slice_no: int, why: str) -> None:
+        """The slice can't be served here now."""
+        with self._lock:
+            self._election.gave_up(slice_no, why)
+        self._wake.set()
+
+    def standing(self, slice_no: int, standing: Standing) -> None:
+        """How far this node's copy is."""
+        with self._lock:
+            could = self._election.may_own(slice_no)
+            self._election.standing(slice_no, standing)
+            can = self._election.may_own(slice_no)
+        if can and not could:
+            self._wake.set()
+
+    def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
+        """These slices exist; which of them to keep a copy of."""
+        with self._lock:
+            before = self._election.slices
+            kept = self._election.serve(slices)
+        for slice_no in kept - before:
+            self._changed(slice_no)
+        return kept
+
+    def fit(self, *, is_fit: bool) -> None:
+        """Whether this node reaches Kafka."""
+        with self._lock:
+            is_news = self._election.fit(is_fit=is_fit)
+        if is_news:
+            self._wake.set()
+
+    def close(self) -> None:
+        """Hand over what can be handed over, and leave."""
+        self._leaving.set()
+        self._wake.set()
+        self._left.wait(_LEAVE_S)
+        self._roles = {}
+        self._ensemble.close()
+
+    def _changed(self, what: int) -> None:
+        self._changes.put(what)
+        self._wake.set()
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._left.is_set():
+                self._wake.wait(self._wait_s())
+                self._wake.clear()
+                self._turn()
+        except BaseException:  # noqa: BLE001  # whatever it is, the worker has to know
+            self._has_failed = True
+            self._roles = {}
+            _log.exception("ownership_failed")
+
+    def _wait_s(self) -> float:
+        now_s = self._lease.now_s()
+        return max(min(self._beat_due_s, self._election.wake_s) - now_s, 0.0)
+
+    def _turn(self) -> None:
+        if self._ensemble.take_lost():
+            self._session_lost()
+        try:
+            if self._ensemble.is_connected:
+                self._look()
+                self._act()
+        except EnsembleError as exc:
+            _log.debug("ensemble_not_reached", why=str(exc))
+            self._changes.put(EVERYTHING)  # with the next beat
+            self._beat_due_s = self._lease.now_s() + _RETRY_S
+        if not self._ensemble.is_connected:
+            self._out_of_reach()
+        self._publish()
+        self._leave_when_done()
+
+    def _session_lost(self) -> None:
+        if self._is_registered:
+            _log.warning("session_lost", hint="ZooKeeper ended it; its slices go to other nodes")
+        self._lease.end()
+        self._is_registered = self._is_prepared = False
+        self._changed(EVERYTHING)
+        with self._lock:
+            self._election.forget_seats()
+        self._publish()
+
+    def _publish(self) -> None:
+        with self._lock:
+            self._roles = self._election.roles()
+            seats = {n: self._election.seat_of(n) for n in self._election.slices}
+        self._epochs = {n: s.owner.epoch for n, s in seats.items() if s and s.owner and s.is_mine}
+
+    # --- look ----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if not self._is_connected:
+            self._is_connected = True
+            _log.info("zookeeper_connected", session_timeout_s=self._ensemble.session_timeout_s)
+        if not self._is_prepared:
+            self._ensemble.prepare()
+            self._is_prepared = True
+        if not self._is_registered and not self._leaving.is_set():
+            self._register()
+        has_beaten = self._beat_when_time()
+        changes = self._take_changes()
+        if has_beaten or not changes.isdisjoint({MEMBERS, EVERYTHING}):
+            self._read_members(anew=not changes.isdisjoint({MEMBERS, EVERYTHING}))
+        for slice_no in self._election.slices:
+            if (slice_no in changes or EVERYTHING in changes) and self._read_seat(slice_no):
+                _log.warning("owner_node_gone", slice=slice_no)
+
+    def _take_changes(self) -> set[int]:
+        taken = set()
+        with suppress(Empty):
+            while True:
+                taken.add(self._changes.get_nowait())
+        return taken
+
+    def _register(self) -> None:
+        with self._lock:
+            life = self._election.life()
+        other = self._ensemble.register(self._me, life)
+        if other is None:
+            self._is_registered = True
+            self._rival = ""
+            self._changed(MEMBERS)
+            _log.info("registered", node=self._me.node_id, worker=self._worker)
+        elif other.instance != self._rival:
+            self._rival = other.instance
+            _log.error(
+                "node_id_in_use",
+                node=self._me.node_id,
+                worker=self._worker,
+                by=other.instance,
+                hint="another node runs under this name; give each a node.node_id of its own. This "
+                "one stores and owns nothing meanwhile",
+            )
+
+    def _beat_when_time(self) -> bool:
+        sent_s = self._lease.now_s()
+        if sent_s < self._beat_due_s:
+            return False
+        with self._lock:
+            life = self._election.life() if self._is_registered else None
+        if not self._ensemble.beat(life):
+            _log.warning("registration_gone", node=self._me.node_id, worker=self._worker)
+            self._is_registered = False
+            self._wake.set()
+        timeout_s = self._ensemble.session_timeout_s
+        self._lease.renew(sent_s, timeout_s)
+        self._beat_due_s = sent_s + timeout_s / _BEATS_PER_SESSION
+        self._quiet_since_s = sent_s
+        return True
+
+    def _read_members(self, *, anew: bool) -> None:
+        """Who there is, when that has changed; how far rivals are, with every beat."""
+        if anew:
+            self._nodes = self._ensemble.nodes()
+            self._names = frozenset(self._ensemble.live())
+        workers = [worker for name in self._names if (worker := worker_of(name)) is not None]
+        live = {node_id for node_id, _ in workers}
+        with self._lock:
+            if anew:
+                self._election.nodes(self._nodes)
+            self._election.live(live, is_registered=self._is_registered)
+            rivals = self._election.rivals & self._names
+        lives = {name: self._ensemble.life(name) for name in sorted(rivals)}
+        with self._lock:
+            self._election.lives({name: life for name, life in lives.items() if life is not None})
+        self._forget_the_gone(self._nodes, live)
+
+    def _forget_the_gone(self, nodes: Collection[NodeNote], live: Collection[str]) -> None:
+        """A node that is away for long is replaced, where copies are counted."""
+        now_s = self._lease.now_s()
+        gone = {note.node_id for note in nodes} - set(live) - {self._me.node_id}
+        self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in gone}
+        for node_id, since_s in self._gone_since_s.items():
+            if self._replicas is not None and now_s - since_s > self._away_s:
+                _log.warning("node_forgotten", node=node_id, away_s=round(now_s - since_s))
+                self._ensemble.forget(node_id)
+
+    def _read_seat(self, slice_no: int) -> bool:
+        """Whether this worker held it until now."""
+        held = self._ensemble.owner(slice_no)
+        seat = Seat(None) if held is None else Seat(held.note, held.is_mine)
+        with self._lock:
+            before = self._election.seat_of(slice_no)
+            self._election.seat(slice_no, seat, self._lease.now_s())
+        return before is not None and before.is_mine and not seat.is_mine
+
+    # --- act -----------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        with self._lock:
+            effects = self._election.step(self._lease.now_s())
+        for effect in effects:
+            self._carry_out(effect)
+            self._read_seat(effect.slice_no)
+        if effects:
+            self._wake.set()
+
+    def _carry_out(self, effect: Effect) -> None:
+        ensemble, slice_no = self._ensemble, effect.slice_no
+        match effect:
+            case Claim():
+                me = OwnerNote(self._me.node_id, self._me.instance, self._worker, 0)
+                won = ensemble.claim(slice_no, me)
+                _log.debug("claimed" if won else "claim_lost", slice=slice_no)
+            case Announce(heir=heir):
+                seat = self._election.seat_of(slice_no)
+                if seat is not None and seat.owner is not None:
+                    _log.info("handing_over", slice=slice_no, to=heir or None)
+                    ensemble.announce(slice_no, msgspec.structs.replace(seat.owner, heir=heir))
+            case Resign(why=why):
+                ensemble.resign(slice_no)
+                _log.info("resigned", slice=slice_no, why=why)
+            case Evict():
+                ensemble.evict(slice_no, self._me.instance)
+                _log.info("predecessor_evicted", slice=slice_no)
+
+    # --- trouble and the end -------------------------------------------------------------------
+
+    def _out_of_reach(self) -> None:
+        """Say so, now and then; replace a session that kazoo has given up."""
+        now_s = self._lease.now_s()
+        timeout_s = self._ensemble.session_timeout_s
+        self._beat_due_s = now_s + timeout_s / _BEATS_PER_SESSION
+        if self._is_connected or now_s - self._reminded_s > _REMIND_S:
+            self._reminded_s = now_s
+            _log.warning(
+                "waiting_for_zookeeper",
+                hint="the login was refused: check zookeeper.username and its password"
+                if self._ensemble.is_refused
+                else "no server of zookeeper.hosts answers; storing goes on, delivery waits",
+            )
+        self._is_connected = False
+        quiet_s = now_s - self._quiet_since_s
+        if self._ensemble.is_refused or quiet_s > timeout_s * _REPLACE_AFTER_SESSIONS:
+            self._quiet_since_s = now_s
+            self._ensemble.replace()
+
+    def _leave_when_done(self) -> None:
+        if not self._leaving.is_set():
+            return
+        has_left = not self._is_registered and not self._election.owned
+        if has_left or not self._ensemble.is_connected:
+            self._left.set()
+        elif self._is_registered:
+            self._is_registered = False
+            with self._lock:
+                self._election.leave()
+                life = self._election.life()
+            try:
+                self._ensemble.unregister(life)
+            except EnsembleError as exc:
+                _log.debug("ensemble_not_reached", why=str(exc))
+            self._changed(MEMBERS)

@@ -1,0 +1,399 @@
+"""Who is to own what: one worker's decisions, from what ZooKeeper shows. No I/O and no clock.
+
+There is no controller. Every node ranks the candidates of a slice with the same pure function; the
+first one claims a vacant slice at once, the others a little later each, and ZooKeeper lets one of
+them win. An owner that is not the first hands over when the first has caught up: it names its heir,
+goes on until the heir has noticed, finishes its transaction, and resigns.
+
+Told with ``nodes``, ``live``, ``seat`` and so on; ``step`` answers with what is to be done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from delayservice.core.role import Role
+from ha.notes import LifeNote, NodeNote, OwnerNote
+from ha.ownership import Standing
+from ha.placement import Member, SliceFacts, place, rank_owners
+
+_COOL_S = 5.0
+_COOL_S_MAX = 60.0
+_UNKNOWN = Standing({}, math.inf)
+
+
+class Claim(NamedTuple):
+    """Become the owner of a vacant slice."""
+
+    slice_no: int
+
+
+class Announce(NamedTuple):
+    """Tell who is about to inherit an own slice; nobody any more when empty."""
+
+    slice_no: int
+    heir: str
+
+
+class Resign(NamedTuple):
+    """Leave an own slice, whose loop has stopped, to others."""
+
+    slice_no: int
+    why: str
+
+
+class Evict(NamedTuple):
+    """Remove what a dead predecessor of this very worker has left behind."""
+
+    slice_no: int
+
+
+Effect: TypeAlias = Claim | Announce | Resign | Evict
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast decisions follow each other, seconds.
+
+    Attributes:
+        stagger_s: a vacant slice is claimed so much later for each better candidate.
+        lag_s_max: a copy that is further behind may not own.
+        alert_s: from naming the heir to stopping; longer than a replica's longest wait.
+        tenure_s: a new owner keeps a slice so long before it hands over to a better one.
+    """
+
+    stagger_s: float = 0.15
+    lag_s_max: float = 10.0
+    alert_s: float = 0.4
+    tenure_s: float = 3.0
+
+
+class Seat(NamedTuple):
+    """A slice's owner node: its note, and whether this worker's session holds it."""
+
+    owner: OwnerNote | None
+    is_mine: bool = False
+
+
+@dataclass(slots=True)
+class _Slice:
+    """What one slice has come to, as this worker sees it."""
+
+    seat: Seat | None = None
+    since_s: float = 0.0
+    """Since when the seat is as it is."""
+    standing: Standing = _UNKNOWN
+    is_settling: bool = False
+    is_handing_over: bool = False
+    announced_s: float = math.inf
+    trouble: str = ""
+    failures: int = 0
+    cool_until_s: float = -math.inf
+
+
+class Election:
+    """The decisions of one worker.
+
+    Args:
+        me: this node.
+        worker: which of its workers this is; it serves every slice whose number is this one modulo
+            the number of workers.
+        replicas: copies of each slice; None: every node keeps one.
+    """
+
+    def __init__(self, me: NodeNote, worker: int, replicas: int | None, pace: Pace) -> None:
+        self._me = me
+        self._worker = worker
+        self._replicas = replicas
+        self._pace = pace
+        self._facts: dict[int, SliceFacts] = {}
+        self._nodes: dict[str, NodeNote] = {me.node_id: me}
+        self._is_informed = False
+        self._live: frozenset[str] = frozenset()
+        self._lives: dict[str, LifeNote] = {}
+        self._placed: dict[int, frozenset[str]] = {}
+        self._ranked: dict[int, tuple[str, ...]] = {}
+        self._slices: dict[int, _Slice] = {}
+        self._kept: frozenset[int] = frozenset()
+        self._is_registered = False
+        self._is_leaving = False
+        self._is_fit = True
+        self._wake_s = math.inf
+
+    # --- told ----------------------------------------------------------------------------------
+
+    def nodes(self, notes: Iterable[NodeNote]) -> None:
+        """Who belongs to the cluster."""
+        nodes = {note.node_id: note for note in notes} | {self._me.node_id: self._me}
+        is_news = nodes != self._nodes or not self._is_informed
+        self._nodes = nodes
+        self._is_informed = True
+        if is_news:
+            self._plan()
+
+    def live(self, node_ids: Collection[str], *, is_registered: bool) -> None:
+        """Which nodes have a living worker, and whether this worker is known to the others."""
+        self._is_registered = is_registered
+        if self._live != frozenset(node_ids):
+            self._live = frozenset(node_ids)
+            self._plan()
+
+    def lives(self, notes: Mapping[str, LifeNote]) -> None:
+        """How far the copies of others are, by node; asked for with ``rivals``."""
+        self._lives = dict(notes)
+
+    def serve(self, facts: Collection[SliceFacts]) -> frozenset[int]:
+        """These slices exist; which of them this worker is to keep a copy of.
+
+        A copy that is no longer placed here is kept until those that are can do without it.
+        """
+        news = {fact.slice_no: fact for fact in facts}
+        if news != self._facts:
+            self._facts = news
+            self._plan()
+        mine = [n for n in self._facts if n % self._me.workers == self._worker]
+        kept = frozenset(n for n in mine if self._keeps(n))
+        for slice_no in kept:
+            self._slices.setdefault(slice_no, _Slice())
+        for slice_no in self._slices.keys() - kept:
+            del self._slices[slice_no]
+        self._kept = kept
+        return kept
+
+    def seat(self, slice_no: int, seat: Seat, now_s: float) -> None:
+        """Who owns a slice, as ZooKeeper shows it now."""
+        state = self._slices.get(slice_no)
+        if state is None:
+            return
+        before = state.seat
+        state.seat = seat
+        if before is None or before.is_mine != seat.is_mine or _epoch(before) != _epoch(seat):
+            state.since_s = now_s
+            state.is_handing_over = False
+            state.announced_s = math.inf
+            state.trouble = ""
+
+    def forget_seats(self) -> None:
+        """The session is lost, and with it everything that was known."""
+        for state in self._slices.values():
+            state.seat = None
+        self._is_registered = False
+
+    def settling(self, slice_no: int, *, is_settling: bool) -> None:
+        """The slice's loop has begun to settle, or has stopped."""
+        state = self._slices.get(slice_no)
+        if state is not None:
+            state.is_settling = is_settling
+            if is_settling:
+                state.failures = 0
+
+    def gave_up(self, slice_no: int, why: str) -> None:
+        """The slice's loop can't serve it."""
+        state = self._slices.get(slice_no)
+        if state is not None and state.seat is not None and state.seat.is_mine:
+            state.trouble = why
+
+    def standing(self, slice_no: int, standing: Standing) -> None:
+        """How far this node's copy is."""
+        state = self._slices.get(slice_no)
+        if state is not None:
+            state.standing = standing
+
+    def fit(self, *, is_fit: bool) -> bool:
+        """Whether this node reaches Kafka; gives whether that is news."""
+        is_news = is_fit != self._is_fit
+        self._is_fit = is_fit
+        return is_news
+
+    def leave(self) -> None:
+        """Hand everything over; claim nothing more."""
+        self._is_leaving = True
+        self._plan()
+
+    # --- asked ---------------------------------------------------------------------------------
+
+    @property
+    def slices(self) -> frozenset[int]:
+        """The slices that this worker keeps a copy of."""
+        return self._kept
+
+    @property
+    def owned(self) -> list[int]:
+        """The slices whose owner node this worker holds."""
+        return [n for n, state in self._slices.items() if state.seat and state.seat.is_mine]
+
+    @property
+    def wake_s(self) -> float:
+        """When ``step`` is to be called again though nothing happens."""
+        return self._wake_s
+
+    @property
+    def rivals(self) -> frozenset[str]:
+        """Names of the workers whose progress has to be known: possible heirs, and those that
+        relieve this node of a copy.
+        """
+        wanted = [(n, node_id) for n in self.owned for node_id in self._candidates(n)]
+        for slice_no in self._kept:
+            placed = self._placed.get(slice_no, frozenset())
+            if self._me.node_id not in placed:
+                wanted += [(slice_no, node_id) for node_id in placed]
+        names = (self._worker_of(node_id, slice_no) for slice_no, node_id in wanted)
+        return frozenset(name for name in names if name is not None)
+
+    def seat_of(self, slice_no: int) -> Seat | None:
+        """Who owns a slice, as last told; None: not known."""
+        state = self._slices.get(slice_no)
+        return None if state is None else state.seat
+
+    def may_own(self, slice_no: int) -> bool:
+        """Whether this copy is good enough to own the slice."""
+        state = self._slices.get(slice_no)
+        return state is not None and state.standing.lag_s <= self._pace.lag_s_max
+
+    def life(self) -> LifeNote:
+        """What the others are to know of this worker."""
+        return LifeNote(
+            self._me.node_id,
+            self._me.instance,
+            self._worker,
+            tuple(n for n in sorted(self._slices) if self.may_own(n) and self._is_fit),
+            {n: dict(s.standing.stored) for n, s in sorted(self._slices.items())},
+        )
+
+    def roles(self) -> dict[int, Role]:
+        """What this worker may do with each slice, as far as the others are concerned."""
+        return {slice_no: self._role(slice_no, state) for slice_no, state in self._slices.items()}
+
+    def _role(self, slice_no: int, state: _Slice) -> Role:
+        seat = state.seat
+        if seat is None:
+            return Role.REPLICA
+        if seat.is_mine:
+            stopped = state.is_handing_over or state.trouble or not self._is_fit
+            return Role.REPLICA if stopped else Role.OWNER
+        expected = self._me.node_id == (seat.owner.heir if seat.owner else self._first(slice_no))
+        return Role.HEIR if expected and self.may_own(slice_no) else Role.REPLICA
+
+    # --- who should ----------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Rank the candidates anew; the facts, the nodes or the living have changed."""
+        members = [Member(note.node_id, note.broker_id, note.rack) for note in self._nodes.values()]
+        gone = {self._me.node_id} if self._is_leaving else set()
+        present = self._live - gone
+        live = [member for member in members if member.node_id in present]
+        facts = list(self._facts.values())
+        self._placed = place(members, facts, self._replicas) if facts else {}
+        self._ranked = rank_owners(self._placed, live, facts) if facts else {}
+
+    def _keeps(self, slice_no: int) -> bool:
+        if not self._is_informed and self._replicas is not None:
+            return slice_no in self._kept
+        placed = self._placed.get(slice_no, frozenset())
+        if self._me.node_id in placed:
+            return True
+        state = self._slices.get(slice_no)
+        is_owner = state is not None and state.seat is not None and state.seat.is_mine
+        ready = all(self._is_ready(node_id, slice_no) for node_id in placed)
+        return slice_no in self._kept and (is_owner or not ready)
+
+    def _first(self, slice_no: int) -> str:
+        ranked = self._ranked.get(slice_no, ())
+        return ranked[0] if ranked else ""
+
+    def _worker_of(self, node_id: str, slice_no: int) -> str | None:
+        note = self._nodes.get(node_id)
+        return None if note is None else f"{node_id}:{slice_no % note.workers}"
+
+    def _is_ready(self, node_id: str, slice_no: int) -> bool:
+        """Whether another node's copy is known to be good enough."""
+        name = self._worker_of(node_id, slice_no)
+        life = None if name is None else self._lives.get(name)
+        return life is not None and slice_no in life.caught_up
+
+    def _candidates(self, slice_no: int) -> tuple[str, ...]:
+        """Whom an owner may hand over to: anybody when it has to go, else only the first."""
+        ranked = self._ranked.get(slice_no, ())
+        me = self._me.node_id
+        if me in ranked:
+            return () if ranked[0] == me else ranked[:1]
+        return ranked
+
+    # --- what is to be done --------------------------------------------------------------------
+
+    def step(self, now_s: float) -> list[Effect]:
+        """What is to be done now. Each effect is carried out, and its seat told, before the next
+        step; one that failed is asked for again.
+        """
+        self._wake_s = math.inf
+        effects = (self._decide(n, state, now_s) for n, state in self._slices.items())
+        return [effect for effect in effects if effect is not None]
+
+    def _decide(self, slice_no: int, state: _Slice, now_s: float) -> Effect | None:
+        seat = state.seat
+        if seat is None or (not self._is_registered and not self._is_leaving):
+            return None
+        if seat.is_mine:
+            return self._as_owner(slice_no, state, now_s)
+        if seat.owner is None:
+            return self._as_candidate(slice_no, state, now_s)
+        if seat.owner.instance == self._me.instance:
+            return Evict(slice_no)
+        return None
+
+    def _as_owner(self, slice_no: int, state: _Slice, now_s: float) -> Effect | None:
+        if state.trouble or not self._is_fit:
+            state.failures += 1
+            cool_s = min(_COOL_S * 2 ** (state.failures - 1), _COOL_S_MAX)
+            state.cool_until_s = now_s + cool_s
+            return Resign(slice_no, state.trouble or "Kafka is out of reach")
+        if state.is_handing_over:
+            return None if state.is_settling else Resign(slice_no, "handed over")
+        if not state.is_settling and not self._is_leaving:
+            return None  # not served yet: there is nothing to hand over
+        heir = self._heir(slice_no, state, now_s)
+        announced = state.seat.owner.heir if state.seat and state.seat.owner else ""
+        if heir != announced:
+            state.announced_s = now_s
+            return Announce(slice_no, heir)
+        if heir and self._is_over(state.announced_s + self._pace.alert_s, now_s):
+            state.is_handing_over = True
+            self._wake_s = now_s
+        return None
+
+    def _heir(self, slice_no: int, state: _Slice, now_s: float) -> str:
+        """Whom to hand over to; nobody when empty."""
+        candidates = self._candidates(slice_no)
+        has_to_go = self._me.node_id not in self._ranked.get(slice_no, ())
+        if not candidates:
+            if self._is_leaving:  # nobody is there, so there is nothing to wait for
+                state.is_handing_over = True
+                self._wake_s = now_s
+            return ""
+        if not has_to_go and not self._is_over(state.since_s + self._pace.tenure_s, now_s):
+            return ""
+        ready = (node_id for node_id in candidates if self._is_ready(node_id, slice_no))
+        return next(ready, "")
+
+    def _as_candidate(self, slice_no: int, state: _Slice, now_s: float) -> Effect | None:
+        ranked = self._ranked.get(slice_no, ())
+        me = self._me.node_id
+        if self._is_leaving or me not in ranked or not self._is_fit or not self.may_own(slice_no):
+            return None
+        stagger_s = ranked.index(me) * self._pace.stagger_s
+        if self._is_over(max(state.since_s + stagger_s, state.cool_until_s), now_s):
+            return Claim(slice_no)
+        return None
+
+    def _is_over(self, end_s: float, now_s: float) -> bool:
+        """Whether the time has come; if not, it is when to look again."""
+        if end_s > now_s:
+            self._wake_s = min(self._wake_s, end_s)
+        return end_s <= now_s
+
+
+def _epoch(seat: Seat) -> int:
+    return -1 if seat.owner is None else seat.owner.epoch

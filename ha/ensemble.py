@@ -1,0 +1,367 @@
+"""ZooKeeper as the nodes use it: a session, small notes, and watches that only say "look again".
+
+kazoo, as found by reading and trying 2.11: its ``Election`` and ``Lock`` are not used (design
+section 6); it tells the negotiated session timeout to nobody but its log, at a level that shows
+the session's password as well; its connection thread ends for good on a refused login and on
+errors that it does not know, without a word, so whoever owns the session has to replace it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+import structlog
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
+from kazoo.retry import KazooRetry
+from kazoo.security import make_acl, make_digest_acl
+
+from delayservice.cluster_options import ZooKeeper
+from ha.notes import LifeNote, NodeNote, OwnerNote, decode, encode, worker_name
+
+_RECONNECT_S_MAX: Final = 1.0
+_GRANTED: Final = "Session created"
+
+MEMBERS: Final = -1
+"""In place of a slice: the nodes, or which of them live."""
+EVERYTHING: Final = -2
+"""In place of a slice: all that was looked at before."""
+
+_log = structlog.get_logger(__name__)
+_Note = TypeVar("_Note", bound=msgspec.Struct)
+
+
+class EnsembleError(Exception):
+    """ZooKeeper did not answer, or not in time; the same may be asked again."""
+
+
+class Held(NamedTuple):
+    """An owner node as it is: its note, and whether this session holds it."""
+
+    note: OwnerNote
+    is_mine: bool
+
+
+class _KazooLog(logging.Logger):
+    """Listens to kazoo's log for the one thing that it says nowhere else. What is no warning goes
+    nowhere: some of it shows passwords.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("kazoo.tap", level=1)
+        self.session_timeout_ms = 0
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Take one line."""
+        if str(record.msg).startswith(_GRANTED) and isinstance(record.args, tuple):
+            self.session_timeout_ms = int(str(record.args[2]))
+        elif record.levelno >= logging.WARNING:
+            _log.debug("zookeeper_client", what=record.getMessage())
+
+
+class Ensemble:
+    """One session. Any thread may call; calls block for at most a session timeout.
+
+    Args:
+        options: where it is and how to log in.
+        changed: called, from a thread of kazoo's, with what is to be looked at again: a slice, or
+            ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
+    """
+
+    def __init__(self, options: ZooKeeper, changed: Callable[[int], None]) -> None:
+        self._options = options
+        self._changed = changed
+        self._root = options.root
+        self._kazoo_log = _KazooLog()
+        self._lost = threading.Event()
+        self._client = self._make_client()
+
+    def _make_client(self) -> KazooClient:
+        options = self._options
+        password = options.secret()
+        client = KazooClient(
+            hosts=options.hosts,
+            timeout=options.session_timeout_s,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=_RECONNECT_S_MAX),
+            command_retry=KazooRetry(max_tries=1),
+            logger=self._kazoo_log,
+            auth_data=(
+                [("digest", f"{options.username}:{password}")] if options.auth == "digest" else None
+            ),
+            sasl_options=(
+                {
+                    "mechanism": "DIGEST-MD5",
+                    "username": options.username,
+                    "password": password,
+                }
+                if options.auth == "sasl"
+                else None
+            ),
+            default_acl=_acl(options, password),
+            use_ssl=options.tls,
+            verify_certs=True,
+            check_hostname=options.tls,
+            ca=_text(options.tls_ca_file),
+            certfile=_text(options.tls_cert_file),
+            keyfile=_text(options.tls_key_file),
+        )
+        client.add_listener(self._listen)
+        return client
+
+    def _listen(self, state: str) -> None:
+        if state == KazooState.LOST:
+            self._lost.set()
+        self._changed(EVERYTHING)
+
+    # --- session -------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Begin to connect, and go on for ever; returns at once."""
+        self._client.start_async()
+
+    def replace(self) -> None:
+        """Give the session up for a new one: the old one is beyond repair."""
+        old = self._client
+        old.remove_listener(self._listen)
+        self._client = self._make_client()
+        self._lost.set()
+        threading.Thread(target=_close, args=(old,), name="zookeeper-close", daemon=True).start()
+        self.connect()
+
+    def close(self) -> None:
+        """End the session: its nodes go at once."""
+        self._client.remove_listener(self._listen)
+        _close(self._client)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection stands."""
+        return bool(self._client.connected)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the login was refused; kazoo does not try again then."""
+        return bool(self._client.client_state == KeeperState.AUTH_FAILED)
+
+    def take_lost(self) -> bool:
+        """Whether the session was lost since this was asked last."""
+        was_lost = self._lost.is_set()
+        self._lost.clear()
+        return was_lost
+
+    @property
+    def session_timeout_s(self) -> float:
+        """As the ensemble granted it; as asked for, before."""
+        granted_s = self._kazoo_log.session_timeout_ms / 1000
+        return granted_s or float(self._options.session_timeout_s)
+
+    @property
+    def _session_id(self) -> int | None:
+        client_id = self._client.client_id
+        return None if client_id is None else int(client_id[0])
+
+    # --- who is there --------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make the folders that everything lies in."""
+        for folder in ("nodes", "live", "slices"):
+            self._ask(self._client.ensure_path_async, self._path(folder))
+
+    def register(self, node: NodeNote, life: LifeNote) -> LifeNote | None:
+        """Be known to the others. Gives the note of another living node of this name, if one is in
+        the way; what a dead predecessor of this very worker left is replaced.
+        """
+        path = self._life_path(life)
+        held = self._get(path, LifeNote)
+        if held is not None:
+            note, session_id = held
+            if session_id == self._session_id:
+                return None
+            if note is None or note.instance != life.instance:
+                return note or LifeNote(life.node_id, "?", life.worker)
+            self._delete(path)
+        self._put(self._path("nodes", node.node_id), encode(node))
+        if self._create(path, encode(life), ephemeral=True):
+            return None
+        return LifeNote(life.node_id, "?", life.worker)
+
+    def unregister(self, life: LifeNote) -> None:
+        """Be no candidate any more; the session goes on."""
+        self._delete(self._life_path(life))
+
+    def beat(self, life: LifeNote | None) -> bool:
+        """Prove that the session lives, to the ensemble's leader and not only to the nearest
+        server, which may be cut off from it. False: this worker's own node is gone.
+        """
+        if life is None:
+            self._ask(self._client.sync_async, self._root)
+            return True
+        try:
+            self._ask(self._client.set_async, self._life_path(life), encode(life))
+        except NoNodeError:
+            return False
+        return True
+
+    def nodes(self) -> list[NodeNote]:
+        """Every node of the cluster; watched."""
+        names = self._children("nodes")
+        found = (self._get(self._path("nodes", name), NodeNote) for name in names)
+        return [held[0] for held in found if held is not None and held[0] is not None]
+
+    def forget(self, node_id: str) -> None:
+        """Remove a node that has left the cluster for good."""
+        self._delete(self._path("nodes", node_id))
+
+    def live(self) -> list[str]:
+        """Names of all living workers; watched."""
+        return self._children("live")
+
+    def life(self, name: str) -> LifeNote | None:
+        """What a worker says of itself; None when it is gone."""
+        held = self._get(self._path("live", name), LifeNote)
+        return None if held is None else held[0]
+
+    # --- owners --------------------------------------------------------------------------------
+
+    def owner(self, slice_no: int) -> Held | None:
+        """The slice's owner; watched."""
+        path = self._owner_path(slice_no)
+        if self._ask(self._client.exists_async, path, watch=self._watch) is None:
+            return None
+        held = self._get(path, OwnerNote)
+        if held is None:
+            return None
+        note, session_id = held
+        return Held(note or OwnerNote("?", "?", 0, 0), session_id == self._session_id)
+
+    def confirm(self, slice_no: int) -> bool:
+        """Whether this session holds the slice's owner node, as the ensemble's leader sees it."""
+        path = self._owner_path(slice_no)
+        self._ask(self._client.sync_async, path)
+        held = self._get(path, OwnerNote)
+        return held is not None and held[1] == self._session_id
+
+    def claim(self, slice_no: int, owner: OwnerNote) -> bool:
+        """Become the owner, with the next epoch; False when another was faster."""
+        epoch_path = self._path("slices", str(slice_no), "epoch")
+        try:
+            data, stat = self._ask(self._client.get_async, epoch_path)
+        except NoNodeError:
+            self._ask(self._client.ensure_path_async, epoch_path)
+            data, stat = self._ask(self._client.get_async, epoch_path)
+        won = msgspec.structs.replace(owner, epoch=1 + int(data or b"0"))
+        both = self._client.transaction()
+        both.set_data(epoch_path, b"%d" % won.epoch, version=stat.version)
+        both.create(self._owner_path(slice_no), encode(won), ephemeral=True)
+        results = self._ask(both.commit_async)
+        failed = [result for result in results if isinstance(result, Exception)]
+        if any(isinstance(result, NodeExistsError | BadVersionError) for result in failed):
+            return False
+        if failed:
+            raise EnsembleError(f"slice {slice_no} can't be claimed: {failed[0]!r}")
+        return True
+
+    def announce(self, slice_no: int, owner: OwnerNote) -> None:
+        """Write this session's owner node anew."""
+        path = self._owner_path(slice_no)
+        held = self._get(path, OwnerNote)
+        if held is not None and held[1] == self._session_id:
+            self._ask(self._client.set_async, path, encode(owner))
+
+    def resign(self, slice_no: int) -> None:
+        """Remove this session's owner node, and never another's."""
+        self._delete_of(self._owner_path(slice_no), self._session_id)
+
+    def evict(self, slice_no: int, instance: str) -> None:
+        """Remove the owner node of another session of this very node."""
+        path = self._owner_path(slice_no)
+        held = self._get(path, OwnerNote)
+        if held is not None and held[0] is not None and held[0].instance == instance:
+            self._delete_of(path, held[1])
+
+    # --- asking --------------------------------------------------------------------------------
+
+    def _path(self, *parts: str) -> str:
+        return "/".join((self._root, *parts))
+
+    def _life_path(self, life: LifeNote) -> str:
+        return self._path("live", worker_name(life.node_id, life.worker))
+
+    def _owner_path(self, slice_no: int) -> str:
+        return self._path("slices", str(slice_no), "owner")
+
+    def _ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401  # kazoo has no types
+        """Ask and wait for the answer. Not while disconnected: kazoo would queue it, and carry it
+        out when nobody wants it any more.
+        """
+        if not self.is_connected:
+            raise EnsembleError("ZooKeeper is out of reach")
+        try:
+            return call(*args, **options).get(timeout=self.session_timeout_s)
+        except (NoNodeError, NodeExistsError, BadVersionError):
+            raise
+        except (KazooException, self._client.handler.timeout_exception) as exc:
+            raise EnsembleError(f"ZooKeeper gave no answer: {exc!r}") from exc
+
+    def _children(self, folder: str) -> list[str]:
+        asked = self._client.get_children_async
+        return list(self._ask(asked, self._path(folder), watch=self._watch))
+
+    def _get(self, path: str, kind: type[_Note]) -> tuple[_Note | None, int] | None:
+        """A note and the session that holds it; None when there is no such node."""
+        try:
+            data, stat = self._ask(self._client.get_async, path)
+        except NoNodeError:
+            return None
+        return decode(data, kind), int(stat.ephemeralOwner)
+
+    def _create(self, path: str, data: bytes, *, ephemeral: bool = False) -> bool:
+        try:
+            self._ask(self._client.create_async, path, data, ephemeral=ephemeral)
+        except NodeExistsError:
+            return False
+        return True
+
+    def _put(self, path: str, data: bytes) -> None:
+        if not self._create(path, data):
+            self._ask(self._client.set_async, path, data)
+
+    def _delete(self, path: str, version: int = -1) -> None:
+        with suppress(NoNodeError, BadVersionError):
+            self._ask(self._client.delete_async, path, version=version)
+
+    def _delete_of(self, path: str, session_id: int | None) -> None:
+        stat = self._ask(self._client.exists_async, path)
+        if stat is not None and stat.ephemeralOwner == session_id:
+            self._delete(path, stat.version)
+
+    def _watch(self, event: WatchedEvent) -> None:
+        path = str(event.path or "")
+        if path.endswith("/owner"):
+            self._changed(int(path.split("/")[-2]))
+        else:
+            self._changed(MEMBERS if path else EVERYTHING)
+
+
+def _acl(options: ZooKeeper, password: str) -> list[Any] | None:
+    if options.auth == "digest":
+        return [make_digest_acl(options.username, password, all=True)]
+    if options.auth == "sasl":
+        return [make_acl("sasl", options.username, all=True)]
+    return None
+
+
+def _text(path: object) -> str | None:
+    return None if path is None else str(path)
+
+
+def _close(client: KazooClient) -> None:
+    with suppress(KazooException):
+        client.stop()
+        client.close()

@@ -1,0 +1,34 @@
+"""Which broker leads a partition, once that has not moved for a while.
+
+A partition's leader moves for a moment whenever a broker restarts; if owners followed at once, each
+slice would be handed over twice for nothing.
+"""
+
+from __future__ import annotations
+
+from ha.placement import SliceFacts
+
+
+class StableLeaders:
+    """Remembers what was seen.
+
+    Args:
+        stable_s: how long a leader must have stayed to count.
+    """
+
+    def __init__(self, stable_s: float) -> None:
+        self._stable_s = stable_s
+        self._stable: dict[int, int | None] = {}
+        self._seen: dict[int, tuple[int | None, float]] = {}
+
+    def settle(self, facts: SliceFacts, now_s: float) -> SliceFacts:
+        """The same facts with the leader that counts; the first one ever seen counts at once."""
+        slice_no, leader = facts.slice_no, facts.leader
+        seen, since_s = self._seen.get(slice_no, (leader, now_s))
+        if leader != seen:
+            seen, since_s = leader, now_s
+        self._seen[slice_no] = (seen, since_s)
+        stable = self._stable.setdefault(slice_no, leader)
+        if leader is not None and (stable is None or now_s - since_s >= self._stable_s):
+            stable = self._stable[slice_no] = leader
+        return SliceFacts(slice_no, stable, facts.replicas)

@@ -1,0 +1,74 @@
+"""What nodes tell each other through ZooKeeper: small JSON notes and where they lie.
+
+    <root>/nodes/<node_id>            persistent   NodeNote   who belongs to the cluster
+    <root>/live/<node_id>:<worker>    ephemeral    LifeNote   who lives, and how far its copies are
+    <root>/slices/<n>/owner           ephemeral    OwnerNote  who settles the slice
+    <root>/slices/<n>/epoch           persistent   a number, one higher with each owner
+
+Names come from the settings, which allow nothing in them that a path could stumble over.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+_Note = TypeVar("_Note", bound=msgspec.Struct)
+
+
+class NodeNote(msgspec.Struct, frozen=True):
+    """A node of the cluster, alive or not. ``instance`` tells two nodes of one name apart."""
+
+    node_id: str
+    instance: str
+    workers: int
+    broker_id: int | None = None
+    rack: str = ""
+    address: str = ""
+
+
+class LifeNote(msgspec.Struct, frozen=True):
+    """A worker that lives. ``caught_up``: slices that it could own now; ``stored``: by slice and
+    delay topic, the next source offset that it will store.
+    """
+
+    node_id: str
+    instance: str
+    worker: int
+    caught_up: tuple[int, ...] = ()
+    stored: dict[int, dict[str, int]] = {}
+
+
+class OwnerNote(msgspec.Struct, frozen=True):
+    """The owner of a slice. ``heir``: whom it is about to hand over to, or empty."""
+
+    node_id: str
+    instance: str
+    worker: int
+    epoch: int
+    heir: str = ""
+
+
+def encode(note: msgspec.Struct) -> bytes:
+    """As it is written."""
+    return msgspec.json.encode(note)
+
+
+def decode(data: bytes, kind: type[_Note]) -> _Note | None:
+    """As it is read; None for what no node of ours has written."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError:
+        return None
+
+
+def worker_name(node_id: str, worker: int) -> str:
+    """The name of a worker's node below ``live``."""
+    return f"{node_id}:{worker}"
+
+
+def worker_of(name: str) -> tuple[str, int] | None:
+    """Node and worker of such a name; None for a name that is none of ours."""
+    node_id, colon, worker = name.rpartition(":")
+    return (node_id, int(worker)) if colon and worker.isdecimal() else None

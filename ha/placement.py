@@ -1,0 +1,261 @@
+"""Which nodes keep a copy of a slice, and which of them is to own it.
+
+Pure, and the same on every node whatever the order of the facts: that is why nobody has to decide
+for the others. Rendezvous hashing, highest random weight (Thaler and Ravishankar 1998), with a
+bound on each node's load (Mirrokni, Thorup and Zadimoghaddam 2018).
+
+All pairs of a slice and a node are sorted once, best first, and each is taken if the slice still
+wants a node and the node has room. So a pair gives way to better pairs only, and a node that comes
+or goes moves little besides its own. Where the bounds leave a slice without a node, others move.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+_Pair = tuple[int, int, int, str]
+"""Rank (lower is better), weight negated, slice, node: sorted, the best pair comes first."""
+_NOT_BESIDE: Final = 1 << 30
+"""The rank of a node that is beside none of the brokers that matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node as every node knows it.
+
+    ``broker_id`` is the broker it sits beside, if any; an empty ``rack`` is unknown and not shared
+    with anybody.
+    """
+
+    node_id: str
+    broker_id: int | None = None
+    rack: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFacts:
+    """What Kafka says of a slice's precise partition.
+
+    ``leader`` is the broker that has led it for a while, ``replicas`` the brokers that hold it, in
+    Kafka's order: the first is the one that Kafka prefers as leader.
+    """
+
+    slice_no: int
+    leader: int | None = None
+    replicas: tuple[int, ...] = ()
+
+
+def place(
+    members: Collection[Member], slices: Collection[SliceFacts], replicas: int | None
+) -> dict[int, frozenset[str]]:
+    """Which nodes keep a copy of each slice: ``replicas`` of them, or all when None or too many.
+
+    What binds, the strongest first:
+
+    1. every slice has its number of distinct nodes, and no node keeps more than 1.25 times the
+       mean, rounded up;
+    2. racks apart: none keeps a copy more of a slice while another, with a node that has room,
+       keeps fewer;
+    3. nodes beside the brokers that hold the partition, in Kafka's order;
+    4. the weight.
+
+    The leader does not matter here: it moves, and copies are dear to move. Of members with the same
+    ``node_id``, and of slices with the same number, one counts.
+
+    Raises:
+        ValueError: ``replicas`` is below 1.
+    """
+    if replicas is not None and replicas < 1:
+        raise ValueError(f"a slice needs 1 replica or more, not {replicas}")
+    nodes, facts = _by_id(members), _by_number(slices)
+    if replicas is None or replicas >= len(nodes):
+        return dict.fromkeys(facts, frozenset(nodes))
+
+    def rank(slice_no: int, node: str) -> int:
+        brokers, beside = facts[slice_no].replicas, nodes[node].broker_id
+        return brokers.index(beside) if beside in brokers else _NOT_BESIDE
+
+    pairs = _sorted_pairs(dict.fromkeys(facts, nodes), rank)
+    draft = _Draft(pairs, _racks(nodes), _load_max(len(facts) * replicas, len(nodes)))
+    draft.fill(pairs, replicas)
+    return {slice_no: frozenset(draft.nodes_of[slice_no]) for slice_no in facts}
+
+
+def rank_owners(
+    placed: Mapping[int, frozenset[str]], live: Collection[Member], slices: Collection[SliceFacts]
+) -> dict[int, tuple[str, ...]]:
+    """The live nodes that keep a copy of each slice, in the order in which they should own it.
+
+    The first is the preferred owner: the node beside the leader, else the one with the highest
+    weight. The others follow by weight, so that the slices of a node that dies spread over all.
+
+    No node is preferred for more than 1.25 times the mean, rounded up, the mean being of the slices
+    that have an owner over the nodes that can own one. With every copy on every node that always
+    holds. With few copies it may not: then the largest load is the smallest that is possible. A
+    slice without a live node that keeps a copy gets an empty tuple.
+    """
+    nodes, facts = _by_id(live), _by_number(slices)
+    keepers = {
+        number: placed.get(number, frozenset()) & nodes.keys() for number in {*placed, *facts}
+    }
+
+    def rank(slice_no: int, node: str) -> int:
+        leader = facts[slice_no].leader if slice_no in facts else None
+        is_beside = leader is not None and nodes[node].broker_id == leader
+        return 0 if is_beside else _NOT_BESIDE
+
+    pairs = _sorted_pairs(keepers, rank)
+    owned, able = {pair[2] for pair in pairs}, {pair[3] for pair in pairs}
+    draft = _Draft(pairs, _racks(nodes), _load_max(len(owned), len(able)))
+    draft.fill(pairs, 1)
+    order = {number: list(draft.nodes_of.get(number, ())) for number in sorted(keepers)}
+    for _, _, slice_no, node in sorted(pairs, key=lambda pair: pair[1]):
+        if node not in draft.nodes_of[slice_no]:
+            order[slice_no].append(node)
+    return {slice_no: tuple(ranked) for slice_no, ranked in order.items()}
+
+
+class _Draft:
+    """Copies on nodes, in the making. ``nodes_of`` has every slice that some pair names."""
+
+    def __init__(self, pairs: Iterable[_Pair], racks: Mapping[str, str], load_max: int) -> None:
+        self.nodes_of: dict[int, set[str]] = {}
+        self._choices: dict[int, list[str]] = {}  # best first
+        self._slices_of: dict[str, set[int]] = {}
+        self._racks = racks
+        self._rack_load: Counter[tuple[int, str]] = Counter()  # copies of a slice in a rack
+        self._load_max = load_max
+        for _, _, slice_no, node in pairs:
+            self.nodes_of.setdefault(slice_no, set())
+            self._choices.setdefault(slice_no, []).append(node)
+            self._slices_of.setdefault(node, set())
+
+    def fill(self, pairs: Iterable[_Pair], copies: int) -> None:
+        """Give each slice ``copies`` nodes, each of which is the best that is to be had.
+
+        A bound that cannot be kept is raised by as little as possible. For ``place`` that never
+        happens: when every node with room keeps the slice already, then a full node that does not
+        keep it has some other slice that a node with room lacks, for it has more of them.
+        """
+        for per_rack in range(1, copies + 1):
+            pairs = [pair for pair in pairs if not self._settles(pair, copies, per_rack)]
+        for slice_no in self.nodes_of:
+            while len(self.nodes_of[slice_no]) < copies:
+                if not self._shift(slice_no):
+                    self._load_max += 1
+
+    def _settles(self, pair: _Pair, copies: int, per_rack: int) -> bool:
+        """Take the pair if that is allowed. Whether it needs no second look: loads only grow."""
+        _, _, slice_no, node = pair
+        taken = self.nodes_of[slice_no]
+        if len(taken) == copies or not self._has_room(node):
+            return True
+        if self._in_rack(slice_no, node) >= per_rack:
+            return False
+        self._take(slice_no, node)
+        return True
+
+    def _shift(self, slice_no: int) -> bool:
+        """Find one more node for a slice along the shortest chain of moves, or return False.
+
+        A slice moves into a node's place, the slice that was there moves on, and so on until a node
+        has room: an augmenting path, searched breadth first.
+        """
+        origin: dict[int, tuple[int, str]] = {}  # a slice: who takes its place, and where
+        waiting, seen = deque([slice_no]), {slice_no}
+        while waiting:
+            mover = waiting.popleft()
+            if self._move(mover, origin):
+                return True
+            for node in self._others(mover):
+                for neighbour in sorted(self._slices_of[node] - seen):
+                    origin[neighbour] = (mover, node)
+                    seen.add(neighbour)
+                    waiting.append(neighbour)
+        return False
+
+    def _move(self, slice_no: int, origin: Mapping[int, tuple[int, str]]) -> bool:
+        """Carry out a chain of moves, from its end, if the slice there finds a node with room."""
+        free = [node for node in self._others(slice_no) if self._has_room(node)]
+        if not free:
+            return False
+        while slice_no in origin:
+            successor, vacant = origin[slice_no]
+            self._leave(slice_no, vacant)
+            self._take(slice_no, self._apart(slice_no, free))
+            slice_no, free = successor, [vacant]
+        self._take(slice_no, self._apart(slice_no, free))
+        return True
+
+    def _apart(self, slice_no: int, free: Iterable[str]) -> str:
+        """The best of the nodes in racks with the fewest copies of the slice."""
+        return min(free, key=lambda node: self._in_rack(slice_no, node))
+
+    def _take(self, slice_no: int, node: str) -> None:
+        self.nodes_of[slice_no].add(node)
+        self._slices_of[node].add(slice_no)
+        self._rack_load[slice_no, self._racks[node]] += 1
+
+    def _leave(self, slice_no: int, node: str) -> None:
+        self.nodes_of[slice_no].remove(node)
+        self._slices_of[node].remove(slice_no)
+        self._rack_load[slice_no, self._racks[node]] -= 1
+
+    def _has_room(self, node: str) -> bool:
+        return len(self._slices_of[node]) < self._load_max
+
+    def _others(self, slice_no: int) -> list[str]:
+        """The nodes that may keep the slice and do not, best first."""
+        return [node for node in self._choices[slice_no] if node not in self.nodes_of[slice_no]]
+
+    def _in_rack(self, slice_no: int, node: str) -> int:
+        """How many copies of the slice are in the node's rack."""
+        return self._rack_load[slice_no, self._racks[node]]
+
+
+def _by_id(members: Iterable[Member]) -> dict[str, Member]:
+    """Members by id, in an order that does not depend on theirs."""
+    known = sorted(members, key=lambda m: (m.node_id, _or_below(m.broker_id), m.rack))
+    return {member.node_id: member for member in known}
+
+
+def _by_number(slices: Iterable[SliceFacts]) -> dict[int, SliceFacts]:
+    """Slices by number, in an order that does not depend on theirs."""
+    known = sorted(slices, key=lambda s: (s.slice_no, _or_below(s.leader), s.replicas))
+    return {facts.slice_no: facts for facts in known}
+
+
+def _or_below(broker_id: int | None) -> int:
+    """A broker id that sorts, None first."""
+    return -1 if broker_id is None else broker_id
+
+
+def _racks(nodes: Mapping[str, Member]) -> dict[str, str]:
+    """A name for each node's rack; one of its own where the rack is unknown."""
+    return {node: f"rack {m.rack}" if m.rack else f"node {node}" for node, m in nodes.items()}
+
+
+def _load_max(copies: int, nodes: int) -> int:
+    """1.25 times the mean load, rounded up. In integers: 1.25 times a float mean may round up."""
+    return -(-5 * copies // (4 * nodes)) if nodes else 0
+
+
+def _sorted_pairs(
+    keepers: Mapping[int, Collection[str]], rank: Callable[[int, str], int]
+) -> list[_Pair]:
+    """Every slice with each of its possible nodes, the best pair first."""
+    return sorted(
+        (rank(slice_no, node), -_weight(slice_no, node), slice_no, node)
+        for slice_no, nodes in keepers.items()
+        for node in nodes
+    )
+
+
+def _weight(slice_no: int, node: str) -> int:
+    """The random weight of a node for a slice: 64 bits, the same on every machine."""
+    digest = blake2b(f"{slice_no} {node}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest)
