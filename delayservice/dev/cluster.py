@@ -39,12 +39,13 @@ class EmbeddedCluster:
     """Kafka brokers 1..N in KRaft mode and ZooKeeper servers 1..M, started and stopped as one.
 
     Args:
-        brokers: how many brokers; of three or more, the first three vote.
+        brokers: how many brokers, 0 for none; of three or more, the first three vote.
         zookeepers: how many ZooKeeper servers, 0 for none; two or more form an ensemble.
         folder: where configuration, logs and data live. It is kept, and a later cluster on the
             same folder finds its data again. None means a temporary folder, removed at the end.
         keep: keep the temporary folder as well.
         broker_properties: Kafka broker settings that override the ones for development.
+        zookeeper_properties: the same for ZooKeeper.
         start_seconds: how long one server may take until it is ready.
         host: the address of this machine that everything listens on, where clients come from a
             network namespace of their own and can't reach 127.0.0.1.
@@ -58,19 +59,21 @@ class EmbeddedCluster:
         folder: Path | None = None,
         keep: bool = False,
         broker_properties: Mapping[str, str] = _NO_PROPERTIES,
+        zookeeper_properties: Mapping[str, str] = _NO_PROPERTIES,
         start_seconds: float = 120,
         host: str = LOOPBACK,
     ) -> None:
-        if brokers < 1 or zookeepers < 0:
+        if min(brokers, zookeepers) < 0 or brokers + zookeepers < 1:
             message = (
                 f"A cluster of {brokers} brokers and {zookeepers} ZooKeeper servers was asked for. "
-                "Ask for at least one broker, and for no negative number."
+                "Ask for at least one server, and for no negative number."
             )
             raise ClusterError(message)
         self._sizes = (brokers, zookeepers)
         self._kept_folder = folder.absolute() if folder else None
         self._keep = keep
         self._broker_properties = dict(broker_properties)
+        self._zookeeper_properties = dict(zookeeper_properties)
         self._start_seconds = start_seconds
         self._host = host
         self._folder: Path | None = None
@@ -250,7 +253,8 @@ class EmbeddedCluster:
         for broker in self._brokers.values():
             servers.write_broker(broker, tuple(self._brokers.values()), self._broker_properties)
         for zookeeper in self._zookeepers.values():
-            servers.write_zookeeper(zookeeper, tuple(self._zookeepers.values()))
+            peers = tuple(self._zookeepers.values())
+            servers.write_zookeeper(zookeeper, peers, self._zookeeper_properties)
 
     def _launch_all(self) -> None:
         """All at once: format beside ZooKeeper's start, each broker as soon as it is formatted."""

@@ -178,7 +178,9 @@ def format_command(jvm: Jvm, plan: BrokerPlan, cluster_id: str) -> list[str]:
     )
 
 
-def write_zookeeper(plan: ZooKeeperPlan, peers: Sequence[ZooKeeperPlan]) -> None:
+def write_zookeeper(
+    plan: ZooKeeperPlan, peers: Sequence[ZooKeeperPlan], overrides: Mapping[str, str]
+) -> None:
     """Write a ZooKeeper server's folder and configuration; more than one form an ensemble."""
     plan.data.mkdir(parents=True, exist_ok=True)
     settings = {
@@ -201,7 +203,7 @@ def write_zookeeper(plan: ZooKeeperPlan, peers: Sequence[ZooKeeperPlan]) -> None
             f"server.{peer.server_id}": f"{peer.host}:{peer.quorum_port}:{peer.election_port}"
             for peer in peers
         }
-    lines = (f"{name}={value}\n" for name, value in settings.items())
+    lines = (f"{name}={value}\n" for name, value in (settings | dict(overrides)).items())
     plan.config_path.write_text("".join(lines), encoding="utf-8")
 
 
