@@ -7,11 +7,14 @@ another machine (design section 12).
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Protocol
 
 SLEW_PPM = 500
 """How fast NTP may pull a clock without stepping it: parts per million (``adjtimex``)."""
+
+NOT_COMPARED = "the wall clock has not been compared with the broker's yet"
 
 _PPM = 1_000_000
 _GRANULE_MS = 1
@@ -135,6 +138,48 @@ class ClockGuard:
         self._anchor_ms = float(wall_ms - boot_ms)
         self._boot_ms = max(self._boot_ms, boot_ms)
         self._boot_reason = None
+
+
+class ClockWatch:
+    """The guard of one process: all its slices ask the same clock, and any of them may hear from a
+    broker. Any thread may call.
+
+    Args:
+        clock: this machine's.
+        tolerance_ms: how far clocks may be apart.
+    """
+
+    def __init__(self, clock: Clock, tolerance_ms: int) -> None:
+        self._clock = clock
+        self._guard = ClockGuard(tolerance_ms)
+        self._is_compared = False
+        self._lock = threading.Lock()
+
+    def doubt(self) -> str | None:
+        """Why the wall clock is not believed, or None. A clock that was wrong already when the
+        process started is found out by the first own checkpoint that is read back.
+        """
+        with self._lock:
+            doubt = self._guard.observe(self._clock.wall_ms(), self._boot_ms())
+            return doubt if self._is_compared else doubt or NOT_COMPARED
+
+    def heard(self, broker_ms: int) -> None:
+        """A consumed record has this timestamp of a broker's."""
+        with self._lock:
+            self._guard.observe_broker(broker_ms, self._clock.wall_ms(), self._boot_ms())
+
+    def heard_answer(self, broker_ms: int, wall_ms: int, boot_ms: int, sent_s: float) -> None:
+        """A broker put this timestamp on what was sent at ``sent_s`` of the monotonic clock, and it
+        was seen when the other two clocks showed ``wall_ms`` and ``boot_ms``.
+        """
+        waited_ms = (self._clock.monotonic_s() - sent_s) * 1000
+        rtt_ms = max(int(waited_ms - (self._boot_ms() - boot_ms)), 0)
+        with self._lock:
+            self._is_compared = True
+            self._guard.observe_broker(broker_ms, wall_ms, boot_ms, rtt_ms)
+
+    def _boot_ms(self) -> int:
+        return int(self._clock.boot_s() * 1000)
 
 
 def _side(ahead_ms: float) -> str:

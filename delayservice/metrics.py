@@ -114,7 +114,7 @@ class SliceMetrics(msgspec.Struct):
     slice: int
     counters: Counters = msgspec.field(default_factory=Counters)
     state: str = "starting"
-    """``starting``, ``replica``, ``taking_over``, ``owner`` or ``stopped``."""
+    """``starting``, ``catching_up``, ``replica`` or ``owner``."""
     alarm: str = ""
     """What stops or endangers delivery, one sentence for people; empty while all is well."""
     epoch: int = 0

@@ -110,6 +110,14 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
     lag = GaugeMetricFamily(
         "delay_source_lag", "Source records in Kafka that are not in the store yet.", labels=labels
     )
+    epoch = GaugeMetricFamily(
+        "delay_epoch", "Number of this node's ownership; absent while it has none.", labels=labels
+    )
+    behind = GaugeMetricFamily(
+        "delay_replica_lag_seconds",
+        "How far the copy is behind the owner's; absent while nobody knows.",
+        labels=labels,
+    )
     for facts in slices:
         metrics, at = facts.metrics, [str(facts.metrics.slice)]
         owned.add_metric(at, int(metrics.state == "owner"))
@@ -119,9 +127,13 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
         size.add_metric(at, metrics.store_bytes)
         age.add_metric(at, facts.cursor_age_s)
         lag.add_metric(at, metrics.source_lag)
+        if metrics.epoch:
+            epoch.add_metric(at, metrics.epoch)
+        if metrics.lag_s >= 0:
+            behind.add_metric(at, metrics.lag_s)
         if metrics.oldest_due_ms is not None:
             oldest.add_metric(at, metrics.oldest_due_ms / _MS)
-    yield from (owned, alarm, frozen, pending, size, oldest, age, lag)
+    yield from (owned, alarm, frozen, pending, size, oldest, age, lag, epoch, behind)
 
 
 def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:

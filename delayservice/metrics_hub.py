@@ -41,6 +41,8 @@ class SliceStatus(msgspec.Struct, omit_defaults=False):
     slice: int
     worker: int
     state: str
+    epoch: int
+    lag_s: float
     alarm: str
     pending: int
     ingested: int
@@ -276,6 +278,8 @@ def _slice_status(facts: SliceFacts, totals: Counters) -> SliceStatus:
         slice=metrics.slice,
         worker=facts.worker,
         state=metrics.state,
+        epoch=metrics.epoch,
+        lag_s=round(metrics.lag_s, 3),
         alarm=metrics.alarm,
         pending=metrics.pending,
         ingested=totals.ingested,

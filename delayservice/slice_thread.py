@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from connectors.kafka.topics import DelayTopic
-from delayservice.clock import Clock, ClockGuard
+from delayservice.clock import Clock, ClockWatch
 from delayservice.core.outcome import OUTCOME_NAMES, Tally
 from delayservice.core.role import Role
 from delayservice.errors import KafkaEdgeError
@@ -20,10 +20,11 @@ from delayservice.metrics import SliceMetrics
 from ha.ownership import Ownership, Standing
 
 SAMPLE_S = 1.0
-NOT_COMPARED = "the wall clock has not been compared with the broker's yet"
 CATCHING_UP_S = 5.0
 CATCHING_UP_SAMPLE_S = 0.1
 """A copy that is this far behind is looked at more often: somebody may be waiting for it."""
+PROGRESS_S = 5.0
+"""How often a copy that is catching up says how far it is."""
 RETRY_S = 1.0
 """Wait after an error of the cluster before the slice is tried again."""
 
@@ -33,11 +34,9 @@ _log = structlog.get_logger(__name__)
 class ThreadGate:
     """Whether the slice may be settled: owned, the clock believed, and the service not stopping."""
 
-    def __init__(self, ownership: Ownership, clock: Clock, tolerance_ms: int) -> None:
+    def __init__(self, ownership: Ownership, watch: ClockWatch) -> None:
         self._ownership = ownership
-        self._clock = clock
-        self._guard = ClockGuard(tolerance_ms)
-        self._is_compared = False
+        self._watch = watch
 
     def role(self, slice_no: int) -> Role:
         """What this node may do with the slice now."""
@@ -64,25 +63,15 @@ class ThreadGate:
         self._ownership.standing(slice_no, standing)
 
     def frozen(self) -> str | None:
-        """Why the wall clock is not believed, or None. A clock that was wrong already when the
-        service started is found out by the first checkpoint that is read back.
-        """
-        doubt = self._guard.observe(self._clock.wall_ms(), self._boot_ms())
-        return doubt if self._is_compared else doubt or NOT_COMPARED
+        """Why the wall clock is not believed, or None."""
+        return self._watch.doubt()
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
         """Compare the broker's clock with ours."""
         if read_back is None:
-            self._guard.observe_broker(broker_ms, self._clock.wall_ms(), self._boot_ms())
-            return
-        waited_ms = (self._clock.monotonic_s() - sent_s) * 1000
-        since_arrival_ms = self._boot_ms() - read_back.boot_ms
-        rtt_ms = max(int(waited_ms - since_arrival_ms), 0)
-        self._is_compared = True
-        self._guard.observe_broker(broker_ms, read_back.wall_ms, read_back.boot_ms, rtt_ms)
-
-    def _boot_ms(self) -> int:
-        return int(self._clock.boot_s() * 1000)
+            self._watch.heard(broker_ms)
+        else:
+            self._watch.heard_answer(broker_ms, read_back.wall_ms, read_back.boot_ms, sent_s)
 
 
 class MetricsObserver:
@@ -137,6 +126,10 @@ class SliceThread:
         self._clock = clock
         self._sampled_s = float("-inf")
         self._lag_s = float("inf")
+        self._was_behind = False
+        self._told_s = float("-inf")
+        self.log_ends: dict[str, int] = {}
+        """Where the slice's logs end, by delay topic; the worker asks for all slices at once."""
         self._trouble = ""
         self._make_lane = make_lane
         self._close_edges = close_edges
@@ -212,6 +205,7 @@ class SliceThread:
         self._sampled_s = now_s
         self._take_standing()
         self._sample()
+        self._tell_progress(now_s)
 
     def _take_standing(self) -> None:
         try:
@@ -220,6 +214,23 @@ class SliceThread:
             _log.debug("lag_not_known", slice=self.loop.slice_no, why=str(exc))
         self._gate.standing(self.loop.slice_no, Standing(self.loop.stored, self._lag_s))
 
+    @property
+    def _is_behind(self) -> bool:
+        return self._lag_s >= CATCHING_UP_S and self._metrics.source_lag > 0
+
+    def _tell_progress(self, now_s: float) -> None:
+        """A copy that was wiped takes its time; say how far it is."""
+        if self._is_behind == self._was_behind and now_s - self._told_s < PROGRESS_S:
+            return
+        if self._is_behind:
+            stored, left = sum(self.loop.stored.values()), self._metrics.source_lag
+            percent = round(100 * stored / max(stored + left, 1))
+            _log.info("catching_up", slice=self.loop.slice_no, percent=percent, left=left)
+        elif self._was_behind:
+            _log.info("caught_up", slice=self.loop.slice_no)
+        self._was_behind = self._is_behind
+        self._told_s = now_s
+
     def _sample(self) -> None:
         """Publish a copy, so that the worker never reads what this thread writes."""
         metrics, loop = self._metrics, self.loop
@@ -227,7 +238,12 @@ class SliceThread:
         due = [lane.next_due_ms() for lane in lanes]
         stats = [lane.store.stats() for lane in lanes]
         doubt = self._gate.frozen()
-        metrics.state = "owner" if loop.owner else "replica"
+        replica = "catching_up" if self._is_behind else "replica"
+        metrics.state = "owner" if loop.owner else replica
+        stored = loop.stored
+        metrics.source_lag = sum(
+            max(end - stored.get(topic, 0), 0) for topic, end in self.log_ends.items()
+        )
         metrics.epoch = loop.epoch if loop.owner else 0
         metrics.lag_s = self._lag_s if self._lag_s < float("inf") else -1.0
         # A store prunes in lumps, so it may count settled records; with nothing due, none waits.

@@ -20,10 +20,10 @@ from connectors.kafka.checkpoint import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
 from connectors.kafka.reach import KafkaReach
 from connectors.kafka.sink import KafkaSink, SinkOptions
-from connectors.kafka.source import KafkaSource
+from connectors.kafka.source import KafkaSource, log_ends
 from connectors.kafka.topics import DelayTopic, TargetTopics, TopicKeeper
 from delayservice import logs
-from delayservice.clock import SystemClock
+from delayservice.clock import ClockWatch, SystemClock
 from delayservice.core.contract import Contract
 from delayservice.core.settle import Routes
 from delayservice.errors import KafkaEdgeError
@@ -117,6 +117,7 @@ class Worker:
         self._index = index
         self._ownership = ownership
         self._clock = SystemClock()
+        self._clock_watch = ClockWatch(self._clock, settings.delivery.clock_tolerance_ms)
         self._admin = admin_client(settings.kafka.client_config("admin"))
         self._keeper = TopicKeeper(self._admin, settings)
         self._targets = TargetTopics(self._admin)
@@ -209,6 +210,14 @@ class Worker:
             self._retire(slice_no, found)
         for slice_no in sorted(kept):
             self._serve(slice_no, fit)
+        self._measure(fit)
+
+    def _measure(self, fit: list[DelayTopic]) -> None:
+        """Tell each slice how far its logs go: what it has to store yet."""
+        places = [(t.name, n) for t in fit for n in self._slices if t.partitions > n]
+        ends = log_ends(self._admin, places)
+        for slice_no, thread in self._slices.items():
+            thread.log_ends = {topic: end for (topic, n), end in ends.items() if n == slice_no}
 
     def _facts(self, fit: list[DelayTopic]) -> list[SliceFacts]:
         """What decides where slices go: the first delay topic of the settings that has such a
@@ -271,7 +280,7 @@ class Worker:
             client=settings.kafka.client_config("producer"),
         )
         metrics = SliceMetrics(slice=slice_no)
-        gate = ThreadGate(self._ownership, self._clock, settings.delivery.clock_tolerance_ms)
+        gate = ThreadGate(self._ownership, self._clock_watch)
         loop = SliceLoop(
             slice_no,
             node_id=settings.node.node_id,

@@ -29,6 +29,8 @@ _REPLACE_AFTER_SESSIONS: Final = 3
 _REMIND_S: Final = 30.0
 _LEAVE_S: Final = 8.0
 _RETRY_S: Final = 0.2
+_PATIENCE_S: Final = 2.0
+"""To connect takes a moment, which is no news."""
 
 _log = structlog.get_logger(__name__)
 
@@ -348,7 +350,9 @@ class ElectedOwnership:
         now_s = self._lease.now_s()
         timeout_s = self._ensemble.session_timeout_s
         self._beat_due_s = now_s + timeout_s / _BEATS_PER_SESSION
-        if self._is_connected or now_s - self._reminded_s > _REMIND_S:
+        if self._is_connected or (
+            now_s - self._reminded_s > _REMIND_S and now_s - self._quiet_since_s > _PATIENCE_S
+        ):
             self._reminded_s = now_s
             _log.warning(
                 "waiting_for_zookeeper",

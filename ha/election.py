@@ -63,12 +63,15 @@ class Pace:
         lag_s_max: a copy that is further behind may not own.
         alert_s: from naming the heir to stopping; longer than a replica's longest wait.
         tenure_s: a new owner keeps a slice so long before it hands over to a better one.
+        first_s: whoever is not the first waits so much longer for a slice that it sees for the
+            first time: when a cluster starts, no copy is ready at once.
     """
 
     stagger_s: float = 0.15
     lag_s_max: float = 10.0
     alert_s: float = 0.4
     tenure_s: float = 3.0
+    first_s: float = 1.0
 
 
 class Seat(NamedTuple):
@@ -171,7 +174,8 @@ class Election:
         before = state.seat
         state.seat = seat
         if before is None or before.is_mine != seat.is_mine or _epoch(before) != _epoch(seat):
-            state.since_s = now_s
+            # At first sight nobody may have had the time yet to be ready.
+            state.since_s = now_s if before is not None else now_s + self._pace.first_s
             state.is_handing_over = False
             state.announced_s = math.inf
             state.trouble = ""
@@ -383,8 +387,9 @@ class Election:
         me = self._me.node_id
         if self._is_leaving or me not in ranked or not self._is_fit or not self.may_own(slice_no):
             return None
-        stagger_s = ranked.index(me) * self._pace.stagger_s
-        if self._is_over(max(state.since_s + stagger_s, state.cool_until_s), now_s):
+        rank = ranked.index(me)
+        claim_s = state.since_s + rank * self._pace.stagger_s if rank else now_s
+        if self._is_over(max(claim_s, state.cool_until_s), now_s):
             return Claim(slice_no)
         return None
 

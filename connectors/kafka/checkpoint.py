@@ -17,6 +17,8 @@ from delayservice.lanes.ports import ReadBack
 
 _FIRST_LOOK: Final = 64
 _TAIL_WAIT_S: Final = 0.5
+_RECORD_AND_MARKER: Final = 2
+_NOTHING: Final = (-1, None)
 
 _log = structlog.get_logger(__name__)
 
@@ -31,7 +33,7 @@ class KafkaCheckpoints:
         self._clock = clock
         self._config = consumer_config(client, f"checkpoint-{name}")
         self._admin = admin
-        self._tailed: dict[int, ReadBack] = {}
+        self._tailed: dict[int, tuple[int, ReadBack | None]] = {}
         self._wanted: set[int] = set()
         self._closing = threading.Event()
         self.has_failed = False
@@ -49,7 +51,11 @@ class KafkaCheckpoints:
         Raises:
             KafkaEdgeError: the topic can't be read.
         """
-        return self._look_back(slice_no, *log_bounds(self._admin, self._topic, slice_no))
+        start, end = log_bounds(self._admin, self._topic, slice_no)
+        offset, tailed = self._tailed.get(slice_no, _NOTHING)
+        if tailed is not None and end == offset + _RECORD_AND_MARKER:
+            return tailed.data  # what follows it can only be the marker of its own transaction
+        return self._look_back(slice_no, start, end)
 
     def peek(self, slice_no: int) -> bytes | None:
         """The newest checkpoint below any open transaction; see the port.
@@ -93,7 +99,7 @@ class KafkaCheckpoints:
 
     def read_back(self, slice_no: int) -> ReadBack | None:
         """The newest checkpoint read back in passing; the same object until a newer one comes."""
-        return self._tailed.get(slice_no)
+        return self._tailed.get(slice_no, _NOTHING)[1]
 
     def _run(self) -> None:
         try:
@@ -127,7 +133,8 @@ class KafkaCheckpoints:
             value = message.value()
             if message.error() is None and value is not None:
                 broker_ms = message.timestamp()[1]
-                self._tailed[message.partition()] = ReadBack(value, broker_ms, wall_ms, boot_ms)
+                read_back = ReadBack(value, broker_ms, wall_ms, boot_ms)
+                self._tailed[message.partition()] = (message.offset(), read_back)
 
     def close(self) -> None:
         """Stop tailing."""

@@ -7,9 +7,9 @@ partition event, so those events are asked for, and a run says where it stops, n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import methodcaller
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import structlog
 from confluent_kafka import (
@@ -35,6 +35,9 @@ ASK_TIMEOUT_S: Final = 15.0
 SCAN_STALL_S: Final = 60.0
 SCAN_BATCH: Final = 5_000
 SCAN_WAIT_MS: Final = 10
+
+Place: TypeAlias = tuple[str, int]
+"""Topic and partition."""
 
 _MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
@@ -212,20 +215,35 @@ def log_bounds(
         KafkaEdgeError: the cluster does not say.
     """
     place = TopicPartition(topic, partition)
-    offsets = []
-    for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
-        asked = admin.list_offsets(
-            {place: spec},
-            isolation_level=isolation,
-            request_timeout=ASK_TIMEOUT_S,
-        )
-        try:
-            offsets.append(int(answer_of(asked[place], ASK_TIMEOUT_S).offset))
-        except KafkaException as exc:
-            raise KafkaEdgeError(
-                f"where {topic}:{partition} starts and ends can't be asked: {exc}"
-            ) from exc
+    asked = [
+        admin.list_offsets({place: spec}, isolation_level=isolation, request_timeout=ASK_TIMEOUT_S)
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    ]
+    try:
+        offsets = [int(answer_of(answer[place], ASK_TIMEOUT_S).offset) for answer in asked]
+    except KafkaException as exc:
+        raise KafkaEdgeError(
+            f"where {topic}:{partition} starts and ends can't be asked: {exc}"
+        ) from exc
     return Bounds(*offsets)
+
+
+def log_ends(admin: AdminClient, places: Collection[Place]) -> dict[Place, int]:
+    """High watermarks, asked all at once; a partition whose leader does not answer is left out."""
+    if not places:
+        return {}
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = admin.list_offsets(
+        {TopicPartition(*place): latest for place in places}, request_timeout=ASK_TIMEOUT_S
+    )
+    ends = {}
+    for partition, answer in asked.items():
+        try:
+            offset = answer_of(answer, ASK_TIMEOUT_S).offset
+            ends[partition.topic, partition.partition] = int(offset)
+        except KafkaException as exc:
+            _log.debug("log_end_not_known", topic=partition.topic, why=str(exc))
+    return ends
 
 
 def scan_partition(

@@ -61,6 +61,7 @@ def _table(slices: list[SliceStatus]) -> Table:
     for name in ("slice", "worker"):
         table.add_column(name, justify="right")
     table.add_column("state")
+    table.add_column("epoch", justify="right")
     for name in ("pending", "ingested", "delivered", "other", "lag", "next due", "late p50", "p99"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in slices:
@@ -69,6 +70,7 @@ def _table(slices: list[SliceStatus]) -> Table:
             str(row.slice),
             str(row.worker),
             row.state if not row.alarm else f"{row.state} !",
+            str(row.epoch or "-"),
             f"{row.pending:,}",
             f"{row.ingested:,}",
             f"{delivered:,}",

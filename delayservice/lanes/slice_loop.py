@@ -16,13 +16,11 @@ from delayservice import faults
 from delayservice.core.checkpoint import (
     Checkpoint,
     ShardCheckpoint,
-    decode_checkpoint,
     encode_checkpoint,
     fingerprint,
 )
 from delayservice.core.contract import Contract
 from delayservice.core.cursor import Cursor
-from delayservice.core.lag import Lag
 from delayservice.core.outcome import Output, Tally
 from delayservice.core.pacing import Pacer
 from delayservice.core.role import Role
@@ -33,13 +31,13 @@ from delayservice.errors import (
     RefusedError,
     TransactionAbortedError,
 )
+from delayservice.lanes.follower import Follower
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import (
     Checkpoints,
     Clock,
     Gate,
     Observer,
-    ReadBack,
     Sink,
     Source,
 )
@@ -117,8 +115,6 @@ class SliceLoop:
         self._contract_of = contract_of
         self._limits = limits
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
-        self._last_read_back: ReadBack | None = None
-        self._is_new: bool | None = None
         self._last_committed = b""
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._last_commit_s = float("-inf")
@@ -126,7 +122,7 @@ class SliceLoop:
         self._synced_s = clock.monotonic_s()
         self._uncommitted = Tally()
         self._role = Role.REPLICA
-        self._lag = Lag()
+        self._follower = Follower(slice_no, checkpoints, clock)
 
     # --- one turn ------------------------------------------------------------------------------
 
@@ -362,7 +358,9 @@ class SliceLoop:
 
     def _take_over(self) -> None:
         """Rule 7 in the order of design section 6: fence, ask again, read the checkpoint."""
-        check_secret(self._checkpoints, self.slice_no, self._secret)
+        known = self._follower.newest
+        if known is None or known.secret_fingerprint != self._secret:
+            check_secret(self._checkpoints, self.slice_no, self._secret)
         if not self._gate.confirm(self.slice_no):
             return
         self._sink.init()
@@ -422,31 +420,9 @@ class SliceLoop:
     # --- prune ---------------------------------------------------------------------------------
 
     def _prune(self) -> None:
-        """Forget what the checkpoint, as read back, has settled (rule 5): one path for the owner
-        and for every other replica.
-        """
-        read_back = self._checkpoints.read_back(self.slice_no)
-        if read_back is None or read_back is self._last_read_back:
-            return
-        self._last_read_back = read_back
-        if read_back.data == self._last_committed:
+        read_back = self._follower.prune(self.lanes, is_owner=self.owner)
+        if read_back is not None and read_back.data == self._last_committed:
             self._gate.heard_broker(read_back.broker_ms, read_back, self._last_commit_s)
-        faults.point("before_prune")
-        shards = decode_checkpoint(read_back.data).shards
-        self._lag.heard({t: known.cursor.offset for t, known in shards.items()}, self._now_s)
-        for topic, known in shards.items():
-            lane = self.lanes.get(topic)
-            if lane is None or lane.topic_id != known.topic_id:
-                continue
-            lane.store.prune(known.cursor)
-            if not self.owner:
-                lane.adopt(known.contracts)
-                lane.follow(known.cursor)
-        faults.point("after_prune")
-
-    @property
-    def _now_s(self) -> float:
-        return self._clock.monotonic_s()
 
     @property
     def stored(self) -> dict[str, int]:
@@ -459,15 +435,7 @@ class SliceLoop:
         Raises:
             KafkaEdgeError: the checkpoint topic can't be asked.
         """
-        if self.owner:
-            return 0.0
-        if not self.lanes:
-            return math.inf
-        if self._is_new is None and self._last_read_back is None:
-            self._is_new = self._checkpoints.is_new(self.slice_no)
-            if self._is_new:
-                self._lag.never_served(self._now_s)
-        return self._lag.lag_s(self.stored, self._now_s)
+        return 0.0 if self.owner else self._follower.lag_s(self.lanes)
 
     def _sync_when_time(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -486,7 +454,7 @@ class SliceLoop:
         for lane in added:
             self.lanes[lane.topic] = lane
             lane.follow(Cursor())
-        self._last_read_back = None  # it speaks of these lanes too
+        self._follower.again()
         if self.owner:
             checkpoint = self._read_checkpoint()
             for lane in added:

@@ -34,6 +34,7 @@ class Time:
 
 def busy(number: int = 0, count: int = 3) -> SliceMetrics:
     metrics = SliceMetrics(number, state="owner", pending=4, oldest_due_ms=1_500, cursor_age_s=1)
+    metrics.epoch, metrics.lag_s = 3, 0.0
     metrics.add_ingested(count)
     metrics.add_settled("delivered", count)
     metrics.add_rejected("time-missing")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from delayservice.core.role import Role
 from delayservice.core.settle import Routes
 from delayservice.lanes.slice_loop import Limits, SliceLoop
 
@@ -37,6 +38,7 @@ def loop(due_in_ms: int | None, *, visible_at_commit: bool, since_commit_ms: flo
     lane: Any = SimpleNamespace(next_due_ms=lambda: due_ms, shard=shard)
     made.lanes["topic"] = lane
     made.owner = True
+    made._role = Role.OWNER
     made._last_commit_s = 100.0 - since_commit_ms / 1000
     return made
 
@@ -56,4 +58,20 @@ def test_a_turn_waits_for_what_it_can_do_something_about(
     *, due_in_ms: int | None, visible_at_commit: bool, since_commit_ms: float, wait_ms: float
 ) -> None:
     made = loop(due_in_ms, visible_at_commit=visible_at_commit, since_commit_ms=since_commit_ms)
+    assert made._wait_ms() == pytest.approx(wait_ms)
+
+
+@pytest.mark.parametrize(
+    ("role", "wait_ms"),
+    [
+        (Role.REPLICA, 250.0),
+        (Role.HEIR, 5.0),  # the slice may be its own in a moment
+        (Role.PAUSED, 50.0),
+    ],
+)
+def test_who_does_not_settle_looks_again_as_often_as_its_role_may_change(
+    role: Role, wait_ms: float
+) -> None:
+    made = loop(2, visible_at_commit=True, since_commit_ms=5.0)
+    made._role = role
     assert made._wait_ms() == pytest.approx(wait_ms)
