@@ -113,6 +113,22 @@ def test_racks_come_before_brokers() -> None:
         assert {int(node[5:]) % 2 for node in kept} == {0, 1}
 
 
+@pytest.mark.parametrize("first", range(20))
+def test_a_slice_that_gives_way_to_another_keeps_its_racks_apart(first: int) -> None:
+    # The last two slices find four full nodes, and need one of them each.
+    racks = dict(
+        zip(["node-0", "node-1", "node-2", "node-3", "x", "y", "z"], "abcdabb", strict=True)
+    )
+    members = [Member(node, i, rack) for i, (node, rack) in enumerate(racks.items())]
+    slices = [SliceFacts(first + i, replicas=(0, 1, 2, 3)) for i in range(5)]
+    late = [SliceFacts(first + 5), SliceFacts(first + 6)]
+    placed = place(members, slices + late, 4)
+    assert all({"x", "y", "z"} < placed[facts.slice_no] for facts in late)
+    for kept in placed.values():
+        if on(2, 3) <= kept:
+            assert {racks[node] for node in kept} == set("abcd")
+
+
 def test_a_rack_with_one_node_is_not_overloaded() -> None:
     members = [Member("lonely", rack="a"), *(Member(f"node-{i}", rack="b") for i in range(9))]
     placed = place(members, SLICES, 2)
@@ -209,6 +225,14 @@ def test_where_copies_are_few_the_largest_load_is_the_least_possible() -> None:
     placed = {i: on(0) if i < 6 else on(0, 1) for i in range(9)}
     owners = preferred(rank_owners(placed, nodes(4), []))
     assert owners == {i: "node-0" if i < 6 else "node-1" for i in range(9)}
+
+
+def test_a_bound_that_cannot_be_kept_is_passed_by_no_more_than_needed() -> None:
+    # Two nodes must own eight slices, where 3 is the share; the leader lures to the first.
+    placed = {i: on(0) if i < 3 else on(0, 1) for i in range(8)} | {i: on(i) for i in (8, 9, 10)}
+    slices = [SliceFacts(i, leader=0) for i in range(3, 8)]
+    owners = Counter(preferred(rank_owners(placed, nodes(11), slices)).values())
+    assert owners["node-0"] == owners["node-1"] == 4
 
 
 def test_slices_of_a_node_that_dies_spread_over_the_others() -> None:
