@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -96,6 +97,7 @@ class Scenario:
             raise
         finally:
             stage.abandon()
+        shutil.rmtree(self.folder)
 
     def _tell(self, stage: Stage, verdict: Verdict, seconds: float) -> None:
         """One line of JSON, whatever pytest captures."""
@@ -131,14 +133,17 @@ class Scenario:
 
 
 @pytest.fixture
-def scenario(
-    request: pytest.FixtureRequest, fault_cluster: EmbeddedCluster, tmp_path: Path
-) -> Scenario:
+def scenario(request: pytest.FixtureRequest, fault_cluster: EmbeddedCluster) -> Iterator[Scenario]:
     """The stage of one test."""
     option = request.config.getoption
     name = request.node.name.removeprefix("test_")
     seed, nodes = option("--fault-seed", SEED), option("--fault-nodes", NODES)
-    return Scenario(fault_cluster, tmp_path, name, seed, nodes, request)
+    # Not pytest's folder, which later runs sweep away: logs of a failure are kept until somebody
+    # has looked at them.
+    folder = Path(tempfile.mkdtemp(prefix="delay-faults-"))
+    yield Scenario(fault_cluster, folder, name, seed, nodes, request)
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from operator import methodcaller
 from typing import Any, Final
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
     OffsetSpec,
 )
 
 from tests.faults.facts import Found
+from tests.integration.bench import await_true
 
 _END_S_MAX: Final = 90.0
 """A killed node's open transaction hides the end until its time-out, 45 s."""
@@ -33,7 +34,7 @@ class Watch:
     def __init__(self, bootstrap: str, topics: Sequence[str]) -> None:
         self.found: list[Found] = []
         self.uids: set[bytes] = set()
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        self._bootstrap = bootstrap
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -47,7 +48,7 @@ class Watch:
                 "log_level": 0,
             }
         )
-        known = self._admin.list_topics(timeout=30).topics
+        known = self._consumer.list_topics(timeout=30).topics
         self._places = [(topic, number) for topic in topics for number in known[topic].partitions]
         self._next = dict.fromkeys(self._places, 0)
         self._assign()
@@ -83,13 +84,23 @@ class Watch:
 
     def _ends(self) -> dict[tuple[str, int], int]:
         """High watermarks: beyond them nothing was written, committed or not."""
-        asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._places}  # type: ignore[no-untyped-call]
-        level = IsolationLevel.READ_UNCOMMITTED
-        answers = self._admin.list_offsets(asked, isolation_level=level, request_timeout=30)
-        return {
-            (place.topic, place.partition): answer.result(30).offset
-            for place, answer in answers.items()
-        }
+        found: dict[tuple[str, int], int] = {}
+
+        def asked() -> bool:
+            # A client anew: one that knew an earlier leader is refused as fenced, again and again.
+            admin = AdminClient({"bootstrap.servers": self._bootstrap, "log_level": 0})
+            places = {TopicPartition(*place): OffsetSpec.latest() for place in self._places}  # type: ignore[no-untyped-call]
+            level = IsolationLevel.READ_UNCOMMITTED
+            answers = admin.list_offsets(places, isolation_level=level, request_timeout=10)
+            try:
+                for place, answer in answers.items():
+                    found[place.topic, place.partition] = answer.result(20).offset
+            except KafkaException:
+                return False
+            return True
+
+        await_true(asked, "the ends of the topics are known", _END_S_MAX)
+        return found
 
     def _assign(self) -> None:
         self._consumer.assign(
