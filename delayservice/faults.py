@@ -1,7 +1,8 @@
 """Named points where a demo or a test makes a process stop, die or exit.
 
-``DELAYSERVICE_FAULT=NAME:ACTION:N`` acts on the Nth time that the point is passed in a process.
-Unset, which is how the service runs, ``point`` is an empty function bound at import.
+``DELAYSERVICE_FAULT=NAME:ACTION:N`` acts on the Nth time that the point is passed in a process, and
+``NAME:ACTION:/FILE`` whenever that file is there, which it removes: somebody else says when. Unset,
+which is how the service runs, ``point`` is an empty function bound at import.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ def bind(setting: str) -> Callable[[str], None]:
     """Make the function that every fault point calls.
 
     Args:
-        setting: ``NAME:ACTION:N``, or nothing for no fault. ``:N`` may be left out and is 1 then.
+        setting: ``NAME:ACTION:N`` or ``NAME:ACTION:/FILE``, or nothing for no fault. ``:N`` may be
+            left out and is 1 then.
 
     Raises:
-        SettingsError: an unknown name or action, or N is no positive number.
+        SettingsError: an unknown name or action, or N is neither a positive number nor a path.
     """
     if not setting:
         return _no_fault
@@ -66,9 +68,39 @@ def bind(setting: str) -> Callable[[str], None]:
         raise SettingsError(f"{VARIABLE}: no point {name!r}; there are {', '.join(POINTS)}")
     if action not in _ACTIONS:
         raise SettingsError(f"{VARIABLE}: no action {action!r}; there are {', '.join(_ACTIONS)}")
+    if count.startswith("/"):
+        return _Trap(name, _ACTIONS[action], count).point
     if not (count or "1").isdecimal() or int(count or "1") == 0:
-        raise SettingsError(f"{VARIABLE}: {count!r} must be a number, 1 or more")
+        raise SettingsError(f"{VARIABLE}: {count!r} must be a number, 1 or more, or a file")
     return _Fault(name, _ACTIONS[action], int(count or "1")).point
+
+
+def _check_point(name: str) -> None:
+    if name not in POINTS:
+        raise SettingsError(f"no fault point {name!r}: add it to faults.POINTS")
+
+
+class _Trap:
+    """Acts once for each time that a file was put there."""
+
+    __slots__ = ("_act", "_name", "_path")
+
+    def __init__(self, name: str, act: Callable[[], None], path: str) -> None:
+        self._name = name
+        self._act = act
+        self._path = path
+
+    def point(self, name: str, /) -> None:
+        """Pass a fault point."""
+        _check_point(name)
+        if name != self._name:
+            return
+        try:
+            # Of several threads that pass at the same time, one can remove it.
+            os.unlink(self._path)  # noqa: PTH108  # a path object for each pass would cost more
+        except FileNotFoundError:
+            return
+        self._act()
 
 
 class _Fault:
@@ -83,8 +115,7 @@ class _Fault:
 
     def point(self, name: str, /) -> None:
         """Pass a fault point."""
-        if name not in POINTS:
-            raise SettingsError(f"no fault point {name!r}: add it to faults.POINTS")
+        _check_point(name)
         if name != self._name:
             return
         self._left -= 1

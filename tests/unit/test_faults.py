@@ -55,6 +55,28 @@ def test_stop_freezes_the_process_until_it_is_told_to_go_on() -> None:
         assert len(printed.split()) == 4
 
 
+def test_a_file_says_when(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    passes = f"""
+from pathlib import Path
+from delayservice import faults
+faults.point("before_commit")
+Path({str(trap)!r}).touch()
+faults.point("after_poll")
+print("armed", flush=True)
+faults.point("before_commit")
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", passes],
+        env={**os.environ, faults.VARIABLE: f"before_commit:exit:{trap}"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    ) as process:
+        printed, _ = process.communicate(timeout=60)
+    assert (process.returncode, printed.split()) == (faults.EXIT_STATUS, [b"armed"])
+    assert not trap.exists()
+
+
 @pytest.mark.parametrize("text", ["nowhere:kill:1", "flushed:burn:1", "flushed:kill:0", "flushed"])
 def test_what_is_unknown_is_an_error(text: str) -> None:
     with pytest.raises(SettingsError, match=faults.VARIABLE):
