@@ -137,6 +137,8 @@ class Worker:
         )
         self._slices: dict[int, SliceThread] = {}
         self._slices_there = range(0)
+        self._topics: list[DelayTopic] = []
+        self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
         self._reach = KafkaReach(self._admin, settings.topics.checkpoint)
         self._explained: dict[str, tuple[str, ...]] = {}
@@ -149,6 +151,7 @@ class Worker:
             if time.monotonic() - refreshed_s >= self._settings.topics.refresh_s:
                 refreshed_s = time.monotonic()
                 self._refresh()
+            self._place()
             if self._has_failed:
                 break
             self._ownership.fit(is_fit=self._reach.check())
@@ -205,12 +208,18 @@ class Worker:
             return
         self._explain(found)
         self._slices_there = range(slices)
-        kept = self._ownership.serve(self._facts(fit))
-        for slice_no in sorted(self._slices.keys() - kept):
-            self._retire(slice_no, found)
-        for slice_no in sorted(kept):
-            self._serve(slice_no, fit)
+        self._topics = found
+        self._facts = self._make_facts(found)
         self._measure(fit)
+
+    def _place(self) -> None:
+        """Serve the slices whose copies belong here, as nodes come and go."""
+        kept = self._ownership.serve(self._facts)
+        elsewhere = {facts.slice_no for facts in self._facts} - kept
+        for slice_no in sorted(self._slices.keys() & elsewhere):
+            self._retire(slice_no)
+        for slice_no in sorted(kept | self._slices.keys()):
+            self._serve(slice_no)
 
     def _measure(self, fit: list[DelayTopic]) -> None:
         """Tell each slice how far its logs go: what it has to store yet."""
@@ -219,21 +228,25 @@ class Worker:
         for slice_no, thread in self._slices.items():
             thread.log_ends = {topic: end for (topic, n), end in ends.items() if n == slice_no}
 
-    def _facts(self, fit: list[DelayTopic]) -> list[SliceFacts]:
+    def _make_facts(self, found: list[DelayTopic]) -> list[SliceFacts]:
         """What decides where slices go: the first delay topic of the settings that has such a
-        partition speaks for the slice.
+        partition speaks for the slice, fit or not.
         """
         order = {name: number for number, name in enumerate(self._settings.topics.delay)}
-        topics = sorted(fit, key=lambda topic: (order.get(topic.name, len(order)), topic.name))
+        topics = sorted(found, key=lambda topic: (order.get(topic.name, len(order)), topic.name))
         now_s = self._clock.monotonic_s()
         facts = []
-        for slice_no in self._slices_there:
+        for slice_no in range(max((topic.partitions for topic in found), default=0)):
             leader, replicas = next(t.brokers[slice_no] for t in topics if t.partitions > slice_no)
             facts.append(self._leaders.settle(SliceFacts(slice_no, leader, replicas), now_s))
         return facts
 
-    def _serve(self, slice_no: int, fit: list[DelayTopic]) -> None:
-        topics = {topic.name: topic for topic in fit if topic.partitions > slice_no}
+    def _serve(self, slice_no: int) -> None:
+        topics = {
+            topic.name: topic
+            for topic in self._topics
+            if not topic.problems and topic.partitions > slice_no
+        }
         thread = self._slices.get(slice_no)
         if thread is not None:
             thread.serve(topics)
@@ -242,7 +255,7 @@ class Worker:
         thread.serve(topics)
         thread.start()
 
-    def _retire(self, slice_no: int, found: list[DelayTopic]) -> None:
+    def _retire(self, slice_no: int) -> None:
         """Keep no copy of a slice any more: other nodes do. Unless its thread hangs, its stores
         go; whoever keeps it again begins with the log.
         """
@@ -252,7 +265,7 @@ class Worker:
             _log.warning("slice_did_not_stop", slice=slice_no, waited_s=RETIRE_TIMEOUT_S)
             return
         del self._slices[slice_no]
-        for topic in found:
+        for topic in self._topics:
             remove_store(self._settings, topic.topic_id, slice_no)
         _log.info("slice_retired", slice=slice_no)
 

@@ -68,12 +68,13 @@ class KafkaCheckpoints:
         return self._look_back(slice_no, *bounds)
 
     def is_new(self, slice_no: int) -> bool:
-        """Whether nothing was ever written for the slice.
+        """Whether nothing was ever committed for the slice; what was aborted does not count.
 
         Raises:
             KafkaEdgeError: the topic can't be asked.
         """
-        return log_bounds(self._admin, self._topic, slice_no).end == 0
+        end = log_bounds(self._admin, self._topic, slice_no).end
+        return end == 0 or self.peek(slice_no) is None
 
     def _look_back(self, slice_no: int, start: int, end: int) -> bytes | None:
         look = _FIRST_LOOK

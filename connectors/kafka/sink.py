@@ -30,7 +30,7 @@ from delayservice.errors import OwnershipLostError, RefusedError, TransactionAbo
 
 COMMIT_TIMEOUT_S: Final = 30.0
 FLUSH_STEP_S: Final = 0.1
-INIT_TIMEOUT_S: Final = 60.0
+INIT_TIMEOUT_S: Final = 20.0
 UNKNOWN_AFTER_MS: Final = 3_000
 """How long the client goes on hoping for a target that has disappeared."""
 SLOW_COMMIT_S: Final = 10.0

@@ -12,7 +12,7 @@ import structlog
 
 from delayservice.core.checkpoint import ShardCheckpoint
 from delayservice.core.codec import decode_payload
-from delayservice.core.contract import Contract, Contracts
+from delayservice.core.contract import Contract, ContractError, Contracts
 from delayservice.core.cursor import Cursor, Key
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Frame
@@ -57,10 +57,13 @@ class Lane:
         self._settler = Settler(topic, partition, routes, self.verdicts)
         self._paused = False
         self._mean_bytes = _FIRST_MEAN_BYTES
-        self.contracts = Contracts([(0, Contract())])
+        self.shard = Shard(self._settler, store.open())
+        read_by = _contracts_of(store.label)
+        self._is_labelled = read_by is not None
+        """Whether ``contracts`` are those by which the store was filled."""
+        self.contracts = read_by or Contracts([(0, Contract())])
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
-        self.shard = Shard(self._settler, store.open())
         self._position = -1
 
     # --- roles ---------------------------------------------------------------------------------
@@ -68,16 +71,43 @@ class Lane:
     def adopt(self, contracts: Contracts) -> None:
         """Read records by these parameters from now on (rule 2); nothing is read before the first.
 
-        A replica may have stored records by the old parameters before it heard that they end: those
-        keys are wrong, so the store starts over.
+        A replica may have stored records by the old parameters before it heard that they end, in
+        this life or in one before: those keys are wrong, so the store starts over. So it does when
+        nothing says by what its records were read.
+
+        The store's label is right at every moment: it is set before anything is read by it, and
+        what is here by then reads the same by both. So the pair of horizon and label that a crash
+        leaves is right too.
         """
-        if self._is_adopted and not _agree_below(self.shard.stored, self.contracts, contracts):
-            _log.warning("contract_changed", topic=self.topic, partition=self.partition)
-            self.reset_store()
-        if contracts != self.contracts:
-            self.contracts = contracts
-            self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
+        if self._is_adopted and contracts == self.contracts:
+            return
+        was_wrong = self._is_read_otherwise(contracts)
+        self.contracts = contracts
+        self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
         self._is_adopted = True
+        if was_wrong:
+            self.reset_store()
+        else:
+            self._set_label()
+
+    def _is_read_otherwise(self, contracts: Contracts) -> bool:
+        """Whether the store may hold what these contracts read in another way."""
+        stored = self.shard.stored
+        if stored == 0 or (self._is_labelled and self.contracts.agree_below(stored, contracts)):
+            return False
+        _log.warning(
+            "contract_changed",
+            topic=self.topic,
+            partition=self.partition,
+            stored=stored,
+            why="stored by other parameters" if self._is_labelled else "stored by unknown ones",
+            hint="the store is rebuilt from the log",
+        )
+        return True
+
+    def _set_label(self) -> None:
+        self.store.set_label(self.contracts.encode())
+        self._is_labelled = True
 
     def step_down(self) -> None:
         """Settle no more. Whatever was interrupted, a run may be lost that was read and not stored,
@@ -167,6 +197,8 @@ class Lane:
         """Start the store over from the beginning of the log."""
         self.store.reset()
         self.shard.stored = 0
+        if self._is_adopted:
+            self._set_label()
 
     def _go_to_wanted(self) -> None:
         wanted = self.shard.wanted
@@ -325,7 +357,11 @@ class Lane:
         self.store.close()
 
 
-def _agree_below(stop: int, one: Contracts, other: Contracts) -> bool:
-    """Whether both read every offset below ``stop`` by the same parameters."""
-    starts = {start for start, _ in (*one.entries(), *other.entries()) if start < stop}
-    return all(one.at(start) == other.at(start) for start in starts)
+def _contracts_of(label: bytes) -> Contracts | None:
+    """What a store's label says; None if that is nothing, or nothing that this version can follow:
+    another may, so the store is left as it is until there is something to compare it with.
+    """
+    try:
+        return Contracts.decode(label)
+    except ContractError:
+        return None

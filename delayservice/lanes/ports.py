@@ -168,6 +168,9 @@ class Gate(Protocol):
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """The slice has been taken over, or its last transaction is over."""
 
+    def gave_up(self, slice_no: int, why: str) -> None:
+        """The slice can't be served here now: another node may have more luck."""
+
     def frozen(self) -> str | None:
         """Why the clock can't be trusted now, or None: nothing is settled meanwhile."""
 

@@ -49,6 +49,7 @@ _RECHECK_BLOCKED_S = 0.25
 _NOT_SETTLING_WAIT_MS = 50.0
 _HEIR_WAIT_MS = 5.0
 _LEAST_WAIT_MS = 0.5
+_TAKE_OVERS_MAX = 2
 
 _log = structlog.get_logger(__name__)
 
@@ -122,6 +123,7 @@ class SliceLoop:
         self._synced_s = clock.monotonic_s()
         self._uncommitted = Tally()
         self._role = Role.REPLICA
+        self._failed_take_overs = 0
         self._follower = Follower(slice_no, checkpoints, clock)
 
     # --- one turn ------------------------------------------------------------------------------
@@ -140,6 +142,7 @@ class SliceLoop:
                 self._serve()
         except OwnershipLostError as lost:
             _log.warning("ownership_lost", slice=self.slice_no, why=str(lost))
+            self._take_over_failed(str(lost))
             self.release()
         self._prune()
         self._sync_when_time()
@@ -153,12 +156,14 @@ class SliceLoop:
 
     def _serve(self) -> None:
         """Settle and commit; while the ensemble is out of sight, only finish what has begun."""
-        if self._gate.frozen() is not None:
+        if self._role is Role.PAUSED:
+            if self._uncommitted.records:
+                self._commit_when_time()
+        elif self._gate.frozen() is not None:
             self._ask_the_time()
-            return
-        if self._role is Role.OWNER:
+        else:
             self._settle()
-        self._commit_when_time()
+            self._commit_when_time()
 
     def _poll(self, wait_ms_max: int | None) -> None:
         wait_ms = self._wait_ms() if wait_ms_max is None else wait_ms_max
@@ -380,6 +385,7 @@ class SliceLoop:
             raise OwnershipLostError(
                 f"slice {self.slice_no}: the first checkpoint was not committed"
             )
+        self._failed_take_overs = 0
         self._gate.settling(self.slice_no, is_settling=True)
         _log.info(
             "took_over",
@@ -387,6 +393,15 @@ class SliceLoop:
             epoch=self.epoch,
             shards={t: lane.shard.committed for t, lane in self.lanes.items()},
         )
+
+    def _take_over_failed(self, why: str) -> None:
+        """Once may be another node's attempt at the same time; twice, and another may try."""
+        if self.owner:
+            return
+        self._failed_take_overs += 1
+        if self._failed_take_overs >= _TAKE_OVERS_MAX:
+            self._failed_take_overs = 0
+            self._gate.gave_up(self.slice_no, why)
 
     def _read_checkpoint(self) -> Checkpoint | None:
         return read_checkpoint(self._checkpoints, self.slice_no, self._secret)

@@ -293,6 +293,9 @@ class SimGate:
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """See the protocol."""
 
+    def gave_up(self, slice_no: int, why: str) -> None:
+        """See the protocol; the schedule decides who owns next."""
+
     def frozen(self) -> str | None:
         """See the protocol."""
         return "in doubt" if self._node.frozen else None
