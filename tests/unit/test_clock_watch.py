@@ -1,0 +1,91 @@
+"""One clock, asked by all slices of a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from delayservice.clock import NOT_COMPARED, ClockWatch
+
+TOLERANCE_MS = 500
+
+
+@dataclass
+class Clocks:
+    """Three clocks that a test sets."""
+
+    wall: int = 1_700_000_000_000
+    since_boot_s: float = 1_000.0
+
+    def wall_ms(self) -> int:
+        return self.wall
+
+    def monotonic_s(self) -> float:
+        return self.since_boot_s
+
+    def boot_s(self) -> float:
+        return self.since_boot_s
+
+    def run(self, seconds: float) -> None:
+        self.wall += round(seconds * 1000)
+        self.since_boot_s += seconds
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    return Clocks()
+
+
+@pytest.fixture
+def watch(clocks: Clocks) -> ClockWatch:
+    return ClockWatch(clocks, TOLERANCE_MS)
+
+
+def answer(watch: ClockWatch, clocks: Clocks, ahead_ms: int = 0, took_s: float = 0.02) -> None:
+    """A broker stamps what is sent now; the wall clock is ``ahead_ms`` of the broker's."""
+    sent_s = clocks.monotonic_s()
+    broker_ms = clocks.wall - ahead_ms
+    clocks.run(took_s)
+    watch.heard_answer(broker_ms, clocks.wall, int(clocks.boot_s() * 1000), sent_s)
+
+
+def test_nothing_is_believed_before_the_first_comparison(watch: ClockWatch) -> None:
+    assert watch.doubt() == NOT_COMPARED
+
+
+def test_one_answer_speaks_for_all_slices(watch: ClockWatch, clocks: Clocks) -> None:
+    answer(watch, clocks)
+    assert watch.doubt() is None
+
+
+def test_a_clock_that_was_wrong_from_the_start_is_found_out(
+    watch: ClockWatch, clocks: Clocks
+) -> None:
+    answer(watch, clocks, ahead_ms=TOLERANCE_MS + 100)
+    assert "ahead of the broker's clock" in (watch.doubt() or "")
+
+
+def test_an_answer_that_was_long_on_its_way_accuses_nobody(
+    watch: ClockWatch, clocks: Clocks
+) -> None:
+    answer(watch, clocks, took_s=3.0)
+    assert watch.doubt() is None
+
+
+def test_a_step_is_noticed_and_a_broker_that_agrees_forgives_it(
+    watch: ClockWatch, clocks: Clocks
+) -> None:
+    answer(watch, clocks)
+    clocks.wall += 5_000
+    assert "stepped" in (watch.doubt() or "")
+    answer(watch, clocks)
+    assert watch.doubt() is None
+
+
+def test_a_record_from_the_future_shows_that_the_clock_is_behind(
+    watch: ClockWatch, clocks: Clocks
+) -> None:
+    answer(watch, clocks)
+    watch.heard(clocks.wall + TOLERANCE_MS + 1)
+    assert "behind the broker's clock" in (watch.doubt() or "")
