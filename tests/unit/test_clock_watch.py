@@ -77,6 +77,7 @@ def test_a_step_is_noticed_and_a_broker_that_agrees_forgives_it(
     watch: ClockWatch, clocks: Clocks
 ) -> None:
     answer(watch, clocks)
+    assert watch.doubt() is None
     clocks.wall += 5_000
     assert "stepped" in (watch.doubt() or "")
     answer(watch, clocks)
