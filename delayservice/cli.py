@@ -236,7 +236,13 @@ def version(*, as_json: JsonOption = False) -> None:
 def demo(
     *,
     records: Annotated[int, typer.Option(min=1, help="Records to send.")] = 20_000,
-    kills: Annotated[int, typer.Option(min=0, help="Times the service is killed.")] = 5,
+    kills: Annotated[
+        int | None,
+        typer.Option(min=0, help="Times a node is killed.", show_default="3; of one node 5"),
+    ] = None,
+    nodes: Annotated[
+        int, typer.Option(min=1, max=6, help="Nodes, each beside a broker; 1 has no ZooKeeper.")
+    ] = 3,
     store: Annotated[
         Literal["wheel", "rocksdb", "memory"],
         typer.Option(help="Where pending records are kept."),
@@ -246,15 +252,16 @@ def demo(
     ] = "exactly_once",
     as_json: JsonOption = False,
 ) -> None:
-    """Start real Kafka and the service, kill the service again and again, and judge what arrives.
+    """Start real Kafka and the service, kill and freeze its nodes, and judge what arrives.
 
     The last line is one JSON object with the result; with --json it is the only one.
     """
-    from delayservice.dev.demo import run as run_demo
+    from delayservice.dev.demo.choices import Choices
+    from delayservice.dev.demo.story import run as run_demo
 
     shown = io.StringIO() if as_json else sys.stdout
     with contextlib.redirect_stdout(shown):
-        exit_status = run_demo(records=records, kills=kills, store=store, delivery=delivery)
+        exit_status = run_demo(Choices(records, kills, nodes, store, delivery))
     if isinstance(shown, io.StringIO):
         print(*shown.getvalue().splitlines()[-1:])  # noqa: T201 (JSON as it is)
     raise typer.Exit(exit_status)

@@ -1,0 +1,180 @@
+"""What the demo does to the nodes: kill one in an open transaction, freeze another, restart a third
+in good order.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    OffsetSpec,
+)
+
+from delayservice.dev.crew import Crew, Node
+from delayservice.dev.demo.timeline import Act, Deed, fences
+from delayservice.dev.progress import Steps
+
+FAULT: Final = "flushed:stop"
+"""A worker stops itself there, in an open transaction with its outputs at the broker."""
+_TRANSACTION_S_MAX: Final = 15.0
+_FENCED_S_MAX: Final = 20.0
+_PAUSE_S: Final = {True: (0.5, 1.5), False: (1.5, 3.5)}
+"""Before a deed, by whether there are several nodes: those are waited for after it as well."""
+_LOOKS: Final = 3
+_INSIDE: Final = frozenset({0, 2, 3})
+"""Of every five kills, those that happen inside a transaction."""
+
+INSIDE: Final = "in an open transaction"
+_NO_TRANSACTION: Final = "no transaction came"
+_ANY_TIME: Final = "at a random moment"
+
+
+def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
+    """What is done in which order, and whether it is to happen inside an open transaction."""
+    deeds = [(Deed.KILL, number % 5 in _INSIDE) for number in range(kills)]
+    if has_several:
+        deeds.insert(1, (Deed.FREEZE, True))
+        deeds.insert(3, (Deed.RESTART, False))
+    return deeds
+
+
+class Director:
+    """Carries the script out.
+
+    Args:
+        crew: the nodes, serving.
+        admin: asks the brokers.
+        targets: partitions that the service writes to.
+        await_delivered: waits until some more records have come to the consumer.
+        rng: when an act happens.
+        is_fenced: whether the brokers refuse a former owner; without transactions they don't.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        admin: AdminClient,
+        targets: Sequence[TopicPartition],
+        await_delivered: Callable[[], None],
+        rng: random.Random,
+        *,
+        is_fenced: bool,
+    ) -> None:
+        self._crew = crew
+        self._admin = admin
+        self._targets = targets
+        self._await_delivered = await_delivered
+        self._rng = rng
+        self._is_fenced = is_fenced
+
+    @property
+    def _has_several(self) -> bool:
+        return len(self._crew.nodes) > 1
+
+    def play(self, deeds: Sequence[tuple[Deed, bool]], steps: Steps) -> list[Act]:
+        """One after the other, each to the owner of another slice."""
+        acts = []
+        bar = steps.bar("Troubling the nodes", len(deeds))
+        play = {Deed.KILL: self._kill, Deed.FREEZE: self._freeze, Deed.RESTART: self._restart}
+        for number, (deed, is_inside) in enumerate(deeds):
+            node = self._crew.owner(number % self._crew.slices)
+            bar.say(f"{node.node_id} is being {deed}")
+            threading.Event().wait(self._rng.uniform(*_PAUSE_S[self._has_several]))
+            how = self._stop_inside(node) if is_inside else _ANY_TIME
+            acts.append(play[deed](node, how))
+            bar.at(number + 1)
+        bar.say("Troubled the nodes")
+        return acts
+
+    def _stop_inside(self, node: Node) -> str:
+        return INSIDE if node.spring(_TRANSACTION_S_MAX) else _NO_TRANSACTION
+
+    def _kill(self, node: Node, how: str) -> Act:
+        before = self._crew.owned_by(node)
+        held_back, at_ms = self._held_back(), _now_ms()
+        node.kill()
+        if not self._has_several:
+            node.start()
+        self._crew.await_successors(before, [node] if self._has_several else [])
+        act = self._act(Deed.KILL, node, tuple(before), at_ms, how, held_back)
+        if self._has_several:
+            self._bring_back(node)
+        return act
+
+    def _freeze(self, node: Node, how: str) -> Act:
+        """The whole node stands still, others take over and deliver, and it is woken."""
+        before = self._crew.owned_by(node)
+        at_ms = _now_ms()
+        node.service.freeze()
+        held_back = self._held_back()
+        self._crew.await_successors(before, [node])
+        self._await_delivered()
+        woken_ms = _now_ms()
+        act = self._act(Deed.FREEZE, node, tuple(before), at_ms, how, held_back, woken_ms)
+        node.service.thaw()
+        if self._is_fenced:
+            self._crew.await_true(
+                lambda: fences(node.told(), act) > 0,
+                f"{node.node_id} was fenced when it was woken",
+                timeout_s=_FENCED_S_MAX,
+            )
+        self._crew.await_home()
+        return act
+
+    def _restart(self, node: Node, how: str) -> Act:
+        before = self._crew.owned_by(node)
+        at_ms = _now_ms()
+        node.stop()
+        self._crew.await_successors(before, [node])
+        act = self._act(Deed.RESTART, node, tuple(before), at_ms, how, 0)
+        self._bring_back(node)
+        return act
+
+    def _bring_back(self, node: Node) -> None:
+        node.start()
+        self._crew.await_home()
+
+    def _act(
+        self,
+        deed: Deed,
+        node: Node,
+        slices: tuple[int, ...],
+        at_ms: float,
+        how: str,
+        held_back: int,
+        woken_ms: float | None = None,
+    ) -> Act:
+        """Its slices have other owners now."""
+        owners = self._crew.owners()
+        served_ms = max((owners[slice_no].from_ms for slice_no in slices), default=at_ms)
+        return Act(deed, node.node_id, slices, at_ms, how, held_back, served_ms, woken_ms)
+
+    # --- what the brokers say --------------------------------------------------------------------
+
+    def _held_back(self) -> int:
+        """See ``Act.held_back``. The least of some looks: transactions of other nodes come and go
+        meanwhile. Asked from outside; the service has no part in it.
+        """
+        return min(self._held_back_now() for _ in range(_LOOKS))
+
+    def _held_back_now(self) -> int:
+        # In this order: what is committed between the two questions must not count.
+        high = self._ends(IsolationLevel.READ_UNCOMMITTED)
+        return max(high - self._ends(IsolationLevel.READ_COMMITTED), 0)
+
+    def _ends(self, isolation: IsolationLevel) -> int:
+        asked = self._admin.list_offsets(
+            {place: OffsetSpec.latest() for place in self._targets},  # type: ignore[no-untyped-call]
+            isolation_level=isolation,
+        )
+        return sum(future.result(30).offset for future in asked.values())
+
+
+def _now_ms() -> float:
+    return time.time() * 1_000
