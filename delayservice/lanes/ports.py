@@ -75,6 +75,9 @@ class Source(Protocol):
 class Sink(Protocol):
     """The outputs of one slice, and its checkpoint: one fenced transactional producer."""
 
+    def prepare(self) -> None:
+        """This node is about to become the owner: do what can be done before ``init``."""
+
     def init(self) -> None:
         """Fence whoever wrote for this slice before, and abort what it left open.
 

@@ -151,6 +151,8 @@ class SliceLoop:
         self._role = self._gate.role(self.slice_no)
         if self.owner and not self._role.keeps_owning:
             self.hand_over()
+        elif self._role is Role.HEIR:
+            self._sink.prepare()
         elif self._role is Role.OWNER and not self.owner and self.lanes:
             self._take_over()
 

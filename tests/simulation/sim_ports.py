@@ -112,6 +112,9 @@ class SimSink:
         self._transaction: Transaction | None = None
         self._refusals: dict[tuple[str, int], tuple[str, str]] = {}
 
+    def prepare(self) -> None:
+        """See the port."""
+
     def init(self) -> None:
         """See the port."""
         self._node.call("init")
