@@ -1,6 +1,7 @@
 """Fixtures of the fault suite: one cluster of three brokers for the session, a stage for each test.
 
-``--fault-seed`` replays a history; ``--fault-nodes`` says how many nodes there are.
+``--fault-seed`` replays a history; ``--fault-nodes`` says how many nodes there are;
+``--fault-keep`` leaves the logs of every scenario, not only of those that failed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("faults")
     group.addoption("--fault-seed", type=int, default=SEED, help="seed of histories and moments")
     group.addoption("--fault-nodes", type=int, default=NODES, help="nodes of each scenario")
+    group.addoption("--fault-keep", action="store_true", help="keep the logs of what went well")
 
 
 @pytest.fixture(scope="session")
@@ -97,11 +99,12 @@ class Scenario:
             raise
         finally:
             stage.abandon()
-        shutil.rmtree(self.folder)
+        if not self.request.config.getoption("--fault-keep", default=False):
+            shutil.rmtree(self.folder)
 
     def _tell(self, stage: Stage, verdict: Verdict, seconds: float) -> None:
         """One line of JSON, whatever pytest captures."""
-        line = {
+        line: dict[str, object] = {
             "scenario": self.name,
             "seed": self.seed,
             "nodes": stage.script.nodes,
@@ -117,6 +120,8 @@ class Scenario:
             "takeovers": stage.takeovers(),
             "seconds": round(seconds, 1),
         }
+        if self.request.config.getoption("--fault-keep", default=False):
+            line["logs"] = str(self.folder)
         manager = self.request.config.pluginmanager.getplugin("capturemanager")
         with manager.global_and_fixture_disabled():
             print(f"\n{json.dumps(line)}", flush=True)  # noqa: T201  # it is what is asked for

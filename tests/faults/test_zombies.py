@@ -40,6 +40,10 @@ def test_a_worker_that_stood_still_at_a_point_is_fenced(scenario: Scenario, poin
         zombie = stage.nodes[0]
         stage.await_true(zombie.has_stopped_itself, f"a worker stands still at {point}")
         replaced_and_woken(stage, zombie)
+        if point == "before_commit":
+            # Its very next step was the commit: the broker refused it, and nobody else had to.
+            why = [str(line["why"]) for line in zombie.told("ownership_lost")]
+            assert any("fenced" in one for one in why), why
         stage.await_delivered(300)
 
 

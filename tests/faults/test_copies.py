@@ -1,0 +1,118 @@
+"""Copies come, go and catch up; partitions are added; records keep coming meanwhile."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka.cimpl import NewPartitions, NewTopic  # its stubs export them here only
+
+from tests.faults.conftest import Scenario
+from tests.faults.node import Node
+from tests.faults.stage import Script, Stage
+
+pytestmark = pytest.mark.fault
+
+ADDED: Final = 2
+AWAY_S: Final = 4
+
+
+def kept(stage: Stage, node: Node) -> set[int]:
+    """Slices that a node has on its disk."""
+    folders = (node.state_dir / "wheel").glob("*/*")
+    return {int(folder.name) for folder in folders if folder.name.isdecimal()}
+
+
+def copies(stage: Stage) -> list[int]:
+    """How many running nodes keep each slice."""
+    kept_by = [kept(stage, node) for node in stage.nodes if node.running]
+    return [sum(number in mine for mine in kept_by) for number in range(stage.script.slices)]
+
+
+def delivered(stage: Stage, target: str, partitions: list[int]) -> set[bytes | None]:
+    """Keys of records that were sent to these partitions, due soon, and came."""
+    sent = {b"%d" % number for number in partitions}
+    producer = Producer({"bootstrap.servers": stage.cluster.bootstrap, "acks": "all"})
+    for number in partitions:
+        headers = [("delay-after", b"500"), ("delay-target-topic", target.encode())]
+        producer.produce(
+            stage.delay_topic, b"added", b"%d" % number, partition=number, headers=headers
+        )
+    assert producer.flush(30) == 0
+    consumer = Consumer(
+        {
+            "bootstrap.servers": stage.cluster.bootstrap,
+            "group.id": target,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.subscribe([target])
+    found: set[bytes | None] = set()
+
+    def has_come() -> bool:
+        message = consumer.poll(1.0)
+        if message is not None and (error := message.error()) is None:
+            found.add(message.key())
+        elif message is not None:
+            assert error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART, error
+        return found >= sent
+
+    stage.await_true(has_come, f"records of partitions {partitions} were delivered")
+    consumer.close()
+    return found
+
+
+def test_partitions_are_added_under_load(scenario: Scenario) -> None:
+    with scenario.play(Script()) as stage:
+        target = f"to_{stage.run}_added"
+        for made in stage.admin.create_topics([NewTopic(target, 1, 3)]).values():
+            made.result(30)
+        slices = stage.script.slices
+        grown = slices + ADDED
+        for done in stage.admin.create_partitions(
+            [NewPartitions(stage.delay_topic, grown)]
+        ).values():
+            done.result(30)
+        new = list(range(slices, grown))
+        assert delivered(stage, target, new) == {b"%d" % number for number in new}
+        found = stage.admin.list_topics(stage.checkpoint, timeout=30).topics[stage.checkpoint]
+        assert len(found.partitions) == grown
+        assert all(stage.owner(number) for number in new)
+
+
+def test_a_copy_moves_when_its_node_is_gone_for_good_and_goes_when_it_is_back(
+    scenario: Scenario,
+) -> None:
+    sets = ("placement.replicas=2", f"placement.away_ms={AWAY_S}s", "node.store=wheel")
+    with scenario.play(Script(sets=sets), nodes_min=3) as stage:
+        stage.await_true(lambda: min(copies(stage)) == 2, "two copies of each slice")  # noqa: PLR2004
+        gone = stage.any_owner()
+        gone.kill()
+        stage.await_served()
+        stage.await_true(lambda: copies(stage) == [2] * stage.script.slices, "copies were built")
+        gone.start()
+        stage.await_served()
+        stage.await_true(lambda: kept(stage, gone), "the node keeps copies again")
+        stage.await_true(
+            lambda: sum(copies(stage)) == 2 * stage.script.slices, "the spare copies were removed"
+        )
+        assert any(node.told("slice_retired") for node in stage.nodes)
+
+
+def test_a_wiped_copy_says_how_far_it_is_and_owns_nothing_before(scenario: Scenario) -> None:
+    slow = "kafka.consumer.max.partition.fetch.bytes=2000"
+    with scenario.play(Script(per_s=1_000), nodes_min=2) as stage:
+        stage.await_written(20_000)
+        wiped = stage.any_owner()
+        wiped.kill()
+        stage.await_served()
+        wiped.wipe()
+        wiped.start(slow)
+        stage.await_true(lambda: wiped.told_now("catching_up"), "it says how far it is")
+        assert not wiped.told_now("took_over")
+        assert all(0 <= told["percent"] <= 100 for told in wiped.told_now("catching_up"))  # noqa: PLR2004
+        stage.await_true(lambda: wiped.told_now("took_over"), "it owns again", 120)
+        caught_up = {told["slice"] for told in wiped.told_now("caught_up")}
+        assert wiped.told_now("took_over")[0]["slice"] in caught_up
