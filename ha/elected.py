@@ -75,6 +75,7 @@ class ElectedOwnership:
         self._is_registered = False
         self._rival = ""
         self._beat_due_s = float("-inf")
+        self._step_due_s = float("inf")
         self._quiet_since_s = boot_s()
         self._reminded_s = float("-inf")
         self._nodes: list[NodeNote] = []
@@ -181,11 +182,12 @@ class ElectedOwnership:
 
     def _wait_s(self) -> float:
         now_s = self._lease.now_s()
-        return max(min(self._beat_due_s, self._election.wake_s) - now_s, 0.0)
+        return max(min(self._beat_due_s, self._step_due_s) - now_s, 0.0)
 
     def _turn(self) -> None:
         if self._ensemble.take_lost():
             self._session_lost()
+        self._step_due_s = float("inf")  # without an answer there is nothing to decide on time
         try:
             if self._ensemble.is_connected:
                 self._look()
@@ -220,6 +222,7 @@ class ElectedOwnership:
     def _look(self) -> None:
         if not self._is_connected:
             self._is_connected = True
+            self._beat_due_s = float("-inf")  # the lease may have run out meanwhile
             _log.info("zookeeper_connected", session_timeout_s=self._ensemble.session_timeout_s)
         if not self._is_prepared:
             self._ensemble.prepare()
@@ -243,7 +246,7 @@ class ElectedOwnership:
 
     def _register(self) -> None:
         with self._lock:
-            life = self._election.life()
+            life = self._election.life(self._lease.now_s())
         other = self._ensemble.register(self._me, life)
         if other is None:
             self._is_registered = True
@@ -266,13 +269,14 @@ class ElectedOwnership:
         if sent_s < self._beat_due_s:
             return False
         with self._lock:
-            life = self._election.life() if self._is_registered else None
+            life = self._election.life(self._lease.now_s()) if self._is_registered else None
         if not self._ensemble.beat(life):
             _log.warning("registration_gone", node=self._me.node_id, worker=self._worker)
             self._is_registered = False
             self._wake.set()
         timeout_s = self._ensemble.session_timeout_s
-        self._lease.renew(sent_s, timeout_s)
+        if not self._ensemble.is_lost:  # else a new session has answered, and this one owns nothing
+            self._lease.renew(sent_s, timeout_s)
         self._beat_due_s = sent_s + timeout_s / _BEATS_PER_SESSION
         self._quiet_since_s = sent_s
         return True
@@ -281,6 +285,8 @@ class ElectedOwnership:
         """Who there is, when that has changed; how far rivals are, with every beat."""
         if anew:
             self._nodes = self._ensemble.nodes()
+            if self._is_registered and self._me.node_id not in {n.node_id for n in self._nodes}:
+                self._ensemble.enroll(self._me)  # forgotten just as it came back, or by hand
             self._names = frozenset(self._ensemble.live())
         workers = [worker for name in self._names if (worker := worker_of(name)) is not None]
         live = {node_id for node_id, _ in workers}
@@ -318,6 +324,7 @@ class ElectedOwnership:
     def _act(self) -> None:
         with self._lock:
             effects = self._election.step(self._lease.now_s())
+            self._step_due_s = self._election.wake_s
         for effect in effects:
             self._carry_out(effect)
             self._read_seat(effect.slice_no)
@@ -369,14 +376,15 @@ class ElectedOwnership:
     def _leave_when_done(self) -> None:
         if not self._leaving.is_set():
             return
-        has_left = not self._is_registered and not self._election.owned
+        with self._lock:
+            has_left = not self._is_registered and not self._election.owned
         if has_left or not self._ensemble.is_connected:
             self._left.set()
         elif self._is_registered:
             self._is_registered = False
             with self._lock:
                 self._election.leave()
-                life = self._election.life()
+                life = self._election.life(self._lease.now_s())
             try:
                 self._ensemble.unregister(life)
             except EnsembleError as exc:

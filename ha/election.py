@@ -92,7 +92,10 @@ class _Slice:
     is_settling: bool = False
     is_handing_over: bool = False
     announced_s: float = math.inf
+    heir: str = ""
+    """Of a slice that was left: whom to."""
     trouble: str = ""
+    is_giving_up: bool = False
     failures: int = 0
     cool_until_s: float = -math.inf
 
@@ -178,7 +181,9 @@ class Election:
             state.since_s = now_s if before is not None else now_s + self._pace.first_s
             state.is_handing_over = False
             state.announced_s = math.inf
+            state.heir = before.owner.heir if before and before.owner and not seat.owner else ""
             state.trouble = ""
+            state.is_giving_up = False
 
     def forget_seats(self) -> None:
         """The session is lost, and with it everything that was known."""
@@ -257,13 +262,14 @@ class Election:
         state = self._slices.get(slice_no)
         return state is not None and state.standing.lag_s <= self._pace.lag_s_max
 
-    def life(self) -> LifeNote:
-        """What the others are to know of this worker."""
+    def life(self, now_s: float) -> LifeNote:
+        """What the others are to know of this worker. It offers to own what it would claim."""
+        able = (n for n in sorted(self._slices) if self.may_own(n) and self._is_fit)
         return LifeNote(
             self._me.node_id,
             self._me.instance,
             self._worker,
-            tuple(n for n in sorted(self._slices) if self.may_own(n) and self._is_fit),
+            tuple(n for n in able if self._slices[n].cool_until_s <= now_s),
             {n: dict(s.standing.stored) for n, s in sorted(self._slices.items())},
         )
 
@@ -350,9 +356,7 @@ class Election:
 
     def _as_owner(self, slice_no: int, state: _Slice, now_s: float) -> Effect | None:
         if state.trouble or not self._is_fit:
-            state.failures += 1
-            cool_s = min(_COOL_S * 2 ** (state.failures - 1), _COOL_S_MAX)
-            state.cool_until_s = now_s + cool_s
+            self._cool_down(state, now_s)
             return Resign(slice_no, state.trouble or "Kafka is out of reach")
         if state.is_handing_over:
             return None if state.is_settling else Resign(slice_no, "handed over")
@@ -361,12 +365,20 @@ class Election:
         heir = self._heir(slice_no, state, now_s)
         announced = state.seat.owner.heir if state.seat and state.seat.owner else ""
         if heir != announced:
-            state.announced_s = now_s
+            state.announced_s = math.inf
             return Announce(slice_no, heir)
+        state.announced_s = min(state.announced_s, now_s)
         if heir and self._is_over(state.announced_s + self._pace.alert_s, now_s):
             state.is_handing_over = True
             self._wake_s = now_s
         return None
+
+    def _cool_down(self, state: _Slice, now_s: float) -> None:
+        """Leave the slice alone for a while, once for each time that it could not be served."""
+        if not state.is_giving_up:
+            state.is_giving_up = True
+            state.failures += 1
+            state.cool_until_s = now_s + min(_COOL_S * 2 ** (state.failures - 1), _COOL_S_MAX)
 
     def _heir(self, slice_no: int, state: _Slice, now_s: float) -> str:
         """Whom to hand over to; nobody when empty."""
@@ -387,7 +399,7 @@ class Election:
         me = self._me.node_id
         if self._is_leaving or me not in ranked or not self._is_fit or not self.may_own(slice_no):
             return None
-        rank = ranked.index(me)
+        rank = 0 if state.heir == me else ranked.index(me)
         claim_s = state.since_s + rank * self._pace.stagger_s if rank else now_s
         if self._is_over(max(claim_s, state.cool_until_s), now_s):
             return Claim(slice_no)

@@ -156,6 +156,11 @@ class Ensemble:
         return was_lost
 
     @property
+    def is_lost(self) -> bool:
+        """Whether that is still to be asked."""
+        return self._lost.is_set()
+
+    @property
     def session_timeout_s(self) -> float:
         """As the ensemble granted it; as asked for, before."""
         granted_s = self._kazoo_log.session_timeout_ms / 1000
@@ -186,10 +191,14 @@ class Ensemble:
             if note is None or note.instance != life.instance:
                 return note or LifeNote(life.node_id, "?", life.worker)
             self._delete(path)
-        self._put(self._path("nodes", node.node_id), encode(node))
+        self.enroll(node)
         if self._create(path, encode(life), ephemeral=True):
             return None
         return LifeNote(life.node_id, "?", life.worker)
+
+    def enroll(self, node: NodeNote) -> None:
+        """Belong to the cluster, alive or not."""
+        self._put(self._path("nodes", node.node_id), encode(node))
 
     def unregister(self, life: LifeNote) -> None:
         """Be no candidate any more; the session goes on."""

@@ -1,0 +1,344 @@
+"""ZooKeeper as far as elections can tell: sessions that expire, nodes that go with them, watches
+that come late. ``Link`` stands where ``ha.ensemble.Ensemble`` does.
+
+Requests are answered at once or not at all; that another was faster shows through late watches. A
+server that is down forgets nothing, and gives every session its whole timeout when it is back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from ha.ensemble import EVERYTHING, MEMBERS, EnsembleError, Held
+from ha.notes import LifeNote, NodeNote, OwnerNote, worker_name
+from tests.transcripts.events import Events
+
+TICK_S = 0.5
+SESSION_S = 6.0
+_NOTICED_S = SESSION_S * 2 / 3
+"""When kazoo finds that a server has fallen silent."""
+
+
+class _Life(NamedTuple):
+    note: LifeNote
+    session: int
+
+
+class _Owner(NamedTuple):
+    note: OwnerNote
+    session: int
+
+
+@dataclass(slots=True)
+class Vacancy:
+    """How a slice without an owner is filled, for the bound on herds."""
+
+    since_s: float
+    attempts: int = 0
+
+
+@dataclass(slots=True)
+class ModelZooKeeper:
+    """The ensemble as a whole."""
+
+    events: Events
+    is_running: bool = True
+    nodes: dict[str, NodeNote] = field(default_factory=dict)
+    lives: dict[str, _Life] = field(default_factory=dict)
+    owners: dict[int, _Owner] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    links: list[Link] = field(default_factory=list)
+    silent_since_s: dict[int, float | None] = field(default_factory=dict)
+    """Sessions that live, by id."""
+    vacancies: dict[int, Vacancy] = field(default_factory=dict)
+    attempts_max: int = 0
+    sessions: int = 0
+
+    def opened(self) -> int:
+        """A new session."""
+        self.sessions += 1
+        self.silent_since_s[self.sessions] = None
+        return self.sessions
+
+    def heard(self, session: int) -> None:
+        """Its client is there."""
+        if session in self.silent_since_s:
+            self.silent_since_s[session] = None
+
+    def unheard(self, session: int) -> None:
+        """Its client has fallen silent: the session goes when that lasts."""
+        if self.silent_since_s.get(session, 0.0) is not None:
+            return
+        since_s = self.silent_since_s[session] = self.events.now_s
+        ends_s = math.ceil((since_s + SESSION_S) / TICK_S) * TICK_S
+        self.events.at(ends_s, lambda: self._expire(session, since_s))
+
+    def _expire(self, session: int, since_s: float) -> None:
+        if self.is_running and self.silent_since_s.get(session) == since_s:
+            self.events.say("zookeeper", f"session {session} expires")
+            self.ended(session)
+
+    def ended(self, session: int) -> None:
+        """The session and all that was its own are gone."""
+        self.silent_since_s.pop(session, None)
+        for name in [name for name, life in self.lives.items() if life.session == session]:
+            del self.lives[name]
+            self.changed(MEMBERS)
+        for slice_no in [n for n, owner in self.owners.items() if owner.session == session]:
+            self.vacate(slice_no)
+
+    def vacate(self, slice_no: int) -> None:
+        """The owner node of a slice goes."""
+        if self.owners.pop(slice_no, None) is not None:
+            self.vacancies[slice_no] = Vacancy(self.events.now_s)
+            self.changed(slice_no)
+
+    def changed(self, what: int) -> None:
+        """Tell all who are there, a little later."""
+        for link in self.links:
+            link.notify(what)
+
+    def stop(self) -> None:
+        """All servers end in order: every client knows at once."""
+        self.is_running = False
+        for session in self.silent_since_s:
+            self.silent_since_s[session] = None
+        for link in self.links:
+            link.drop()
+
+    def start(self) -> None:
+        """All servers are back."""
+        self.is_running = True
+        for session in self.silent_since_s:
+            self.silent_since_s[session] = None
+            self.unheard(session)
+        for link in self.links:
+            link.retry()
+
+
+class Link:
+    """One client. ``is_alive``: its process runs; ``is_cut``: its network does not."""
+
+    def __init__(self, zookeeper: ModelZooKeeper, changed: Callable[[int], None]) -> None:
+        self._zookeeper = zookeeper
+        self._changed = changed
+        self._session: int | None = None
+        self._is_lost = False
+        self.is_connected = False
+        self.is_alive = True
+        self.is_cut = False
+        self.is_refused = False
+        self.trouble = ""
+        self.session_timeout_s = SESSION_S
+        zookeeper.links.append(self)
+
+    # --- the network and kazoo -----------------------------------------------------------------
+
+    @property
+    def _is_reachable(self) -> bool:
+        return self._zookeeper.is_running and not self.is_cut and self.is_alive
+
+    def notify(self, what: int) -> None:
+        """A watch fires; lost if the connection is gone before it arrives."""
+        session = self._session
+        if self.is_connected and not self.is_cut:
+            delay_s = self._zookeeper.events.delay_s("watch")
+            self._zookeeper.events.after(delay_s, lambda: self._arrived(what, session))
+
+    def _arrived(self, what: int, session: int | None) -> None:
+        if self.is_connected and self._session == session:
+            self._changed(what)
+
+    def drop(self) -> None:
+        """Kazoo knows that the connection is gone."""
+        if self.is_connected:
+            self.is_connected = False
+            self.trouble = "connection lost"
+            self._changed(EVERYTHING)
+        self.retry()
+
+    def retry(self) -> None:
+        """Kazoo tries again before long."""
+        self._zookeeper.events.after(self._zookeeper.events.delay_s("connect"), self._connect)
+
+    def _connect(self) -> None:
+        if self.is_connected or not self._is_reachable:
+            return
+        zookeeper = self._zookeeper
+        if self._session is None:
+            self._session = zookeeper.opened()
+        elif self._session not in zookeeper.silent_since_s:
+            self._is_lost = True
+            self._session = zookeeper.opened()
+        zookeeper.heard(self._session)
+        self.is_connected = True
+        self.trouble = ""
+        self._changed(EVERYTHING)
+
+    def fall_silent(self) -> None:
+        """The process is frozen or dead, or its network cut."""
+        if self._session is not None:
+            self._zookeeper.unheard(self._session)
+        if self.is_alive:
+            self._zookeeper.events.after(_NOTICED_S, self._notice)
+
+    def _notice(self) -> None:
+        if not self._is_reachable and self.is_alive:
+            self.drop()
+
+    def speak_again(self) -> None:
+        """Thawed or mended: an expired session is told at once, another goes on."""
+        if self._session in self._zookeeper.silent_since_s and self._session is not None:
+            self._zookeeper.heard(self._session)
+        elif self.is_connected:
+            self._zookeeper.events.after(self._zookeeper.events.delay_s("watch"), self.drop)
+        self.retry()
+
+    # --- as the ensemble does it ---------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Begin."""
+        self.retry()
+
+    def replace(self) -> None:
+        """Another session; the old one is left to expire."""
+        if self._session is not None:
+            self._zookeeper.unheard(self._session)
+        self._session = None
+        self._is_lost = True
+        self.is_connected = False
+        self.retry()
+
+    def close(self) -> None:
+        """Leave, and take everything along."""
+        if self._session is not None and self._is_reachable:
+            self._zookeeper.ended(self._session)
+        self._zookeeper.links.remove(self)
+        self.is_connected = self.is_alive = False
+
+    def take_lost(self) -> bool:
+        """As the ensemble's."""
+        was_lost, self._is_lost = self._is_lost, False
+        return was_lost
+
+    @property
+    def is_lost(self) -> bool:
+        """As the ensemble's."""
+        return self._is_lost
+
+    def _ask(self) -> int:
+        """The session that asks."""
+        is_known = self._session in self._zookeeper.silent_since_s
+        if not (self.is_connected and self._is_reachable and is_known) or self._session is None:
+            raise EnsembleError("no answer")
+        return self._session
+
+    def prepare(self) -> None:
+        """Nothing to make."""
+        self._ask()
+
+    def register(self, node: NodeNote, life: LifeNote) -> LifeNote | None:
+        """As the ensemble's."""
+        session, name = self._ask(), worker_name(life.node_id, life.worker)
+        held = self._zookeeper.lives.get(name)
+        if held is not None and held.session == session:
+            return None
+        if held is not None and held.note.instance != life.instance:
+            return held.note
+        self._zookeeper.nodes[node.node_id] = node
+        self._zookeeper.lives[name] = _Life(life, session)
+        self._zookeeper.changed(MEMBERS)
+        return None
+
+    def enroll(self, node: NodeNote) -> None:
+        """As the ensemble's."""
+        self._ask()
+        self._zookeeper.nodes[node.node_id] = node
+        self._zookeeper.changed(MEMBERS)
+
+    def unregister(self, life: LifeNote) -> None:
+        """As the ensemble's."""
+        self._ask()
+        if self._zookeeper.lives.pop(worker_name(life.node_id, life.worker), None) is not None:
+            self._zookeeper.changed(MEMBERS)
+
+    def beat(self, life: LifeNote | None) -> bool:
+        """As the ensemble's."""
+        session = self._ask()
+        if life is None:
+            return True
+        name = worker_name(life.node_id, life.worker)
+        if name not in self._zookeeper.lives:
+            return False
+        self._zookeeper.lives[name] = _Life(life, session)
+        return True
+
+    def nodes(self) -> list[NodeNote]:
+        """As the ensemble's."""
+        self._ask()
+        return list(self._zookeeper.nodes.values())
+
+    def forget(self, node_id: str) -> None:
+        """As the ensemble's."""
+        self._ask()
+        if self._zookeeper.nodes.pop(node_id, None) is not None:
+            self._zookeeper.changed(MEMBERS)
+
+    def live(self) -> list[str]:
+        """As the ensemble's."""
+        self._ask()
+        return list(self._zookeeper.lives)
+
+    def life(self, name: str) -> LifeNote | None:
+        """As the ensemble's."""
+        self._ask()
+        held = self._zookeeper.lives.get(name)
+        return None if held is None else held.note
+
+    def owner(self, slice_no: int) -> Held | None:
+        """As the ensemble's."""
+        session = self._ask()
+        held = self._zookeeper.owners.get(slice_no)
+        return None if held is None else Held(held.note, held.session == session)
+
+    def confirm(self, slice_no: int) -> bool:
+        """As the ensemble's."""
+        held = self.owner(slice_no)
+        return held is not None and held.is_mine
+
+    def claim(self, slice_no: int, owner: OwnerNote) -> bool:
+        """As the ensemble's."""
+        session, zookeeper = self._ask(), self._zookeeper
+        vacancy = zookeeper.vacancies.setdefault(slice_no, Vacancy(zookeeper.events.now_s))
+        vacancy.attempts += 1
+        zookeeper.attempts_max = max(zookeeper.attempts_max, vacancy.attempts)
+        if slice_no in zookeeper.owners:
+            return False
+        epoch = zookeeper.epochs[slice_no] = zookeeper.epochs.get(slice_no, 0) + 1
+        note = msgspec.structs.replace(owner, epoch=epoch)
+        zookeeper.owners[slice_no] = _Owner(note, session)
+        zookeeper.changed(slice_no)
+        return True
+
+    def announce(self, slice_no: int, owner: OwnerNote) -> None:
+        """As the ensemble's."""
+        if self.confirm(slice_no):
+            self._zookeeper.owners[slice_no] = _Owner(owner, self._ask())
+            self._zookeeper.changed(slice_no)
+
+    def resign(self, slice_no: int) -> None:
+        """As the ensemble's."""
+        if self.confirm(slice_no):
+            self._zookeeper.vacate(slice_no)
+
+    def evict(self, slice_no: int, instance: str) -> None:
+        """As the ensemble's."""
+        self._ask()
+        held = self._zookeeper.owners.get(slice_no)
+        if held is not None and held.note.instance == instance:
+            self._zookeeper.vacate(slice_no)
