@@ -23,6 +23,8 @@ from delayservice.errors import ClusterError
 SECRET: Final = "only-on-one-machine-0123456789"  # noqa: S105  # nothing else is signed with it
 _LOOK_S: Final = 0.02
 _TAIL_LINES: Final = 15
+_START_S_MAX: Final = 180.0
+"""Of all nodes together, with very many slices on a machine that has other work."""
 
 
 class Node:
@@ -181,7 +183,11 @@ class Crew:
         """
         for node in self.nodes.values():
             node.start()
-        self.await_true(lambda: len(self.owners()) == self.slices, "every slice has an owner")
+        self.await_true(
+            lambda: len(self.owners()) == self.slices,
+            "every slice has an owner",
+            timeout_s=_START_S_MAX,
+        )
 
     def stop(self) -> None:
         """SIGTERM to one after the other."""

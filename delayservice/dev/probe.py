@@ -5,6 +5,7 @@ port at the same time, the loser must not take the winner's server for its own.
 """
 
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -55,3 +56,18 @@ def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
         return os.fsencode(data) in answer
 
     return ready
+
+
+def zookeeper_tick_s(hosts: str) -> float | None:
+    """The tick of the first server of ``host:port,…``, which bounds how exactly sessions end; None
+    when it does not tell.
+    """
+    host, _, port = hosts.partition(",")[0].rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), _ANSWER_SECONDS_MAX) as connection:
+            connection.sendall(b"conf")
+            answer = connection.makefile("rb").read().decode(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^tickTime=(\d+)$", answer, re.MULTILINE)
+    return int(found[1]) / 1_000 if found else None

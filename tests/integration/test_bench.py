@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 from confluent_kafka.admin import AdminClient
+from kazoo.client import KazooClient
 
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.integration.bench import await_true
@@ -23,7 +24,7 @@ def command(cluster: EmbeddedCluster, *words: str) -> list[str]:
 
 def bench(cluster: EmbeddedCluster, *words: str) -> dict[str, Any]:
     done = subprocess.run(
-        command(cluster, *words), check=False, capture_output=True, text=True, timeout=120
+        command(cluster, *words), check=False, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)  # nothing but the object
@@ -54,6 +55,29 @@ def test_steady_judges_every_record(cluster: EmbeddedCluster) -> None:
     assert found["n"] == 1_000
     assert found["lateness_ms_p50"] <= found["lateness_ms_p99"] <= found["lateness_ms_max"]
     assert found["passthrough_per_s"] is None
+
+
+def test_failover_kills_the_owner_and_times_its_successors(cluster: EmbeddedCluster) -> None:
+    words = ("--trials", "1", "--rate", "200", "--partitions", "2", "--delay-ms", "0", "500")
+    sets = (f"zookeeper.hosts={cluster.zookeeper}", "zookeeper.session_timeout_s=2")
+    found = bench(cluster, "failover", *words, *(w for one in sets for w in ("--set", one)))
+    assert (found["trials"], found["nodes"], found["slices"]) == (1, 3, 2)
+    assert (found["session_timeout_s"], found["zookeeper_tick_s"]) == (2.0, 0.5)
+    assert 0 < found["takeover_s_p50"] <= found["takeover_s_p99"] == found["takeover_s_max"]
+    assert found["handovers"] >= 1
+    assert 0 < found["handover_ms_p50"] <= found["handover_ms_p99"]
+    assert bench_topics(cluster) == []
+    assert bench_roots(cluster) == []
+
+
+def bench_roots(cluster: EmbeddedCluster) -> list[str]:
+    client = KazooClient(cluster.zookeeper)
+    client.start()
+    try:
+        return [name for name in client.get_children("/") if name.startswith("bench_")]
+    finally:
+        client.stop()
+        client.close()
 
 
 def test_a_bench_that_is_told_to_stop_leaves_nothing_behind(cluster: EmbeddedCluster) -> None:

@@ -125,6 +125,10 @@ def test_every_field_is_explained() -> None:
         (["burst", "--size", "23"], "24 or more"),
         (["steady", "--delay-ms", "9", "3"], "the shortest delay first"),
         (["idle", "--partitions", "3"], "divisor of 64"),
+        (["idle", "--nodes", "3", "--partitions", "3"], "divisor of 256"),
+        (["burst", "--nodes", "2"], "measures one node"),
+        (["failover", "--nodes", "1"], "2 or more"),
+        (["failover", "--bootstrap", "127.0.0.1:1"], "--set zookeeper.hosts"),
         (["burst", "--set", "node.workerz=2"], "did you mean node.workers"),
     ],
 )

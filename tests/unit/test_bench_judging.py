@@ -104,6 +104,24 @@ def test_the_time_of_the_last_is_that_of_the_last_missing_number_not_of_a_double
     assert (verdict.first_seen_s, verdict.last_seen_s) == (1.0, 2.0)
 
 
+def test_a_load_that_ends_early_is_complete_only_when_its_end_is_known() -> None:
+    tally = Tally(BATCH, is_open=True)
+    records = all_records()[:10]
+    tally.add([key for key, _ in records], [value for _, value in records], SEEN_S)
+    before = tally.is_complete
+    tally.close(9)
+    assert (before, tally.is_complete) == (False, True)
+    assert wrong(tally.verdict()) == {"strangers": 1}
+
+
+def test_what_is_missing_below_the_end_of_an_open_load_is_lost() -> None:
+    tally = Tally(BATCH, is_open=True)
+    records = all_records()[1:10]
+    tally.add([key for key, _ in records], [value for _, value in records], SEEN_S)
+    tally.close(10)
+    assert wrong(tally.verdict()) == {"lost": 1}
+
+
 def test_the_smallest_value_is_a_head_without_filler() -> None:
     assert Batch("abcdefgh", 1, SIZE_MIN, 1).filler() == b""
     assert BATCH.filler() != Batch("abcdefgh", 1, 60, 8).filler()

@@ -15,9 +15,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from delayservice.dev.bench import clients, wire
 from delayservice.dev.bench.records import Batch
 from delayservice.dev.bench.tally import Tally
+from delayservice.dev.bench.trace import Tracer
 
 _BATCH: Final = 10_000
 _POLL_S: Final = 0.1
+_SOURCE_HEADER: Final = "delay-source"
 _key_of: Final = methodcaller("key")
 _value_of: Final = methodcaller("value")
 _error_of: Final = methodcaller("error")
@@ -31,6 +33,8 @@ class JudgePlan(msgspec.Struct, frozen=True):
         topic: target topic, read from its start.
         batch: what was sent.
         last_due_ms: nothing is missed before this time, epoch milliseconds.
+        is_open: nothing is missed, and nothing complete, before the words ``stop N``: as many were
+            sent. Then which slice's records came when is told as well, as a ``Trace``.
         quiet_s: how long it goes on reading after the last number came, for duplicates.
         stall_s: how long nothing may come, after ``last_due_ms``, until the rest counts as lost.
     """
@@ -39,6 +43,7 @@ class JudgePlan(msgspec.Struct, frozen=True):
     topic: str
     batch: Batch
     last_due_ms: int
+    is_open: bool = False
     quiet_s: float = 1.0
     stall_s: float = 60.0
 
@@ -50,40 +55,77 @@ def main() -> None:
         consumer = clients.consumer(plan.client, f"judge-{plan.batch.tag}")
         consumer.assign(clients.partitions(consumer, plan.topic))
         wire.tell(wire.READY)
-        tally = Tally(plan.batch)
-        _judge(plan, consumer, tally)
-        wire.tell(wire.DONE, tally.seen, body=tally.verdict())
+        _Judge(plan, consumer).run()
         consumer.close()
     except KafkaException as exc:
         wire.tell(wire.FAILED, why=str(exc))
 
 
-def _judge(plan: JudgePlan, consumer: Consumer, tally: Tally) -> None:
-    heard_s, told_s, was_complete = time.time(), time.monotonic(), False
-    while True:
-        messages = clients.take(consumer, _POLL_S, _BATCH)
-        seen_s = time.time()
-        if messages:
-            heard_s = seen_s
-            _add(messages, tally, seen_s)
-        if tally.is_complete and not was_complete:
-            was_complete = True
-            wire.tell(wire.COMPLETE, tally.distinct, at_s=seen_s)
-        patience_s = plan.quiet_s if tally.is_complete else plan.stall_s
-        waits_from_s = heard_s if tally.is_complete else max(heard_s, plan.last_due_ms / 1_000)
-        if seen_s - waits_from_s > patience_s:
-            break
-        if time.monotonic() - told_s > wire.PROGRESS_S:
-            told_s = time.monotonic()
-            wire.tell(wire.PROGRESS, tally.distinct)
-    if not was_complete:
-        wire.tell(wire.COMPLETE, tally.distinct, at_s=heard_s)
+class _Judge:
+    """Reads until everything has come, or nothing comes any more."""
+
+    def __init__(self, plan: JudgePlan, consumer: Consumer) -> None:
+        self._plan = plan
+        self._consumer = consumer
+        self._tally = Tally(plan.batch, is_open=plan.is_open)
+        self._tracer = Tracer() if plan.is_open else None
+        self._words = wire.listen() if plan.is_open else None
+        self._last_due_s = plan.last_due_ms / 1_000
+
+    def run(self) -> None:
+        """Judge everything, and tell."""
+        self._read()
+        if self._tracer is not None:
+            wire.tell(wire.TRACE, body=self._tracer.trace())
+        wire.tell(wire.DONE, self._tally.seen, body=self._tally.verdict())
+
+    def _read(self) -> None:
+        tally = self._tally
+        heard_s, told_s, was_complete = time.time(), time.monotonic(), False
+        while True:
+            messages = clients.take(self._consumer, _POLL_S, _BATCH)
+            seen_s = time.time()
+            if messages:
+                heard_s = seen_s
+                self._add(messages, seen_s)
+            self._obey()
+            if tally.is_complete and not was_complete:
+                was_complete = True
+                wire.tell(wire.COMPLETE, tally.distinct, at_s=seen_s)
+            if self._is_over(heard_s, seen_s):
+                break
+            if time.monotonic() - told_s > wire.PROGRESS_S:
+                told_s = time.monotonic()
+                wire.tell(wire.PROGRESS, tally.distinct)
+        if not was_complete:
+            wire.tell(wire.COMPLETE, tally.distinct, at_s=heard_s)
+
+    def _obey(self) -> None:
+        if self._words is not None and not self._words.empty():
+            _, _, sent = self._words.get().partition(" ")
+            self._tally.close(int(sent))
+            self._words = None
+            self._last_due_s = time.time()
+
+    def _is_over(self, heard_s: float, now_s: float) -> bool:
+        if self._words is not None:
+            return False
+        if self._tally.is_complete:
+            return now_s - heard_s > self._plan.quiet_s
+        return now_s - max(heard_s, self._last_due_s) > self._plan.stall_s
+
+    def _add(self, messages: list[Any], seen_s: float) -> None:
+        if any(map(_error_of, messages)):
+            messages = [message for message in messages if not _is_event(message)]
+        self._tally.add(list(map(_key_of, messages)), list(map(_value_of, messages)), seen_s)
+        if self._tracer is not None:
+            self._tracer.add(map(_place_of, messages), int(seen_s * 1_000))
 
 
-def _add(messages: list[Any], tally: Tally, seen_s: float) -> None:
-    if any(map(_error_of, messages)):
-        messages = [message for message in messages if not _is_event(message)]
-    tally.add(list(map(_key_of, messages)), list(map(_value_of, messages)), seen_s)
+def _place_of(message: Any) -> tuple[int, int]:  # noqa: ANN401 (as _is_event)
+    """The slice that a record came from, and when it was produced."""
+    _, slice_no, _ = dict(message.headers())[_SOURCE_HEADER].rsplit(b":", 2)
+    return int(slice_no), message.timestamp()[1]
 
 
 def _is_event(message: Any) -> bool:  # noqa: ANN401 (the client's stubs make every field optional)

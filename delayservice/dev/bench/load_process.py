@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Final
 
 import msgspec
@@ -24,6 +25,20 @@ _FLUSH_TIMEOUT_S: Final = 120.0
 _TRANSACTION_TIMEOUT_S: Final = 60.0
 
 
+class Due(msgspec.Struct, frozen=True):
+    """When records are due.
+
+    Attributes:
+        from_ms: first due time, epoch milliseconds; 0: count from the moment of sending.
+        span_ms: due times are spread evenly over so many milliseconds, at random.
+        after_ms: with ``from_ms`` 0, the shortest delay.
+    """
+
+    from_ms: int = 0
+    span_ms: int = 0
+    after_ms: int = 0
+
+
 class LoadPlan(msgspec.Struct, frozen=True):
     """What to write.
 
@@ -32,10 +47,9 @@ class LoadPlan(msgspec.Struct, frozen=True):
         topic: delay topic.
         target: where the records ask to be delivered.
         batch: the records.
-        due_from_ms: first due time, epoch milliseconds; 0: count from the moment of sending.
-        due_span_ms: due times are spread evenly over so many milliseconds, at random.
-        due_after_ms: with ``due_from_ms`` 0, the shortest delay.
+        due: when they are due.
         rate_per_s: pace; 0 is as fast as possible.
+        is_open: the word ``stop`` ends the load, wherever it is in the batch.
         transactional_id: write all in one transaction of this id, which stays open, so that nobody
             sees a record, until the word ``show``; empty for none.
     """
@@ -44,10 +58,9 @@ class LoadPlan(msgspec.Struct, frozen=True):
     topic: str
     target: str
     batch: Batch
-    due_from_ms: int
-    due_span_ms: int
-    due_after_ms: int = 0
+    due: Due
     rate_per_s: float = 0.0
+    is_open: bool = False
     transactional_id: str = ""
 
 
@@ -65,9 +78,10 @@ def main() -> None:
         wire.tell(wire.READY)
         wire.await_word(wire.GO)
         started_s = time.time()
-        _Loader(plan, producer).run()
+        words = wire.listen() if plan.is_open else None
+        sent = _Loader(plan, producer, words).run()
         _settle(producer, errors)
-        wire.tell(wire.DONE, plan.batch.n, at_s=time.time() - started_s)
+        wire.tell(wire.DONE, sent, at_s=time.time() - started_s)
         if plan.transactional_id:
             _show(producer)
     except KafkaException as exc:
@@ -92,9 +106,12 @@ def _show(producer: Producer) -> None:
 
 
 class _Loader:
-    """Sends the batch in chunks."""
+    """Sends the batch in chunks, up to the first of ``words``."""
 
-    def __init__(self, plan: LoadPlan, producer: Producer) -> None:
+    def __init__(
+        self, plan: LoadPlan, producer: Producer, words: SimpleQueue[str] | None = None
+    ) -> None:
+        self._words = words
         self._plan = plan
         self._producer = producer
         self._random = random.Random(plan.batch.seed).random  # noqa: S311 (replays from its seed)
@@ -103,12 +120,12 @@ class _Loader:
         self._filler = plan.batch.filler()
         self._keys = keys()
 
-    def run(self) -> None:
-        """Send everything."""
+    def run(self) -> int:
+        """Send everything; how many that were."""
         n, rate = self._plan.batch.n, self._plan.rate_per_s
         started_s = told_s = time.monotonic()
         sent = 0
-        while sent < n:
+        while sent < n and (self._words is None or self._words.empty()):
             now_s = time.monotonic()
             stop = sent + _CHUNK if not rate else int((now_s - started_s) * rate) + 1
             stop = min(stop, n)
@@ -121,13 +138,14 @@ class _Loader:
                 wire.tell(wire.PROGRESS, sent)
             if rate:
                 time.sleep(_SLICE_S)
-        wire.tell(wire.PROGRESS, n)
+        wire.tell(wire.PROGRESS, sent)
+        return sent
 
     def _send(self, start: int, stop: int) -> None:
         """Records ``start`` to ``stop - 1``."""
-        plan, produce, pack = self._plan, self._producer.produce, HEAD.pack
-        from_ms = plan.due_from_ms or int(time.time() * 1_000) + plan.due_after_ms
-        random_, span_ms, topic = self._random, plan.due_span_ms, plan.topic
+        due, produce, pack = self._plan.due, self._producer.produce, HEAD.pack
+        from_ms = due.from_ms or int(time.time() * 1_000) + due.after_ms
+        random_, span_ms, topic = self._random, due.span_ms, self._plan.topic
         target, tag, filler, known_keys = self._target, self._tag, self._filler, self._keys
         for number in range(start, stop):
             due_ms = from_ms + int(random_() * span_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -13,25 +13,61 @@ from delayservice.errors import SettingsError
 from delayservice.settings import Settings, load
 
 Bench: TypeAlias = Literal[
-    "passthrough", "whole", "burst", "steady", "pending", "restart", "idle", "soak"
+    "passthrough",
+    "whole",
+    "burst",
+    "steady",
+    "pending",
+    "restart",
+    "idle",
+    "soak",
+    "failover",
 ]
 Store: TypeAlias = Literal["wheel", "rocksdb", "memory"]
 Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
 
-RECORDS: Final[Mapping[str, int]] = {
-    "passthrough": 400_000,
-    "whole": 400_000,
-    "burst": 200_000,
-    "pending": 10_000_000,
-    "restart": 1_000_000,
-}
-"""Records of the benches that send a number of them; the others send a rate for a time."""
-RATE_PER_S: Final[Mapping[str, int]] = {"steady": 2_000, "pending": 2_000, "soak": 5_000}
-SECONDS: Final[Mapping[str, int]] = {"steady": 30, "pending": 30, "idle": 30, "soak": 600}
-ROUNDS: Final[Mapping[str, int]] = {"passthrough": 3, "whole": 3}
+SECRET: Final = "only-for-benches-0123456789"  # noqa: S105 (nothing else is signed with it)
 DELAY_MS: Final = (5_000, 15_000)
 SPREAD_S_MAX: Final = 14 * 86_400
 IDLE_SHARDS: Final = 64
+IDLE_SHARDS_OF_SEVERAL: Final = 256
+_SLICES_OF_SEVERAL: Final = 64
+_TAKES_NODES: Final = frozenset({"idle", "failover"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """What a bench takes where nothing else is asked for; fields as in ``Options``."""
+
+    n: int = 0
+    rate_per_s: int = 0
+    seconds: float = 0
+    delay_ms: tuple[int, int] = DELAY_MS
+    rounds: int = 1
+    trials: int = 0
+    nodes: int = 1
+    partitions: int = 4
+
+
+_USUAL: Final[Mapping[Bench, Usual]] = {
+    "passthrough": Usual(n=400_000, rounds=3),
+    "whole": Usual(n=400_000, rounds=3),
+    "burst": Usual(n=200_000),
+    "steady": Usual(rate_per_s=2_000, seconds=30),
+    "pending": Usual(n=10_000_000, rate_per_s=2_000, seconds=30),
+    "restart": Usual(n=1_000_000),
+    "idle": Usual(seconds=30),
+    "soak": Usual(rate_per_s=5_000, seconds=600),
+    "failover": Usual(rate_per_s=2_000, delay_ms=(0, 2_000), trials=50, nodes=3),
+}
+
+
+def usual(bench: Bench, nodes: int | None) -> Usual:
+    """What this bench takes on so many nodes; None: on as many as it usually has."""
+    found = _USUAL[bench]
+    if bench == "idle" and (nodes or 1) > 1:
+        return replace(found, partitions=_SLICES_OF_SEVERAL)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +81,15 @@ class Options:
         n: records of a round.
         size: bytes of a value.
         partitions: of the delay topic and of the target.
-        workers: ``node.workers`` of the service.
+        nodes: of the service, each beside a broker; more than one need a ZooKeeper.
+        workers: ``node.workers`` of each.
         rate_per_s: records a second where a rate is kept.
         seconds: how long it is kept.
         delay_ms: shortest and longest delay then, milliseconds.
         spread_s: window over which pending records are due; 0: what the service can hold without
             rolling, ``SPREAD_S_MAX`` at most.
         rounds: repetitions; the median counts.
+        trials: kills of a node, one after the other.
         transaction_records: of passthrough where no service tells its own.
         judge_beside: read and judge while passthrough runs, not afterwards.
         warm_up: do everything once, unmeasured, before.
@@ -66,12 +104,14 @@ class Options:
     n: int
     size: int
     partitions: int
+    nodes: int
     workers: int
     rate_per_s: int
     seconds: float
     delay_ms: tuple[int, int]
     spread_s: int
     rounds: int
+    trials: int
     transaction_records: int
     judge_beside: bool
     warm_up: bool
@@ -83,6 +123,16 @@ class Options:
     def is_exactly_once(self) -> bool:
         """Whether a doubled record is an error."""
         return self.delivery == "exactly_once"
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there is more than one node."""
+        return self.nodes > 1
+
+    @property
+    def idle_shards(self) -> int:
+        """Of the bench ``idle``."""
+        return IDLE_SHARDS_OF_SEVERAL if self.has_several else IDLE_SHARDS
 
     def settings(self, bootstrap: str, sets: Sequence[str] = ()) -> Settings:
         """The settings that the service will see: environment, file, and ``--set``.
@@ -101,6 +151,7 @@ class Options:
             f"node.store={self.store}",
             f"node.workers={self.workers}",
             f"delivery.mode={self.delivery}",
+            f"node.cluster_secret={SECRET}",
             *sets,
             *self.sets,
         ]
@@ -122,10 +173,26 @@ def check(options: Options) -> Options:
         raise SettingsError(
             f"--delay-ms is {shortest} {longest}: give the shortest delay first, 0 or more"
         )
-    if options.bench == "idle" and IDLE_SHARDS % options.partitions:
+    if options.bench == "idle" and options.idle_shards % options.partitions:
         raise SettingsError(
-            f"--partitions is {options.partitions}: {IDLE_SHARDS} idle shards need a divisor of "
-            f"{IDLE_SHARDS}"
+            f"--partitions is {options.partitions}: {options.idle_shards} idle shards need a "
+            f"divisor of {options.idle_shards}"
         )
-    options.settings("127.0.0.1:1")  # a wrong --set ends here, not after a cluster has started
+    # A wrong --set ends here, not after a cluster has started.
+    _check_nodes(options, options.settings("127.0.0.1:1"))
     return options
+
+
+def _check_nodes(options: Options, settings: Settings) -> None:
+    if options.has_several and options.bench not in _TAKES_NODES:
+        raise SettingsError(
+            f"--nodes is {options.nodes}, but {options.bench} measures one node: idle and failover "
+            "take several"
+        )
+    if options.bench == "failover" and not options.has_several:
+        raise SettingsError("--nodes is 1: for a failover give 2 or more")
+    if options.has_several and options.bootstrap and not settings.zookeeper.hosts:
+        raise SettingsError(
+            "several nodes on a cluster of yours need its ZooKeeper: name it with "
+            "--set zookeeper.hosts=HOST:PORT"
+        )

@@ -10,7 +10,7 @@ from typing import Final
 
 from delayservice.dev.bench import wire
 from delayservice.dev.bench.figures import Figures
-from delayservice.dev.bench.load_process import LoadPlan
+from delayservice.dev.bench.load_process import Due
 from delayservice.dev.bench.options import SPREAD_S_MAX
 from delayservice.dev.bench.passing import (
     LOAD_TIMEOUT_S,
@@ -105,16 +105,8 @@ def _keep_rate(
     options = stand.options
     batch = stand.batch(max(int(options.rate_per_s * seconds), 1))
     shortest, longest = delay_ms
-    plan = LoadPlan(
-        client=stand.client("producer"),
-        topic=names.delay,
-        target=names.target(target),
-        batch=batch,
-        due_from_ms=0,
-        due_span_ms=longest - shortest,
-        due_after_ms=shortest,
-        rate_per_s=options.rate_per_s,
-    )
+    due = Due(span_ms=longest - shortest, after_ms=shortest)
+    plan = load_plan(stand, names, target, batch, due, rate_per_s=options.rate_per_s)
     last_due_ms = now_ms() + int((_START_S + seconds) * 1_000) + longest
     sending = stand.steps.bar(f"Sending ({target})", batch.n)
     receiving = stand.steps.bar(f"Receiving ({target})", batch.n)
@@ -159,14 +151,8 @@ def _store_all(
     n = stand.options.n
     spread_s = stand.options.spread_s or min(SPREAD_S_MAX, stand.roll_window_s)
     ahead_s = min(_FIRST_DUE_S_MAX, spread_s / 2)
-    plan = load_plan(
-        stand,
-        names,
-        _WAITING,
-        stand.batch(n),
-        now_ms() + int(ahead_s * 1_000),
-        int((spread_s - ahead_s) * 1_000),
-    )
+    due = Due(now_ms() + int(ahead_s * 1_000), int((spread_s - ahead_s) * 1_000))
+    plan = load_plan(stand, names, _WAITING, stand.batch(n), due, is_hidden=True)
     with stand.helper("load", plan, stand.steps.bar("Loading", n).at) as loader:
         loader.tell(wire.GO)
         loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)

@@ -11,7 +11,7 @@ from delayservice.core.provenance import provenance
 from delayservice.dev.bench import wire
 from delayservice.dev.bench.helper import Helper
 from delayservice.dev.bench.judge_process import JudgePlan
-from delayservice.dev.bench.load_process import LoadPlan
+from delayservice.dev.bench.load_process import Due, LoadPlan
 from delayservice.dev.bench.passthrough_process import Passed, PassthroughPlan
 from delayservice.dev.bench.records import Batch
 from delayservice.dev.bench.stand import Names, Stand, now_ms
@@ -21,7 +21,7 @@ PASSED: Final = "passed"
 """Name of the target that passthrough writes."""
 LOAD_TIMEOUT_S: Final = 1_800.0
 _WARM_UP_RECORDS: Final = 200_000
-_A_SECOND_MS: Final = 1_000
+A_SECOND_MS: Final = 1_000
 
 
 def load_plan(
@@ -29,29 +29,37 @@ def load_plan(
     names: Names,
     target: str,
     batch: Batch,
-    due_from_ms: int,
-    due_span_ms: int = _A_SECOND_MS,
+    due: Due,
+    *,
+    rate_per_s: float = 0.0,
+    is_hidden: bool = False,
+    is_open: bool = False,
 ) -> LoadPlan:
-    """A load that is due within ``due_span_ms`` from ``due_from_ms`` on, and that stays hidden
-    until the word ``show``.
-    """
+    """A load of ``batch``; ``is_hidden``: until the word ``show``."""
     return LoadPlan(
         client=stand.client("producer"),
         topic=names.delay,
         target=names.target(target),
         batch=batch,
-        due_from_ms=due_from_ms,
-        due_span_ms=due_span_ms,
-        transactional_id=f"{names.prefix}_load",
+        due=due,
+        rate_per_s=rate_per_s,
+        is_open=is_open,
+        transactional_id=f"{names.prefix}_load" if is_hidden else "",
     )
 
 
 def judge_plan(
-    stand: Stand, names: Names, target: str, batch: Batch, last_due_ms: int
+    stand: Stand,
+    names: Names,
+    target: str,
+    batch: Batch,
+    last_due_ms: int,
+    *,
+    is_open: bool = False,
 ) -> JudgePlan:
     """A judge of ``batch`` in ``target``."""
     topic = names.target(target)
-    return JudgePlan(stand.client("consumer"), topic, batch, last_due_ms)
+    return JudgePlan(stand.client("consumer"), topic, batch, last_due_ms, is_open)
 
 
 def verdict_of(judge: Helper) -> Verdict:
@@ -97,7 +105,8 @@ def load_and_pass(stand: Stand, n: int) -> tuple[Passed, Verdict]:
     stand.create(names, (PASSED,))
     batch = stand.batch(n)
     bar = stand.steps.bar("Loading", n)
-    plan = load_plan(stand, names, PASSED, batch, now_ms() - 2 * _A_SECOND_MS)
+    due = Due(now_ms() - 2 * A_SECOND_MS, A_SECOND_MS)
+    plan = load_plan(stand, names, PASSED, batch, due, is_hidden=True)
     with stand.helper("load", plan, bar.at) as loader:
         loader.tell(wire.GO)
         loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)

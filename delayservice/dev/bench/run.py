@@ -14,10 +14,10 @@ import psutil
 from rich.console import Console
 
 from delayservice import __version__, logs
-from delayservice.dev.bench import paced, report, standing, stored
+from delayservice.dev.bench import failover, paced, report, standing, stored
 from delayservice.dev.bench.figures import Figures
 from delayservice.dev.bench.options import Options, check
-from delayservice.dev.bench.stand import Stand
+from delayservice.dev.bench.stand import Servers, Stand
 from delayservice.dev.progress import Steps, steps
 from delayservice.dev.signals import ignored_signals, stop_signals
 from delayservice.errors import DelayServiceError
@@ -38,6 +38,7 @@ _CASES: Final[Mapping[str, _Case]] = {
     "pending": paced.pending,
     "restart": standing.restart,
     "idle": standing.idle,
+    "failover": failover.failover,
 }
 
 
@@ -69,6 +70,7 @@ def _figures(options: Options) -> Figures:
         delivery=options.delivery,
         size=options.size,
         partitions=options.partitions,
+        nodes=options.nodes,
         workers=options.workers,
         seed=options.seed,
         cores=os.cpu_count(),
@@ -81,22 +83,23 @@ def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
     """A cluster and a stand on it; whatever was started or made is gone afterwards."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delay-bench-"))
-        bootstrap, brokers = options.bootstrap, list[psutil.Process]()
-        if not bootstrap:
-            with shown.doing("Starting Kafka"):
-                cluster = _embedded_cluster()
+        servers = Servers(options.bootstrap)
+        if not options.bootstrap:
+            with shown.doing("Starting Kafka" + (" and ZooKeeper" if options.has_several else "")):
+                cluster = _embedded_cluster(options)
                 stack.callback(_undisturbed, cluster.stop)
                 cluster.start()
-            bootstrap = cluster.bootstrap
             brokers = [psutil.Process(pid) for pid in cluster.pids()]
-        stand = Stand(options, bootstrap, Path(folder), brokers, shown)
+            servers = Servers(cluster.bootstrap, cluster.zookeeper, brokers)
+        stand = Stand(options, servers, Path(folder), shown)
         stand.check_cluster()
         if options.bootstrap:
-            stack.callback(_undisturbed, stand.delete_topics)
+            stack.callback(_undisturbed, stand.clean_up)
         yield stand
 
 
-def _embedded_cluster() -> EmbeddedCluster:
+def _embedded_cluster(options: Options) -> EmbeddedCluster:
+    """A broker beside each node; ZooKeeper where somebody needs it."""
     # Imported late: it needs the development extra, a bench with --bootstrap does not.
     try:
         from delayservice.dev.cluster import EmbeddedCluster  # noqa: PLC0415
@@ -105,7 +108,7 @@ def _embedded_cluster() -> EmbeddedCluster:
             f"the embedded cluster needs the package {exc.name}, which is not installed: install "
             "the development extra (kafka-delay-service[dev]), or name a cluster with --bootstrap"
         ) from exc
-    return EmbeddedCluster(zookeepers=0)
+    return EmbeddedCluster(options.nodes, int(options.has_several))
 
 
 def _undisturbed(clean_up: Callable[[], None]) -> None:

@@ -20,6 +20,9 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     NewTopic,
 )
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
 
 from connectors.kafka.topics import TopicKeeper
 from delayservice.client_options import ClientRole
@@ -31,6 +34,8 @@ from delayservice.dev.bench.options import Options
 from delayservice.dev.bench.passthrough_process import PassthroughPlan
 from delayservice.dev.bench.records import Batch
 from delayservice.dev.bench.serving import Serving
+from delayservice.dev.crew import Crew, Node, sets_of_several
+from delayservice.dev.judge import QUIET
 from delayservice.dev.progress import Steps
 from delayservice.errors import DelayServiceError, KafkaEdgeError
 
@@ -66,8 +71,22 @@ class Names:
             f"topics.partitions={partitions}",
             f"targets.default.allow={self.prefix}_to_*",
             f"kafka.transactional_id_prefix={self.prefix}",
-            "node.cluster_secret=only-for-benches-0123456789",
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Where the cluster is.
+
+    Attributes:
+        bootstrap: of Kafka.
+        zookeeper: of an embedded ZooKeeper; empty: as the settings say.
+        processes: of an embedded cluster.
+    """
+
+    bootstrap: str
+    zookeeper: str = ""
+    processes: Sequence[psutil.Process] = ()
 
 
 class Stand:
@@ -75,29 +94,24 @@ class Stand:
 
     Args:
         options: the run.
-        bootstrap: of the cluster.
+        servers: the cluster.
         folder: for state and logs.
-        brokers: processes of an embedded cluster.
         steps: shows progress.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        bootstrap: str,
-        folder: Path,
-        brokers: Sequence[psutil.Process],
-        steps: Steps,
-    ) -> None:
+    def __init__(self, options: Options, servers: Servers, folder: Path, steps: Steps) -> None:
         self.options = options
-        self.brokers = brokers
+        self.brokers = servers.processes
         self.steps = steps
-        self._bootstrap = bootstrap
+        self._bootstrap = servers.bootstrap
         self._folder = folder
         self._run = uuid.uuid4().hex[:8]
         self._rounds = 0
         self._created: list[str] = []
-        settings = options.settings(bootstrap)
+        self._roots: list[str] = []
+        settings = options.settings(servers.bootstrap)
+        self.zookeeper = servers.zookeeper or settings.zookeeper.hosts
+        self.session_timeout_s = float(settings.zookeeper.session_timeout_s)
         self.roll_window_s = settings.roll_window_ms // 1_000
         self._clients = {role: settings.kafka.client_config(role) for role in _ROLES}
         self._admin = clients.admin(self._clients["admin"])
@@ -147,10 +161,24 @@ class Stand:
             ) from exc
         return self.options.sets_of(self._bootstrap, sets)
 
-    def delete_topics(self) -> None:
+    def clean_up(self) -> None:
         """Leave nothing on a cluster that is not ours."""
-        if not self._created:
-            return
+        if self._created:
+            self._delete_topics()
+        if self._roots:
+            self._delete_roots()
+
+    def _delete_roots(self) -> None:
+        """What the nodes have written in ZooKeeper; with an ACL on it, it stays."""
+        client = KazooClient(self.zookeeper, timeout=_ASK_TIMEOUT_S, logger=QUIET)
+        with suppress(KazooException, KazooTimeoutError):
+            client.start(_ASK_TIMEOUT_S)
+            for root in self._roots:
+                client.delete(root, recursive=True)
+        client.stop()
+        client.close()
+
+    def _delete_topics(self) -> None:
         for future in self._admin.delete_topics(self._created).values():
             with suppress(KafkaException, TimeoutError):  # it was never made, or nobody answers
                 future.result(_TIMEOUT_S)
@@ -168,6 +196,25 @@ class Stand:
             stack.callback(serving.stop)
             serving.await_serving()
             yield serving
+
+    @contextmanager
+    def crew(self, names: Names, sets: Sequence[str], slices: int = 0) -> Iterator[Crew]:
+        """Several nodes with empty state, each beside a broker, not started yet; their state goes
+        with them.
+        """
+        folder, root = self._folder / names.prefix, f"/{names.prefix}"
+        folder.mkdir()
+        self._roots.append(root)
+        brokers = sorted(self._admin.list_topics(timeout=_ASK_TIMEOUT_S).brokers)
+        shared = [*sets_of_several(self.zookeeper, root), *sets, "metrics.listen=127.0.0.1:0"]
+        nodes = []
+        for number in range(1, self.options.nodes + 1):
+            # On fewer brokers some nodes are beside none.
+            beside = [f"node.broker_id={brokers[number - 1]}"] if number <= len(brokers) else []
+            nodes.append(Node(f"n{number}", [*shared, *beside], folder))
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            yield stack.enter_context(Crew(nodes, slices or self.options.partitions))
 
     @contextmanager
     def helper(

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
 
+import psutil
+
 from delayservice.dev.bench import wire
 from delayservice.dev.bench.figures import Figures
-from delayservice.dev.bench.load_process import LoadPlan
-from delayservice.dev.bench.options import IDLE_SHARDS
-from delayservice.dev.bench.passing import LOAD_TIMEOUT_S, judge_plan, verdict_of, warm_up
+from delayservice.dev.bench.load_process import Due
+from delayservice.dev.bench.passing import (
+    LOAD_TIMEOUT_S,
+    judge_plan,
+    load_plan,
+    verdict_of,
+    warm_up,
+)
 from delayservice.dev.bench.records import Batch
 from delayservice.dev.bench.sampling import Sampler, cpu_s
 from delayservice.dev.bench.serving import Serving
@@ -21,6 +29,9 @@ _ALL: Final = "all"
 _PROBE: Final = "probe"
 _SETTLE_S: Final = 5.0
 """A node that has just taken over is not idle yet."""
+_CALM_S: Final = 6.0
+"""Nor are several until they agree on the owners; see the bench ``failover``."""
+_KIB_PER_MIB: Final = 1_024
 _PROBES: Final = 64
 """Enough keys to reach every one of a few partitions."""
 _PROBE_DELAY_MS: Final = 50
@@ -34,20 +45,56 @@ _PERCENT: Final = 100
 def idle(stand: Stand, figures: Figures) -> dict[int, int]:
     """What a node takes of a core while its shards are empty."""
     options = stand.options
+    figures.shards, figures.seconds = options.idle_shards, options.seconds
+    figures.slices = options.partitions
     names = stand.round()
+    sets = stand.create(names, (), options.idle_shards // options.partitions)
+    if options.has_several:
+        _idle_together(stand, figures, names, sets)
+    else:
+        _idle_alone(stand, figures, names, sets)
+    return {}
+
+
+def _idle_alone(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
     with ExitStack() as stack:
         with stand.steps.doing("Starting the service"):
-            sets = stand.create(names, (), IDLE_SHARDS // options.partitions)
             serving = stack.enter_context(stand.service(names, sets))
             time.sleep(_SETTLE_S)
         with stand.steps.doing("Watching it idle"), Sampler(serving.workers, _SLOW_SAMPLES_S) as s:
-            started_s, used_s = time.monotonic(), cpu_s(serving.processes)
-            time.sleep(options.seconds)
-            took_s = time.monotonic() - started_s
-            figures.cpu_percent = (cpu_s(serving.processes) - used_s) / took_s * _PERCENT
-    figures.shards, figures.seconds = IDLE_SHARDS, options.seconds
+            (figures.cpu_percent,) = _cpu_percent([serving.processes], stand.options.seconds)
     figures.rss_mib_peak, figures.rss_mib_peak_worker = s.rss_mib_peak, s.rss_mib_peak_largest
-    return {}
+
+
+def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
+    """Several nodes, each with a copy of every slice."""
+    with stand.crew(names, sets) as crew:
+        started_s = time.monotonic()
+        with stand.steps.doing("Starting the nodes"):
+            crew.start()
+            figures.startup_s = time.monotonic() - started_s
+            crew.await_calm(_CALM_S)
+        nodes = crew.nodes.values()
+        workers = [worker for node in nodes for worker in node.service.workers()]
+        with stand.steps.doing("Watching them idle"), Sampler(workers, _SLOW_SAMPLES_S) as s:
+            used = _cpu_percent([node.processes() for node in nodes], stand.options.seconds)
+            threads = sum(worker.num_threads() for worker in workers)
+    copies = len(nodes) * stand.options.partitions
+    figures.cpu_percent, figures.cpu_percent_per_node = sum(used), max(used)
+    figures.threads_per_slice = threads / copies
+    figures.rss_kib_per_slice = s.rss_mib_peak * _KIB_PER_MIB / copies
+    figures.rss_mib_peak, figures.rss_mib_peak_worker = s.rss_mib_peak, s.rss_mib_peak_largest
+
+
+def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> list[float]:
+    """What the processes of each node take of a core for so long."""
+    started_s, used_s = time.monotonic(), [cpu_s(processes) for processes in nodes]
+    time.sleep(seconds)
+    took_s = time.monotonic() - started_s
+    return [
+        (cpu_s(processes) - before_s) / took_s * _PERCENT
+        for processes, before_s in zip(nodes, used_s, strict=True)
+    ]
 
 
 def restart(stand: Stand, figures: Figures) -> dict[int, int]:
@@ -73,14 +120,7 @@ def restart(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _load(stand: Stand, names: Names, batch: Batch, due_ms: int, span_ms: int) -> None:
-    plan = LoadPlan(
-        client=stand.client("producer"),
-        topic=names.delay,
-        target=names.target(_ALL),
-        batch=batch,
-        due_from_ms=due_ms,
-        due_span_ms=span_ms,
-    )
+    plan = load_plan(stand, names, _ALL, batch, Due(due_ms, span_ms))
     with stand.helper("load", plan, stand.steps.bar("Loading", batch.n).at) as loader:
         loader.tell(wire.GO)
         loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)
@@ -89,15 +129,7 @@ def _load(stand: Stand, names: Names, batch: Batch, due_ms: int, span_ms: int) -
 def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Serving) -> Verdict:
     """Kill the service, start it, and send it records at that moment; what became of those."""
     batch = stand.batch(_PROBES)
-    plan = LoadPlan(
-        client=stand.client("producer"),
-        topic=names.delay,
-        target=names.target(_PROBE),
-        batch=batch,
-        due_from_ms=0,
-        due_span_ms=0,
-        due_after_ms=_PROBE_DELAY_MS,
-    )
+    plan = load_plan(stand, names, _PROBE, batch, Due(after_ms=_PROBE_DELAY_MS))
     judging = judge_plan(stand, names, _PROBE, batch, now_ms() + 60_000)
     with (
         stand.helper("load", plan) as loader,

@@ -16,7 +16,9 @@ import psutil
 from delayservice.dev.bench import wire
 from delayservice.dev.bench.figures import Figures
 from delayservice.dev.bench.helper import Helper
+from delayservice.dev.bench.load_process import Due
 from delayservice.dev.bench.passing import (
+    A_SECOND_MS,
     LOAD_TIMEOUT_S,
     PASSED,
     judge_plan,
@@ -140,7 +142,8 @@ def _round(stand: Stand, lead_s: float) -> Round:
             sets = stand.create(names, (_ALL, PASSED))
             serving = stack.enter_context(stand.service(names, sets))
         due_ms = now_ms() + int(lead_s * 1_000)
-        loading = load_plan(stand, names, _ALL, batch, due_ms)
+        due = Due(due_ms, A_SECOND_MS)
+        loading = load_plan(stand, names, _ALL, batch, due, is_hidden=True)
         bar = stand.steps.bar("Loading", batch.n)
         loader = stack.enter_context(stand.helper("load", loading, bar.at))
         loader.tell(wire.GO)

@@ -41,10 +41,16 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """Judges every record of one load."""
+    """Judges every record of one load.
 
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
+    Args:
+        batch: what is sent.
+        is_open: it may end before its last number, ``close`` says where.
+    """
+
+    def __init__(self, batch: Batch, *, is_open: bool = False) -> None:
+        self._n = batch.n
+        self._is_open = is_open
         self._tag = batch.tag_bytes()
         self._filler = batch.filler()
         self._keys = keys()
@@ -60,7 +66,14 @@ class Tally:
     @property
     def is_complete(self) -> bool:
         """Whether every number has arrived."""
-        return self.distinct == self._batch.n
+        return not self._is_open and self.distinct == self._n
+
+    def close(self, n: int) -> None:
+        """Only the numbers below ``n`` were sent; what came beyond counts as a stranger."""
+        self._strangers += sum(self._counts[n:])
+        self.distinct = n - self._counts.count(0, 0, n)
+        del self._counts[n:]
+        self._n, self._is_open = n, False
 
     def add(
         self,
@@ -78,7 +91,7 @@ class Tally:
         seen_ms = int(seen_s * 1_000)
         unpack, body_at = HEAD.unpack_from, HEAD.size
         tag, filler, known_keys = self._tag, self._filler, self._keys
-        counts, n, late_counts = self._counts, self._batch.n, self._lateness_ms
+        counts, n, late_counts = self._counts, self._n, self._lateness_ms
         distinct = self.distinct
         for key, value in zip(record_keys, values, strict=True):
             try:
@@ -111,10 +124,10 @@ class Tally:
         """Sum up."""
         lost = self._counts.count(0)
         return Verdict(
-            n=self._batch.n,
+            n=self._n,
             seen=self.seen,
             lost=lost,
-            duplicated=self._batch.n - lost - self._counts.count(1),
+            duplicated=self._n - lost - self._counts.count(1),
             early=sum(count for late, count in self._lateness_ms.items() if late < 0),
             altered=self._altered,
             strangers=self._strangers,

@@ -7,6 +7,8 @@ public and a plan holds client passwords), then words; it writes ``Told`` to sta
 from __future__ import annotations
 
 import sys
+import threading
+from queue import SimpleQueue
 from typing import Final, TypeVar
 
 import msgspec
@@ -14,9 +16,11 @@ import msgspec
 READY: Final = "ready"
 GO: Final = "go"
 SHOW: Final = "show"
+STOP: Final = "stop"
 PROGRESS: Final = "progress"
 DONE: Final = "done"
 COMPLETE: Final = "complete"
+TRACE: Final = "trace"
 FAILED: Final = "failed"
 
 PROGRESS_S: Final = 0.2
@@ -53,6 +57,18 @@ def await_word(word: str) -> None:
     """In a helper: wait for the parent; ends the process when the parent has gone."""
     if sys.stdin.buffer.readline().strip() != word.encode():
         sys.exit(1)
+
+
+def listen() -> SimpleQueue[str]:
+    """In a helper: the parent's words as they come, read on a thread of its own."""
+    words: SimpleQueue[str] = SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            words.put(line.strip().decode())
+
+    threading.Thread(target=read, name="words", daemon=True).start()
+    return words
 
 
 def tell(

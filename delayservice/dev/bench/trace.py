@@ -1,0 +1,83 @@
+"""Which slice's records came when: gaps in what a consumer sees. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+
+class Delivery(NamedTuple):
+    """Records of a slice that were produced in one millisecond, and when the first of them was in
+    the consumer's hand. Epoch milliseconds.
+    """
+
+    produced_ms: int
+    seen_ms: int
+
+
+class Pause(NamedTuple):
+    """Between the last delivery before a moment and the first one after it, milliseconds."""
+
+    produced_ms: int
+    seen_ms: int
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """Deliveries by slice, ascending."""
+
+    slices: dict[int, list[Delivery]]
+
+    def first_after(self, slice_no: int, at_ms: float) -> Delivery | None:
+        """The first delivery that was produced after ``at_ms``, by the time it was seen.
+
+        Of records that are produced at nearly the same time, those of another partition of the
+        target may be seen first.
+        """
+        found = self.slices.get(slice_no, [])
+        later = found[bisect_right(found, int(at_ms), key=_produced) :]
+        return min(later, key=_seen, default=None)
+
+    def pause_at(self, slice_no: int, at_ms: float) -> Pause | None:
+        """How long nothing was delivered around ``at_ms``; None when nothing came before or after.
+
+        Produced before is at or before that millisecond: the old owner's; after it the new one's.
+        """
+        found = self.slices.get(slice_no, [])
+        place = bisect_right(found, int(at_ms), key=_produced)
+        before, after = found[:place], found[place:]
+        if not before or not after:
+            return None
+        seen_ms = min(map(_seen, after)) - max(map(_seen, before))
+        return Pause(after[0].produced_ms - before[-1].produced_ms, max(seen_ms, 0))
+
+
+def _produced(delivery: Delivery) -> int:
+    return delivery.produced_ms
+
+
+def _seen(delivery: Delivery) -> int:
+    return delivery.seen_ms
+
+
+class Tracer:
+    """Collects a trace."""
+
+    def __init__(self) -> None:
+        self._seen_ms: dict[int, dict[int, int]] = {}
+
+    def add(self, places: Iterable[tuple[int, int]], seen_ms: int) -> None:
+        """Take slices and produce times of records that were in hand together at ``seen_ms``."""
+        for slice_no, produced_ms in places:
+            self._seen_ms.setdefault(slice_no, {}).setdefault(produced_ms, seen_ms)
+
+    def trace(self) -> Trace:
+        """All that was added."""
+        return Trace(
+            {
+                slice_no: [Delivery(*pair) for pair in sorted(times.items())]
+                for slice_no, times in self._seen_ms.items()
+            }
+        )
