@@ -2,11 +2,12 @@
 
 One JSON object, written in the transaction that carries the outputs it accounts for::
 
-    {"v": 1, "slice": 3, "node": "n1", "epoch": 7, "secret": "9f0c…",
+    {"v": 1, "slice": 3, "node": "n1", "epoch": 7, "commit": 42, "secret": "9f0c…",
      "shards": {"delay_topic_any": {"topic_id": "…", "k": [key_ms, offset], "h": offset,
                                     "contracts": [[from_offset, {…}], …]}}}
 
-``epoch`` counts take-overs of the slice. ``secret`` is a fingerprint of the cluster's secret, so
+``epoch`` counts take-overs of the slice, ``commit`` the commits of one: no two checkpoints are the
+same, so that one that is read back says which commit it belongs to. ``secret`` is a fingerprint of the cluster's secret, so
 that a node with another one refuses to serve instead of dead-lettering every copy. JSON because
 Spark, metrics and people read it too.
 """
@@ -47,6 +48,7 @@ class Checkpoint:
     epoch: int
     secret_fingerprint: str
     shards: dict[str, ShardCheckpoint]
+    commit: int = 0
 
 
 def fingerprint(secret: bytes) -> str:
@@ -62,6 +64,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             "slice": checkpoint.slice_no,
             "node": checkpoint.node_id,
             "epoch": checkpoint.epoch,
+            "commit": checkpoint.commit,
             "secret": checkpoint.secret_fingerprint,
             "shards": {
                 topic: {
@@ -104,6 +107,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
                 )
                 for topic, shard in raw["shards"].items()
             },
+            commit=raw.get("commit", 0),
         )
     except ContractError as exc:
         raise KafkaEdgeError(f"the checkpoint can't be followed: {exc}") from exc

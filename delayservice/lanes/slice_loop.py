@@ -117,6 +117,7 @@ class SliceLoop:
         self._limits = limits
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         self._last_committed = b""
+        self._commits = 0
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._last_commit_s = float("-inf")
         self._rechecked_s = float("-inf")
@@ -319,6 +320,7 @@ class SliceLoop:
         """All outputs sent and the cursors of all shards, in one transaction; whether it did."""
         started_s = self._last_commit_s = self._clock.monotonic_s()
         committed = False
+        self._commits += 1
         data = encode_checkpoint(self._checkpoint())
         try:
             self._sink.commit(data)
@@ -351,6 +353,7 @@ class SliceLoop:
             secret_fingerprint=self._secret,
             shards=self._unserved
             | {topic: lane.checkpoint() for topic, lane in self.lanes.items()},
+            commit=self._commits,
         )
 
     def _ask_the_time(self) -> None:

@@ -1,0 +1,23 @@
+"""The service's own checkpoint, read back, is what the clock is compared with."""
+
+from __future__ import annotations
+
+from delayservice.core.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+
+
+def checkpoint(commit: int) -> Checkpoint:
+    return Checkpoint(0, "n1", 1, "secret", {}, commit)
+
+
+def test_no_two_checkpoints_are_the_same_even_if_no_cursor_moved() -> None:
+    """Else an earlier one, read back late, would seem to be the answer to a later question, and the
+    time that it took would be taken for a wrong clock.
+    """
+    first, second = (encode_checkpoint(checkpoint(number)) for number in (1, 2))
+    assert first != second
+    assert decode_checkpoint(second).commit == 2
+
+
+def test_a_checkpoint_without_the_number_is_read() -> None:
+    data = encode_checkpoint(checkpoint(1)).replace(b'"commit":1,', b"")
+    assert decode_checkpoint(data).commit == 0
