@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import create_autospec
+
 from delayservice.core.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from delayservice.core.settle import Routes
+from delayservice.lanes.ports import Observer
+from delayservice.lanes.slice_loop import Limits, SliceLoop
 
 
 def checkpoint(commit: int) -> Checkpoint:
@@ -16,6 +23,27 @@ def test_no_two_checkpoints_are_the_same_even_if_no_cursor_moved() -> None:
     first, second = (encode_checkpoint(checkpoint(number)) for number in (1, 2))
     assert first != second
     assert decode_checkpoint(second).commit == 2
+
+
+def test_the_loop_numbers_its_commits() -> None:
+    sent: list[bytes] = []
+    unused: Any = None
+    loop = SliceLoop(
+        0,
+        node_id="n1",
+        source=unused,
+        sink=cast("Any", SimpleNamespace(commit=sent.append)),
+        checkpoints=unused,
+        clock=cast("Any", SimpleNamespace(wall_ms=lambda: 0, monotonic_s=lambda: 0.0)),
+        gate=unused,
+        observer=create_autospec(Observer, instance=True),
+        routes=Routes("dead", "outcomes", b"secret", 1, ()),
+        contract_of=unused,
+        limits=Limits(),
+    )
+    assert loop._commit()
+    assert loop._commit()
+    assert sent[0] != sent[1]
 
 
 def test_a_checkpoint_without_the_number_is_read() -> None:
