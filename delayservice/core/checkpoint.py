@@ -7,9 +7,9 @@ One JSON object, written in the transaction that carries the outputs it accounts
                                     "contracts": [[from_offset, {…}], …]}}}
 
 ``epoch`` counts take-overs of the slice, ``commit`` the commits of one: no two checkpoints are the
-same, so that one that is read back says which commit it belongs to. ``secret`` is a fingerprint of the cluster's secret, so
-that a node with another one refuses to serve instead of dead-lettering every copy. JSON because
-Spark, metrics and people read it too.
+same, so that one that is read back says which commit it belongs to. ``secret`` is a fingerprint of
+the cluster's secret, so that a node with another one refuses to serve instead of dead-lettering
+every copy. JSON because Spark, metrics and people read it too.
 """
 
 from __future__ import annotations
