@@ -63,6 +63,7 @@ class _Seen:
     hand_overs: Sequence[HandOver]
     trace: Trace
     verdict: Verdict
+    load_s: float
 
 
 def failover(stand: Stand, figures: Figures) -> dict[int, int]:
@@ -70,7 +71,7 @@ def failover(stand: Stand, figures: Figures) -> dict[int, int]:
     warm_up(stand)
     seen = _try_often(stand)
     figures.trials = len(seen.kills)
-    figures.n = seen.verdict.n
+    figures.n, figures.rate_per_s = seen.verdict.n, seen.verdict.n / seen.load_s
     figures.slices = stand.options.partitions
     figures.session_timeout_s = stand.session_timeout_s
     figures.zookeeper_tick_s = zookeeper_tick_s(stand.zookeeper)
@@ -94,11 +95,11 @@ def _try_often(stand: Stand) -> _Seen:
         kills = _kill_again_and_again(stand, crew)
         changes = [change for change in hand_overs(crew.told()) if change.at_ms > calm_ms]
         loader.tell(wire.STOP)
-        sent = loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S).count
-        judge.tell(f"{wire.STOP} {sent}")
+        sent = loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)
+        judge.tell(f"{wire.STOP} {sent.count}")
         told = judge.expect(wire.TRACE, timeout_s=LOAD_TIMEOUT_S)
         trace = msgspec.json.decode(told.body, type=Trace)
-        return _Seen(kills, changes, trace, verdict_of(judge))
+        return _Seen(kills, changes, trace, verdict_of(judge), sent.at_s)
 
 
 def _load_and_judge(stack: ExitStack, stand: Stand, names: Names) -> tuple[Helper, Helper]:

@@ -26,7 +26,8 @@ _TRANSACTION_S_MAX: Final = 15.0
 _FENCED_S_MAX: Final = 20.0
 _PAUSE_S: Final = {True: (0.5, 1.5), False: (1.5, 3.5)}
 """Before a deed, by whether there are several nodes: those are waited for after it as well."""
-_LOOKS: Final = 3
+_LOOKS: Final = 4
+_BETWEEN_LOOKS_S: Final = 0.05
 _INSIDE: Final = frozenset({0, 2, 3})
 """Of every five kills, those that happen inside a transaction."""
 
@@ -97,8 +98,9 @@ class Director:
 
     def _kill(self, node: Node, how: str) -> Act:
         before = self._crew.owned_by(node)
-        held_back, at_ms = self._held_back(), _now_ms()
+        at_ms = _now_ms()
         node.kill()
+        held_back = self._held_back()
         if not self._has_several:
             node.start()
         self._crew.await_successors(before, [node] if self._has_several else [])
@@ -158,10 +160,15 @@ class Director:
     # --- what the brokers say --------------------------------------------------------------------
 
     def _held_back(self) -> int:
-        """See ``Act.held_back``. The least of some looks: transactions of other nodes come and go
-        meanwhile. Asked from outside; the service has no part in it.
+        """See ``Act.held_back``; asked from outside, the service has no part in it. The least of
+        some looks: transactions of other nodes come and go meanwhile, that of one which is dead or
+        frozen stays.
         """
-        return min(self._held_back_now() for _ in range(_LOOKS))
+        found = [self._held_back_now()]
+        while self._has_several and len(found) < _LOOKS:
+            threading.Event().wait(_BETWEEN_LOOKS_S)
+            found.append(self._held_back_now())
+        return min(found)
 
     def _held_back_now(self) -> int:
         # In this order: what is committed between the two questions must not count.

@@ -30,7 +30,7 @@ class Act:
         at_ms: when.
         how: at which moment of its work.
         held_back: offsets in the target topics between the last stable offset and the high
-            watermark at that moment: flushed outputs that are not committed, and what lies behind.
+            watermark right after: its flushed outputs that are not committed, and what lies behind.
         served_ms: when each of its slices had another ownership.
         woken_ms: when it was let go on; None unless it was frozen.
     """
