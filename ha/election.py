@@ -397,7 +397,7 @@ class Election:
     def _as_candidate(self, slice_no: int, state: _Slice, now_s: float) -> Effect | None:
         ranked = self._ranked.get(slice_no, ())
         me = self._me.node_id
-        if self._is_leaving or me not in ranked or not self._is_fit or not self.may_own(slice_no):
+        if me not in ranked or not self._is_fit or not self.may_own(slice_no):
             return None
         rank = 0 if state.heir == me else ranked.index(me)
         claim_s = state.since_s + rank * self._pace.stagger_s if rank else now_s

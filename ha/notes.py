@@ -70,5 +70,5 @@ def worker_name(node_id: str, worker: int) -> str:
 
 def worker_of(name: str) -> tuple[str, int] | None:
     """Node and worker of such a name; None for a name that is none of ours."""
-    node_id, colon, worker = name.rpartition(":")
-    return (node_id, int(worker)) if colon and worker.isdecimal() else None
+    node_id, _, worker = name.rpartition(":")
+    return (node_id, int(worker)) if node_id and worker.isdecimal() else None

@@ -1,0 +1,441 @@
+"""Every rule of an election by itself. How the rules play together is in ``tests/transcripts``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+import pytest
+
+from delayservice.core.role import Role
+from ha.election import Announce, Claim, Effect, Election, Evict, Pace, Resign, Seat
+from ha.notes import LifeNote, NodeNote, OwnerNote
+from ha.ownership import Standing
+from ha.placement import SliceFacts
+
+PACE = Pace(stagger_s=0.5, lag_s_max=10, alert_s=1, tenure_s=20, first_s=2)
+UP_TO_DATE = Standing({}, 0)
+COOL_S = 5.0
+VACANT = Seat(None)
+MINE = Seat(OwnerNote("me", "me1", 0, 1), is_mine=True)
+NODES = {"me": 1, "other": 2, "third": 3}
+"""And the broker that each sits beside."""
+
+
+def note(node_id: str) -> NodeNote:
+    return NodeNote(node_id, f"{node_id}1", 1, NODES[node_id])
+
+
+def others(owner: str, epoch: int = 1, heir: str = "") -> Seat:
+    return Seat(OwnerNote(owner, f"{owner}1", 0, epoch, heir))
+
+
+def beside(*leaders: str) -> list[SliceFacts]:
+    """Slices that prefer these nodes, in their order."""
+    return [SliceFacts(n, NODES[name], (NODES[name],)) for n, name in enumerate(leaders)]
+
+
+def elected(
+    preferred: Collection[str] = ("me",),
+    *,
+    live: Iterable[str] = ("me", "other"),
+    known: Iterable[str] = NODES,
+    replicas: int | None = None,
+) -> Election:
+    """An election of node ``me``, registered, whose copies are up to date."""
+    election = Election(note("me"), 0, replicas, PACE)
+    election.nodes([note(name) for name in known])
+    election.live(list(live), is_registered=True)
+    for slice_no in election.serve(beside(*preferred)):
+        election.standing(slice_no, UP_TO_DATE)
+    return election
+
+
+def vacated(election: Election, now_s: float = 0, slice_no: int = 0) -> None:
+    """Slice 0 was another's and is nobody's from ``now_s`` on."""
+    election.seat(slice_no, others("third"), now_s - 1)
+    election.seat(slice_no, VACANT, now_s)
+
+
+def owning(election: Election, *, since_s: float = 0, is_settling: bool = True) -> Election:
+    """Slice 0 is mine."""
+    election.seat(0, VACANT, since_s - 1)
+    election.seat(0, MINE, since_s)
+    election.settling(0, is_settling=is_settling)
+    return election
+
+
+def ready(election: Election, *names: str) -> None:
+    """These nodes' copies of slice 0 are up to date."""
+    election.lives({f"{name}:0": LifeNote(name, f"{name}1", 0, (0,)) for name in names})
+
+
+def announced(election: Election, heir: str, now_s: float) -> None:
+    """As the announcement is carried out."""
+    assert election.step(now_s) == [Announce(0, heir)]
+    election.seat(0, Seat(OwnerNote("me", "me1", 0, 1, heir), is_mine=True), now_s)
+    assert election.step(now_s) == []
+
+
+class TestClaims:
+    def test_the_preferred_node_claims_a_vacant_slice_at_once(self) -> None:
+        election = elected()
+        vacated(election)
+        assert election.step(0) == [Claim(0)]
+
+    def test_another_claims_one_stagger_later_and_asks_to_be_woken_then(self) -> None:
+        election = elected(["other"])
+        vacated(election)
+        assert election.step(0.49) == []
+        assert election.wake_s == 0.5
+        assert election.step(0.5) == [Claim(0)]
+
+    def test_the_third_claims_two_staggers_later(self) -> None:
+        election = elected(["other"] * 12, live=NODES)
+        third = next(n for n, ranked in election._ranked.items() if ranked[2] == "me")
+        vacated(election, slice_no=third)
+        assert election.step(0.99) == []
+        assert election.step(1.0) == [Claim(third)]
+
+    def test_at_first_sight_another_waits_longer_and_the_preferred_one_does_not(self) -> None:
+        election = elected(["me", "other"])
+        for slice_no in (0, 1):
+            election.seat(slice_no, VACANT, 0)
+        assert election.step(2.49) == [Claim(0)]
+        assert election.step(2.5) == [Claim(0), Claim(1)]
+
+    def test_the_heir_claims_at_once_though_it_is_not_preferred(self) -> None:
+        election = elected(["other"])
+        election.seat(0, others("third", heir="me"), 0)
+        election.seat(0, VACANT, 1)
+        assert election.step(1) == [Claim(0)]
+
+    def test_a_slice_that_another_owns_is_left_alone(self) -> None:
+        election = elected()
+        election.seat(0, others("other"), 0)
+        assert election.step(100) == []
+
+    def test_nothing_is_claimed_before_the_seat_is_known(self) -> None:
+        election = elected()
+        assert election.step(100) == []
+        vacated(election)
+        election.forget_seats()
+        election.live(["me", "other"], is_registered=True)
+        assert election.step(100) == []
+
+    @pytest.mark.parametrize("lag_s", [10.1, math.inf])
+    def test_a_copy_that_is_behind_never_claims(self, lag_s: float) -> None:
+        election = elected()
+        vacated(election)
+        election.standing(0, Standing({}, lag_s))
+        assert election.step(1000) == []
+        election.standing(0, Standing({}, 10))
+        assert election.step(1000) == [Claim(0)]
+
+    def test_a_worker_that_is_not_registered_never_claims(self) -> None:
+        election = elected()
+        vacated(election)
+        election.live(["me", "other"], is_registered=False)
+        assert election.step(1000) == []
+
+    def test_a_node_that_does_not_reach_kafka_never_claims(self) -> None:
+        election = elected()
+        vacated(election)
+        assert election.fit(is_fit=False)
+        assert not election.fit(is_fit=False), "that is no news"
+        assert election.step(1000) == []
+
+    def test_a_node_that_leaves_never_claims(self) -> None:
+        election = elected(live=["me"])
+        vacated(election)
+        election.leave()
+        assert election.step(1000) == []
+
+    def test_a_node_that_keeps_a_copy_no_longer_placed_there_never_claims(self) -> None:
+        election = elected(["other"], live=NODES, known=["me"], replicas=1)
+        election.nodes([note("me"), note("other")])
+        assert election.serve(beside("other")) == {0}
+        vacated(election)
+        assert election.step(1000) == []
+
+
+class TestGivingUp:
+    def test_an_unfit_owner_resigns_at_once_though_its_loop_settles(self) -> None:
+        election = owning(elected())
+        election.fit(is_fit=False)
+        assert election.roles() == {0: Role.REPLICA}
+        assert [type(effect) for effect in election.step(1)] == [Resign]
+
+    def test_an_owner_that_gave_up_resigns_and_says_why(self) -> None:
+        election = owning(elected())
+        election.gave_up(0, "no topic")
+        assert election.roles() == {0: Role.REPLICA}
+        assert election.step(1) == [Resign(0, "no topic")]
+
+    def test_what_is_not_owned_can_not_be_given_up(self) -> None:
+        election = elected()
+        vacated(election)
+        election.gave_up(0, "too late")
+        assert election.step(0) == [Claim(0)]
+
+    def test_the_cool_down_grows_with_each_failure_and_ends(self) -> None:
+        election, now_s, waits_s = elected(), 0.0, []
+        for _ in range(6):
+            owning(election, since_s=now_s, is_settling=False)
+            election.gave_up(0, "broken")
+            assert len(election.step(now_s)) == 1
+            election.seat(0, VACANT, now_s)
+            assert election.step(now_s) == []
+            waits_s.append(election.wake_s - now_s)
+            now_s = election.wake_s
+            assert election.step(now_s) == [Claim(0)]
+        assert waits_s == [5, 10, 20, 40, 60, 60]
+
+    def test_a_failure_counts_once_however_often_resigning_fails(self) -> None:
+        election = owning(elected(), is_settling=False)
+        election.gave_up(0, "broken")
+        for _ in range(5):
+            assert election.step(0) == [Resign(0, "broken")]
+        election.seat(0, VACANT, 0)
+        election.step(0)
+        assert election.wake_s == COOL_S
+
+    def test_serving_again_ends_the_row_of_failures(self) -> None:
+        election = elected()
+        for since_s in (0, 100):
+            owning(election, since_s=since_s)
+            election.gave_up(0, "broken")
+            election.step(since_s)
+            election.seat(0, VACANT, since_s)
+            election.step(since_s)
+            assert election.wake_s == since_s + COOL_S
+
+    def test_it_does_not_offer_itself_as_an_heir_while_it_cools_down(self) -> None:
+        election = owning(elected())
+        assert election.life(0).caught_up == (0,)
+        election.gave_up(0, "broken")
+        election.step(0)
+        election.seat(0, VACANT, 0)
+        assert election.life(COOL_S - 0.1).caught_up == ()
+        assert election.life(COOL_S).caught_up == (0,)
+
+    def test_an_unfit_node_does_not_offer_itself_as_an_heir(self) -> None:
+        election = elected()
+        election.fit(is_fit=False)
+        assert election.life(0).caught_up == ()
+
+
+class TestHandOver:
+    def test_announced_then_alert_then_stopped_then_resigned(self) -> None:
+        election = owning(elected(["other"]))
+        ready(election, "other")
+        announced(election, "other", 20)
+        assert election.step(20.9) == []
+        assert election.wake_s == 21
+        assert election.roles() == {0: Role.OWNER}
+        assert election.step(21) == []
+        assert election.roles() == {0: Role.REPLICA}
+        assert election.step(30) == [], "its loop has not stopped yet"
+        election.settling(0, is_settling=False)
+        assert election.step(30) == [Resign(0, "handed over")]
+
+    def test_the_alert_counts_from_when_the_announcement_is_known_to_be_there(self) -> None:
+        election = owning(elected(["other"]))
+        ready(election, "other")
+        assert election.step(20) == [Announce(0, "other")]
+        assert election.step(25) == [Announce(0, "other")], "it failed, and is asked for again"
+        election.seat(0, Seat(OwnerNote("me", "me1", 0, 1, "other"), is_mine=True), 27)
+        assert election.step(27) == []
+        assert election.wake_s == 28
+
+    def test_a_new_owner_keeps_a_slice_for_its_tenure(self) -> None:
+        election = owning(elected(["other"]), since_s=100)
+        ready(election, "other")
+        assert election.step(119.9) == []
+        assert election.wake_s == 120
+        assert election.step(120) == [Announce(0, "other")]
+
+    def test_the_preferred_owner_keeps_its_slice(self) -> None:
+        election = owning(elected())
+        ready(election, "other")
+        assert election.step(1000) == []
+
+    def test_nobody_inherits_who_has_not_caught_up(self) -> None:
+        election = owning(elected(["other"]))
+        ready(election, "third")
+        assert election.step(1000) == []
+
+    def test_a_slice_that_is_not_served_yet_is_not_handed_over(self) -> None:
+        election = owning(elected(["other"]), is_settling=False)
+        ready(election, "other")
+        assert election.step(1000) == []
+
+    def test_the_heir_s_death_before_the_stop_takes_the_announcement_back(self) -> None:
+        election = owning(elected(["other"]))
+        ready(election, "other")
+        announced(election, "other", 20)
+        election.live(["me"], is_registered=True)
+        assert election.step(100) == [Announce(0, "")]
+        assert election.roles() == {0: Role.OWNER}
+
+    def test_the_heir_s_death_after_the_stop_leaves_the_slice_to_whoever_claims_it(self) -> None:
+        election = owning(elected(["other"]))
+        ready(election, "other")
+        announced(election, "other", 20)
+        election.step(21)
+        election.live(["me"], is_registered=True)
+        election.settling(0, is_settling=False)
+        assert election.step(22) == [Resign(0, "handed over")]
+        election.seat(0, VACANT, 22)
+        assert election.step(22) == [Claim(0)]
+
+    def test_progress_is_asked_of_the_preferred_node_only_while_it_is_not_the_owner(self) -> None:
+        assert owning(elected(["other"], live=NODES)).rivals == {"other:0"}
+        assert owning(elected(["me"], live=NODES)).rivals == frozenset()
+        assert elected(["other"], live=NODES).rivals == frozenset()
+
+
+class TestLeaving:
+    def test_it_hands_over_to_whoever_is_ready_without_waiting_for_a_tenure(self) -> None:
+        election = owning(elected(["me"], live=NODES))
+        election.leave()
+        assert election.rivals == {"other:0", "third:0"}
+        for name in ("other", "third"):
+            ready(election, name)
+            assert election.step(0) == [Announce(0, name)]
+
+    def test_it_does_so_though_the_others_do_not_know_it_any_more(self) -> None:
+        election = owning(elected())
+        election.leave()
+        election.live(["other"], is_registered=False)
+        ready(election, "other")
+        assert election.step(0) == [Announce(0, "other")]
+
+    def test_it_stays_as_long_as_nobody_is_ready(self) -> None:
+        election = owning(elected())
+        election.leave()
+        assert election.step(1000) == []
+        assert election.roles() == {0: Role.OWNER}
+
+    def test_it_goes_at_once_when_it_is_alone(self) -> None:
+        election = owning(elected(live=["me"]))
+        election.leave()
+        assert election.step(0) == []
+        assert election.roles() == {0: Role.REPLICA}
+        assert election.wake_s == 0
+        election.settling(0, is_settling=False)
+        assert election.step(0) == [Resign(0, "handed over")]
+        election.seat(0, VACANT, 0)
+        assert election.owned == []
+
+
+class TestPredecessors:
+    def test_what_an_earlier_session_of_this_worker_left_is_removed(self) -> None:
+        election = elected()
+        election.seat(0, others("me"), 0)
+        assert election.step(0) == [Evict(0)]
+
+    def test_another_node_of_the_same_name_is_not_evicted(self) -> None:
+        election = elected()
+        election.seat(0, Seat(OwnerNote("me", "me2", 0, 1)), 0)
+        assert election.step(1000) == []
+
+    def test_nor_is_anybody_while_this_worker_is_not_registered(self) -> None:
+        election = elected()
+        election.seat(0, others("me"), 0)
+        election.live(["me", "other"], is_registered=False)
+        assert election.step(0) == []
+
+
+class TestCopies:
+    def test_every_node_keeps_every_slice_by_default_before_anybody_is_known(self) -> None:
+        election = Election(note("me"), 0, None, PACE)
+        assert election.serve(beside("other", "third")) == {0, 1}
+
+    def test_where_copies_are_counted_none_is_begun_before_the_nodes_are_known(self) -> None:
+        election = Election(note("me"), 0, 1, PACE)
+        assert election.serve(beside("me")) == frozenset()
+        election.nodes([note("other")])
+        assert election.serve(beside("me", "other")) == {0}
+
+    def test_a_worker_keeps_the_slices_of_its_number(self) -> None:
+        two = NodeNote("me", "me1", 2, 1)
+        elections = [Election(two, worker, None, PACE) for worker in (0, 1)]
+        assert [e.serve(beside(*["me"] * 5)) for e in elections] == [{0, 2, 4}, {1, 3}]
+
+    def test_a_copy_is_kept_until_all_that_are_placed_are_ready(self) -> None:
+        election = elected(["other"], live=NODES, known=["me"], replicas=1)
+        election.nodes([note("me"), note("other")])
+        assert election.serve(beside("other")) == {0}
+        assert election.rivals == {"other:0"}
+        ready(election, "other")
+        assert election.serve(beside("other")) == frozenset()
+
+    def test_an_owner_keeps_its_copy_until_it_has_handed_over(self) -> None:
+        election = owning(elected(["other"], live=NODES, known=["me"], replicas=1))
+        election.nodes([note("me"), note("other")])
+        ready(election, "other")
+        assert election.serve(beside("other")) == {0}
+        assert election.step(0) == [Announce(0, "other")], "without a tenure: it is none of its own"
+        election.seat(0, others("other", 2), 1)
+        assert election.serve(beside("other")) == frozenset()
+
+    def test_a_slice_that_comes_back_has_to_be_looked_at_anew(self) -> None:
+        election = owning(elected())
+        election.serve([])
+        election.serve(beside("me"))
+        assert election.seat_of(0) is None
+        assert not election.may_own(0)
+
+
+class TestRoles:
+    @pytest.mark.parametrize(
+        ("preferred", "seat", "role"),
+        [
+            ("me", None, Role.REPLICA),
+            ("me", MINE, Role.OWNER),
+            ("other", MINE, Role.OWNER),
+            ("me", VACANT, Role.HEIR),
+            ("other", VACANT, Role.REPLICA),
+            ("me", others("other"), Role.REPLICA),
+            ("me", others("other", heir="me"), Role.HEIR),
+            ("me", others("other", heir="third"), Role.REPLICA),
+        ],
+    )
+    def test_a_role_follows_from_the_seat(
+        self, preferred: str, seat: Seat | None, role: Role
+    ) -> None:
+        election = elected([preferred])
+        if seat is not None:
+            election.seat(0, seat, 0)
+        assert election.roles() == {0: role}
+
+    def test_a_copy_that_is_behind_is_no_heir(self) -> None:
+        election = elected()
+        election.seat(0, VACANT, 0)
+        election.standing(0, Standing({}, 11))
+        assert election.roles() == {0: Role.REPLICA}
+
+    def test_a_lost_session_makes_everything_a_replica(self) -> None:
+        election = owning(elected())
+        election.forget_seats()
+        assert election.roles() == {0: Role.REPLICA}
+        assert election.owned == []
+
+    def test_a_node_that_was_deleted_and_won_again_starts_afresh(self) -> None:
+        election = owning(elected(["other"]))
+        ready(election, "other")
+        announced(election, "other", 20)
+        election.step(21)
+        election.seat(0, Seat(OwnerNote("me", "me1", 0, 2), is_mine=True), 22)
+        assert election.roles() == {0: Role.OWNER}
+
+
+def effects_of(election: Election, now_s: float) -> list[type[Effect]]:
+    return [type(effect) for effect in election.step(now_s)]
+
+
+def test_a_step_without_reason_to_wake_asks_for_none() -> None:
+    election = owning(elected())
+    assert effects_of(election, 5) == []
+    assert math.isinf(election.wake_s)
