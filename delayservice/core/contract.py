@@ -179,6 +179,28 @@ class Contracts:
             kept = kept[:-1]
         return Contracts((*kept, (from_offset, contract)))
 
+    def encode(self) -> bytes:
+        """``to_json`` as bytes: what a store's label says of the records in it."""
+        return msgspec.json.encode(self.to_json())
+
+    @classmethod
+    def decode(cls, data: bytes) -> Contracts:
+        """The contracts that ``encode`` wrote.
+
+        Raises:
+            ContractError: as ``from_json``, and when it is no JSON.
+        """
+        try:
+            return cls.from_json(msgspec.json.decode(data))
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            msg = f"contracts can't be read: {exc}"
+            raise ContractError(msg) from exc
+
+    def agree_below(self, stop: int, other: Contracts) -> bool:
+        """Whether both read every offset below ``stop`` by the same parameters."""
+        starts = {0, *self._starts, *other._starts}
+        return all(self.at(start) == other.at(start) for start in starts if start < stop)
+
     def to_json(self) -> list[dict[str, object]]:
         """A list of JSON types for the checkpoint."""
         return [{"from": start, "contract": c.to_json()} for start, c in self.entries()]

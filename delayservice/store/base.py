@@ -39,6 +39,25 @@ class Store(ABC):
         0 when the store is new, or its manifest is missing or damaged.
         """
 
+    @property
+    @abstractmethod
+    def label(self) -> bytes:
+        """By what the records below the stop offset were read, in the owner's own words; ``b""``
+        when nothing says. Horizon and label that ``open`` finds are a pair that the store had at
+        one moment: never a label from before a change with records from after it.
+        """
+
+    @abstractmethod
+    def set_label(self, label: bytes) -> None:
+        """Have ``label`` speak for all that was appended and for what will be; durable with the
+        next sync at the latest. Until then the label before, with the horizon that it was durable
+        with, is still true: the owner changes a label only to one that says the same of every
+        record that is here, or resets the store first.
+
+        Raises:
+            StoreError: as ``append``.
+        """
+
     @abstractmethod
     def append(
         self,
@@ -125,8 +144,8 @@ class Store(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget everything and start over from horizon 0: the log is not the one that was stored,
-        or no longer agrees with it.
+        """Forget everything, the label too, and start over from horizon 0: the log is not the one
+        that was stored, or no longer agrees with it.
         """
 
     @abstractmethod

@@ -14,10 +14,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from delayservice.errors import StoreError
 
 if TYPE_CHECKING:
     from delayservice.store.files import Files
+
+_log = structlog.get_logger(__name__)
 
 QUARANTINE_MAX = 64
 """Damaged files that are kept; a failing disk must not fill itself with its own failures."""
@@ -29,7 +33,7 @@ class StoreFolder:
     Args:
         path: the folder; created when missing, for its owner only.
         kind: name of the backend; a folder of another backend is refused.
-        version: number of the newest format that this code reads.
+        version: number of the format that this code reads and writes.
         files: where effects go.
     """
 
@@ -44,8 +48,8 @@ class StoreFolder:
         """Lock the folder and check its format.
 
         Returns:
-            True when the content is of a format that this code reads, False when the folder is
-            new or says nothing of itself, and so nothing in it may be trusted.
+            True when the content is of the format that this code reads, False when the folder is
+            new, of an older format, or says nothing of itself: nothing in it may be trusted.
 
         Raises:
             StoreError: another process has the folder open, or its format is foreign or newer.
@@ -120,5 +124,13 @@ class StoreFolder:
                 f"{self.path} has format {version}, newer than {self._version}, the newest that "
                 "this version reads; run the newer service, or move the folder away: "
                 "it is rebuilt from Kafka"
+            )
+        if version < self._version:
+            _log.warning(
+                "store_format_old",
+                path=self.path,
+                found=version,
+                needed=self._version,
+                hint="the store is rebuilt from Kafka",
             )
         return version == self._version

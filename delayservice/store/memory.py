@@ -32,11 +32,21 @@ class MemoryStore(Store):
         self._bytes = 0
         self._stop_offset = 0
         self._durable_offset = 0
+        self._label = b""
 
     def open(self) -> int:
         """Start empty: the horizon is 0."""
         self.reset()
         return 0
+
+    @property
+    def label(self) -> bytes:
+        """See ``Store.label``: nothing says, until it is set."""
+        return self._label
+
+    def set_label(self, label: bytes) -> None:
+        """See ``Store.set_label``."""
+        self._label = label
 
     def append(
         self,

@@ -6,10 +6,11 @@ order is key order::
     'f' key_ms i64, offset i64       -> payload          a record
     'f' key_ms i64, offset i64, 1    -> mark i64         what marked it; follows its record
     'h'                              -> stop offset i64  the horizon of this very content
+    'l'                              -> label            by what it was read
     'i', 'd', 'm'                                        ids, see ``delayservice.store.ids``
 
 The write-ahead log of RocksDB gives back a prefix of the batches after a crash, and each batch
-carries its stop offset; so horizon and content always agree.
+carries its stop offset; so horizon, label and content always agree.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
 
     from rocksdict import Rdict
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 _HORIZON = b"h"
+_LABEL = b"l"
 _COUNT = b"c"
 _FRAMES_END = b"g"
 _SLOT_MS = 1000
@@ -72,10 +74,11 @@ class RocksStore(Store):
         self._folder = StoreFolder(path, "rocksdb", FORMAT, self._files)
         self._path = path
         self._database: Rdict | None = None
-        self._clear(0)
+        self._clear(0, b"")
 
-    def _clear(self, stop_offset: int) -> None:
+    def _clear(self, stop_offset: int, label: bytes) -> None:
         self._stop_offset = self._durable_offset = stop_offset
+        self._label = label
         self._pruned_ms = self._deleted_ms = 0
         self._passed = 0
         """Records below ``_pruned_ms`` that were not deleted yet; ``_count`` includes them."""
@@ -85,8 +88,9 @@ class RocksStore(Store):
 
     def open(self) -> int:
         """See ``Store.open``. A database that does not open is put aside."""
-        known = self._folder.enter()
-        if not known or not self._recover():
+        if not self._folder.enter():
+            self.reset()
+        elif not self._recover():
             self._start_over()
         return self._stop_offset
 
@@ -101,7 +105,7 @@ class RocksStore(Store):
         self._attach(database)
         if horizon is None or count is None:
             return False
-        self._clear(int(_I64.unpack(horizon)[0]))
+        self._clear(int(_I64.unpack(horizon)[0]), bytes(database.get(_LABEL) or b""))
         self._count = int(_I64.unpack(count)[0])
         return True
 
@@ -114,9 +118,21 @@ class RocksStore(Store):
         if self._files.exists(f"{self._path}/db"):
             self._folder.quarantine(f"{self._path}/db", "db")
         self._attach(open_database(self._path / "db", self._options))
-        self._clear(0)
+        self._clear(0, b"")
         self._folder.stamp()
         self._files.sync_dir(str(self._path))
+
+    @property
+    def label(self) -> bytes:
+        """See ``Store.label``."""
+        return self._label
+
+    def set_label(self, label: bytes) -> None:
+        """See ``Store.set_label``: a batch of its own, before all that is read by it."""
+        batch = WriteBatch(raw_mode=True)
+        batch.put(_LABEL, label)
+        self._write(batch, self._stop_offset)
+        self._label = label
 
     def reset(self) -> None:
         """See ``Store.reset``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -81,6 +82,7 @@ def test_a_new_store_is_empty(store: Store) -> None:
     assert store.marked_from(0) == []
     assert store.stats().pending == 0
     assert store.stats().oldest_due_ms is None
+    assert store.label == b""
 
 
 def test_frames_come_back_in_key_order_whatever_the_limit(store: Store) -> None:
@@ -268,7 +270,9 @@ def test_rebuild_replaces_a_range_and_nothing_else(store: Store) -> None:
 def test_reset_forgets_everything(store: Store) -> None:
     store.append(frames(100), [(b"a", 1_000_000, 0)], [(b"a", 1_000_000, 0, 5)], 100)
     store.sync()
+    store.set_label(b"old")
     store.reset()
+    assert store.label == b""
     assert read_all(store) == []
     assert store.latest_unmarked(b"a", 100) is None
     assert store.marked_from(0) == []
@@ -310,12 +314,88 @@ def test_a_reset_store_opens_empty(make_durable: Maker) -> None:
     store = make_durable()
     store.open()
     store.append(frames(50), [(b"a", 1_000_000, 0)], [], 50)
+    store.set_label(b"old")
     store.sync()
     store.reset()
     store.close()
     store = make_durable()
     assert store.open() == 0
+    assert store.label == b""
     assert read_all(store) == []
+    store.close()
+
+
+@pytest.mark.parametrize("label", [b"", b"one", b"\0" * 20, bytes(range(256)) * 40])
+def test_a_label_comes_back_byte_for_byte(make_durable: Maker, label: bytes) -> None:
+    store = make_durable()
+    store.open()
+    store.set_label(b"another, of another length")
+    store.append(frames(10), [], [], 10)
+    store.sync()
+    store.set_label(label)
+    assert store.label == label
+    assert store.sync() == 10
+    store.append(frames(20)[10:], [], [], 20)
+    store.close()
+    for _ in range(2):
+        store = make_durable()
+        assert store.open() == 20
+        assert store.label == label
+        store.close()
+
+
+def test_a_label_changes_nothing_that_is_stored(store: Store) -> None:
+    store.append(frames(100), [(b"a", 1_000_000, 0)], [(b"a", 1_000_000, 0, 5)], 100)
+    store.set_label(b"label")
+    assert store.label == b"label"
+    assert store.stats().pending == 100
+    assert [f[:2] for f in read_all(store)] == [f[:2] for f in sorted(frames(100))]
+    assert store.marked_from(0) == [(5, (1_000_000, 0))]
+    store.prune(Cursor((9_000_000, 0), 100))
+    assert store.label == b"label"
+    assert store.sync() == 100
+
+
+def test_a_label_without_its_sync_leaves_a_pair_that_there_was(
+    make_durable: Maker, tmp_path: Path
+) -> None:
+    store = make_durable()
+    store.open()
+    pairs = [(0, b"")]
+    for number in range(1, 6):
+        store.set_label(b"%d" % number)
+        pairs.append((10 * number - 10, store.label))
+        store.append(frames(10 * number)[10 * number - 10 :], [], [], 10 * number)
+        pairs.append((10 * number, store.label))
+        if number == 2:
+            store.sync()
+    shutil.copytree(tmp_path / "shard", tmp_path / "left", ignore=shutil.ignore_patterns("LOCK"))
+    store.close()
+    shutil.rmtree(tmp_path / "shard")
+    (tmp_path / "left").rename(tmp_path / "shard")
+    store = make_durable()
+    assert (store.open(), store.label) in pairs[4:]
+    store.close()
+
+
+def test_a_store_of_an_older_format_starts_over(make_durable: Maker, tmp_path: Path) -> None:
+    """It has no label, so nothing says by what its records were read."""
+    store = make_durable()
+    store.open()
+    store.append(frames(10), [(b"a", 1_000_000, 0)], [], 10)
+    store.close()
+    version = tmp_path / "shard" / "VERSION"
+    kind, number = version.read_text().split()
+    version.write_text(f"{kind} {int(number) - 1}\n")
+    store = make_durable()
+    assert (store.open(), store.label) == (0, b"")
+    assert read_all(store) == []
+    assert version.read_text() == f"{kind} {number}\n"
+    store.append(frames(10), [], [], 10)
+    store.close()
+    assert not (tmp_path / "shard" / "quarantine").exists()
+    store = make_durable()
+    assert store.open() == 10
     store.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from delayservice.core.cursor import Cursor, Key
@@ -43,7 +44,8 @@ class ModelLog:
                 self.named[offset] = (record_id, *key)
 
     def feed(self, store: Store, start: int, stop: int) -> None:
-        """Append offsets ``[start, stop)`` in one batch."""
+        """Append offsets ``[start, stop)`` in one batch, by a label of their own."""
+        store.set_label(_label_from(start))
         offsets = range(start, stop)
         store.append(
             [self.frames[o] for o in offsets if o in self.frames],
@@ -51,6 +53,14 @@ class ModelLog:
             [self.marks[o] for o in offsets if o in self.marks],
             stop,
         )
+
+    @staticmethod
+    def check_label(store: Store, stop: int, batches: Iterable[int]) -> None:
+        """That label and horizon are a pair that there was: that of the batch which ends at
+        ``stop``, or the one that was set for the next; ``batches``: sizes.
+        """
+        labels = {_label_from(stop), *(_label_from(stop - size) for size in batches)}
+        assert store.label in (labels if stop else {b"", _label_from(0)})
 
     def held(self, stop: int, after: Key) -> list[Frame]:
         """What a store with horizon ``stop`` must give above ``after``."""
@@ -74,6 +84,11 @@ class ModelLog:
                 live = [k for k in keys if k[1] not in marked and k > cursor.key]
                 if live:
                     assert store.latest_unmarked(record_id, below) == max(live, key=lambda k: k[1])
+
+
+def _label_from(start: int) -> bytes:
+    """What is set before offset ``start``: longer and shorter by turns."""
+    return b"from %d" % start + b"." * (start * 37 % 101)
 
 
 def read_all(store: Store, after: Key, limit: int = 50) -> list[Frame]:

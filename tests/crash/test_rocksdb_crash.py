@@ -48,6 +48,7 @@ class Snapshot:
         assert found == self.log.held(stop, (0, 0))
         store = RocksStore(root)
         assert store.open() == stop
+        self.log.check_label(store, stop, [10])
         self.log.check_ids(store, stop, NOTHING_SETTLED)
         for start in range(stop, COUNT, 50):
             self.log.feed(store, start, min(COUNT, start + 50))

@@ -34,6 +34,7 @@ def test_a_killed_process_leaves_all_that_it_promised(kind: str, tmp_path: Path)
         stop = store.open()
         assert stop >= promised
         assert read_all(store, after) == log.held(stop, after)
+        log.check_label(store, stop, [20])
         log.check_ids(store, stop, Cursor(after, 0))
         if stop == feeder.COUNT:
             store.reset()

@@ -149,6 +149,7 @@ def check_recovery(run: Run, effects: int, root: Path) -> int:
     store = make_store(root, QuietFiles(), run.options)
     stop = store.open()
     assert stop >= run.promised(effects)
+    run.log.check_label(store, stop, [BATCH])
     assert read_all(store, after) == run.log.held(stop, after)
     for start in range(stop, COUNT, BATCH):
         run.log.feed(store, start, min(COUNT, start + BATCH))
@@ -210,6 +211,7 @@ class Snapshot:
                 store.sync()
         for _ in range(3):
             store.prune(Cursor((START_MS - 1, 0), 0))
+        self.label = store.label
         store.close()
         self.count = count
         self.files = {
@@ -231,6 +233,7 @@ class Snapshot:
         store = make_store(root, QuietFiles(), self.options)
         stop = store.open()
         assert stop in {0, self.count}
+        assert store.label == (self.label if stop else b"")
         # Twice: with a crash between the damage being noticed and the store being mended.
         with_damage = meets_damage(store)
         store.abandon()

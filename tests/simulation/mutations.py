@@ -216,6 +216,22 @@ def keys_follow_settings() -> AbstractContextManager[Any]:
     return _replaced(Lane, "adopt", adopt)
 
 
+def label_is_ignored() -> AbstractContextManager[Any]:
+    """Rule 2: after a restart, a store is taken for filled by the contracts that hold now."""
+
+    def adopt(original: Any, lane: Lane, contracts: Contracts) -> None:
+        if not lane._is_adopted:
+            lane.contracts, lane._is_labelled = contracts, True
+        original(lane, contracts)
+
+    return _replaced(Lane, "adopt", adopt)
+
+
+def store_is_kept_over_a_change() -> AbstractContextManager[Any]:
+    """Rule 2: a store that was filled by other contracts is only labelled anew."""
+    return patch.object(Lane, "_is_read_otherwise", lambda *_: False)
+
+
 @contextmanager
 def tail_visible_after_crash() -> Iterator[None]:
     """Rule 4: what lies above the horizon is used before it is stored again."""
@@ -425,6 +441,8 @@ LISTED: tuple[Mutation, ...] = (
 OTHERS: tuple[Mutation, ...] = (
     outputs_without_cursor,
     keys_follow_settings,
+    label_is_ignored,
+    store_is_kept_over_a_change,
     tail_visible_after_crash,
     checkpoint_before_fencing,
     walk_starts_at_stored,

@@ -60,13 +60,6 @@ class Node:
     def _rng(self) -> Random:
         return Random(self.world.rng.random())
 
-    @property
-    def _forgets_contracts(self) -> bool:
-        """A store does not keep by which contracts it was filled, so it is trusted for one life
-        only where settings change (an open question, see docs/simulation.md).
-        """
-        return self.world.plan.other_roll_window_ms is not None
-
     # --- trouble -------------------------------------------------------------------------------
 
     def trace(self, text: str) -> None:
@@ -129,8 +122,6 @@ class Node:
 
     def _lane(self, topic: str) -> Lane:
         make = self._make_store
-        if self._forgets_contracts:
-            self.disks[topic].wipe()
         store = self.disks[topic] if make is None else make(self.name, topic)
         lane = Lane(topic, 0, topic_id(topic), store, self._source, self._routes())
         lane.shard._queue_max = self.world.plan.queue_max
@@ -164,7 +155,7 @@ class Node:
         self.trace("crashes")
         self.loop = None
         for disk in self.disks.values():
-            if self.world.rng.random() < 0.08 or self._forgets_contracts:
+            if self.world.rng.random() < 0.08:
                 disk.wipe()
             else:
                 disk.crash()
@@ -175,9 +166,6 @@ class Node:
         if self.loop is not None:
             self._guarded(self.loop.close)
         self.loop = None
-        if self._forgets_contracts:
-            for disk in self.disks.values():
-                disk.wipe()
 
     def change_lanes(self) -> None:
         """Stop serving one topic, or serve it again."""

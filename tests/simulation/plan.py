@@ -73,6 +73,16 @@ THEMES: tuple[dict[str, Any], ...] = (
 """What some plans are bent towards: protocols break where two rare things meet."""
 
 
+SETTINGS_DIFFER: dict[str, Any] = (
+    {"roll_window_ms": 60, "other_roll_window_ms": 200, "far": 0.8}
+    | {"again": 0.0, "ids": 4, "records": 30, "actions": 200, "crash": 0.03, "other_node": 0.05}
+    | {"append": 0.05, "queue_max": 50, "foreign": False, "retention": False}
+)
+"""Two nodes of different settings hand the slice to and fro, restart, and store meanwhile: not all
+that a replica holds was read by the contracts that it hears of next.
+"""
+
+
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed. Every kind of trouble comes alone, in company, and not at all."""
     rng = Random(f"plan {seed}")

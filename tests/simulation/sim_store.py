@@ -38,6 +38,7 @@ class SimStore(Store):
         self._lost_slots: list[tuple[int, int]] = []
         self._stop_offset = 0
         self._durable_offset = 0
+        self._label = self._durable_label = b""
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -45,9 +46,21 @@ class SimStore(Store):
         """See ``Store.open``."""
         return self._stop_offset
 
+    @property
+    def label(self) -> bytes:
+        """See ``Store.label``."""
+        return self._label
+
+    def set_label(self, label: bytes) -> None:
+        """See ``Store.set_label``; a crash may come before and after."""
+        self._point("before label")
+        self._label = label
+        self._point("after label")
+
     def crash(self) -> None:
         """The process died: only what is durable is left for certain."""
         horizon = self._stop_offset = self._durable_offset
+        self._label = self._durable_label
         rng = self._rng
         for offset in [o for o in self._frames if o >= horizon and rng.random() < 0.5]:
             del self._frames[offset]
@@ -68,6 +81,7 @@ class SimStore(Store):
         self._pruned.clear()
         self._lost_slots.clear()
         self._stop_offset = self._durable_offset = 0
+        self._label = self._durable_label = b""
 
     def lose_slot(self) -> None:
         """A slot's file is gone, and the store will notice when it reads there."""
@@ -114,6 +128,8 @@ class SimStore(Store):
         stop = self._stop_offset
         self._frames = {o: f for o, f in self._frames.items() if o < stop}
         self._marks = {o: m for o, m in self._marks.items() if m[0] < stop}
+        for record_id, names in self._named.items():
+            self._named[record_id] = {o: key_ms for o, key_ms in names.items() if o < stop}
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """See ``Store.rebuild``."""
@@ -137,6 +153,7 @@ class SimStore(Store):
     def sync(self) -> int:
         """See ``Store.sync``."""
         self._durable_offset = self._stop_offset
+        self._durable_label = self._label
         self._pruned.clear()
         return self._durable_offset
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.mutations import LISTED, OTHERS, Mutation
-from tests.simulation.plan import draw_plan
+from tests.simulation.plan import SETTINGS_DIFFER, draw_plan
 from tests.simulation.schedule import run_schedule, silenced
 
 SEEDS = 1_500
@@ -14,6 +14,8 @@ BENT: dict[str, dict[str, Any]] = {
     # Needs a copy that comes back after both its canceller and its time.
     "dead_copy_delivered": {"roll_window_ms": 15, "ids": 4, "records": 30, "poll_records": 1}
     | {"append": 0.15, "far": 0.3, "near": 0.7, "again": 0.0, "tick": 0.1, "crash": 0.05},
+    "label_is_ignored": SETTINGS_DIFFER,
+    "store_is_kept_over_a_change": SETTINGS_DIFFER,
 }
 """Plans for mistakes that need the rarest of meetings."""
 

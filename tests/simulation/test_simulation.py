@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.wheel.store import WheelStore
 from tests.simulation.node import MakeStore
-from tests.simulation.plan import Plan, draw_plan
+from tests.simulation.plan import SETTINGS_DIFFER, Plan, draw_plan
 from tests.simulation.schedule import replay_command, run_schedule, silenced
 
 BLOCK = 200
@@ -35,6 +36,13 @@ def test_every_promise_is_kept_in_every_schedule(block: int) -> None:
         "expired",
         "copied",
     }
+
+
+def test_promises_hold_where_settings_differ_and_replicas_restart() -> None:
+    with silenced():
+        for seed in range(70_000, 70_000 + BLOCK):
+            verdict = run_schedule(seed, plan=replace(draw_plan(seed), **SETTINGS_DIFFER))
+            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
 
 
 def test_a_schedule_replays_from_its_seed() -> None:
@@ -87,6 +95,6 @@ def _run_with(make_store: MakeStore, seeds: range) -> None:
 
 
 def _without_simulated_disks(plan: Plan) -> Plan:
-    """What only the simulated disks can do, and what only a wiped one survives, is left out."""
+    """What only the simulated disks can do is left out."""
     fields = {name: getattr(plan, name) for name in Plan.__slots__}
-    return Plan(**fields | {"slots_fail": False, "other_roll_window_ms": None, "retention": False})
+    return Plan(**fields | {"slots_fail": False, "retention": False})

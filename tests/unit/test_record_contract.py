@@ -91,3 +91,45 @@ def test_contracts_survive_json() -> None:
     again = Contracts.from_json(json.loads(json.dumps(contracts.to_json())))
     assert again == contracts
     assert hash(again) == hash(contracts)
+
+
+def test_contracts_survive_as_a_label() -> None:
+    contracts = Contracts([(0, A), (10, Contract(allow=("a*",), default_target="b"))])
+    assert Contracts.decode(contracts.encode()) == contracts
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"null", b"[]", b"\xff", b'[{"from":0}]', b'["\xff"]', b"\0" * 8]
+)
+def test_a_label_that_holds_no_contracts_is_an_error(data: bytes) -> None:
+    with pytest.raises(ContractError):
+        Contracts.decode(data)
+
+
+def test_a_label_of_a_later_version_is_an_error() -> None:
+    data = Contracts([(0, A)]).encode().replace(b'"version":1', b'"version":2')
+    with pytest.raises(ContractError, match="upgrade this node"):
+        Contracts.decode(data)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agree_up_to"),
+    [
+        ([(0, A)], [(0, A), (10, B)], 10),
+        ([(0, A), (10, B)], [(0, A), (10, C)], 10),
+        ([(0, A), (10, B)], [(0, A), (12, B)], 10),
+        ([(0, A), (10, B), (20, C)], [(0, A), (10, B)], 20),
+        ([(0, A)], [(0, B)], 0),
+        ([(0, A)], [(0, B), (10, A)], 0),
+        ([(5, A)], [(5, B)], 0),
+        ([(5, A)], [(0, A), (7, A)], 10**9),
+    ],
+)
+def test_contracts_agree_up_to_where_one_offset_is_read_otherwise(
+    one: list[tuple[int, Contract]], other: list[tuple[int, Contract]], agree_up_to: int
+) -> None:
+    first, second = Contracts(one), Contracts(other)
+    stops = [0, 1, 5, 9, 10, 11, 12, 19, 20, 21, 100]
+    agree = [stop <= agree_up_to for stop in stops]
+    assert [first.agree_below(stop, second) for stop in stops] == agree
+    assert [second.agree_below(stop, first) for stop in stops] == agree

@@ -125,3 +125,21 @@ def test_ids_that_come_while_the_first_sync_runs_are_no_part_of_it(
     assert store.open() == 100
     assert store.latest_unmarked(b"b", 200) is None
     store.close()
+
+
+def test_a_label_that_is_set_while_a_sync_runs_is_no_part_of_it(
+    tmp_path: Path, may_go_on: threading.Event
+) -> None:
+    store = WheelStore(tmp_path, files=SlowFiles(may_go_on))
+    store.open()
+    store.set_label(b"old")
+    store.append(frames(0, 100), [], [], 100)
+    store.sync_soon()
+    store.set_label(b"new, and longer")
+    store.append(frames(100, 200), [], [], 200)
+    may_go_on.set()
+    wait_until_durable(store, 100)
+    store.abandon()
+    store = WheelStore(tmp_path)
+    assert (store.open(), store.label) == (100, b"old")
+    store.close()

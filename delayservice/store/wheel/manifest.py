@@ -4,8 +4,8 @@
 
     index.<generation>   entries of 64 bytes, appended by each sync for the slots it touched; the
                          last entry of a slot counts
-    horizon              one record of 48 bytes, replaced by rename: the horizon S, and how long
-                         the index is and its checksum
+    horizon              one record, replaced by rename: the horizon S, how long the index is and
+                         its checksum, and the label of what lies below S
 
 A horizon is written only after all it speaks of is durable. Whatever lies beyond the lengths that
 it and the index state is of no account, and written over. Damage to either means: start over at 0.
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from delayservice.store.files import Files
 
 _ENTRY = Struct("<qqqqqqIIHBxxxxx")
-_HORIZON = Struct("<8sIIqqqII")
+_HORIZON = Struct("<8sIIqqqIIII")
 _MAGIC = b"DLYWHEEL"
-_VERSION = 2
+_VERSION = 3
 _HAS_IDS = 1
 _COMPACT_BYTES = 1 << 20
 
 LIVE, DAMAGED, GONE = 0, 1, 2
 
-if (_ENTRY.size, _HORIZON.size) != (64, 48):
+if (_ENTRY.size, _HORIZON.size) != (64, 56):
     raise AssertionError(_ENTRY.size, _HORIZON.size)
 
 
@@ -56,6 +56,28 @@ class Entry(NamedTuple):
     state: int
 
 
+class State(NamedTuple):
+    """What a horizon vouches for; ``has_ids``: whether it speaks of ids, ``live``: its slots."""
+
+    stop_offset: int
+    label: bytes
+    has_ids: bool
+    live: list[Entry]
+
+
+class _Horizon(NamedTuple):
+    magic: bytes
+    version: int
+    flags: int
+    stop_offset: int
+    generation: int
+    index_size: int
+    index_crc: int
+    label_size: int
+    label_crc: int
+    crc: int
+
+
 class Manifest:
     """Reads and commits index and horizon.
 
@@ -71,25 +93,44 @@ class Manifest:
         self._size = 0
         self._crc = 0
 
-    def load(self) -> tuple[int, bool, list[Entry]] | None:
-        """``(S, whether ids are kept, live entries)``, or None if that can't be trusted."""
+    def load(self) -> State | None:
+        """What the horizon vouches for, or None if that can't be trusted."""
+        try:
+            return self._load()
+        except OSError:
+            return None
+
+    def _load(self) -> State | None:
         horizon = self._load_horizon()
         if horizon is None:
             return None
-        stop_offset, has_ids, generation, size, crc = horizon
-        try:
-            data = self._files.read_at(self._index(generation), 0, size) if size else b""
-        except OSError:
-            return None
-        if len(data) != size or google_crc32c.value(data) != crc:
+        generation, size, crc = horizon.generation, horizon.index_size, horizon.index_crc
+        label = self._read(self._horizon(), _HORIZON.size, horizon.label_size, horizon.label_crc)
+        data = self._read(self._index(generation), 0, size, crc)
+        if label is None or data is None:
             return None
         self._generation, self._size, self._crc = generation, size, crc
         entries = {(e.second, e.width): e for e in map(Entry._make, _ENTRY.iter_unpack(data))}
-        return stop_offset, has_ids, [e for e in entries.values() if e.state != GONE]
+        live = [e for e in entries.values() if e.state != GONE]
+        return State(horizon.stop_offset, label, bool(horizon.flags & _HAS_IDS), live)
+
+    def _load_horizon(self) -> _Horizon | None:
+        data = self._files.read_at(self._horizon(), 0, _HORIZON.size)
+        if len(data) != _HORIZON.size:
+            return None
+        horizon = _Horizon._make(_HORIZON.unpack(data))
+        is_ours = horizon.magic == _MAGIC and horizon.version == _VERSION
+        return horizon if is_ours and horizon.crc == google_crc32c.value(data[:-4]) else None
+
+    def _read(self, path: str, position: int, size: int, crc: int) -> bytes | None:
+        """What was written there; None if it is something else."""
+        data = self._files.read_at(path, position, size) if size else b""
+        return data if len(data) == size and google_crc32c.value(data) == crc else None
 
     def commit(
         self,
         stop_offset: int,
+        label: bytes,
         has_ids: bool,  # noqa: FBT001 - two callers, both name it
         changed: Iterable[Entry],
         live: Sequence[Entry],
@@ -98,6 +139,7 @@ class Manifest:
 
         Args:
             stop_offset: the new S.
+            label: that of all below S.
             has_ids: whether the id index holds anything that S speaks for.
             changed: entries that differ from the commit before.
             live: all live entries, for when the index is to be written afresh.
@@ -113,13 +155,13 @@ class Manifest:
             self._files.sync_file(index)
             self._size += len(data)
             self._crc = google_crc32c.extend(self._crc, data)
-        self._write_horizon(stop_offset, has_ids)
+        self._write_horizon(stop_offset, label, has_ids)
         if old != self._generation:
             self._files.remove(self._index(old))
 
     def discard(self) -> None:
         """Remove horizon and index, the horizon first: without it the rest counts for nothing."""
-        self._files.remove(f"{self._path}/horizon")
+        self._files.remove(self._horizon())
         self._files.sync_dir(self._path)
         self.remove_strays(keep="")
         self._generation, self._size, self._crc = 1, 0, 0
@@ -136,28 +178,29 @@ class Manifest:
             if stray or name == "horizon.new":
                 self._files.remove(f"{self._path}/{name}")
 
+    def _horizon(self) -> str:
+        return f"{self._path}/horizon"
+
     def _index(self, generation: int) -> str:
         return f"{self._path}/index.{generation}"
 
-    def _load_horizon(self) -> tuple[int, bool, int, int, int] | None:
-        try:
-            data = self._files.read_at(f"{self._path}/horizon", 0, _HORIZON.size + 1)
-        except OSError:
-            return None
-        if len(data) != _HORIZON.size:
-            return None
-        magic, version, flags, stop, generation, size, index_crc, crc = _HORIZON.unpack(data)
-        if magic != _MAGIC or version != _VERSION or crc != google_crc32c.value(data[:-4]):
-            return None
-        return stop, bool(flags & _HAS_IDS), generation, size, index_crc
-
-    def _write_horizon(self, stop_offset: int, has_ids: bool) -> None:  # noqa: FBT001 - private
-        flags = _HAS_IDS if has_ids else 0
-        fields = (_MAGIC, _VERSION, flags, stop_offset, self._generation, self._size, self._crc)
-        data = _HORIZON.pack(*fields, 0)[:-4]
-        data += google_crc32c.value(data).to_bytes(4, "little")
-        target, temporary = f"{self._path}/horizon", f"{self._path}/horizon.new"
-        self._files.write_at(temporary, 0, data)
+    def _write_horizon(self, stop_offset: int, label: bytes, has_ids: bool) -> None:  # noqa: FBT001 - private
+        horizon = _Horizon(
+            magic=_MAGIC,
+            version=_VERSION,
+            flags=_HAS_IDS if has_ids else 0,
+            stop_offset=stop_offset,
+            generation=self._generation,
+            index_size=self._size,
+            index_crc=self._crc,
+            label_size=len(label),
+            label_crc=google_crc32c.value(label),
+            crc=0,
+        )
+        head = _HORIZON.pack(*horizon)[:-4]
+        head += google_crc32c.value(head).to_bytes(4, "little")
+        temporary = f"{self._path}/horizon.new"
+        self._files.write_at(temporary, 0, head + label)
         self._files.sync_file(temporary)
-        self._files.replace(temporary, target)
+        self._files.replace(temporary, self._horizon())
         self._files.sync_dir(self._path)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delayservice.errors import SlotDamagedError
     from delayservice.store.wheel.slots import Slot
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 _SCAN_ROWS = 1000
 
 
@@ -89,11 +89,12 @@ class WheelStore(Store):
         self._slots_path = f"{path}/slots"
         self._sync_wanted = False
         self._running: tuple[SyncPlan, Future[None]] | None = None
-        self._fill(0, [])
+        self._fill(0, b"", [])
 
-    def _fill(self, stop_offset: int, entries: Sequence[Entry]) -> None:
+    def _fill(self, stop_offset: int, label: bytes, entries: Sequence[Entry]) -> None:
         options = self._options
         self._stop_offset = self._durable_offset = stop_offset
+        self._label = label
         self._cursor_key: Key = START_KEY
         self._table = SlotTable(options.hours_ahead_ms, options.minutes_ahead_ms)
         self._filing = Filing(
@@ -123,12 +124,21 @@ class WheelStore(Store):
         """See ``Store.open``. Reads horizon and index, but no slot file."""
         known = self._folder.enter()
         state = self._manifest.load() if known else None
-        if state is not None and self._ids.recover(state[0], expected=state[1]):
-            self._fill(state[0], state[2])
+        if state is not None and self._ids.recover(state.stop_offset, expected=state.has_ids):
+            self._fill(state.stop_offset, state.label, state.live)
             self._manifest.remove_strays()
         else:
             self._discard()
         return self._stop_offset
+
+    @property
+    def label(self) -> bytes:
+        """See ``Store.label``."""
+        return self._label
+
+    def set_label(self, label: bytes) -> None:
+        """See ``Store.set_label``: the next sync that begins takes it along."""
+        self._label = label
 
     def reset(self) -> None:
         """See ``Store.reset``."""
@@ -140,7 +150,7 @@ class WheelStore(Store):
         self._manifest.discard()
         self._ids.discard()
         self._files.remove_tree(self._slots_path)
-        self._fill(0, [])
+        self._fill(0, b"", [])
         self._folder.stamp()
         self._files.make_dir(self._slots_path)
         self._files.sync_dir(self._path)
@@ -327,6 +337,7 @@ class WheelStore(Store):
             live=filing.live(),
             doomed=filing.doomed,
             stop_offset=self._stop_offset,
+            label=self._label,
         )
         filing.forget_dirty()
         return plan

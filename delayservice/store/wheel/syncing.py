@@ -31,7 +31,7 @@ class SyncPlan:
     """A snapshot of what a sync covers; ``run`` touches nothing that the owner's thread changes.
 
     ``has_ids`` is part of it: an index of ids that is made while the plan runs holds nothing that
-    its horizon speaks of.
+    its horizon speaks of. So is ``label``: one that is set meanwhile speaks of more than is here.
     """
 
     files: Files
@@ -44,6 +44,7 @@ class SyncPlan:
     live: list[Entry]
     doomed: list[str]
     stop_offset: int
+    label: bytes
 
     def run(self) -> None:
         """Make it durable: (1) slot files, (2) their folders, (3) ids and marks, (4) index and
@@ -59,6 +60,7 @@ class SyncPlan:
             self.ids.sync(self.stop_offset)
         self.manifest.commit(
             self.stop_offset,
+            self.label,
             has_ids=self.has_ids,
             changed=self.entries,
             live=self.live,

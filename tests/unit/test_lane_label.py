@@ -1,0 +1,224 @@
+"""A lane knows by which contracts its store was filled, in whatever life that was (rule 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.entry import Headers, Row
+from delayservice.core.pending import NO_MARK
+from delayservice.core.settle import Routes
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import Run, Source
+from delayservice.store.base import Store
+from delayservice.store.rocksdb import RocksStore
+from delayservice.store.wheel import WheelStore
+
+TOPIC = "delay_topic_any"
+START_MS = 1_700_000_000_000
+SHORT_MS, LONG_MS, DELAY_MS = 10_000, 60_000, 30_000
+SHORT, LONG = (Contract(roll_window_ms=ms, allow=("orders",)) for ms in (SHORT_MS, LONG_MS))
+OTHER = Contract(roll_window_ms=LONG_MS, allow=("orders", "mails"))
+
+MakeStore = Callable[[], Store]
+
+
+class Log:
+    """A source that is asked for nothing: the tests hand over what is read."""
+
+    def seek(self, _topic: str, _offset: int) -> None: ...
+
+    def drop(self, _topic: str) -> None: ...
+
+    def pause(self, _topic: str) -> None: ...
+
+    def resume(self, _topic: str) -> None: ...
+
+
+def run(start: int, stop: int) -> Run:
+    headers: Headers = [("delay-after", b"%d" % DELAY_MS), ("delay-target-topic", b"orders")]
+    rows: list[Row] = [(o, START_MS + o, None, b"value", headers) for o in range(start, stop)]
+    return Run(TOPIC, start, rows, stop)
+
+
+@pytest.fixture(params=[WheelStore, RocksStore])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
+    def make() -> Store:
+        store = request.param(tmp_path / "shard")
+        assert isinstance(store, Store)
+        return store
+
+    return make
+
+
+def boot(make_store: MakeStore) -> Lane:
+    routes = Routes("delay_dead_letter", "delay_outcomes", b"secret", LONG_MS, (1_000,))
+    lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", Log()), routes)
+    lane.follow(Cursor())
+    return lane
+
+
+def read(lane: Lane, stop: int) -> None:
+    assert lane.ingest(run(lane.shard.stored, stop)) > 0
+
+
+def keys(lane: Lane) -> list[tuple[int, int]]:
+    return sorted((frame[1], frame[0]) for frame in lane.store.scan((0, 0), 10**15))
+
+
+def keys_by(*windows_ms: int) -> list[tuple[int, int]]:
+    """Keys of as many records as there are windows, each read by its own."""
+    due_in_ms = [min(window_ms, DELAY_MS) for window_ms in windows_ms]
+    return [(o, START_MS + o + ms) for o, ms in enumerate(due_in_ms)]
+
+
+def replica_that_stored(make_store: MakeStore, contracts: Contracts, stop: int) -> None:
+    """One life of a lane."""
+    lane = boot(make_store)
+    lane.adopt(contracts)
+    lane.follow(Cursor())
+    if stop:
+        read(lane, stop)
+    lane.close()
+
+
+def adopt(lane: Lane, contracts: Contracts) -> None:
+    """As a replica does it."""
+    lane.adopt(contracts)
+    lane.follow(Cursor())
+
+
+def test_a_replica_that_stored_past_a_new_contract_starts_over_after_a_restart(
+    make_store: MakeStore,
+) -> None:
+    replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
+    lane = boot(make_store)
+    assert lane.shard.stored == 10
+    adopt(lane, Contracts([(0, SHORT), (6, LONG)]))
+    assert lane.shard.stored == 0
+    assert keys(lane) == []
+    read(lane, 12)
+    assert keys(lane) == keys_by(*[SHORT_MS] * 6, *[LONG_MS] * 6)
+    lane.close()
+
+
+def test_a_replica_that_stored_up_to_a_new_contract_goes_on_after_a_restart(
+    make_store: MakeStore,
+) -> None:
+    replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
+    lane = boot(make_store)
+    adopt(lane, Contracts([(0, SHORT), (10, LONG)]))
+    assert lane.shard.stored == 10
+    read(lane, 12)
+    assert keys(lane) == keys_by(*[SHORT_MS] * 10, *[LONG_MS] * 2)
+    lane.close()
+
+
+def test_what_an_uncommitted_contract_was_good_for_is_read_again(make_store: MakeStore) -> None:
+    """An owner that fails to commit a contract may store by it, and go down with that."""
+    replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
+    lane = boot(make_store)
+    adopt(lane, Contracts([(0, SHORT), (10, LONG)]))
+    read(lane, 15)
+    lane.close()
+    lane = boot(make_store)
+    adopt(lane, Contracts([(0, SHORT)]))
+    assert lane.shard.stored == 0
+    lane.close()
+
+
+def test_a_life_that_only_heard_of_a_contract_does_not_make_its_store_wrong(
+    make_store: MakeStore,
+) -> None:
+    first = Contracts([(0, SHORT)])
+    replica_that_stored(make_store, first, 10)
+    lane = boot(make_store)
+    adopt(lane, first.extended(15, LONG))
+    lane.close()
+    lane = boot(make_store)
+    adopt(lane, first.extended(12, OTHER))
+    assert lane.shard.stored == 10
+    lane.close()
+
+
+def test_many_lives_with_one_change_each_keep_the_store(make_store: MakeStore) -> None:
+    contracts = Contracts([(0, SHORT)])
+    for number in range(4):
+        lane = boot(make_store)
+        assert lane.shard.stored == 5 * number
+        adopt(lane, contracts)
+        assert lane.shard.stored == 5 * number
+        read(lane, 5 * number + 3)
+        contracts = contracts.extended(5 * number + 3, (LONG, SHORT)[number % 2])
+        adopt(lane, contracts)
+        read(lane, 5 * number + 5)
+        lane.close()
+    lane = boot(make_store)
+    assert lane.contracts == contracts
+    windows_ms = [contracts.at(offset).roll_window_ms for offset in range(20)]
+    assert keys(lane) == keys_by(*windows_ms)
+    lane.close()
+
+
+def test_a_store_that_starts_over_is_labelled_anew(make_store: MakeStore) -> None:
+    changed = Contracts([(0, SHORT), (6, LONG)])
+    replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
+    replica_that_stored(make_store, changed, 8)
+    lane = boot(make_store)
+    assert lane.contracts == changed
+    adopt(lane, changed)
+    assert lane.shard.stored == 8
+    lane.reset_store()
+    lane.follow(Cursor())
+    read(lane, 9)
+    lane.close()
+    lane = boot(make_store)
+    adopt(lane, changed)
+    assert lane.shard.stored == 9
+    lane.close()
+
+
+@pytest.mark.parametrize("label", [b"", b"rubbish", b"\xff\xfe", b"[]", b'[{"from":0}]'])
+def test_a_store_that_nothing_readable_is_said_of_starts_over(
+    make_store: MakeStore, label: bytes
+) -> None:
+    store = make_store()
+    store.open()
+    store.append([(START_MS, 0, NO_MARK, b"")], [], [], 1)
+    store.set_label(label)
+    store.close()
+    lane = boot(make_store)
+    assert lane.shard.stored == 1, "nothing is wiped before there is something to put in its place"
+    adopt(lane, Contracts([(0, Contract())]))
+    assert lane.shard.stored == 0
+    lane.close()
+
+
+def test_an_empty_store_is_right_by_any_contract(make_store: MakeStore) -> None:
+    replica_that_stored(make_store, Contracts([(0, SHORT)]), 0)
+    lane = boot(make_store)
+    adopt(lane, Contracts([(0, LONG)]))
+    read(lane, 5)
+    assert keys(lane) == keys_by(*[LONG_MS] * 5)
+    lane.close()
+    lane = boot(make_store)
+    adopt(lane, Contracts([(0, LONG)]))
+    assert lane.shard.stored == 5
+    lane.close()
+
+
+def test_a_label_is_written_for_changes_only(make_store: MakeStore) -> None:
+    lane = boot(make_store)
+    contracts = Contracts([(0, SHORT)])
+    adopt(lane, contracts)
+    lane.store.set_label(b"kept")
+    adopt(lane, Contracts([(0, SHORT)]))
+    assert lane.store.label == b"kept"
+    adopt(lane, contracts.extended(3, LONG))
+    assert Contracts.decode(lane.store.label) == contracts.extended(3, LONG)
+    lane.close()
