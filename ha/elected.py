@@ -18,7 +18,7 @@ import structlog
 from delayservice.cluster_options import Placement, ZooKeeper
 from delayservice.core.role import Role
 from ha.election import Announce, Claim, Effect, Election, Evict, Pace, Resign, Seat
-from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError
+from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, RefusedError
 from ha.lease import Lease
 from ha.notes import NodeNote, OwnerNote, worker_of
 from ha.ownership import Standing
@@ -29,6 +29,8 @@ _REPLACE_AFTER_SESSIONS: Final = 3
 _REMIND_S: Final = 30.0
 _LEAVE_S: Final = 8.0
 _RETRY_S: Final = 0.2
+_REFUSED_S: Final = 2.0
+_LOGIN_HINT: Final = "check zookeeper.auth, zookeeper.username and its password"
 _PATIENCE_S: Final = 2.0
 """To connect takes a moment, which is no news."""
 
@@ -77,7 +79,9 @@ class ElectedOwnership:
         self._beat_due_s = float("-inf")
         self._step_due_s = float("inf")
         self._quiet_since_s = boot_s()
+        self._replaced_s = float("-inf")
         self._reminded_s = float("-inf")
+        self._complaints: set[str] = set()
         self._nodes: list[NodeNote] = []
         self._names: frozenset[str] = frozenset()
         self._gone_since_s: dict[str, float] = {}
@@ -195,7 +199,11 @@ class ElectedOwnership:
         except EnsembleError as exc:
             _log.debug("ensemble_not_reached", why=str(exc))
             self._changes.put(EVERYTHING)  # with the next beat
+            self._is_prepared = False
             self._beat_due_s = self._lease.now_s() + _RETRY_S
+            if isinstance(exc, RefusedError):
+                self._beat_due_s += _REFUSED_S
+                self._complain("zookeeper_refuses", str(exc), _LOGIN_HINT)
         if not self._ensemble.is_connected:
             self._out_of_reach()
         self._publish()
@@ -221,15 +229,17 @@ class ElectedOwnership:
 
     def _look(self) -> None:
         if not self._is_connected:
-            self._is_connected = True
             self._beat_due_s = float("-inf")  # the lease may have run out meanwhile
-            _log.info("zookeeper_connected", session_timeout_s=self._ensemble.session_timeout_s)
         if not self._is_prepared:
             self._ensemble.prepare()
             self._is_prepared = True
+        has_beaten = self._beat_when_time()
+        if not self._is_connected:  # not before an answer: kazoo connects first and then logs in
+            self._is_connected = True
+            self._complaints.clear()
+            _log.info("zookeeper_connected", session_timeout_s=self._ensemble.session_timeout_s)
         if not self._is_registered and not self._leaving.is_set():
             self._register()
-        has_beaten = self._beat_when_time()
         changes = self._take_changes()
         if has_beaten or not changes.isdisjoint({MEMBERS, EVERYTHING}):
             self._read_members(anew=not changes.isdisjoint({MEMBERS, EVERYTHING}))
@@ -357,21 +367,26 @@ class ElectedOwnership:
         now_s = self._lease.now_s()
         timeout_s = self._ensemble.session_timeout_s
         self._beat_due_s = now_s + timeout_s / _BEATS_PER_SESSION
-        if self._is_connected or (
-            now_s - self._reminded_s > _REMIND_S and now_s - self._quiet_since_s > _PATIENCE_S
-        ):
-            self._reminded_s = now_s
-            _log.warning(
-                "waiting_for_zookeeper",
-                hint="the login was refused: check zookeeper.username and its password"
-                if self._ensemble.is_refused
-                else "no server of zookeeper.hosts answers; storing goes on, delivery waits",
-            )
-        self._is_connected = False
         quiet_s = now_s - self._quiet_since_s
-        if self._ensemble.is_refused or quiet_s > timeout_s * _REPLACE_AFTER_SESSIONS:
-            self._quiet_since_s = now_s
+        why, is_refused = self._ensemble.trouble, self._ensemble.is_refused
+        if why or self._is_connected or quiet_s > _PATIENCE_S:
+            hint = _LOGIN_HINT if is_refused else "storing goes on, delivery waits"
+            self._complain("waiting_for_zookeeper", why or "no answer", hint)
+        self._is_connected = False
+        patience_s = _REFUSED_S if is_refused else timeout_s * _REPLACE_AFTER_SESSIONS
+        if now_s - max(self._quiet_since_s, self._replaced_s) > patience_s:
+            self._replaced_s = now_s
             self._ensemble.replace()
+
+    def _complain(self, event: str, why: str, hint: str) -> None:
+        """Once for each reason, and all again now and then."""
+        now_s = self._lease.now_s()
+        if now_s - self._reminded_s > _REMIND_S:
+            self._reminded_s = now_s
+            self._complaints.clear()
+        if why not in self._complaints:
+            self._complaints.add(why)
+            _log.warning(event, why=why, hint=hint)
 
     def _leave_when_done(self) -> None:
         if not self._leaving.is_set():

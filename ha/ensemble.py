@@ -1,39 +1,44 @@
 """ZooKeeper as the nodes use it: a session, small notes, and watches that only say "look again".
 
 kazoo, as found by reading and trying 2.11: its ``Election`` and ``Lock`` are not used (design
-section 6); it tells the negotiated session timeout to nobody but its log, at a level that shows
-the session's password as well; its connection thread ends for good on a refused login and on
+section 6); its connection thread ends for good on a refused login and on
 errors that it does not know, without a word, so whoever owns the session has to replace it.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
-import structlog
 from kazoo.client import KazooClient
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
 from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
-from kazoo.retry import KazooRetry
-from kazoo.security import make_acl, make_digest_acl
 
 from delayservice.cluster_options import ZooKeeper
+from ha.kazoo_client import KazooLog, make_client
 from ha.notes import LifeNote, NodeNote, OwnerNote, decode, encode, worker_name
 
-_RECONNECT_S_MAX: Final = 1.0
-_GRANTED: Final = "Session created"
+_CLOSE_S: Final = 1.0
 
 MEMBERS: Final = -1
 """In place of a slice: the nodes, or which of them live."""
 EVERYTHING: Final = -2
 """In place of a slice: all that was looked at before."""
 
-_log = structlog.get_logger(__name__)
+_OVERTAKEN: Final = (NodeExistsError, NoNodeError, BadVersionError)
+_CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
+"""Of another part of the same transaction."""
 _Note = TypeVar("_Note", bound=msgspec.Struct)
 
 
@@ -41,28 +46,15 @@ class EnsembleError(Exception):
     """ZooKeeper did not answer, or not in time; the same may be asked again."""
 
 
+class RefusedError(EnsembleError):
+    """ZooKeeper knows this user, or nobody, and does not let it do that."""
+
+
 class Held(NamedTuple):
     """An owner node as it is: its note, and whether this session holds it."""
 
     note: OwnerNote
     is_mine: bool
-
-
-class _KazooLog(logging.Logger):
-    """Listens to kazoo's log for the one thing that it says nowhere else. What is no warning goes
-    nowhere: some of it shows passwords.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("kazoo.tap", level=1)
-        self.session_timeout_ms = 0
-
-    def handle(self, record: logging.LogRecord) -> None:
-        """Take one line."""
-        if str(record.msg).startswith(_GRANTED) and isinstance(record.args, tuple):
-            self.session_timeout_ms = int(str(record.args[2]))
-        elif record.levelno >= logging.WARNING:
-            _log.debug("zookeeper_client", what=record.getMessage())
 
 
 class Ensemble:
@@ -78,44 +70,20 @@ class Ensemble:
         self._options = options
         self._changed = changed
         self._root = options.root
-        self._kazoo_log = _KazooLog()
+        self._kazoo_log = KazooLog()
         self._lost = threading.Event()
-        self._client = self._make_client()
+        self._is_refused = False
+        self._client = self._new_client()
 
-    def _make_client(self) -> KazooClient:
-        options = self._options
-        password = options.secret()
-        client = KazooClient(
-            hosts=options.hosts,
-            timeout=options.session_timeout_s,
-            connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=_RECONNECT_S_MAX),
-            command_retry=KazooRetry(max_tries=1),
-            logger=self._kazoo_log,
-            auth_data=(
-                [("digest", f"{options.username}:{password}")] if options.auth == "digest" else None
-            ),
-            sasl_options=(
-                {
-                    "mechanism": "DIGEST-MD5",
-                    "username": options.username,
-                    "password": password,
-                }
-                if options.auth == "sasl"
-                else None
-            ),
-            default_acl=_acl(options, password),
-            use_ssl=options.tls,
-            verify_certs=True,
-            check_hostname=options.tls,
-            ca=_text(options.tls_ca_file),
-            certfile=_text(options.tls_cert_file),
-            keyfile=_text(options.tls_key_file),
-        )
+    def _new_client(self) -> KazooClient:
+        client = make_client(self._options, self._kazoo_log)
         client.add_listener(self._listen)
         return client
 
     def _listen(self, state: str) -> None:
         if state == KazooState.LOST:
+            # Only now: a moment later kazoo calls it closed.
+            self._is_refused = self._client.client_state == KeeperState.AUTH_FAILED
             self._lost.set()
         self._changed(EVERYTHING)
 
@@ -129,15 +97,16 @@ class Ensemble:
         """Give the session up for a new one: the old one is beyond repair."""
         old = self._client
         old.remove_listener(self._listen)
-        self._client = self._make_client()
+        self._is_refused = False
+        self._client = self._new_client()
         self._lost.set()
-        threading.Thread(target=_close, args=(old,), name="zookeeper-close", daemon=True).start()
+        _close_beside(old)
         self.connect()
 
     def close(self) -> None:
-        """End the session: its nodes go at once."""
+        """End the session: its nodes go at once, or with the session when nobody answers."""
         self._client.remove_listener(self._listen)
-        _close(self._client)
+        _close_beside(self._client).join(_CLOSE_S)
 
     @property
     def is_connected(self) -> bool:
@@ -147,7 +116,12 @@ class Ensemble:
     @property
     def is_refused(self) -> bool:
         """Whether the login was refused; kazoo does not try again then."""
-        return bool(self._client.client_state == KeeperState.AUTH_FAILED)
+        return self._is_refused
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no connection, as far as kazoo says; empty when it has not said."""
+        return self._kazoo_log.trouble
 
     def take_lost(self) -> bool:
         """Whether the session was lost since this was asked last."""
@@ -243,7 +217,10 @@ class Ensemble:
         path = self._owner_path(slice_no)
         if self._ask(self._client.exists_async, path, watch=self._watch) is None:
             return None
-        held = self._get(path, OwnerNote)
+        return self._held(slice_no)
+
+    def _held(self, slice_no: int) -> Held | None:
+        held = self._get(self._owner_path(slice_no), OwnerNote)
         if held is None:
             return None
         note, session_id = held
@@ -251,10 +228,9 @@ class Ensemble:
 
     def confirm(self, slice_no: int) -> bool:
         """Whether this session holds the slice's owner node, as the ensemble's leader sees it."""
-        path = self._owner_path(slice_no)
-        self._ask(self._client.sync_async, path)
-        held = self._get(path, OwnerNote)
-        return held is not None and held[1] == self._session_id
+        self._ask(self._client.sync_async, self._owner_path(slice_no))
+        held = self._held(slice_no)
+        return held is not None and held.is_mine
 
     def claim(self, slice_no: int, owner: OwnerNote) -> bool:
         """Become the owner, with the next epoch; False when another was faster."""
@@ -268,31 +244,47 @@ class Ensemble:
         both = self._client.transaction()
         both.set_data(epoch_path, b"%d" % won.epoch, version=stat.version)
         both.create(self._owner_path(slice_no), encode(won), ephemeral=True)
-        results = self._ask(both.commit_async)
-        failed = [result for result in results if isinstance(result, Exception)]
-        if any(isinstance(result, NodeExistsError | BadVersionError) for result in failed):
-            return False
-        if failed:
-            raise EnsembleError(f"slice {slice_no} can't be claimed: {failed[0]!r}")
-        return True
+        return self._commit(both)
 
     def announce(self, slice_no: int, owner: OwnerNote) -> None:
         """Write this session's owner node anew."""
         path = self._owner_path(slice_no)
-        held = self._get(path, OwnerNote)
-        if held is not None and held[1] == self._session_id:
-            self._ask(self._client.set_async, path, encode(owner))
+        self._change_owner(slice_no, self._is_own, lambda all_: all_.set_data(path, encode(owner)))
 
     def resign(self, slice_no: int) -> None:
         """Remove this session's owner node, and never another's."""
-        self._delete_of(self._owner_path(slice_no), self._session_id)
+        path = self._owner_path(slice_no)
+        self._change_owner(slice_no, self._is_own, lambda all_: all_.delete(path))
 
     def evict(self, slice_no: int, instance: str) -> None:
         """Remove the owner node of another session of this very node."""
         path = self._owner_path(slice_no)
-        held = self._get(path, OwnerNote)
-        if held is not None and held[0] is not None and held[0].instance == instance:
-            self._delete_of(path, held[1])
+
+        def is_old(held: Held) -> bool:
+            return held.note.instance == instance and not held.is_mine
+
+        self._change_owner(slice_no, is_old, lambda all_: all_.delete(path))
+
+    def _change_owner(
+        self, slice_no: int, is_meant: Callable[[Held], bool], change: Callable[[Any], None]
+    ) -> None:
+        """Change an owner node if it is the one that is meant, and still is when that is done: each
+        claim sets the epoch. Versions of the node itself would not tell, for all begin at 0.
+        """
+        epoch_path = self._path("slices", str(slice_no), "epoch")
+        epoch = self._ask(self._client.exists_async, epoch_path)
+        held = self._held(slice_no)
+        if held is None or not is_meant(held):
+            return
+        all_ = self._client.transaction()
+        if epoch is not None:
+            all_.check(epoch_path, epoch.version)
+        change(all_)
+        self._commit(all_)
+
+    @staticmethod
+    def _is_own(held: Held) -> bool:
+        return held.is_mine
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -315,12 +307,28 @@ class Ensemble:
             return call(*args, **options).get(timeout=self.session_timeout_s)
         except (NoNodeError, NodeExistsError, BadVersionError):
             raise
+        except NoAuthError as exc:
+            raise RefusedError(f"ZooKeeper does not allow it: {exc!r}") from exc
         except (KazooException, self._client.handler.timeout_exception) as exc:
             raise EnsembleError(f"ZooKeeper gave no answer: {exc!r}") from exc
 
+    def _commit(self, transaction: Any) -> bool:  # noqa: ANN401
+        """All or nothing; False when something was not as it was read."""
+        results = self._ask(transaction.commit_async)
+        failed = [result for result in results if isinstance(result, Exception)]
+        causes = [result for result in failed if not isinstance(result, _CONSEQUENCES)]
+        if all(isinstance(cause, _OVERTAKEN) for cause in causes):
+            return not failed
+        if any(isinstance(cause, NoAuthError) for cause in causes):
+            raise RefusedError(f"ZooKeeper does not allow it: {causes[0]!r}") from causes[0]
+        raise EnsembleError(f"ZooKeeper did not carry it out: {causes[0]!r}") from causes[0]
+
     def _children(self, folder: str) -> list[str]:
         asked = self._client.get_children_async
-        return list(self._ask(asked, self._path(folder), watch=self._watch))
+        try:
+            return list(self._ask(asked, self._path(folder), watch=self._watch))
+        except NoNodeError as exc:
+            raise EnsembleError(f"somebody has removed {self._path(folder)}") from exc
 
     def _get(self, path: str, kind: type[_Note]) -> tuple[_Note | None, int] | None:
         """A note and the session that holds it; None when there is no such node."""
@@ -335,20 +343,17 @@ class Ensemble:
             self._ask(self._client.create_async, path, data, ephemeral=ephemeral)
         except NodeExistsError:
             return False
+        except NoNodeError as exc:
+            raise EnsembleError(f"somebody has removed what {path} lay in") from exc
         return True
 
     def _put(self, path: str, data: bytes) -> None:
         if not self._create(path, data):
             self._ask(self._client.set_async, path, data)
 
-    def _delete(self, path: str, version: int = -1) -> None:
-        with suppress(NoNodeError, BadVersionError):
-            self._ask(self._client.delete_async, path, version=version)
-
-    def _delete_of(self, path: str, session_id: int | None) -> None:
-        stat = self._ask(self._client.exists_async, path)
-        if stat is not None and stat.ephemeralOwner == session_id:
-            self._delete(path, stat.version)
+    def _delete(self, path: str) -> None:
+        with suppress(NoNodeError):
+            self._ask(self._client.delete_async, path)
 
     def _watch(self, event: WatchedEvent) -> None:
         path = str(event.path or "")
@@ -358,16 +363,11 @@ class Ensemble:
             self._changed(MEMBERS if path else EVERYTHING)
 
 
-def _acl(options: ZooKeeper, password: str) -> list[Any] | None:
-    if options.auth == "digest":
-        return [make_digest_acl(options.username, password, all=True)]
-    if options.auth == "sasl":
-        return [make_acl("sasl", options.username, all=True)]
-    return None
-
-
-def _text(path: object) -> str | None:
-    return None if path is None else str(path)
+def _close_beside(client: KazooClient) -> threading.Thread:
+    """Kazoo waits for ten seconds where nobody answers."""
+    closing = threading.Thread(target=_close, args=(client,), name="zookeeper-close", daemon=True)
+    closing.start()
+    return closing
 
 
 def _close(client: KazooClient) -> None:

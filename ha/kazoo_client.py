@@ -1,0 +1,95 @@
+"""A kazoo client for the settings, and what can only be learned from its log.
+
+kazoo, as found by reading and trying 2.11: it tells the negotiated session timeout to nobody but
+its log, at a level that shows the session's password as well, and there, too, why it can't connect.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import structlog
+from kazoo.client import KazooClient
+from kazoo.retry import KazooRetry
+from kazoo.security import make_acl, make_digest_acl
+
+from delayservice.cluster_options import ZooKeeper
+
+_RECONNECT_S_MAX: Final = 1.0
+_GRANTED: Final = "Session created"
+_CHANGE: Final = ("Transition to", "Session has expired")
+"""What follows from a trouble that was told before."""
+
+_log = structlog.get_logger(__name__)
+
+
+class KazooLog(logging.Logger):
+    """Listens to kazoo's log for what it says nowhere else: the timeout, and why it can't connect.
+    What is no warning goes nowhere, nor do the requests of an exception: some show passwords.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("kazoo.tap", level=1)
+        self.session_timeout_ms = 0
+        self.trouble = ""
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """Take one line."""
+        if str(record.msg).startswith(_GRANTED) and isinstance(record.args, tuple):
+            self.session_timeout_ms = int(str(record.args[2]))
+            self.trouble = ""
+        elif record.levelno >= logging.WARNING and not str(record.msg).startswith(_CHANGE):
+            self.trouble = _cause(record)
+            _log.debug("zookeeper_client", what=self.trouble)
+
+
+def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
+    """A client for one session, not started yet."""
+    password = options.secret()
+    return KazooClient(
+        hosts=options.hosts,
+        timeout=options.session_timeout_s,
+        connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=_RECONNECT_S_MAX),
+        command_retry=KazooRetry(max_tries=1),
+        logger=log,
+        auth_data=(
+            [("digest", f"{options.username}:{password}")] if options.auth == "digest" else None
+        ),
+        sasl_options=(
+            {
+                "mechanism": "DIGEST-MD5",
+                "username": options.username,
+                "password": password,
+            }
+            if options.auth == "sasl"
+            else None
+        ),
+        default_acl=_acl(options, password),
+        use_ssl=options.tls,
+        verify_certs=True,
+        check_hostname=options.tls,
+        ca=_text(options.tls_ca_file),
+        certfile=_text(options.tls_cert_file),
+        keyfile=_text(options.tls_key_file),
+    )
+
+
+def _acl(options: ZooKeeper, password: str) -> list[Any] | None:
+    if options.auth == "digest":
+        return [make_digest_acl(options.username, password, all=True)]
+    if options.auth == "sasl":
+        return [make_acl("sasl", options.username, all=True)]
+    return None
+
+
+def _text(path: object) -> str | None:
+    return None if path is None else str(path)
+
+
+def _cause(record: logging.LogRecord) -> str:
+    error = record.exc_info[1] if record.exc_info else None
+    if error is None:
+        return record.getMessage()
+    reason = f" ({error.__cause__})" if error.__cause__ else ""
+    return f"{str(record.msg).partition(':')[0]}: {type(error).__name__}: {error}{reason}"
