@@ -1,13 +1,15 @@
 """The id index: which records bear a ``delay-id``, and which offset marked them.
 
-Rows are pure functions of the log, so writing one twice is harmless, and an index that is ahead of
-the durable horizon is too: every look-up is bounded by the asking offset. Keys, big endian::
+Rows are pure functions of the log and of the contracts by which it is read, so writing one twice is
+harmless; a look-up is bounded by the asking offset. An index that a crash left ahead of the durable
+horizon is cut back to it: what comes again may be read by other contracts. Keys, big endian::
 
     'i' size(id) u16, id, offset i64, 0     -> key_ms i64               the record
     'i' size(id) u16, id, offset i64, 1     -> mark i64                 what marked it
     'd' key_ms i64, offset i64              -> id                       what to delete when due
     'm' mark i64, key_ms i64, offset i64    -> (empty)                  marks in order
     's'                                     -> stop offset i64          what a sync spoke for
+    'w'                                     -> stop offset i64          up to where rows may reach
 
 Record and mark are rows of their own so that no write has to read. Rows of past records are
 deleted by walking 'd' below K, a bounded number for each call.
@@ -34,7 +36,7 @@ from delayservice.store.rocks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -52,7 +54,9 @@ IDS_OPTIONS: Final = RocksOptions(
 )
 
 _PRUNE_ROWS_MAX = 2000
+_SCAN_ROWS = 10_000
 _SYNCED = b"s"
+_WRITTEN = b"w"
 _I64 = Struct(">q")
 _ID_HEAD = Struct(">cH")
 _ID_TAIL = Struct(">qB")
@@ -122,6 +126,22 @@ class IdRows:
             batch.delete(row)
             self._mark_floor = row
 
+    def cut(self, batch: WriteBatch, stop_offset: int) -> None:
+        """Delete what offsets from ``stop_offset`` on added: names, marks, and when to delete."""
+        for key, value in self._scan(b"i", b"j"):
+            offset, kind = _ID_TAIL.unpack_from(key, len(key) - _ID_TAIL.size)
+            if stop_offset <= (_I64.unpack(value)[0] if kind == _IS_MARK else offset):
+                batch.delete(key)
+        for key, _ in self._scan(b"d", b"e"):
+            if stop_offset <= _DUE.unpack(key)[2]:
+                batch.delete(key)
+        batch.delete_range(_MARKED.pack(b"m", max(stop_offset, 0), 0, 0), b"n")
+
+    def _scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        while rows := read_rows(self._database, start, stop, _SCAN_ROWS):
+            yield from rows
+            start = rows[-1][0] + b"\0"
+
 
 class IdIndex:
     """The rows in a database of their own, made when the first record with an id comes.
@@ -148,7 +168,7 @@ class IdIndex:
             expected: whether ids had been synced by then.
 
         Returns:
-            Whether everything below ``stop_offset`` is here.
+            Whether everything below ``stop_offset`` is here, and nothing else.
         """
         if not self._path.is_dir():
             return not expected
@@ -162,12 +182,30 @@ class IdIndex:
         if synced is None and not expected:
             self.discard()
             return True
-        return synced is not None and int(_I64.unpack(synced)[0]) >= stop_offset
+        if synced is None or _I64.unpack(synced)[0] < stop_offset:
+            return False
+        try:
+            self._cut(stop_offset)
+        except StoreError:
+            return False
+        return True
 
-    def append(self, named: Sequence[Named], marks: Sequence[Mark]) -> None:
+    def _cut(self, stop_offset: int) -> None:
+        """A scan of all rows, but only where a life ended without its last sync."""
+        batch = WriteBatch(raw_mode=True)
+        with self._guard("read"):
+            written = self._database.get(_WRITTEN) if self._database is not None else None
+            if written is None or _I64.unpack(written)[0] <= stop_offset:
+                return
+            self._open().cut(batch, stop_offset)
+        batch.put(_WRITTEN, _I64.pack(stop_offset))
+        self._write(batch)
+
+    def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
         """See ``Store.append``."""
         batch = WriteBatch(raw_mode=True)
         self._open().put(batch, named, marks)
+        batch.put(_WRITTEN, _I64.pack(stop_offset))
         self._write(batch)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:

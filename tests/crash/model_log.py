@@ -71,6 +71,13 @@ class ModelLog:
             if o < stop and f[:2] > after
         )
 
+    def latest_unmarked(self, record_id: bytes) -> Key | None:
+        """At the end of the log."""
+        marked = {mark[2] for mark in self.marks.values()}
+        keys = [name[1:] for o, name in self.named.items() if name[0] == record_id]
+        live = [key for key in keys if key[1] not in marked]
+        return max(live, key=lambda key: key[1], default=None)
+
     def check_ids(self, store: Store, stop: int, cursor: Cursor) -> None:
         """Marks and names below ``stop`` of records that the cursor has not settled."""
         expected = [(o, (m[1], m[2])) for o, m in sorted(self.marks.items()) if o < stop]

@@ -9,6 +9,7 @@ import pytest
 
 from delayservice.core.cursor import OFFSET_MAX, Cursor
 from delayservice.errors import StoreError
+from delayservice.store.ids import IdRows
 from delayservice.store.wheel import WheelStore
 from tests.crash.model_log import ModelLog, read_all
 
@@ -47,6 +48,42 @@ def test_ids_and_marks_ahead_of_the_horizon_are_not_seen(log: ModelLog, root: Pa
         assert found == store.latest_unmarked(record_id, SYNCED)
     log.feed(store, SYNCED, COUNT)
     log.check_ids(store, COUNT, NOTHING_SETTLED)
+    store.close()
+
+
+def test_what_is_read_otherwise_after_a_crash_leaves_no_ids_behind(
+    log: ModelLog, root: Path
+) -> None:
+    """Above the horizon other contracts may hold by now: other keys, and records without an id."""
+    changed = ModelLog(COUNT, seed=5)
+    for offset in [o for o in changed.named if o >= SYNCED]:
+        record_id, key_ms, _ = changed.named.pop(offset)
+        if offset % 2:
+            changed.frames[offset] = (key_ms + 50_000, *changed.frames[offset][1:])
+            changed.named[offset] = (record_id, key_ms + 50_000, offset)
+    changed.marks = {o: mark for o, mark in log.marks.items() if o < SYNCED}
+    store = WheelStore(root)
+    assert store.open() == SYNCED
+    changed.feed(store, SYNCED, COUNT)
+    changed.check_ids(store, COUNT, NOTHING_SETTLED)
+    for record_id in {name[0] for name in log.named.values()}:
+        assert store.latest_unmarked(record_id, COUNT) == changed.latest_unmarked(record_id)
+    # All keys that they had before are past, and of those that they have now none is.
+    past_ms = max(log.frames.values())[0] + 1_000
+    store.prune(Cursor((past_ms, 0), 0))
+    changed.check_ids(store, COUNT, Cursor((past_ms, 0), 0))
+    store.close()
+
+
+def test_a_store_that_was_closed_is_not_scanned(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = WheelStore(root)
+    store.open()
+    store.close()
+    monkeypatch.delattr(IdRows, "cut")
+    store = WheelStore(root)
+    assert store.open() == SYNCED
     store.close()
 
 

@@ -43,7 +43,7 @@ class NoIds(IdIndex):
         del stop_offset, expected
         return True
 
-    def append(self, named: Sequence[Named], marks: Sequence[Mark]) -> None:
+    def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
         pass
 
 

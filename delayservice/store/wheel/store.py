@@ -195,7 +195,7 @@ class WheelStore(Store):
         if filing.buffer_bytes >= options.buffer_bytes_max:
             filing.flush_fullest(options.buffer_bytes_max * 3 // 4)
         if named or marks:
-            self._ids.append(named, marks)
+            self._ids.append(named, marks, stop_offset)
         filing.take(frames)
         if marks:
             filing.take([(key_ms, offset, mark, MARK_ONLY) for _, key_ms, offset, mark in marks])
