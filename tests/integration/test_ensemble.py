@@ -1,0 +1,287 @@
+"""Elections over a real ZooKeeper: what it does at once, what it forgets, and how it goes away."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+from kazoo.exceptions import NotEmptyError
+
+from delayservice.cluster_options import ZooKeeper
+from delayservice.core.role import Role
+from delayservice.dev.cluster import EmbeddedCluster
+from ha.ensemble import Ensemble
+from ha.notes import LifeNote, NodeNote, OwnerNote
+from tests.integration.bench import await_true
+from tests.integration.electing import (
+    SESSION_S,
+    Worker,
+    boot_s,
+    by_hand,
+    captured,
+    logged,
+    new_root,
+    options,
+    working,
+)
+
+OWNER = {name: OwnerNote(name, f"{name}1", 0, 0) for name in "ab"}
+LEASE_S = SESSION_S * 2 / 3
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    """ZooKeeper alone; the tests stop it and leave it running."""
+    with EmbeddedCluster(brokers=0) as running:
+        yield running
+
+
+@pytest.fixture
+def zookeeper(cluster: EmbeddedCluster) -> ZooKeeper:
+    return options(cluster.zookeeper)
+
+
+@pytest.fixture
+def pair(zookeeper: ZooKeeper) -> Iterator[tuple[Ensemble, Ensemble]]:
+    """Two sessions."""
+    both = Ensemble(zookeeper, lambda _: None), Ensemble(zookeeper, lambda _: None)
+    for one in both:
+        one.connect()
+    await_true(lambda: all(one.is_connected for one in both), "both are connected")
+    both[0].prepare()
+    yield both
+    for one in both:
+        one.close()
+
+
+# --- one session and another -------------------------------------------------------------------
+
+
+def test_one_of_many_claims_wins_and_epochs_grow(pair: tuple[Ensemble, Ensemble]) -> None:
+    for epoch in range(1, 21):
+        won = claimed_together(pair)
+        assert won.count(True) == 1
+        held = [one.owner(0) for one in pair]
+        assert [one.is_mine for one in held if one] == won
+        name = "ab"[won.index(True)]
+        assert [one.note for one in held if one] == [OwnerNote(name, f"{name}1", 0, epoch)] * 2
+        for one in pair:
+            one.resign(0)
+        assert pair[0].owner(0) is None
+
+
+def claimed_together(pair: tuple[Ensemble, Ensemble]) -> list[bool]:
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(lambda name, one: one.claim(0, OWNER[name]), "ab", pair))
+
+
+def test_another_s_owner_node_is_neither_resigned_nor_announced_nor_evicted(
+    pair: tuple[Ensemble, Ensemble],
+) -> None:
+    first, second = pair
+    first.claim(0, OWNER["a"])
+    held = second.owner(0)
+    second.resign(0)
+    second.announce(0, OWNER["b"])
+    second.evict(0, "b1")
+    assert second.owner(0) == held
+    assert not second.confirm(0)
+    assert first.confirm(0)
+
+
+@pytest.mark.parametrize("change", ["resign", "announce"])
+def test_what_was_won_by_another_in_between_is_left_alone(
+    pair: tuple[Ensemble, Ensemble], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    first, second = pair
+    first.claim(0, OWNER["a"])
+    changing: dict[str, Callable[[], None]] = {
+        "resign": lambda: first.resign(0),
+        "announce": lambda: first.announce(0, OWNER["a"]),
+    }
+    looked = first._held
+
+    def look_and_lose(slice_no: int) -> object:
+        held = looked(slice_no)
+        second._delete(second._owner_path(slice_no))
+        second.claim(slice_no, OWNER["b"])
+        return held
+
+    monkeypatch.setattr(first, "_held", look_and_lose)
+    changing[change]()
+    held = second.owner(0)
+    assert held is not None
+    assert held.is_mine
+    assert held.note.node_id == "b"
+
+
+def test_an_owner_node_deleted_by_hand_is_not_confirmed(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper, pair: tuple[Ensemble, Ensemble]
+) -> None:
+    first, _ = pair
+    first.claim(0, OWNER["a"])
+    assert first.confirm(0)
+    with by_hand(cluster.zookeeper) as operator:
+        operator.delete(f"{zookeeper.root}/slices/0/owner")
+    assert not first.confirm(0)
+    first.resign(0)
+    first.announce(0, OWNER["a"])
+    assert first.owner(0) is None
+
+
+def test_what_this_worker_left_behind_is_replaced_and_what_another_of_its_name_has_is_not(
+    pair: tuple[Ensemble, Ensemble],
+) -> None:
+    first, second = pair
+    life, node = LifeNote("a", "a1", 0), NodeNote("a", "a1", 1)
+    assert first.register(node, life) is None
+    other = NodeNote("a", "a2", 1)
+    assert second.register(other, LifeNote("a", "a2", 0)) == life
+    assert second.nodes() == [node], "nor has its note become the other's"
+    assert second.register(node, life) is None
+    first.claim(0, OWNER["a"])
+    second.evict(0, "a1")
+    assert second.owner(0) is None
+
+
+# --- one worker --------------------------------------------------------------------------------
+
+
+def test_a_deleted_owner_node_is_won_again_in_the_next_epoch(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper
+) -> None:
+    with working(zookeeper) as worker, by_hand(cluster.zookeeper) as operator:
+        operator.delete(f"{zookeeper.root}/slices/0/owner")
+        await_true(lambda: worker.ownership.epoch(0) == 2, "the next epoch")
+        worker.await_role(Role.OWNER)
+
+
+def test_everything_may_be_deleted_by_hand(cluster: EmbeddedCluster, zookeeper: ZooKeeper) -> None:
+    with working(zookeeper) as worker, by_hand(cluster.zookeeper) as operator:
+        with suppress(NotEmptyError):  # the worker is at it again already
+            operator.delete(zookeeper.root, recursive=True)
+        await_true(lambda: operator.exists(f"{zookeeper.root}/live/a:0"), "it is registered again")
+        await_true(lambda: operator.exists(f"{zookeeper.root}/nodes/a"), "and known")
+        await_true(lambda: operator.exists(f"{zookeeper.root}/slices/0/owner"), "and owns")
+        worker.await_role(Role.OWNER)
+
+
+def test_an_expired_session_is_followed_by_another_without_a_restart(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper
+) -> None:
+    with captured() as lines, working(zookeeper) as worker, by_hand(cluster.zookeeper):
+        before = worker.session
+        expire(cluster, worker)
+        await_true(lambda: worker.session not in (before, None), "a new session")
+        await_true(lambda: worker.ownership.epoch(0) == 2, "the next epoch")
+        worker.await_role(Role.OWNER)
+    assert logged(lines, "session_lost")()
+
+
+def expire(cluster: EmbeddedCluster, worker: Worker) -> None:
+    """A second connection takes the session over, and ends it."""
+    kazoo = worker.ownership._ensemble._client
+    with by_hand(cluster.zookeeper) as thief:
+        thief.stop()
+        thief._session_id, thief._session_passwd = kazoo.client_id
+        thief.start(10)
+
+
+def test_a_second_worker_of_one_name_says_so_and_takes_over_when_the_first_has_left(
+    zookeeper: ZooKeeper,
+) -> None:
+    with (
+        captured() as lines,
+        working(zookeeper, "a", "a1") as first,
+        working(zookeeper, "a", "a2", role=None) as second,
+    ):
+        await_true(logged(lines, "node_id_in_use"), "it says so")
+        assert second.role is not Role.OWNER
+        assert first.role is Role.OWNER
+        first.ownership.close()
+        second.await_role(Role.OWNER)
+    assert [line["by"] for line in logged(lines, "node_id_in_use")()] == ["a1"]
+
+
+# --- without ZooKeeper -------------------------------------------------------------------------
+
+
+def test_zookeeper_may_come_later(cluster: EmbeddedCluster, zookeeper: ZooKeeper) -> None:
+    cluster.stop_zookeeper()
+    with captured() as lines, working(zookeeper, role=None) as worker:
+        await_true(logged(lines, "waiting_for_zookeeper", "refused"), "it waits and says why")
+        assert worker.role is Role.REPLICA
+        cluster.start_zookeeper()
+        worker.await_role(Role.OWNER)
+    reasons = [line["why"] for line in logged(lines, "waiting_for_zookeeper")()]
+    assert len(reasons) == len(set(reasons)), "each is told once"
+
+
+def test_a_stopped_zookeeper_pauses_an_owner_at_once_and_its_lease_ends_it(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper
+) -> None:
+    with working(zookeeper) as worker:
+        cluster.stop_zookeeper()
+        stopped_s = time.monotonic()
+        worker.await_role(Role.PAUSED, 1)
+        assert not worker.ownership.confirm(0)
+        worker.await_role(Role.REPLICA, LEASE_S + 0.5)
+        assert time.monotonic() - stopped_s < LEASE_S + 0.5
+        cluster.start_zookeeper()
+        worker.await_role(Role.OWNER)
+
+
+def test_a_frozen_zookeeper_ends_an_owner_within_its_lease_and_it_goes_on_afterwards(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper
+) -> None:
+    with working(zookeeper) as worker:
+        cluster.signal_zookeeper(1, signal.SIGSTOP)
+        frozen_s = time.monotonic()
+        worker.await_role(Role.REPLICA, LEASE_S + 0.5)
+        assert time.monotonic() - frozen_s < LEASE_S + 0.5
+        cluster.signal_zookeeper(1, signal.SIGCONT)
+        worker.await_role(Role.OWNER)
+
+
+def test_a_worker_leaves_quickly_though_zookeeper_is_frozen(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper
+) -> None:
+    worker = Worker(zookeeper)
+    worker.ownership.start()
+    worker.await_role(Role.OWNER)
+    cluster.signal_zookeeper(1, signal.SIGSTOP)
+    try:
+        started_s = boot_s()
+        worker.ownership.close()
+        assert boot_s() - started_s < 4
+    finally:
+        cluster.signal_zookeeper(1, signal.SIGCONT)
+
+
+def test_an_ensemble_goes_on_without_one_of_its_servers() -> None:
+    with EmbeddedCluster(brokers=0, zookeepers=3) as ensemble:
+        root = new_root()
+        with (
+            working(options(ensemble.zookeeper, root), "a") as first,
+            working(options(ensemble.zookeeper, root), "b", role=None) as second,
+        ):
+            ensemble.stop_zookeeper(leader_of(ensemble), kill=True)
+            await_true(
+                lambda: first.ownership.confirm(0) and not second.ownership.confirm(0),
+                "the owner is confirmed by the others",
+            )
+            first.ownership.close()
+            second.await_role(Role.OWNER)
+
+
+def leader_of(ensemble: EmbeddedCluster) -> int:
+    """Its death is the worst that can happen."""
+    for number, host in enumerate(ensemble.zookeeper.split(","), 1):
+        with by_hand(host) as client:
+            if "Mode: leader" in client.command(b"srvr"):
+                return number
+    raise AssertionError("there is no leader")
