@@ -144,6 +144,16 @@ def deleted_by_hand(world: World) -> None:
     assert world.serving()[1] == ["b"]
 
 
+def forgotten(world: World) -> None:
+    """A node is struck from the cluster though it lives; it enters itself again."""
+    three_at_work(world)
+    world.forget("b")
+    world.run(2)
+    assert "b" in world.zookeeper.nodes
+    world.run(8)
+    assert world.serving() == {0: ["a"], 1: ["b"], 2: ["c"]}
+
+
 def lagging_replica(world: World) -> None:
     """The preferred node is too far behind to own; it gets its slice once it has caught up."""
     three_at_work(world)
@@ -208,6 +218,7 @@ STORIES: list[Story] = [
     zookeeper_gone_for_long,
     two_of_one_name,
     deleted_by_hand,
+    forgotten,
     lagging_replica,
     partitions_added,
     given_up,

@@ -23,6 +23,7 @@ from delayservice.cluster_options import Placement, ZooKeeper
 from delayservice.core.role import Role
 from ha import elected
 from ha.elected import ElectedOwnership
+from ha.ensemble import MEMBERS
 from ha.notes import NodeNote
 from ha.ownership import Standing
 from ha.placement import SliceFacts
@@ -298,6 +299,12 @@ class World:
         self.events.say("---", f"the owner node of slice {slice_no} is deleted by hand")
         self._by_hand_s[slice_no] = self.events.now_s
         self.zookeeper.vacate(slice_no)
+
+    def forget(self, name: str) -> None:
+        """By hand, or by others in the very moment of its return."""
+        self.events.say("---", f"{name} is struck from the nodes")
+        del self.zookeeper.nodes[name]
+        self.zookeeper.changed(MEMBERS)
 
     def owners(self, slice_no: int) -> list[Node]:
         """Who would be told that it is the owner."""
