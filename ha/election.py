@@ -65,6 +65,7 @@ class Pace:
         tenure_s: a new owner keeps a slice so long before it hands over to a better one.
         first_s: whoever is not the first waits so much longer for a slice that it sees for the
             first time: when a cluster starts, no copy is ready at once.
+        heir_s: so much longer everybody else leaves a slice to a living heir.
     """
 
     stagger_s: float = 0.15
@@ -72,6 +73,7 @@ class Pace:
     alert_s: float = 0.4
     tenure_s: float = 3.0
     first_s: float = 1.0
+    heir_s: float = 2.0
 
 
 class Seat(NamedTuple):
@@ -399,8 +401,12 @@ class Election:
         me = self._me.node_id
         if me not in ranked or not self._is_fit or not self.may_own(slice_no):
             return None
-        rank = 0 if state.heir == me else ranked.index(me)
-        claim_s = state.since_s + rank * self._pace.stagger_s if rank else now_s
+        wait_s = ranked.index(me) * self._pace.stagger_s
+        if state.heir == me:
+            wait_s = 0.0
+        elif state.heir in ranked:
+            wait_s += self._pace.heir_s
+        claim_s = state.since_s + wait_s if wait_s else now_s
         if self._is_over(max(claim_s, state.cool_until_s), now_s):
             return Claim(slice_no)
         return None

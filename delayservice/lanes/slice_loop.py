@@ -158,9 +158,14 @@ class SliceLoop:
             self._take_over()
 
     def _serve(self) -> None:
-        """Settle and commit; while the ensemble is out of sight, only finish what has begun."""
-        if self._role is Role.PAUSED:
-            if self._uncommitted.records:
+        """Settle and commit; while the ensemble is out of sight, only finish what has begun.
+
+        The role is asked anew, for the process may have stood still in the poll: at least once, what
+        a zombie sends nobody can take back.
+        """
+        self._role = self._gate.role(self.slice_no)
+        if self._role is not Role.OWNER:
+            if self._role is Role.PAUSED and self._uncommitted.records:
                 self._commit_when_time()
         elif self._gate.frozen() is not None:
             self._ask_the_time()

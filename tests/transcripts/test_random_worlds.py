@@ -118,4 +118,5 @@ def assert_calm(world: World) -> None:
     assert all(one == other for one, other in pairwise(ranked)), "they disagree on who is preferred"
     expected = {slice_no: [names[0]] for slice_no, names in ranked[0].items()}
     assert world.serving() == expected, "\n".join(world.events.lines)
-    assert world.zookeeper.attempts_max <= 2, "a herd"
+    # Of four nodes: the heir, the first, and one that hears late of both.
+    assert world.zookeeper.attempts_max <= 3, "a herd"

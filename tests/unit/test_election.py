@@ -110,6 +110,19 @@ class TestClaims:
         election.seat(0, VACANT, 1)
         assert election.step(1) == [Claim(0)]
 
+    def test_even_the_preferred_node_leaves_a_slice_to_a_living_heir_for_a_while(self) -> None:
+        election = elected(live=NODES)
+        election.seat(0, others("other", heir="third"), 0)
+        election.seat(0, VACANT, 1)
+        assert election.step(1 + Pace().heir_s - 0.01) == []
+        assert election.step(1 + Pace().heir_s) == [Claim(0)]
+
+    def test_nobody_waits_for_an_heir_that_is_dead(self) -> None:
+        election = elected(live=["me", "other"])
+        election.seat(0, others("other", heir="third"), 0)
+        election.seat(0, VACANT, 1)
+        assert election.step(1) == [Claim(0)]
+
     def test_a_slice_that_another_owns_is_left_alone(self) -> None:
         election = elected()
         election.seat(0, others("other"), 0)
