@@ -45,7 +45,7 @@ class ZooKeeper(Section):
         default=False, description="Encrypt, and check the server's certificate and host name."
     )
     tls_ca_file: Path | None = Field(
-        default=None, description="Whom to trust, PEM. Default: the system's authorities."
+        default=None, description="Whom to trust besides the system's authorities, PEM."
     )
     tls_cert_file: Path | None = Field(default=None, description="This node's certificate, PEM.")
     tls_key_file: Path | None = Field(default=None, description="Its private key, PEM.")

@@ -38,6 +38,12 @@ def remove_store(settings: Settings, topic_id: str, partition: int) -> None:
         shutil.rmtree(folder)
 
 
+def kept_slices(settings: Settings) -> frozenset[int]:
+    """The slices of which there are stores on the disk."""
+    folders = (settings.node.state_dir / settings.node.store).glob("*/*")
+    return frozenset(int(folder.name) for folder in folders if folder.name.isdecimal())
+
+
 def _folder(settings: Settings, topic_id: str, partition: int) -> Path:
     name = hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
     return settings.node.state_dir / settings.node.store / name / str(partition)

@@ -34,7 +34,7 @@ from delayservice.metrics import SliceMetrics, encode_snapshot
 from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
 from delayservice.slice_thread import MetricsObserver, SliceThread, ThreadGate
-from delayservice.stores import make_store, remove_store
+from delayservice.stores import kept_slices, make_store, remove_store
 from ha.elected import ElectedOwnership
 from ha.leaders import StableLeaders
 from ha.notes import NodeNote
@@ -103,7 +103,13 @@ def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
     alert_s = 1.5 * REPLICA_WAIT_MS / 1000
     clock = SystemClock()
     elected = ElectedOwnership(
-        settings.zookeeper, settings.placement, me, index, clock.boot_s, alert_s
+        settings.zookeeper,
+        settings.placement,
+        me,
+        index,
+        boot_s=clock.boot_s,
+        alert_s=alert_s,
+        kept=kept_slices(settings),
     )
     elected.start()
     return elected

@@ -47,6 +47,7 @@ class ElectedOwnership:
         worker: which of its workers this is.
         boot_s: seconds since boot, suspend included.
         alert_s: longer than a replica's loop waits for records.
+        kept: slices of which this node had copies before.
     """
 
     def __init__(
@@ -55,15 +56,17 @@ class ElectedOwnership:
         placement: Placement,
         me: NodeNote,
         worker: int,
+        *,
         boot_s: Callable[[], float],
         alert_s: float,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
         self._me = me
         self._worker = worker
         self._away_s = placement.away_ms / 1000
         self._replicas = None if placement.replicas == "all" else placement.replicas
         pace = Pace(placement.claim_stagger_ms / 1000, placement.lag_s_max, alert_s)
-        self._election = Election(me, worker, self._replicas, pace)
+        self._election = Election(me, worker, self._replicas, pace, kept)
         self._lease = Lease(boot_s)
         self._lock = threading.Lock()  # the election is told by many threads
         self._wake = threading.Event()

@@ -110,9 +110,19 @@ class Election:
         worker: which of its workers this is; it serves every slice whose number is this one modulo
             the number of workers.
         replicas: copies of each slice; None: every node keeps one.
+        pace: how fast.
+        kept: slices of which this node had copies before: it goes on with them until it hears where
+            they belong.
     """
 
-    def __init__(self, me: NodeNote, worker: int, replicas: int | None, pace: Pace) -> None:
+    def __init__(
+        self,
+        me: NodeNote,
+        worker: int,
+        replicas: int | None,
+        pace: Pace,
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
         self._me = me
         self._worker = worker
         self._replicas = replicas
@@ -125,7 +135,7 @@ class Election:
         self._placed: dict[int, frozenset[str]] = {}
         self._ranked: dict[int, tuple[str, ...]] = {}
         self._slices: dict[int, _Slice] = {}
-        self._kept: frozenset[int] = frozenset()
+        self._kept = kept
         self._is_registered = False
         self._is_leaving = False
         self._is_fit = True

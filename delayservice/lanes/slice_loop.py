@@ -160,8 +160,8 @@ class SliceLoop:
     def _serve(self) -> None:
         """Settle and commit; while the ensemble is out of sight, only finish what has begun.
 
-        The role is asked anew, for the process may have stood still in the poll: at least once, what
-        a zombie sends nobody can take back.
+        The role is asked anew, for the process may have stood still in the poll: what a zombie
+        sends at least once, nobody can take back.
         """
         self._role = self._gate.role(self.slice_no)
         if self._role is not Role.OWNER:

@@ -12,7 +12,12 @@ pytestmark = pytest.mark.fault
 
 NTH = 40
 """Late enough that the load flows: each of four slices has passed the point some ten times."""
-POINTS = ("before_produce", "flushed", "before_commit", "after_commit")
+POINTS = (
+    "before_produce",
+    "flushed",
+    pytest.param("before_commit", marks=pytest.mark.quick),
+    "after_commit",
+)
 
 
 def others_serve(stage: Stage, zombie: Node) -> bool:

@@ -41,7 +41,7 @@ class Worker:
 
     def __init__(self, zookeeper: ZooKeeper, node_id: str = "a", instance: str = "") -> None:
         me = NodeNote(node_id, instance or f"{node_id}1", 1, ord(node_id))
-        self.ownership = ElectedOwnership(zookeeper, Placement(), me, 0, boot_s, 0.1)
+        self.ownership = ElectedOwnership(zookeeper, Placement(), me, 0, boot_s=boot_s, alert_s=0.1)
         self.ownership.serve([SliceFacts(0, ord("a"))])
         self.ownership.standing(0, Standing({}, 0))
 

@@ -87,7 +87,12 @@ class Node:
         self.link = Link(world.zookeeper, self._changed)
         with patch.object(elected, "Ensemble", lambda _options, _changed: self.link):
             self.ownership = ElectedOwnership(
-                ZooKeeper(hosts="model:2181"), world.placement, note, 0, world.now_s, ALERT_S
+                ZooKeeper(hosts="model:2181"),
+                world.placement,
+                note,
+                0,
+                boot_s=world.now_s,
+                alert_s=ALERT_S,
             )
         self.ownership._wake = _Wake(self._turn_soon)  # type: ignore[assignment]
         self.link.connect()

@@ -67,7 +67,12 @@ def owning(election: Election, *, since_s: float = 0, is_settling: bool = True) 
 
 def ready(election: Election, *names: str) -> None:
     """These nodes' copies of slice 0 are up to date."""
-    election.lives({f"{name}:0": LifeNote(name, f"{name}1", 0, (0,)) for name in names})
+    ready_for(election, 0, *names)
+
+
+def ready_for(election: Election, slice_no: int, *names: str) -> None:
+    """These nodes' copies of a slice are up to date."""
+    election.lives({f"{name}:0": LifeNote(name, f"{name}1", 0, (slice_no,)) for name in names})
 
 
 def announced(election: Election, heir: str, now_s: float) -> None:
@@ -369,6 +374,14 @@ class TestCopies:
         election = Election(note("me"), 0, 1, PACE)
         assert election.serve(beside("me")) == frozenset()
         election.nodes([note("other")])
+        assert election.serve(beside("me", "other")) == {0}
+
+    def test_what_it_had_before_it_goes_on_with_before_the_nodes_are_known(self) -> None:
+        election = Election(note("me"), 0, 1, PACE, frozenset({1, 7}))
+        assert election.serve(beside("me", "other")) == {1}
+        election.nodes([note("other")])
+        assert election.serve(beside("me", "other")) == {0, 1}, "until the other one is ready"
+        ready_for(election, 1, "other")
         assert election.serve(beside("me", "other")) == {0}
 
     def test_a_worker_keeps_the_slices_of_its_number(self) -> None:
