@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from delayservice.core.cursor import Cursor
+from delayservice.core.cursor import Cursor, Key
 from delayservice.store.base import Store
 from delayservice.store.rocksdb import RocksStore
 from delayservice.store.wheel import WheelOptions, WheelStore
 from tests.crash.model_log import ModelLog
 
 COUNT = 4_000
+PRUNES = range(580, COUNT, 600)
+"""Offsets at which it prunes."""
 
 
 def make_store(kind: str, folder: Path) -> Store:
@@ -26,6 +28,11 @@ def make_store(kind: str, folder: Path) -> Store:
         buffer_bytes_max=60_000, near_bytes_max=20_000, sync_bytes=80_000, handles_max=3
     )
     return WheelStore(folder, options)
+
+
+def prune_key(log: ModelLog, offset: int) -> Key:
+    """To where it prunes then: a tenth of what is below."""
+    return log.held(offset, (0, 0))[offset // 10][:2]
 
 
 def _say(stop: int, what: str) -> None:
@@ -43,9 +50,8 @@ def main() -> None:
         log.feed(store, start, min(COUNT, start + 20))
         if start // 20 % 12 == 5:
             _say(store.sync(), "synced")
-        if start // 20 % 30 == 29:
-            key = log.held(start, (0, 0))[start // 10][:2]
-            store.prune(Cursor(key, 0))
+        if start in PRUNES:
+            store.prune(Cursor(prune_key(log, start), 0))
     _say(store.sync(), "done")
 
 
