@@ -42,6 +42,7 @@ from ha.ownership import Ownership, Standalone
 from ha.placement import SliceFacts
 
 TURN_S = 1.0
+REACH_TURN_S = 0.5
 STOP_TIMEOUT_S = 20.0
 RETIRE_TIMEOUT_S = 5.0
 EXIT_FAILED = 70
@@ -146,13 +147,14 @@ class Worker:
         self._topics: list[DelayTopic] = []
         self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
-        self._reach = KafkaReach(self._admin, settings.topics.checkpoint)
         self._explained: dict[str, tuple[str, ...]] = {}
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
         """Serve until told to stop; whether a slice failed."""
         refreshed_s = float("-inf")
         garbage = GarbageCollector()
+        if not self._settings.standalone:
+            self._begin_to_ask_for_kafka(stopping)
         while not stopping.is_set():
             if time.monotonic() - refreshed_s >= self._settings.topics.refresh_s:
                 refreshed_s = time.monotonic()
@@ -160,11 +162,20 @@ class Worker:
             self._place()
             if self._has_failed:
                 break
-            self._ownership.fit(is_fit=self._reach.check())
             self._publish(publish)
             garbage.collect_when_time()
             stopping.wait(TURN_S)
         return self._stop()
+
+    def _begin_to_ask_for_kafka(self, stopping: threading.Event) -> None:
+        """On a thread of its own: everything else here waits for Kafka when it is gone."""
+        reach = KafkaReach(self._admin, self._settings.topics.checkpoint)
+
+        def ask() -> None:
+            while not stopping.wait(REACH_TURN_S):
+                self._ownership.fit(is_fit=reach.check())
+
+        threading.Thread(target=ask, name="kafka-reach", daemon=True).start()
 
     def _publish(self, publish: Callable[[bytes], None]) -> None:
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process

@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 class KafkaReach:
-    """Asks every other second.
+    """Asks every other second, and without a break while there is no answer.
 
     Args:
         admin: the client to ask with.
@@ -48,10 +48,10 @@ class KafkaReach:
         try:
             self._admin.list_topics(self._topic, timeout=_ANSWER_S)
             self._missed = 0
+            self._asked_s = self._monotonic_s()
         except KafkaException as exc:
-            self._missed += 1
+            self._missed += 1  # and ask again at once
             _log.debug("kafka_did_not_answer", why=str(exc))
-        self._asked_s = self._monotonic_s()
         is_lost = self._missed >= _LOST_AFTER
         if is_lost and not was_lost:
             _log.error("kafka_lost", hint="this node owns nothing until a broker answers again")

@@ -72,6 +72,16 @@ def test_one_missed_answer_is_no_loss_and_two_are(
     assert not reach.check(), "nor between two questions"
 
 
+def test_a_missed_answer_is_asked_for_again_at_once(
+    reach: KafkaReach, clock: Clock, admin: Admin
+) -> None:
+    assert later(reach, clock)
+    admin.answers = False
+    assert later(reach, clock)
+    assert not reach.check()
+    assert admin.asked == 3
+
+
 def test_an_answer_between_two_missed_ones_starts_the_count_anew(
     reach: KafkaReach, clock: Clock, admin: Admin
 ) -> None:
