@@ -164,7 +164,6 @@ class _Child:
     process: BaseProcess
     pipe: Connection
     started_s: float
-    restarts: int
 
 
 class Supervisor:
@@ -198,9 +197,7 @@ class Supervisor:
         )
         process.start()
         its.close()
-        self._children[index] = _Child(
-            process, mine, time.monotonic(), self._restarts.get(index, 0)
-        )
+        self._children[index] = _Child(process, mine, time.monotonic())
         _log.info("worker_started", worker=index, pid=process.pid)
 
     def _listen(self, timeout_s: float) -> None:
