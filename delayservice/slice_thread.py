@@ -25,6 +25,7 @@ CATCHING_UP_SAMPLE_S = 0.1
 """A copy that is this far behind is looked at more often: somebody may be waiting for it."""
 PROGRESS_S = 5.0
 """How often a copy that is catching up says how far it is."""
+ENDS_AGE_S_MAX = 10.0
 RETRY_S = 1.0
 """Wait after an error of the cluster before the slice is tried again."""
 
@@ -128,8 +129,9 @@ class SliceThread:
         self._lag_s = float("inf")
         self._was_behind = False
         self._told_s = float("-inf")
-        self.log_ends: dict[str, int] = {}
-        """Where the slice's logs end, by delay topic; the worker asks for all slices at once."""
+        self.log_ends: tuple[float, dict[str, int]] = (float("-inf"), {})
+        """When it was asked (monotonic seconds), and where the slice's logs ended then, by delay
+        topic; the worker asks for all slices at once."""
         self._trouble = ""
         self._make_lane = make_lane
         self._close_edges = close_edges
@@ -147,6 +149,11 @@ class SliceThread:
         if topics != self._topics:
             self._topics = topics
             self._topics_changed.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more."""
+        return not self._thread.is_alive()
 
     def stop(self) -> None:
         """Ask it to finish its transaction and end."""
@@ -207,9 +214,13 @@ class SliceThread:
         self._sample()
         self._tell_progress(now_s)
 
+    def _recent_ends(self) -> dict[str, int]:
+        asked_s, ends = self.log_ends
+        return ends if self._clock.monotonic_s() - asked_s < ENDS_AGE_S_MAX else {}
+
     def _take_standing(self) -> None:
         try:
-            self._lag_s = self.loop.lag_s()
+            self._lag_s = self.loop.lag_s(self._recent_ends())
         except KafkaEdgeError as exc:
             _log.debug("lag_not_known", slice=self.loop.slice_no, why=str(exc))
         self._gate.standing(self.loop.slice_no, Standing(self.loop.stored, self._lag_s))
@@ -242,7 +253,7 @@ class SliceThread:
         metrics.state = "owner" if loop.owner else replica
         stored = loop.stored
         metrics.source_lag = sum(
-            max(end - stored.get(topic, 0), 0) for topic, end in self.log_ends.items()
+            max(end - stored.get(topic, 0), 0) for topic, end in self.log_ends[1].items()
         )
         metrics.epoch = loop.epoch if loop.owner else 0
         metrics.lag_s = self._lag_s if self._lag_s < float("inf") else -1.0

@@ -34,8 +34,11 @@ def remove_store(settings: Settings, topic_id: str, partition: int) -> None:
     if settings.node.store == "memory":
         return
     folder = _folder(settings, topic_id, partition)
+    removed = folder.with_name(f"{folder.name}.removed")  # a crash must not leave half a store
     if folder.exists():
-        shutil.rmtree(folder)
+        folder.rename(removed)
+    if removed.exists():
+        shutil.rmtree(removed)
 
 
 def kept_slices(settings: Settings) -> frozenset[int]:

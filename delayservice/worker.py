@@ -143,18 +143,20 @@ class Worker:
             park_delays_ms=settings.delivery.park_delays_ms,
         )
         self._slices: dict[int, SliceThread] = {}
+        self._retiring: set[int] = set()
         self._slices_there = range(0)
         self._topics: list[DelayTopic] = []
         self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
         self._explained: dict[str, tuple[str, ...]] = {}
+        self._reach: threading.Thread | None = None
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
         """Serve until told to stop; whether a slice failed."""
         refreshed_s = float("-inf")
         garbage = GarbageCollector()
         if not self._settings.standalone:
-            self._begin_to_ask_for_kafka(stopping)
+            self._begin_to_ask_for_kafka()
         while not stopping.is_set():
             if time.monotonic() - refreshed_s >= self._settings.topics.refresh_s:
                 refreshed_s = time.monotonic()
@@ -167,15 +169,17 @@ class Worker:
             stopping.wait(TURN_S)
         return self._stop()
 
-    def _begin_to_ask_for_kafka(self, stopping: threading.Event) -> None:
+    def _begin_to_ask_for_kafka(self) -> None:
         """On a thread of its own: everything else here waits for Kafka when it is gone."""
         reach = KafkaReach(self._admin, self._settings.topics.checkpoint)
+        turn = threading.Event()
 
         def ask() -> None:
-            while not stopping.wait(REACH_TURN_S):
+            while not turn.wait(REACH_TURN_S):
                 self._ownership.fit(is_fit=reach.check())
 
-        threading.Thread(target=ask, name="kafka-reach", daemon=True).start()
+        self._reach = threading.Thread(target=ask, name="kafka-reach", daemon=True)
+        self._reach.start()
 
     def _publish(self, publish: Callable[[bytes], None]) -> None:
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
@@ -209,6 +213,7 @@ class Worker:
             self._checkpoints.has_failed
             or self._ownership.has_failed
             or any(thread.failure is not None for thread in self._slices.values())
+            or (self._reach is not None and not self._reach.is_alive())
         )
 
     # --- topics and slices ---------------------------------------------------------------------
@@ -233,17 +238,19 @@ class Worker:
         """Serve the slices whose copies belong here, as nodes come and go."""
         kept = self._ownership.serve(self._facts)
         elsewhere = {facts.slice_no for facts in self._facts} - kept
-        for slice_no in sorted(self._slices.keys() & elsewhere):
+        for slice_no in sorted((self._slices.keys() & elsewhere) | self._retiring):
             self._retire(slice_no)
-        for slice_no in sorted(kept | self._slices.keys()):
+        for slice_no in sorted((kept | self._slices.keys()) - self._retiring):
             self._serve(slice_no)
 
     def _measure(self, fit: list[DelayTopic]) -> None:
         """Tell each slice how far its logs go: what it has to store yet."""
         places = [(t.name, n) for t in fit for n in self._slices if t.partitions > n]
+        asked_s = self._clock.monotonic_s()
         ends = log_ends(self._admin, places)
         for slice_no, thread in self._slices.items():
-            thread.log_ends = {topic: end for (topic, n), end in ends.items() if n == slice_no}
+            mine = {topic: end for (topic, n), end in ends.items() if n == slice_no}
+            thread.log_ends = (asked_s, mine)
 
     def _make_facts(self, found: list[DelayTopic]) -> list[SliceFacts]:
         """What decides where slices go: the first delay topic of the settings that has such a
@@ -273,15 +280,17 @@ class Worker:
         thread.start()
 
     def _retire(self, slice_no: int) -> None:
-        """Keep no copy of a slice any more: other nodes do. Unless its thread hangs, its stores
-        go; whoever keeps it again begins with the log.
+        """Keep no copy of a slice any more: other nodes do. Its stores go when its thread has
+        ended; whoever keeps it again begins with the log.
         """
+        self._retiring.add(slice_no)
         thread = self._slices[slice_no]
         thread.stop()
         if not thread.join(RETIRE_TIMEOUT_S):
             _log.warning("slice_did_not_stop", slice=slice_no, waited_s=RETIRE_TIMEOUT_S)
             return
         del self._slices[slice_no]
+        self._retiring.remove(slice_no)
         for topic in self._topics:
             remove_store(self._settings, topic.topic_id, slice_no)
         _log.info("slice_retired", slice=slice_no)

@@ -35,7 +35,7 @@ class KafkaCheckpoints:
         self._admin = admin
         self._tailed: dict[int, tuple[int, ReadBack | None]] = {}
         self._wanted: set[int] = set()
-        self._closing = threading.Event()
+        self._has_work = threading.Event()
         self.has_failed = False
         """Whether the tail has ended with an error: nothing is pruned or compared any more."""
         self._thread = threading.Thread(target=self._run, name="checkpoint-tail", daemon=True)
@@ -68,15 +68,16 @@ class KafkaCheckpoints:
         return self._look_back(slice_no, *bounds)
 
     def is_new(self, slice_no: int) -> bool:
-        """Whether nothing was ever committed for the slice; what was aborted does not count.
+        """Whether nothing was ever written for the slice.
 
         Raises:
             KafkaEdgeError: the topic can't be asked.
         """
-        end = log_bounds(self._admin, self._topic, slice_no).end
-        return end == 0 or self.peek(slice_no) is None
+        return log_bounds(self._admin, self._topic, slice_no).end == 0
 
     def _look_back(self, slice_no: int, start: int, end: int) -> bytes | None:
+        if start == end:
+            return None
         look = _FIRST_LOOK
         while True:
             since = max(start, end - look)
@@ -97,6 +98,7 @@ class KafkaCheckpoints:
     def follow(self, slice_no: int) -> None:
         """Tail this slice's partition from now on, starting with its newest record."""
         self._wanted.add(slice_no)
+        self._has_work.set()
 
     def read_back(self, slice_no: int) -> ReadBack | None:
         """The newest checkpoint read back in passing; the same object until a newer one comes."""
@@ -113,20 +115,17 @@ class KafkaCheckpoints:
         config = self._config | {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 1_000}
         consumer = consumer_client(config)
         assigned: set[int] = set()
-        while not self._closing.is_set():
+        self._has_work.wait()
+        while True:
             for slice_no in sorted(self._wanted - assigned):
                 offset = TopicPartition(
                     self._topic, slice_no, _tail_from(consumer, self._topic, slice_no)
                 )
                 consumer.incremental_assign([offset])
                 assigned.add(slice_no)
-            if not assigned:
-                self._closing.wait(_TAIL_WAIT_S)
-                continue
             first = consumer.poll(_TAIL_WAIT_S)
             if first is not None:
                 self._take([first, *consumer.consume(1_000, 0)])
-        consumer.close()
 
     def _take(self, messages: list[Any]) -> None:
         wall_ms, boot_ms = self._clock.wall_ms(), int(self._clock.boot_s() * 1000)
@@ -136,11 +135,6 @@ class KafkaCheckpoints:
                 broker_ms = message.timestamp()[1]
                 read_back = ReadBack(value, broker_ms, wall_ms, boot_ms)
                 self._tailed[message.partition()] = (message.offset(), read_back)
-
-    def close(self) -> None:
-        """Stop tailing."""
-        self._closing.set()
-        self._thread.join()
 
 
 def _tail_from(consumer: Consumer, topic: str, slice_no: int) -> int:

@@ -36,7 +36,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 UNKNOWN_AFTER_MS: Final = 3_000
 """How long the client goes on hoping for a target that has disappeared."""
 SLOW_COMMIT_S: Final = 10.0
-"""A commit slower than this may have been retried inside the client: the producer is replaced."""
+"""A commit slower than this may have been retried inside the client: the producer is given up."""
 
 _BATCH_BYTES: Final = 61
 """The header of a record batch, version 2."""
@@ -156,7 +156,10 @@ class KafkaSink:
     @property
     def _fenced_producer(self) -> Producer:
         if self._producer is None:
-            raise OwnershipLostError(f"slice {self._options.slice_no} has no producer: init first")
+            raise OwnershipLostError(
+                f"slice {self._options.slice_no} has no producer: none was made, or it was given "
+                "up after a slow commit"
+            )
         return self._producer
 
     # --- send ----------------------------------------------------------------------------------
@@ -281,7 +284,7 @@ class KafkaSink:
         if self._diagnosing:
             self._stop_diagnosing()
         elif time.monotonic() - started_s > SLOW_COMMIT_S:
-            self.init()
+            self.discard()  # the next turn takes over anew, if this node is the owner still
 
     def _flush(self, producer: Producer) -> None:
         """Everything is at the broker, or a failure is known.

@@ -17,6 +17,7 @@ class Lag:
         self._goal: Mapping[str, int] | None = None
         self._goal_s = 0.0
         self._newest: Mapping[str, int] = {}
+        self._stored: Mapping[str, int] = {}
         self._newest_s = 0.0
         self._reached_s = -math.inf
 
@@ -30,26 +31,36 @@ class Lag:
         if self._goal is None:
             self._goal, self._goal_s = offsets, now_s
 
-    def reset(self) -> None:
-        """What was stored is not there any more."""
-        self._reached_s = -math.inf
-
-    def lag_s(self, stored: Mapping[str, int], now_s: float) -> float:
+    def lag_s(
+        self, stored: Mapping[str, int], now_s: float, log_ends: Mapping[str, int] | None = None
+    ) -> float:
         """Seconds behind; infinite as long as nobody knows.
 
         Args:
             stored: S of each shard that is served here, by delay topic; others are not compared.
             now_s: of a monotonic clock.
+            log_ends: where the shards' logs ended a moment ago, as far as that is known: who has
+                all that there is lacks nothing, even if the checkpoint saw a longer log.
         """
+        if any(stored.get(topic, 0) < offset for topic, offset in self._stored.items()):
+            self._reached_s = -math.inf  # the store has started over
+        self._stored = dict(stored)
         if self._goal is None:
             return math.inf
-        if _has(stored, self._newest):
+        ends = log_ends or {}
+        if _has(stored, self._newest, ends):
             self._reached_s = now_s
-        elif _has(stored, self._goal):
+        elif _has(stored, self._goal, ends):
             self._reached_s = max(self._reached_s, self._goal_s)
             self._goal, self._goal_s = self._newest, self._newest_s
         return now_s - self._reached_s
 
 
-def _has(stored: Mapping[str, int], offsets: Mapping[str, int]) -> bool:
-    return all(stored[topic] >= offset for topic, offset in offsets.items() if topic in stored)
+def _has(
+    stored: Mapping[str, int], offsets: Mapping[str, int], log_ends: Mapping[str, int]
+) -> bool:
+    return all(
+        stored[topic] >= min(offset, log_ends.get(topic, offset))
+        for topic, offset in offsets.items()
+        if topic in stored
+    )

@@ -11,6 +11,10 @@ from delayservice.core.lag import Lag
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Checkpoints, Clock, ReadBack
 
+_PATIENCE_S = 2.0
+"""How long the tail may take to find the newest checkpoint."""
+_LOOK_AGAIN_S = 10.0
+
 
 class Follower:
     """One slice's checkpoint as it comes back from Kafka: to its owner, and to every replica.
@@ -27,7 +31,7 @@ class Follower:
         self._clock = clock
         self._last: ReadBack | None = None
         self._newest: Checkpoint | None = None
-        self._is_new: bool | None = None
+        self._looks_again_s: float | None = None
         self._lag = Lag()
 
     @property
@@ -50,35 +54,56 @@ class Follower:
         if read_back is None or read_back is self._last:
             return None
         self._last = read_back
-        self._newest = decode_checkpoint(read_back.data)
-        shards = self._newest.shards
-        self._lag.heard({t: known.cursor.offset for t, known in shards.items()}, self._now_s)
         faults.point("before_prune")
-        for topic, known in shards.items():
-            lane = lanes.get(topic)
-            if lane is None or lane.topic_id != known.topic_id:
-                continue
-            lane.store.prune(known.cursor)
-            if not is_owner:
-                lane.adopt(known.contracts)
-                lane.follow(known.cursor)
+        self._follow(decode_checkpoint(read_back.data), lanes, is_owner=is_owner)
         faults.point("after_prune")
         return read_back
 
-    def lag_s(self, lanes: Mapping[str, Lane]) -> float:
-        """How far these copies are behind the owner's, seconds; infinite while nobody knows.
+    def _follow(self, checkpoint: Checkpoint, lanes: Mapping[str, Lane], *, is_owner: bool) -> None:
+        self._newest = checkpoint
+        # Of a topic that was deleted and made anew, the checkpoint knows only the old one.
+        known = {
+            topic: shard
+            for topic, shard in checkpoint.shards.items()
+            if topic in lanes and lanes[topic].topic_id == shard.topic_id
+        }
+        self._lag.heard({t: shard.cursor.offset for t, shard in known.items()}, self._now_s)
+        for topic, shard in known.items():
+            lane = lanes[topic]
+            lane.store.prune(shard.cursor)
+            if not is_owner:
+                lane.adopt(shard.contracts)
+                lane.follow(shard.cursor)
+
+    def lag_s(self, lanes: Mapping[str, Lane], log_ends: Mapping[str, int]) -> float:
+        """How far a replica's copies are behind the owner's, seconds; infinite while nobody knows.
 
         Raises:
             KafkaEdgeError: the checkpoint topic can't be asked.
         """
         if not lanes:
             return math.inf
-        if self._is_new is None and self._newest is None:
-            self._is_new = self._checkpoints.is_new(self._slice_no)
-            if self._is_new:
-                self._lag.never_served(self._now_s)
+        if self._newest is None:
+            self._look_for_one(lanes)
         stored = {topic: lane.shard.stored for topic, lane in lanes.items()}
-        return self._lag.lag_s(stored, self._now_s)
+        return self._lag.lag_s(stored, self._now_s, log_ends)
+
+    def _look_for_one(self, lanes: Mapping[str, Lane]) -> None:
+        """The tail begins near the end of the log, where there may be nothing but what was aborted:
+        then the newest checkpoint has to be searched for.
+        """
+        now_s = self._now_s
+        if self._looks_again_s is None:
+            self._looks_again_s = now_s + _PATIENCE_S
+            if self._checkpoints.is_new(self._slice_no):
+                self._lag.never_served(now_s)
+        elif now_s >= self._looks_again_s:
+            self._looks_again_s = now_s + _LOOK_AGAIN_S
+            data = self._checkpoints.peek(self._slice_no)
+            if data is None:
+                self._lag.never_served(now_s)
+            else:
+                self._follow(decode_checkpoint(data), lanes, is_owner=False)
 
     @property
     def _now_s(self) -> float:

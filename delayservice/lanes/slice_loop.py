@@ -7,7 +7,7 @@ to lock. Storing goes on whether or not this node owns the slice; settling needs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -26,6 +26,7 @@ from delayservice.core.pacing import Pacer
 from delayservice.core.role import Role
 from delayservice.core.settle import Routes
 from delayservice.errors import (
+    KafkaEdgeError,
     LogMovedError,
     OwnershipLostError,
     RefusedError,
@@ -50,6 +51,8 @@ _NOT_SETTLING_WAIT_MS = 50.0
 _HEIR_WAIT_MS = 5.0
 _LEAST_WAIT_MS = 0.5
 _TAKE_OVERS_MAX = 2
+_ABORTS_MAX = 4
+"""In a row: one or two are what it takes to find a record that a broker refuses."""
 
 _log = structlog.get_logger(__name__)
 
@@ -125,6 +128,7 @@ class SliceLoop:
         self._uncommitted = Tally()
         self._role = Role.REPLICA
         self._failed_take_overs = 0
+        self._aborts = 0
         self._follower = Follower(slice_no, checkpoints, clock)
 
     # --- one turn ------------------------------------------------------------------------------
@@ -336,6 +340,7 @@ class SliceLoop:
         except TransactionAbortedError as aborted:
             _log.warning("transaction_aborted", slice=self.slice_no, why=str(aborted))
             self._aborted()
+            self._count_abort(str(aborted))
         elapsed_s = self._clock.monotonic_s() - started_s
         self._pacer.observe(elapsed_s * 1000)
         self._observer.transaction(elapsed_s, committed=committed)
@@ -344,7 +349,15 @@ class SliceLoop:
             self._committed()
         return committed
 
+    def _count_abort(self, why: str) -> None:
+        """What this node can't commit again and again, one with another network perhaps can."""
+        self._aborts += 1
+        if self._aborts >= _ABORTS_MAX:
+            self._aborts = 0
+            self._gate.gave_up(self.slice_no, why)
+
     def _committed(self) -> None:
+        self._aborts = 0
         for lane in self.lanes.values():
             lane.committed()
         self._observer.settled(self._uncommitted, self._clock.wall_ms())
@@ -454,13 +467,16 @@ class SliceLoop:
         """S of each shard, by delay topic."""
         return {topic: lane.shard.stored for topic, lane in self.lanes.items()}
 
-    def lag_s(self) -> float:
+    def lag_s(self, log_ends: Mapping[str, int]) -> float:
         """How far this node's copy is behind the owner's, seconds; infinite while nobody knows.
+
+        Args:
+            log_ends: where the logs ended a moment ago, by delay topic, as far as that is known.
 
         Raises:
             KafkaEdgeError: the checkpoint topic can't be asked.
         """
-        return 0.0 if self.owner else self._follower.lag_s(self.lanes)
+        return 0.0 if self.owner else self._follower.lag_s(self.lanes, log_ends)
 
     def _sync_when_time(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -506,6 +522,10 @@ class SliceLoop:
 
     def close(self) -> None:
         """Finish the transaction, make the stores durable, let go of everything."""
-        self.hand_over()
+        try:
+            self.hand_over()
+        except KafkaEdgeError as exc:  # whoever is next reads the checkpoint
+            _log.warning("slice_interrupted", slice=self.slice_no, why=str(exc))
+            self.release()
         for lane in self.lanes.values():
             lane.close()

@@ -57,7 +57,6 @@ def test_a_wiped_copy_is_behind_until_it_has_caught_up_again() -> None:
     lag = Lag()
     lag.heard({"t": 5}, 10)
     assert lag.lag_s({"t": 5}, 10) == 0
-    lag.reset()
     assert math.isinf(lag.lag_s({"t": 0}, 11))
     assert lag.lag_s({"t": 5}, 12) == 0
 
@@ -67,3 +66,17 @@ def test_every_shard_counts_that_is_served_here_and_no_other() -> None:
     lag.heard({"t": 5, "u": 7, "removed": 9}, 10)
     assert math.isinf(lag.lag_s({"t": 5, "u": 6}, 10))
     assert lag.lag_s({"t": 5, "u": 7}, 10) == 0
+
+
+def test_who_has_all_that_there_is_lacks_nothing_though_the_log_was_longer_once() -> None:
+    lag = Lag()
+    lag.heard({"t": 100}, 10)
+    assert math.isinf(lag.lag_s({"t": 40}, 11, {}))
+    assert math.isinf(lag.lag_s({"t": 40}, 11, {"t": 50}))
+    assert lag.lag_s({"t": 50}, 12, {"t": 50}) == 0
+
+
+def test_a_log_that_goes_on_asks_for_no_more_than_the_checkpoint() -> None:
+    lag = Lag()
+    lag.heard({"t": 100}, 10)
+    assert lag.lag_s({"t": 100}, 11, {"t": 900}) == 0

@@ -1,0 +1,96 @@
+"""What a replica makes of checkpoints, and of there being none that it can see."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import create_autospec
+
+from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.lanes.follower import Follower
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import Checkpoints, ReadBack
+
+CONTRACTS = Contracts([(0, Contract())])
+
+
+def checkpoint(offset: int, topic_id: str = "id") -> bytes:
+    shard = ShardCheckpoint(topic_id, Cursor((5, 5), offset), CONTRACTS)
+    return encode_checkpoint(Checkpoint(0, "n1", 1, "secret", {"topic": shard}))
+
+
+class Replica:
+    """A follower with one lane, between ports that a test sets."""
+
+    def __init__(self, stored: int) -> None:
+        self.now_s = 100.0
+        self.checkpoints = create_autospec(Checkpoints, instance=True)
+        self.checkpoints.read_back.return_value = None
+        self.checkpoints.is_new.return_value = False
+        self.checkpoints.peek.return_value = None
+        self.lane = create_autospec(Lane, instance=True)
+        self.lane.topic_id = "id"
+        self.lane.shard = SimpleNamespace(stored=stored)
+        self.lane.store = SimpleNamespace(prune=self.pruned)
+        self.pruned_to: list[Cursor] = []
+        clock = SimpleNamespace(monotonic_s=lambda: self.now_s)
+        self.follower = Follower(0, self.checkpoints, cast("Any", clock))
+
+    def pruned(self, cursor: Cursor) -> None:
+        self.pruned_to.append(cursor)
+
+    def hears(self, data: bytes) -> None:
+        self.checkpoints.read_back.return_value = ReadBack(data, 0, 0, 0)
+        self.follower.prune({"topic": self.lane}, is_owner=False)
+
+    def lag_s(self) -> float:
+        return self.follower.lag_s({"topic": self.lane}, {})
+
+
+def test_it_prunes_by_the_checkpoint_and_reads_on_by_its_contracts() -> None:
+    replica = Replica(stored=40)
+    replica.hears(checkpoint(40))
+    assert replica.pruned_to == [Cursor((5, 5), 40)]
+    replica.lane.adopt.assert_called_once_with(CONTRACTS)
+    replica.lane.follow.assert_called_once_with(Cursor((5, 5), 40))
+    assert replica.lag_s() == 0
+
+
+def test_a_topic_that_was_made_anew_is_not_behind_of_the_old_one() -> None:
+    replica = Replica(stored=0)
+    replica.hears(checkpoint(1_000_000, "the old topic's id"))
+    assert replica.pruned_to == []
+    assert replica.lag_s() == 0
+
+
+def test_it_does_not_know_how_far_it_is_before_anything_was_read_back() -> None:
+    replica = Replica(stored=40)
+    assert math.isinf(replica.lag_s())
+    assert not replica.checkpoints.peek.called, "the tail may find it in a moment"
+
+
+def test_a_slice_without_any_checkpoint_is_new() -> None:
+    replica = Replica(stored=0)
+    replica.checkpoints.is_new.return_value = True
+    assert replica.lag_s() == 0
+
+
+def test_a_checkpoint_behind_many_aborted_ones_is_searched_for() -> None:
+    replica = Replica(stored=40)
+    replica.checkpoints.peek.return_value = checkpoint(40)
+    replica.lag_s()
+    replica.now_s += 2.0
+    assert replica.lag_s() == 0
+    assert replica.pruned_to == [Cursor((5, 5), 40)]
+
+
+def test_a_slice_of_which_nothing_was_ever_committed_is_new_too() -> None:
+    replica = Replica(stored=0)
+    replica.lag_s()
+    replica.now_s += 2.0
+    assert replica.lag_s() == 0
+    replica.lag_s()
+    assert replica.checkpoints.peek.call_count == 1, "and is not searched all the time"
