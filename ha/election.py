@@ -113,6 +113,9 @@ class Election:
         pace: how fast.
         kept: slices of which this node had copies before: it goes on with them until it hears where
             they belong.
+
+    A slice that has existed once stays in the plan: a topic that can't be described for a moment
+    comes back, and to plan without it would move copies and owners of others as well.
     """
 
     def __init__(
@@ -135,7 +138,9 @@ class Election:
         self._placed: dict[int, frozenset[str]] = {}
         self._ranked: dict[int, tuple[str, ...]] = {}
         self._slices: dict[int, _Slice] = {}
-        self._kept = kept
+        self._kept: frozenset[int] = frozenset()
+        self._copies = kept
+        """Slices of which there is something on the disk, among them those not heard of yet."""
         self._is_registered = False
         self._is_leaving = False
         self._is_fit = True
@@ -166,19 +171,22 @@ class Election:
     def serve(self, facts: Collection[SliceFacts]) -> frozenset[int]:
         """These slices exist; which of them this worker is to keep a copy of.
 
-        A copy that is no longer placed here is kept until those that are can do without it.
+        A copy that is no longer placed here is kept until those that are can do without it. One of
+        a slice that is not told of any more is kept as it is: nothing says where it belongs.
         """
-        news = {fact.slice_no: fact for fact in facts}
-        if news != self._facts:
-            self._facts = news
+        told = {fact.slice_no: fact for fact in facts}
+        known = self._facts | told
+        if known != self._facts:
+            self._facts = known
             self._plan()
-        mine = [n for n in self._facts if n % self._me.workers == self._worker]
-        kept = frozenset(n for n in mine if self._keeps(n))
+        mine = [n for n in known if n % self._me.workers == self._worker]
+        kept = frozenset(n for n in mine if (self._keeps(n) if n in told else n in self._kept))
         for slice_no in kept:
             self._slices.setdefault(slice_no, _Slice())
         for slice_no in self._slices.keys() - kept:
             del self._slices[slice_no]
         self._kept = kept
+        self._copies = kept | (self._copies - known.keys())
         return kept
 
     def seat(self, slice_no: int, seat: Seat, now_s: float) -> None:
@@ -313,14 +321,14 @@ class Election:
 
     def _keeps(self, slice_no: int) -> bool:
         if not self._is_informed and self._replicas is not None:
-            return slice_no in self._kept
+            return slice_no in self._copies
         placed = self._placed.get(slice_no, frozenset())
         if self._me.node_id in placed:
             return True
         state = self._slices.get(slice_no)
         is_owner = state is not None and state.seat is not None and state.seat.is_mine
         ready = all(self._is_ready(node_id, slice_no) for node_id in placed)
-        return slice_no in self._kept and (is_owner or not ready)
+        return slice_no in self._copies and (is_owner or not ready)
 
     def _first(self, slice_no: int) -> str:
         ranked = self._ranked.get(slice_no, ())

@@ -39,6 +39,7 @@ class Fate:
         for name in NAMES:
             self._heal(name)
         world.broken = {}
+        world.hidden = {}
         for process in world.processes:
             process.behind_s = 0.0
 
@@ -67,13 +68,17 @@ class Fate:
         slice_no = self._chance.randrange(len(self._world.slices))
         name = self._chance.choice(NAMES)
         node = self._latest(name)
-        match self._chance.randrange(4):
+        match self._chance.randrange(6):
             case 0:
                 self._world.delete_owner(slice_no)
             case 1 if node is not None:
                 node.behind_s = self._chance.choice([0.0, 60.0])
             case 2:
                 self._world.broken = self._chance.choice([{}, {name: {slice_no}}])
+            case 3:
+                self._world.hide(slice_no, *self._chance.choice([name, NAMES]))
+            case 4:
+                self._world.hidden = {}
             case _:
                 self._world.grow(min(len(self._world.slices) + 1, 6))
 

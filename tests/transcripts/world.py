@@ -140,7 +140,10 @@ class Node:
             return
         if not self.is_frozen:
             now_s = self.world.events.now_s
-            kept = self.ownership.serve(self.world.slices)
+            told = self.world.told(self.name)
+            kept = self.ownership.serve(told)
+            hidden = self._kept_since_s.keys() - {facts.slice_no for facts in told}
+            assert hidden <= kept, f"{self.name} forgets {hidden - kept}, of which it heard nothing"
             if kept != self._kept_since_s.keys():
                 copies = ", ".join(map(str, sorted(kept))) or "none"
                 self.world.events.say(self.name, f"keeps copies of {copies}")
@@ -257,6 +260,7 @@ class World:
         self.slices: list[SliceFacts] = []
         self.processes: list[Node] = []
         self.broken: dict[str, set[int]] = {}
+        self.hidden: dict[str, set[int]] = {}
         self._by_hand_s: dict[int, float] = {}
         self._epochs: dict[int, int] = {}
         self._speaker = ""
@@ -276,6 +280,16 @@ class World:
     def grow(self, slices: int) -> None:
         """So many slices exist now; partition n is led by broker 1, 2, 3, 1, 2, 3 and so on."""
         self.slices = [SliceFacts(n, 1 + n % 3, (1 + n % 3,)) for n in range(slices)]
+
+    def hide(self, slice_no: int, *names: str) -> None:
+        """These nodes are not told of a slice any more: a topic can't be described."""
+        self.events.say("---", f"{', '.join(names)} can't see slice {slice_no}")
+        for name in names:
+            self.hidden.setdefault(name, set()).add(slice_no)
+
+    def told(self, name: str) -> list[SliceFacts]:
+        """What a node hears from Kafka."""
+        return [f for f in self.slices if f.slice_no not in self.hidden.get(name, ())]
 
     def run(self, for_s: float) -> None:
         """Let time pass."""

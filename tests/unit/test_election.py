@@ -406,10 +406,45 @@ class TestCopies:
         election.seat(0, others("other", 2), 1)
         assert election.serve(beside("other")) == frozenset()
 
-    def test_a_slice_that_comes_back_has_to_be_looked_at_anew(self) -> None:
-        election = owning(elected())
-        election.serve([])
+    def test_a_slice_that_is_not_told_of_for_a_while_stays_as_it_is(self) -> None:
+        election = owning(elected(["me", "other"]))
+        before = dict(election._ranked)
+        assert election.serve([]) == {0, 1}
+        assert election.slices == {0, 1}
+        assert election.roles() == {0: Role.OWNER, 1: Role.REPLICA}
+        assert election._ranked == before, "nor do others move"
+        election.gave_up(0, "broken")
+        assert election.step(0) == [Resign(0, "broken")], "it can still be left to others"
+
+    def test_a_copy_that_is_not_told_of_is_not_removed_though_others_are_ready(self) -> None:
+        election = elected(["other"], live=NODES, known=["me"], replicas=1)
+        election.nodes([note("me"), note("other")])
+        ready(election, "other")
+        assert election.serve([]) == {0}
+        assert election.serve(beside("other")) == frozenset()
+        assert election.serve([]) == frozenset(), "nor is it begun anew"
+
+    def test_a_copy_that_is_told_of_late_is_gone_on_with(self) -> None:
+        election = Election(note("me"), 0, 1, PACE, frozenset({1}))
+        election.nodes([note("other")])
+        assert election.serve(beside("me")) == {0}
+        assert election.serve(beside("me", "other")) == {0, 1}
+
+    def test_a_copy_of_before_is_looked_at_once_it_is_told_of(self) -> None:
+        """Whoever looked before had nobody to tell: what is new in ``slices`` is looked at."""
+        election = Election(note("me"), 0, 1, PACE, frozenset({0}))
+        assert election.slices == frozenset()
         election.serve(beside("me"))
+        assert election.slices == {0}
+
+    def test_a_copy_that_comes_back_has_to_be_looked_at_anew(self) -> None:
+        election = owning(elected(["other"], live=NODES, known=["me"], replicas=1))
+        election.nodes([note("me"), note("other")])
+        ready(election, "other")
+        election.seat(0, others("other", 2), 1)
+        assert election.serve(beside("other")) == frozenset()
+        election.nodes([note("me")])
+        assert election.serve(beside("other")) == {0}
         assert election.seat_of(0) is None
         assert not election.may_own(0)
 
