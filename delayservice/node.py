@@ -137,7 +137,11 @@ def cluster_secret(settings: Settings) -> bytes:
 
 def node_instance(settings: Settings) -> str:
     """What tells this node from another one that was given the same name: made once for its state
-    folder, which one node at a time can have; a copy of the folder elsewhere is another node.
+    folder, which one node at a time can have.
+
+    A copy of the folder is another node, on another host or the same one: the file keeps its text
+    when it is copied, but not its place. A folder that is moved within its file system stays the
+    same node. One that was restored is a new one, which waits for the end of the old one's session.
 
     Raises:
         SettingsError: the state folder can't be written.
@@ -146,7 +150,9 @@ def node_instance(settings: Settings) -> str:
     try:
         if not path.exists():
             _write_new(path, secrets.token_hex(8))
-        return f"{path.read_text(encoding='ascii')}@{socket.gethostname()}"
+        place = path.stat()
+        text = path.read_text(encoding="ascii")
+        return f"{text}@{socket.gethostname()}/{place.st_dev:x}.{place.st_ino:x}"
     except OSError as exc:
         raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
 

@@ -360,7 +360,7 @@ class ElectedOwnership:
                 ensemble.resign(slice_no)
                 _log.info("resigned", slice=slice_no, why=why)
             case Evict():
-                ensemble.evict(slice_no, self._me.instance)
+                ensemble.evict(slice_no, (self._me.node_id, self._me.instance, self._worker))
                 _log.info("predecessor_evicted", slice=slice_no)
 
     # --- trouble and the end -------------------------------------------------------------------

@@ -370,7 +370,7 @@ class Election:
             return self._as_owner(slice_no, state, now_s)
         if seat.owner is None:
             return self._as_candidate(slice_no, state, now_s)
-        if seat.owner.instance == self._me.instance:
+        if seat.owner.worker_id == (self._me.node_id, self._me.instance, self._worker):
             return Evict(slice_no)
         return None
 

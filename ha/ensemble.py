@@ -27,7 +27,7 @@ from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 
 from delayservice.cluster_options import ZooKeeper
 from ha.kazoo_client import KazooLog, make_client
-from ha.notes import LifeNote, NodeNote, OwnerNote, decode, encode, worker_name
+from ha.notes import LifeNote, NodeNote, OwnerNote, WorkerId, decode, encode, worker_name
 
 _CLOSE_S: Final = 1.0
 
@@ -162,7 +162,7 @@ class Ensemble:
             note, session_id = held
             if session_id == self._session_id:
                 return None
-            if note is None or note.instance != life.instance:
+            if note is None or note.worker_id != life.worker_id:
                 return note or LifeNote(life.node_id, "?", life.worker)
             self._delete(path)
         self.enroll(node)
@@ -256,12 +256,12 @@ class Ensemble:
         path = self._owner_path(slice_no)
         self._change_owner(slice_no, self._is_own, lambda all_: all_.delete(path))
 
-    def evict(self, slice_no: int, instance: str) -> None:
-        """Remove the owner node of another session of this very node."""
+    def evict(self, slice_no: int, worker_id: WorkerId) -> None:
+        """Remove the owner node of another session of this very worker."""
         path = self._owner_path(slice_no)
 
         def is_old(held: Held) -> bool:
-            return held.note.instance == instance and not held.is_mine
+            return held.note.worker_id == worker_id and not held.is_mine
 
         self._change_owner(slice_no, is_old, lambda all_: all_.delete(path))
 

@@ -10,11 +10,13 @@ Names come from the settings, which allow nothing in them that a path could stum
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 _Note = TypeVar("_Note", bound=msgspec.Struct)
+WorkerId: TypeAlias = tuple[str, str, int]
+"""Node, instance and worker: what an earlier session of the very same worker has in common."""
 
 
 class NodeNote(msgspec.Struct, frozen=True):
@@ -39,6 +41,11 @@ class LifeNote(msgspec.Struct, frozen=True):
     caught_up: tuple[int, ...] = ()
     stored: dict[int, dict[str, int]] = {}
 
+    @property
+    def worker_id(self) -> WorkerId:
+        """Whose note it is."""
+        return self.node_id, self.instance, self.worker
+
 
 class OwnerNote(msgspec.Struct, frozen=True):
     """The owner of a slice. ``heir``: whom it is about to hand over to, or empty."""
@@ -48,6 +55,11 @@ class OwnerNote(msgspec.Struct, frozen=True):
     worker: int
     epoch: int
     heir: str = ""
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """Whose note it is."""
+        return self.node_id, self.instance, self.worker
 
 
 def encode(note: msgspec.Struct) -> bytes:

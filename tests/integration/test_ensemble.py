@@ -87,7 +87,9 @@ def test_another_s_owner_node_is_neither_resigned_nor_announced_nor_evicted(
     held = second.owner(0)
     second.resign(0)
     second.announce(0, OWNER["b"])
-    second.evict(0, "b1")
+    second.evict(0, OWNER["b"].worker_id)
+    second.evict(0, ("b", "a1", 0))
+    second.evict(0, ("a", "a1", 1))
     assert second.owner(0) == held
     assert not second.confirm(0)
     assert first.confirm(0)
@@ -144,7 +146,7 @@ def test_what_this_worker_left_behind_is_replaced_and_what_another_of_its_name_h
     assert second.nodes() == [node], "nor has its note become the other's"
     assert second.register(node, life) is None
     first.claim(0, OWNER["a"])
-    second.evict(0, "a1")
+    second.evict(0, OWNER["a"].worker_id)
     assert second.owner(0) is None
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from ha.ensemble import EVERYTHING, MEMBERS, EnsembleError, Held
-from ha.notes import LifeNote, NodeNote, OwnerNote, worker_name
+from ha.notes import LifeNote, NodeNote, OwnerNote, WorkerId, worker_name
 from tests.transcripts.events import Events
 
 TICK_S = 0.5
@@ -248,7 +248,7 @@ class Link:
         held = self._zookeeper.lives.get(name)
         if held is not None and held.session == session:
             return None
-        if held is not None and held.note.instance != life.instance:
+        if held is not None and held.note.worker_id != life.worker_id:
             return held.note
         self._zookeeper.nodes[node.node_id] = node
         self._zookeeper.lives[name] = _Life(life, session)
@@ -336,9 +336,9 @@ class Link:
         if self.confirm(slice_no):
             self._zookeeper.vacate(slice_no)
 
-    def evict(self, slice_no: int, instance: str) -> None:
+    def evict(self, slice_no: int, worker_id: WorkerId) -> None:
         """As the ensemble's."""
         self._ask()
         held = self._zookeeper.owners.get(slice_no)
-        if held is not None and held.note.instance == instance:
+        if held is not None and held.note.worker_id == worker_id:
             self._zookeeper.vacate(slice_no)

@@ -353,9 +353,18 @@ class TestPredecessors:
         election.seat(0, others("me"), 0)
         assert election.step(0) == [Evict(0)]
 
-    def test_another_node_of_the_same_name_is_not_evicted(self) -> None:
+    @pytest.mark.parametrize(
+        "owner",
+        [
+            OwnerNote("me", "me2", 0, 1),
+            OwnerNote("other", "me1", 0, 1),
+            OwnerNote("me", "me1", 1, 1),
+        ],
+        ids=["of the same name", "of the same instance", "another worker"],
+    )
+    def test_nobody_else_is_evicted(self, owner: OwnerNote) -> None:
         election = elected()
-        election.seat(0, Seat(OwnerNote("me", "me2", 0, 1)), 0)
+        election.seat(0, Seat(owner), 0)
         assert election.step(1000) == []
 
     def test_nor_is_anybody_while_this_worker_is_not_registered(self) -> None:
