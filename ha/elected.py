@@ -20,7 +20,7 @@ from delayservice.core.role import Role
 from ha.election import Announce, Claim, Effect, Election, Evict, Pace, Resign, Seat
 from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, RefusedError
 from ha.lease import Lease
-from ha.notes import NodeNote, OwnerNote, worker_of
+from ha.notes import LifeNote, NodeNote, OwnerNote, worker_of
 from ha.ownership import Standing
 from ha.placement import SliceFacts
 
@@ -73,6 +73,7 @@ class ElectedOwnership:
         self._changes: SimpleQueue[int] = SimpleQueue()
         self._leaving = threading.Event()
         self._left = threading.Event()
+        self._has_told = False  # that it leaves
         self._roles: Mapping[int, Role] = {}
         self._epochs: Mapping[int, int] = {}
         self._is_connected = False
@@ -398,13 +399,18 @@ class ElectedOwnership:
             has_left = not self._is_registered and not self._election.owned
         if has_left or not self._ensemble.is_connected:
             self._left.set()
-        elif self._is_registered:
-            self._is_registered = False
+        elif not self._has_told:
+            self._has_told = True
             with self._lock:
                 self._election.leave()
                 life = self._election.life(self._lease.now_s())
-            try:
-                self._ensemble.unregister(life)
-            except EnsembleError as exc:
-                _log.debug("ensemble_not_reached", why=str(exc))
+            if self._is_registered:  # else the node of that name is another's, or none
+                self._unregister(life)
             self._changed(MEMBERS)
+
+    def _unregister(self, life: LifeNote) -> None:
+        self._is_registered = False
+        try:
+            self._ensemble.unregister(life)
+        except EnsembleError as exc:
+            _log.debug("ensemble_not_reached", why=str(exc))

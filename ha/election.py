@@ -364,10 +364,12 @@ class Election:
 
     def _decide(self, slice_no: int, state: _Slice, now_s: float) -> Effect | None:
         seat = state.seat
-        if seat is None or (not self._is_registered and not self._is_leaving):
+        if seat is None:
             return None
-        if seat.is_mine:
+        if seat.is_mine:  # registered or not: what it can't serve it has to leave
             return self._as_owner(slice_no, state, now_s)
+        if not self._is_registered and not self._is_leaving:
+            return None
         if seat.owner is None:
             return self._as_candidate(slice_no, state, now_s)
         if seat.owner.worker_id == (self._me.node_id, self._me.instance, self._worker):

@@ -180,16 +180,22 @@ class Ensemble:
 
     def beat(self, life: LifeNote | None) -> bool:
         """Prove that the session lives, to the ensemble's leader and not only to the nearest
-        server, which may be cut off from it. False: this worker's own node is gone.
+        server, which may be cut off from it. False: this worker's own node is gone, or another's by
+        now, whose note is not overwritten.
         """
         if life is None:
             self._ask(self._client.sync_async, self._root)
             return True
-        try:
-            self._ask(self._client.set_async, self._life_path(life), encode(life))
-        except NoNodeError:
+        path = self._life_path(life)
+        before = self._ask(self._client.exists_async, path)
+        if before is None or before.ephemeralOwner != self._session_id:
+            self._ask(self._client.sync_async, self._root)  # that was the nearest server's answer
             return False
-        return True
+        try:
+            after = self._ask(self._client.set_async, path, encode(life), before.version)
+        except (NoNodeError, BadVersionError):
+            return False
+        return bool(after.ephemeralOwner == self._session_id)
 
     def nodes(self) -> list[NodeNote]:
         """Every node of the cluster; watched."""

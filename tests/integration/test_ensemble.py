@@ -150,6 +150,22 @@ def test_what_this_worker_left_behind_is_replaced_and_what_another_of_its_name_h
     assert second.owner(0) is None
 
 
+def test_a_beat_tells_when_another_of_its_name_has_registered_meanwhile(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper, pair: tuple[Ensemble, Ensemble]
+) -> None:
+    first, second = pair
+    life, other = LifeNote("a", "a1", 0), LifeNote("a", "a2", 0)
+    assert first.register(NodeNote("a", "a1", 1), life) is None
+    assert first.beat(life)
+    with by_hand(cluster.zookeeper) as operator:
+        operator.delete(f"{zookeeper.root}/live/a:0")
+    assert not first.beat(life)
+    assert second.register(NodeNote("a", "a2", 1), other) is None
+    assert not first.beat(life)
+    assert second.life("a:0") == other, "nor is the other's note overwritten"
+    assert second.beat(other)
+
+
 # --- one worker --------------------------------------------------------------------------------
 
 

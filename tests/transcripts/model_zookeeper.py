@@ -273,7 +273,8 @@ class Link:
         if life is None:
             return True
         name = worker_name(life.node_id, life.worker)
-        if name not in self._zookeeper.lives:
+        held = self._zookeeper.lives.get(name)
+        if held is None or held.session != session:
             return False
         self._zookeeper.lives[name] = _Life(life, session)
         return True

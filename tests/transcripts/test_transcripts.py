@@ -136,6 +136,24 @@ def two_of_one_name(world: World) -> None:
     assert second.serving == {1}
 
 
+def name_taken(world: World) -> None:
+    """A node's registration is deleted by hand and a second one takes its name. The first
+    notices, goes on with what it owns, and hands it over when it is stopped.
+    """
+    three_at_work(world)
+    first = world.node("b")
+    world.start("b")
+    world.run(2)
+    world.unregister("b")
+    world.run(3)
+    assert first.serving == {1}
+    world.events.say("---", "leave b1")
+    first.leave()
+    world.run(10)
+    assert first.is_dead
+    assert world.node("b").serving == {1}
+
+
 def deleted_by_hand(world: World) -> None:
     """Somebody deletes an owner node; its owner stops and may win again."""
     three_at_work(world)
@@ -217,6 +235,7 @@ STORIES: list[Story] = [
     zookeeper_gone_briefly,
     zookeeper_gone_for_long,
     two_of_one_name,
+    name_taken,
     deleted_by_hand,
     forgotten,
     lagging_replica,

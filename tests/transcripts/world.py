@@ -325,6 +325,12 @@ class World:
         del self.zookeeper.nodes[name]
         self.zookeeper.changed(MEMBERS)
 
+    def unregister(self, name: str) -> None:
+        """By hand."""
+        self.events.say("---", f"the live node of {name} is deleted by hand")
+        del self.zookeeper.lives[f"{name}:0"]
+        self.zookeeper.changed(MEMBERS)
+
     def owners(self, slice_no: int) -> list[Node]:
         """Who would be told that it is the owner."""
         asked = (p for p in self.processes if not p.is_dead)

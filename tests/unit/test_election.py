@@ -190,6 +190,12 @@ class TestGivingUp:
         assert election.roles() == {0: Role.REPLICA}
         assert election.step(1) == [Resign(0, "no topic")]
 
+    def test_an_owner_that_is_not_registered_any_more_resigns_as_well(self) -> None:
+        election = owning(elected())
+        election.live(["me", "other"], is_registered=False)
+        election.gave_up(0, "no topic")
+        assert election.step(1) == [Resign(0, "no topic")]
+
     def test_what_is_not_owned_can_not_be_given_up(self) -> None:
         election = elected()
         vacated(election)
