@@ -225,7 +225,7 @@ class ElectedOwnership:
 
     def _publish(self) -> None:
         with self._lock:
-            self._roles = self._election.roles()
+            self._roles = self._election.roles(self._lease.now_s())
             seats = {n: self._election.seat_of(n) for n in self._election.slices}
         self._epochs = {n: s.owner.epoch for n, s in seats.items() if s and s.owner and s.is_mine}
 

@@ -293,11 +293,11 @@ class Election:
             {n: dict(s.standing.stored) for n, s in sorted(self._slices.items())},
         )
 
-    def roles(self) -> dict[int, Role]:
+    def roles(self, now_s: float) -> dict[int, Role]:
         """What this worker may do with each slice, as far as the others are concerned."""
-        return {slice_no: self._role(slice_no, state) for slice_no, state in self._slices.items()}
+        return {n: self._role(n, state, now_s) for n, state in self._slices.items()}
 
-    def _role(self, slice_no: int, state: _Slice) -> Role:
+    def _role(self, slice_no: int, state: _Slice, now_s: float) -> Role:
         seat = state.seat
         if seat is None:
             return Role.REPLICA
@@ -305,7 +305,9 @@ class Election:
             stopped = state.is_handing_over or state.trouble or not self._is_fit
             return Role.REPLICA if stopped else Role.OWNER
         expected = self._me.node_id == (seat.owner.heir if seat.owner else self._first(slice_no))
-        return Role.HEIR if expected and self.may_own(slice_no) else Role.REPLICA
+        # An heir does not rest: who may not claim now is none, however long nobody else does.
+        is_able = self.may_own(slice_no) and self._is_fit and state.cool_until_s <= now_s
+        return Role.HEIR if expected and is_able else Role.REPLICA
 
     # --- who should ----------------------------------------------------------------------------
 

@@ -181,13 +181,13 @@ class TestGivingUp:
     def test_an_unfit_owner_resigns_at_once_though_its_loop_settles(self) -> None:
         election = owning(elected())
         election.fit(is_fit=False)
-        assert election.roles() == {0: Role.REPLICA}
+        assert election.roles(0) == {0: Role.REPLICA}
         assert [type(effect) for effect in election.step(1)] == [Resign]
 
     def test_an_owner_that_gave_up_resigns_and_says_why(self) -> None:
         election = owning(elected())
         election.gave_up(0, "no topic")
-        assert election.roles() == {0: Role.REPLICA}
+        assert election.roles(0) == {0: Role.REPLICA}
         assert election.step(1) == [Resign(0, "no topic")]
 
     def test_an_owner_that_is_not_registered_any_more_resigns_as_well(self) -> None:
@@ -256,9 +256,9 @@ class TestHandOver:
         announced(election, "other", 20)
         assert election.step(20.9) == []
         assert election.wake_s == 21
-        assert election.roles() == {0: Role.OWNER}
+        assert election.roles(0) == {0: Role.OWNER}
         assert election.step(21) == []
-        assert election.roles() == {0: Role.REPLICA}
+        assert election.roles(0) == {0: Role.REPLICA}
         assert election.step(30) == [], "its loop has not stopped yet"
         election.settling(0, is_settling=False)
         assert election.step(30) == [Resign(0, "handed over")]
@@ -300,7 +300,7 @@ class TestHandOver:
         announced(election, "other", 20)
         election.live(["me"], is_registered=True)
         assert election.step(100) == [Announce(0, "")]
-        assert election.roles() == {0: Role.OWNER}
+        assert election.roles(0) == {0: Role.OWNER}
 
     def test_the_heir_s_death_after_the_stop_leaves_the_slice_to_whoever_claims_it(self) -> None:
         election = owning(elected(["other"]))
@@ -339,13 +339,13 @@ class TestLeaving:
         election = owning(elected())
         election.leave()
         assert election.step(1000) == []
-        assert election.roles() == {0: Role.OWNER}
+        assert election.roles(0) == {0: Role.OWNER}
 
     def test_it_goes_at_once_when_it_is_alone(self) -> None:
         election = owning(elected(live=["me"]))
         election.leave()
         assert election.step(0) == []
-        assert election.roles() == {0: Role.REPLICA}
+        assert election.roles(0) == {0: Role.REPLICA}
         assert election.wake_s == 0
         election.settling(0, is_settling=False)
         assert election.step(0) == [Resign(0, "handed over")]
@@ -426,7 +426,7 @@ class TestCopies:
         before = dict(election._ranked)
         assert election.serve([]) == {0, 1}
         assert election.slices == {0, 1}
-        assert election.roles() == {0: Role.OWNER, 1: Role.REPLICA}
+        assert election.roles(0) == {0: Role.OWNER, 1: Role.REPLICA}
         assert election._ranked == before, "nor do others move"
         election.gave_up(0, "broken")
         assert election.step(0) == [Resign(0, "broken")], "it can still be left to others"
@@ -484,18 +484,32 @@ class TestRoles:
         election = elected([preferred])
         if seat is not None:
             election.seat(0, seat, 0)
-        assert election.roles() == {0: role}
+        assert election.roles(0) == {0: role}
 
     def test_a_copy_that_is_behind_is_no_heir(self) -> None:
         election = elected()
         election.seat(0, VACANT, 0)
         election.standing(0, Standing({}, 11))
-        assert election.roles() == {0: Role.REPLICA}
+        assert election.roles(0) == {0: Role.REPLICA}
+
+    def test_a_node_that_does_not_reach_kafka_is_no_heir(self) -> None:
+        election = elected()
+        election.seat(0, VACANT, 0)
+        election.fit(is_fit=False)
+        assert election.roles(0) == {0: Role.REPLICA}
+
+    def test_a_node_that_cools_down_is_no_heir(self) -> None:
+        election = owning(elected())
+        election.gave_up(0, "broken")
+        election.step(0)
+        election.seat(0, VACANT, 0)
+        assert election.roles(COOL_S - 0.1) == {0: Role.REPLICA}
+        assert election.roles(COOL_S) == {0: Role.HEIR}
 
     def test_a_lost_session_makes_everything_a_replica(self) -> None:
         election = owning(elected())
         election.forget_seats()
-        assert election.roles() == {0: Role.REPLICA}
+        assert election.roles(0) == {0: Role.REPLICA}
         assert election.owned == []
 
     def test_a_node_that_was_deleted_and_won_again_starts_afresh(self) -> None:
@@ -504,7 +518,7 @@ class TestRoles:
         announced(election, "other", 20)
         election.step(21)
         election.seat(0, Seat(OwnerNote("me", "me1", 0, 2), is_mine=True), 22)
-        assert election.roles() == {0: Role.OWNER}
+        assert election.roles(0) == {0: Role.OWNER}
 
 
 def effects_of(election: Election, now_s: float) -> list[type[Effect]]:
