@@ -65,7 +65,12 @@ class ElectedOwnership:
         self._worker = worker
         self._away_s = placement.away_ms / 1000
         self._replicas = None if placement.replicas == "all" else placement.replicas
-        pace = Pace(placement.claim_stagger_ms / 1000, placement.lag_s_max, alert_s)
+        pace = Pace(
+            placement.claim_stagger_ms / 1000,
+            placement.lag_s_max,
+            alert_s,
+            handed_s=placement.leader_stable_s,
+        )
         self._election = Election(me, worker, self._replicas, pace, kept)
         self._lease = Lease(boot_s)
         self._lock = threading.Lock()  # the election is told by many threads

@@ -63,6 +63,8 @@ class Pace:
         lag_s_max: a copy that is further behind may not own.
         alert_s: from naming the heir to stopping; longer than a replica's longest wait.
         tenure_s: a new owner keeps a slice so long before it hands over to a better one.
+        handed_s: so long if a living owner has handed it over. Nodes may count different leaders
+            for as long as a leader takes to be stable; each would hand over to the other.
         first_s: whoever is not the first waits so much longer for a slice that it sees for the
             first time: when a cluster starts, no copy is ready at once.
         heir_s: so much longer everybody else leaves a slice to a living heir.
@@ -74,6 +76,7 @@ class Pace:
     tenure_s: float = 3.0
     first_s: float = 1.0
     heir_s: float = 2.0
+    handed_s: float = 60.0
 
 
 class Seat(NamedTuple):
@@ -96,6 +99,8 @@ class _Slice:
     announced_s: float = math.inf
     heir: str = ""
     """Of a slice that was left: whom to."""
+    giver: OwnerNote | None = None
+    """Of a slice that another handed over: who, as long as that node has not gone."""
     trouble: str = ""
     is_giving_up: bool = False
     failures: int = 0
@@ -201,9 +206,27 @@ class Election:
             state.since_s = now_s if before is not None else now_s + self._pace.first_s
             state.is_handing_over = False
             state.announced_s = math.inf
-            state.heir = before.owner.heir if before and before.owner and not seat.owner else ""
+            self._inherit(state, before, seat)
             state.trouble = ""
             state.is_giving_up = False
+
+    def _inherit(self, state: _Slice, before: Seat | None, seat: Seat) -> None:
+        """Who leaves the slice to whom: told by the last note of an owner that has left."""
+        last = before.owner if before and not seat.owner else None
+        if last is not None:
+            state.heir, state.giver = last.heir, last
+        else:
+            is_handed = seat.is_mine and state.heir == self._me.node_id
+            state.heir, state.giver = "", state.giver if is_handed else None
+        self._drop_gone_giver(state)
+
+    def _drop_gone_giver(self, state: _Slice) -> None:
+        """Whoever left the cluster did not hand over because somebody else should own."""
+        giver = state.giver
+        if giver is not None:
+            note = self._nodes.get(giver.node_id)
+            is_there = note is not None and note.instance == giver.instance
+            state.giver = giver if is_there and giver.node_id in self._live else None
 
     def forget_seats(self) -> None:
         """The session is lost, and with it everything that was known."""
@@ -313,6 +336,8 @@ class Election:
 
     def _plan(self) -> None:
         """Rank the candidates anew; the facts, the nodes or the living have changed."""
+        for state in self._slices.values():
+            self._drop_gone_giver(state)
         members = [Member(note.node_id, note.broker_id, note.rack) for note in self._nodes.values()]
         gone = {self._me.node_id} if self._is_leaving else set()
         present = self._live - gone
@@ -413,7 +438,8 @@ class Election:
                 state.is_handing_over = True
                 self._wake_s = now_s
             return ""
-        if not has_to_go and not self._is_over(state.since_s + self._pace.tenure_s, now_s):
+        tenure_s = max(self._pace.tenure_s, self._pace.handed_s if state.giver else 0.0)
+        if not has_to_go and not self._is_over(state.since_s + tenure_s, now_s):
             return ""
         ready = (node_id for node_id in candidates if self._is_ready(node_id, slice_no))
         return next(ready, "")

@@ -105,7 +105,7 @@ class Fate:
 def test_one_owner_at_most_and_the_preferred_one_in_the_end(seed: int) -> None:
     chance = random.Random(seed)
     copies = chance.choice([{}, {"replicas": 2, "away_ms": 20_000}])
-    world = World(Events(chance), slices=chance.randint(1, 5), **copies)
+    world = World(Events(chance), slices=chance.randint(1, 5), leader_stable_s=10, **copies)
     fate = Fate(world, chance)
     for name in NAMES:
         world.start(name)

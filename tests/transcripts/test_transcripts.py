@@ -154,6 +154,20 @@ def name_taken(world: World) -> None:
     assert world.node("b").serving == {1}
 
 
+def leaders_in_doubt(world: World) -> None:
+    """For a minute another leader counts for each of two nodes. They don't hand over and over."""
+    world.grow(1)
+    world.leaders = {"a": 2, "b": 1}
+    for name in "ab":
+        world.start(name)
+    world.run(60)
+    assert world.zookeeper.epochs[0] <= 3, "two changes of owner at most"
+    world.events.say("---", "broker 1 is the leader for both")
+    world.leaders = {"a": 1, "b": 1}
+    world.run(10)
+    assert world.serving() == {0: ["a"]}
+
+
 def deleted_by_hand(world: World) -> None:
     """Somebody deletes an owner node; its owner stops and may win again."""
     three_at_work(world)
@@ -236,6 +250,7 @@ STORIES: list[Story] = [
     zookeeper_gone_for_long,
     two_of_one_name,
     name_taken,
+    leaders_in_doubt,
     deleted_by_hand,
     forgotten,
     lagging_replica,

@@ -261,6 +261,7 @@ class World:
         self.processes: list[Node] = []
         self.broken: dict[str, set[int]] = {}
         self.hidden: dict[str, set[int]] = {}
+        self.leaders: dict[str, int] = {}
         self._by_hand_s: dict[int, float] = {}
         self._epochs: dict[int, int] = {}
         self._speaker = ""
@@ -288,8 +289,10 @@ class World:
             self.hidden.setdefault(name, set()).add(slice_no)
 
     def told(self, name: str) -> list[SliceFacts]:
-        """What a node hears from Kafka."""
-        return [f for f in self.slices if f.slice_no not in self.hidden.get(name, ())]
+        """What a node hears from Kafka, and which leaders count for it."""
+        told = (f for f in self.slices if f.slice_no not in self.hidden.get(name, ()))
+        leader = self.leaders.get(name)
+        return [f if leader is None else SliceFacts(f.slice_no, leader, f.replicas) for f in told]
 
     def run(self, for_s: float) -> None:
         """Let time pass."""

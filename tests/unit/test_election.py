@@ -13,7 +13,7 @@ from ha.notes import LifeNote, NodeNote, OwnerNote
 from ha.ownership import Standing
 from ha.placement import SliceFacts
 
-PACE = Pace(stagger_s=0.5, lag_s_max=10, alert_s=1, tenure_s=20, first_s=2)
+PACE = Pace(stagger_s=0.5, lag_s_max=10, alert_s=1, tenure_s=20, first_s=2, handed_s=60)
 UP_TO_DATE = Standing({}, 0)
 COOL_S = 5.0
 VACANT = Seat(None)
@@ -62,6 +62,15 @@ def owning(election: Election, *, since_s: float = 0, is_settling: bool = True) 
     election.seat(0, VACANT, since_s - 1)
     election.seat(0, MINE, since_s)
     election.settling(0, is_settling=is_settling)
+    return election
+
+
+def inherited(election: Election, heir: str = "me") -> Election:
+    """Slice 0 was the third's, who named an heir; it is mine since 0, and the other is ready."""
+    for seat in (others("third", 0, heir), VACANT, MINE):
+        election.seat(0, seat, 0)
+    election.settling(0, is_settling=True)
+    ready(election, "other")
     return election
 
 
@@ -278,6 +287,32 @@ class TestHandOver:
         assert election.step(119.9) == []
         assert election.wake_s == 120
         assert election.step(120) == [Announce(0, "other")]
+
+    def test_what_a_living_owner_handed_over_is_kept_for_longer(self) -> None:
+        election = inherited(elected(["other"], live=NODES))
+        assert election.step(59.9) == []
+        assert election.wake_s == 60
+        assert election.step(60) == [Announce(0, "other")]
+
+    def test_what_an_owner_left_that_has_gone_is_handed_over_after_a_tenure(self) -> None:
+        election = inherited(elected(["other"], live=NODES))
+        election.live(["me", "other"], is_registered=True)
+        election.live(NODES, is_registered=True)
+        assert election.step(20) == [Announce(0, "other")]
+
+    def test_so_is_what_an_owner_left_whose_name_another_node_has_now(self) -> None:
+        election = inherited(elected(["other"], live=NODES))
+        election.nodes([note("other"), NodeNote("third", "third2", 1, 3)])
+        assert election.step(20) == [Announce(0, "other")]
+
+    def test_what_was_won_without_an_heir_is_handed_over_after_a_tenure(self) -> None:
+        election = inherited(elected(["other"], live=NODES), heir="other")
+        assert election.step(20) == [Announce(0, "other")]
+
+    def test_who_has_to_go_hands_over_at_once_whatever_was_handed_to_it(self) -> None:
+        election = inherited(elected(["other"], live=NODES))
+        election.leave()
+        assert election.step(1) == [Announce(0, "other")]
 
     def test_the_preferred_owner_keeps_its_slice(self) -> None:
         election = owning(elected())
