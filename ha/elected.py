@@ -303,10 +303,12 @@ class ElectedOwnership:
     def _read_members(self, *, anew: bool) -> None:
         """Who there is, when that has changed; how far rivals are, with every beat."""
         if anew:
+            # Notes last: whoever comes back writes its note first, and a note that changes later
+            # wakes nobody.
+            self._names = frozenset(self._ensemble.live())
             self._nodes = self._ensemble.nodes()
             if self._is_registered and self._me.node_id not in {n.node_id for n in self._nodes}:
                 self._ensemble.enroll(self._me)  # forgotten just as it came back, or by hand
-            self._names = frozenset(self._ensemble.live())
         workers = [worker for name in self._names if (worker := worker_of(name)) is not None]
         live = {node_id for node_id, _ in workers}
         with self._lock:
