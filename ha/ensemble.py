@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
+import structlog
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
     BadVersionError,
@@ -20,6 +21,7 @@ from kazoo.exceptions import (
     NoAuthError,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
     RolledBackError,
     RuntimeInconsistency,
 )
@@ -30,13 +32,17 @@ from ha.kazoo_client import KazooLog, make_client
 from ha.notes import LifeNote, NodeNote, OwnerNote, WorkerId, decode, encode, worker_name
 
 _CLOSE_S: Final = 1.0
+_EPOCH_DIGITS_MAX: Final = 18
+"""What fits into 64 bits."""
+
+_log = structlog.get_logger(__name__)
 
 MEMBERS: Final = -1
 """In place of a slice: the nodes, or which of them live."""
 EVERYTHING: Final = -2
 """In place of a slice: all that was looked at before."""
 
-_OVERTAKEN: Final = (NodeExistsError, NoNodeError, BadVersionError)
+_OVERTAKEN: Final = (NodeExistsError, NoNodeError, BadVersionError, NotEmptyError)
 _CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
 """Of another part of the same transaction."""
 _Note = TypeVar("_Note", bound=msgspec.Struct)
@@ -51,10 +57,11 @@ class RefusedError(EnsembleError):
 
 
 class Held(NamedTuple):
-    """An owner node as it is: its note, and whether this session holds it."""
+    """An owner node as it is: its note, whether this session holds it, and whether none does."""
 
     note: OwnerNote
     is_mine: bool
+    is_nobodys: bool = False
 
 
 class Ensemble:
@@ -73,6 +80,7 @@ class Ensemble:
         self._kazoo_log = KazooLog()
         self._lost = threading.Event()
         self._is_refused = False
+        self._unreadable: set[str] = set()
         self._client = self._new_client()
 
     def _new_client(self) -> KazooClient:
@@ -219,10 +227,17 @@ class Ensemble:
     # --- owners --------------------------------------------------------------------------------
 
     def owner(self, slice_no: int) -> Held | None:
-        """The slice's owner; watched."""
+        """The slice's owner; watched. What no session holds would never go, and is removed
+        unless somebody has made nodes below it.
+        """
         path = self._owner_path(slice_no)
         if self._ask(self._client.exists_async, path, watch=self._watch) is None:
             return None
+        held = self._held(slice_no)
+        if held is None or not held.is_nobodys:
+            return held
+        _log.warning("owner_node_foreign", node=path, hint="no session holds it: made by hand?")
+        self._change_owner(slice_no, lambda found: found.is_nobodys, lambda all_: all_.delete(path))
         return self._held(slice_no)
 
     def _held(self, slice_no: int) -> Held | None:
@@ -230,7 +245,8 @@ class Ensemble:
         if held is None:
             return None
         note, session_id = held
-        return Held(note or OwnerNote("?", "?", 0, 0), session_id == self._session_id)
+        note = note or OwnerNote("?", "?", 0, 0)
+        return Held(note, session_id == self._session_id, session_id == 0)
 
     def confirm(self, slice_no: int) -> bool:
         """Whether this session holds the slice's owner node, as the ensemble's leader sees it."""
@@ -246,11 +262,20 @@ class Ensemble:
         except NoNodeError:
             self._ask(self._client.ensure_path_async, epoch_path)
             data, stat = self._ask(self._client.get_async, epoch_path)
-        won = msgspec.structs.replace(owner, epoch=1 + int(data or b"0"))
+        won = msgspec.structs.replace(owner, epoch=1 + self._epoch(data, epoch_path))
         both = self._client.transaction()
         both.set_data(epoch_path, b"%d" % won.epoch, version=stat.version)
         both.create(self._owner_path(slice_no), encode(won), ephemeral=True)
         return self._commit(both)
+
+    def _epoch(self, data: bytes, path: str) -> int:
+        """None when somebody wrote what is no number: the checkpoint keeps the order anyway."""
+        if not data or (data.isdigit() and len(data) <= _EPOCH_DIGITS_MAX):
+            return int(data or b"0")
+        if path not in self._unreadable:
+            self._unreadable.add(path)
+            _log.warning("epoch_not_readable", node=path, hint="counted from 0 again")
+        return 0
 
     def announce(self, slice_no: int, owner: OwnerNote) -> None:
         """Write this session's owner node anew."""

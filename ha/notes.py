@@ -10,7 +10,7 @@ Names come from the settings, which allow nothing in them that a path could stum
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ class NodeNote(msgspec.Struct, frozen=True):
 
     node_id: str
     instance: str
-    workers: int
+    workers: Annotated[int, msgspec.Meta(ge=1)]
     broker_id: int | None = None
     rack: str = ""
     address: str = ""

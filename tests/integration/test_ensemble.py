@@ -16,6 +16,8 @@ from delayservice.core.role import Role
 from delayservice.dev.cluster import EmbeddedCluster
 from ha.ensemble import Ensemble
 from ha.notes import LifeNote, NodeNote, OwnerNote
+from ha.ownership import Standing
+from ha.placement import SliceFacts
 from tests.integration.bench import await_true
 from tests.integration.electing import (
     SESSION_S,
@@ -176,6 +178,47 @@ def test_a_deleted_owner_node_is_won_again_in_the_next_epoch(
         operator.delete(f"{zookeeper.root}/slices/0/owner")
         await_true(lambda: worker.ownership.epoch(0) == 2, "the next epoch")
         worker.await_role(Role.OWNER)
+
+
+@pytest.mark.parametrize("epoch", [b"foo", b"-3", b"9" * 30, b"\xff"])
+def test_an_epoch_that_is_no_number_counts_from_0_and_is_told_once(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper, pair: tuple[Ensemble, Ensemble], epoch: bytes
+) -> None:
+    with captured() as lines, by_hand(cluster.zookeeper) as operator:
+        for _ in range(2):
+            operator.ensure_path(f"{zookeeper.root}/slices/0/epoch")
+            operator.set(f"{zookeeper.root}/slices/0/epoch", epoch)
+            assert pair[0].claim(0, OWNER["a"])
+            held = pair[0].owner(0)
+            assert held is not None
+            assert held.note.epoch == 1
+            pair[0].resign(0)
+    assert len(logged(lines, "epoch_not_readable")()) == 1
+
+
+def test_an_owner_node_that_no_session_holds_is_removed(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper
+) -> None:
+    with captured() as lines, by_hand(cluster.zookeeper) as operator:
+        operator.create(f"{zookeeper.root}/slices/0/owner", b"mine", makepath=True)
+        with working(zookeeper) as worker:
+            assert worker.ownership.epoch(0) == 1
+    assert logged(lines, "owner_node_foreign")()
+
+
+def test_one_that_can_not_be_removed_keeps_no_other_slice_from_its_owner(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper
+) -> None:
+    with by_hand(cluster.zookeeper) as operator:
+        operator.create(f"{zookeeper.root}/slices/1/owner/below", b"", makepath=True)
+        worker = Worker(zookeeper)
+        worker.ownership.serve([SliceFacts(n, ord("a")) for n in range(3)])
+        for slice_no in range(3):
+            worker.ownership.standing(slice_no, Standing({}, 0))
+        worker.ownership.start()
+        await_true(lambda: worker.ownership.role(2) is Role.OWNER, "it owns the others")
+        assert worker.ownership.role(1) is Role.REPLICA
+        worker.ownership.close()
 
 
 def test_everything_may_be_deleted_by_hand(cluster: EmbeddedCluster, zookeeper: ZooKeeper) -> None:

@@ -26,6 +26,11 @@ def test_what_is_no_note_is_none(data: bytes) -> None:
     assert decode(data, OwnerNote) is None
 
 
+def test_a_node_without_workers_is_none() -> None:
+    """Slices are numbered by them."""
+    assert decode(b'{"node_id": "a", "instance": "a1", "workers": 0}', NodeNote) is None
+
+
 def test_a_note_of_a_later_version_is_read_without_what_is_new() -> None:
     data = b'{"node_id": "a", "instance": "a1", "worker": 0, "epoch": 3, "news": [1]}'
     assert decode(data, OwnerNote) == OwnerNote("a", "a1", 0, 3)
