@@ -29,7 +29,7 @@ from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 
 from delayservice.cluster_options import ZooKeeper
 from ha.kazoo_client import KazooLog, make_client
-from ha.notes import LifeNote, NodeNote, OwnerNote, WorkerId, decode, encode, worker_name
+from ha.notes import LifeNote, NodeNote, OwnerNote, WorkerId, decode, encode, worker_name, worker_of
 
 _CLOSE_S: Final = 1.0
 _EPOCH_DIGITS_MAX: Final = 18
@@ -172,11 +172,24 @@ class Ensemble:
                 return None
             if note is None or note.worker_id != life.worker_id:
                 return note or LifeNote(life.node_id, "?", life.worker)
+        rival = self._namesake(life)
+        if rival is not None:
+            return rival
+        if held is not None:
             self._delete(path)
         self.enroll(node)
         if self._create(path, encode(life), ephemeral=True):
             return None
         return LifeNote(life.node_id, "?", life.worker)
+
+    def _namesake(self, life: LifeNote) -> LifeNote | None:
+        """A worker of another node of this name, which may have more workers than that one."""
+        for name in self.live():
+            node_id, _ = worker_of(name) or ("", 0)
+            other = self.life(name) if node_id == life.node_id else None
+            if other is not None and other.instance != life.instance:
+                return other
+        return None
 
     def enroll(self, node: NodeNote) -> None:
         """Belong to the cluster, alive or not."""

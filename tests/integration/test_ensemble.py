@@ -152,6 +152,20 @@ def test_what_this_worker_left_behind_is_replaced_and_what_another_of_its_name_h
     assert second.owner(0) is None
 
 
+def test_a_node_of_a_name_in_use_does_not_register_workers_that_the_other_lacks(
+    pair: tuple[Ensemble, Ensemble],
+) -> None:
+    first, second = pair
+    node, life = NodeNote("a", "a1", 1), LifeNote("a", "a1", 0)
+    assert first.register(node, life) is None
+    assert second.register(NodeNote("a", "a2", 2), LifeNote("a", "a2", 1)) == life
+    assert second.nodes() == [node]
+    assert second.live() == ["a:0"]
+    assert second.register(NodeNote("ab", "ab1", 1), LifeNote("ab", "ab1", 0)) is None
+    first.unregister(life)
+    assert second.register(NodeNote("a", "a2", 2), LifeNote("a", "a2", 1)) is None
+
+
 def test_a_beat_tells_when_another_of_its_name_has_registered_meanwhile(
     cluster: EmbeddedCluster, zookeeper: ZooKeeper, pair: tuple[Ensemble, Ensemble]
 ) -> None:

@@ -250,6 +250,9 @@ class Link:
             return None
         if held is not None and held.note.worker_id != life.worker_id:
             return held.note
+        for other in self._zookeeper.lives.values():
+            if other.note.node_id == life.node_id and other.note.instance != life.instance:
+                return other.note
         self._zookeeper.nodes[node.node_id] = node
         self._zookeeper.lives[name] = _Life(life, session)
         self._zookeeper.changed(MEMBERS)
