@@ -313,7 +313,7 @@ class Election:
             self._me.instance,
             self._worker,
             tuple(n for n in able if self._slices[n].cool_until_s <= now_s),
-            {n: dict(s.standing.stored) for n, s in sorted(self._slices.items())},
+            {n: sum(s.standing.stored.values()) for n, s in sorted(self._slices.items())},
         )
 
     def roles(self, now_s: float) -> dict[int, Role]:

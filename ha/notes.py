@@ -31,15 +31,16 @@ class NodeNote(msgspec.Struct, frozen=True):
 
 
 class LifeNote(msgspec.Struct, frozen=True):
-    """A worker that lives. ``caught_up``: slices that it could own now; ``stored``: by slice and
-    delay topic, the next source offset that it will store.
+    """A worker that lives. ``caught_up``: slices that it could own now; ``stored``: how far each
+    copy is, the next source offsets that it will store, added up over the delay topics: this is
+    written each second, and ZooKeeper is no place for many topics times many slices.
     """
 
     node_id: str
     instance: str
     worker: int
     caught_up: tuple[int, ...] = ()
-    stored: dict[int, dict[str, int]] = {}
+    stored: dict[int, int] = {}
 
     @property
     def worker_id(self) -> WorkerId:

@@ -9,7 +9,7 @@ import pytest
 
 from delayservice.core.role import Role
 from ha.election import Announce, Claim, Effect, Election, Evict, Pace, Resign, Seat
-from ha.notes import LifeNote, NodeNote, OwnerNote
+from ha.notes import LifeNote, NodeNote, OwnerNote, encode
 from ha.ownership import Standing
 from ha.placement import SliceFacts
 
@@ -554,6 +554,16 @@ class TestRoles:
         election.step(21)
         election.seat(0, Seat(OwnerNote("me", "me1", 0, 2), is_mine=True), 22)
         assert election.roles(0) == {0: Role.OWNER}
+
+
+def test_a_worker_tells_one_position_for_each_slice_however_many_topics_there_are() -> None:
+    election = elected(["me"] * 256)
+    topics = {f"{'a long name of a delay topic':x<200}{n}": 10**9 for n in range(13)}
+    for slice_no in range(256):
+        election.standing(slice_no, Standing(topics, 0))
+    life = election.life(0)
+    assert life.stored == dict.fromkeys(range(256), 13 * 10**9)
+    assert len(encode(life)) < 8_000
 
 
 def effects_of(election: Election, now_s: float) -> list[type[Effect]]:

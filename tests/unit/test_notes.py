@@ -12,7 +12,7 @@ from ha.notes import LifeNote, NodeNote, OwnerNote, decode, encode, worker_name,
     "note",
     [
         NodeNote("a", "a1", 2, 1, "rack", "host:1"),
-        LifeNote("a", "a1", 1, (0, 2), {0: {"topic": 5}}),
+        LifeNote("a", "a1", 1, (0, 2), {0: 5}),
         OwnerNote("a", "a1", 1, 7, "b"),
     ],
     ids=lambda note: type(note).__name__,
