@@ -137,6 +137,9 @@ class Checkpoints(Protocol):
         old owner may have left a transaction open: to wait for its end would take its time-out.
         """
 
+    def await_read_back(self, slice_no: int, data: bytes, timeout_s: float) -> bool:
+        """Wait until the committed checkpoint ``data`` is read back; False if it is not in time."""
+
     def is_new(self, slice_no: int) -> bool:
         """Whether nobody has ever committed anything for the slice."""
 

@@ -50,6 +50,7 @@ _RECHECK_BLOCKED_S = 0.25
 _NOT_SETTLING_WAIT_MS = 50.0
 _HEIR_WAIT_MS = 5.0
 _LEAST_WAIT_MS = 0.5
+_COMPLETE_S_MAX = 0.2
 _TAKE_OVERS_MAX = 2
 _ABORTS_MAX = 4
 """In a row: one or two are what it takes to find a record that a broker refuses."""
@@ -441,6 +442,9 @@ class SliceLoop:
         try:
             if self._is_staged:
                 self._commit()
+            # Kafka writes the end of a transaction after it has answered. Whoever fences before it
+            # is through has to ask again, and its client waits half a second for that.
+            self._checkpoints.await_read_back(self.slice_no, self._last_committed, _COMPLETE_S_MAX)
             _log.info("handed_over", slice=self.slice_no, epoch=self.epoch)
         except OwnershipLostError as lost:
             _log.warning("ownership_lost", slice=self.slice_no, why=str(lost))

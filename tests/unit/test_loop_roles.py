@@ -94,6 +94,7 @@ def test_who_has_to_let_go_commits_and_says_when_it_is_over() -> None:
     stage = Stage(Role.REPLICA)
     stage.loop.step(0)
     assert stage.sink.commit.called
+    assert stage.checkpoints.await_read_back.called, "else the heir has to fence twice"
     assert stage.sink.discard.called
     stage.gate.settling.assert_called_once_with(3, is_settling=False)
 
