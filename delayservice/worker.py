@@ -149,18 +149,19 @@ class Worker:
         self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
         self._explained: dict[str, tuple[str, ...]] = {}
-        self._reach: threading.Thread | None = None
+        self._asking: list[threading.Thread] = []
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
         """Serve until told to stop; whether a slice failed."""
-        refreshed_s = float("-inf")
         garbage = GarbageCollector()
+        self._refresh()
+        self._repeat("topics", self._settings.topics.refresh_s, self._refresh)
         if not self._settings.standalone:
-            self._begin_to_ask_for_kafka()
+            reach = KafkaReach(self._admin, self._settings.topics.checkpoint)
+            self._repeat(
+                "kafka-reach", REACH_TURN_S, lambda: self._ownership.fit(is_fit=reach.check())
+            )
         while not stopping.is_set():
-            if time.monotonic() - refreshed_s >= self._settings.topics.refresh_s:
-                refreshed_s = time.monotonic()
-                self._refresh()
             self._place()
             if self._has_failed:
                 break
@@ -169,17 +170,19 @@ class Worker:
             stopping.wait(TURN_S)
         return self._stop()
 
-    def _begin_to_ask_for_kafka(self) -> None:
-        """On a thread of its own: everything else here waits for Kafka when it is gone."""
-        reach = KafkaReach(self._admin, self._settings.topics.checkpoint)
+    def _repeat(self, name: str, every_s: float, ask: Callable[[], object]) -> None:
+        """Ask Kafka on a thread of its own: whoever asks may have to wait, and what goes on here,
+        the end above all, has not.
+        """
         turn = threading.Event()
 
-        def ask() -> None:
-            while not turn.wait(REACH_TURN_S):
-                self._ownership.fit(is_fit=reach.check())
+        def run() -> None:
+            while not turn.wait(every_s):
+                ask()
 
-        self._reach = threading.Thread(target=ask, name="kafka-reach", daemon=True)
-        self._reach.start()
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        self._asking.append(thread)
 
     def _publish(self, publish: Callable[[bytes], None]) -> None:
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
@@ -213,7 +216,7 @@ class Worker:
             self._checkpoints.has_failed
             or self._ownership.has_failed
             or any(thread.failure is not None for thread in self._slices.values())
-            or (self._reach is not None and not self._reach.is_alive())
+            or not all(thread.is_alive() for thread in self._asking)
         )
 
     # --- topics and slices ---------------------------------------------------------------------
@@ -245,10 +248,11 @@ class Worker:
 
     def _measure(self, fit: list[DelayTopic]) -> None:
         """Tell each slice how far its logs go: what it has to store yet."""
-        places = [(t.name, n) for t in fit for n in self._slices if t.partitions > n]
+        slices = dict(self._slices)
+        places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
         ends = log_ends(self._admin, places)
-        for slice_no, thread in self._slices.items():
+        for slice_no, thread in slices.items():
             mine = {topic: end for (topic, n), end in ends.items() if n == slice_no}
             thread.log_ends = (asked_s, mine)
 
@@ -296,15 +300,16 @@ class Worker:
         _log.info("slice_retired", slice=slice_no)
 
     def _explain(self, found: list[DelayTopic]) -> None:
-        names = {topic.name for topic in found}
-        self._explained = {name: why for name, why in self._explained.items() if name in names}
+        before = self._explained
+        # A new dictionary: another thread reads it.
+        self._explained = {topic.name: topic.problems for topic in found}
         for topic in found:
-            if topic.problems != self._explained.get(topic.name, ()):
-                self._explained[topic.name] = topic.problems
-                if topic.problems:
-                    _log.error("topic_not_served", topic=topic.name, problems=topic.problems)
-                else:
-                    _log.info("topic_served_again", topic=topic.name)
+            if topic.problems == before.get(topic.name, ()):
+                continue
+            if topic.problems:
+                _log.error("topic_not_served", topic=topic.name, problems=topic.problems)
+            else:
+                _log.info("topic_served_again", topic=topic.name)
 
     def _make_slice(self, slice_no: int) -> SliceThread:
         settings = self._settings
