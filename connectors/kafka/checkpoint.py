@@ -68,7 +68,7 @@ class KafkaCheckpoints:
 
         with self._news:
             is_there = self._news.wait_for(is_last, _TAIL_BEHIND_S)
-        return self._tailed.get(slice_no, _NOTHING)[1] if is_there else None
+        return self.read_back(slice_no) if is_there else None
 
     def peek(self, slice_no: int) -> bytes | None:
         """The newest checkpoint below any open transaction; see the port.
@@ -121,8 +121,8 @@ class KafkaCheckpoints:
         """Until the checkpoint ``data`` is read back; see the port."""
 
         def is_there() -> bool:
-            tailed = self._tailed.get(slice_no, _NOTHING)[1]
-            return tailed is not None and tailed.data == data
+            newest = self.read_back(slice_no)
+            return newest is not None and newest.data == data
 
         with self._news:
             return self._news.wait_for(is_there, timeout_s)
