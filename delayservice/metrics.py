@@ -178,6 +178,15 @@ class SliceMetrics(msgspec.Struct):
         self.counters.aborts += 1
 
 
+class _Packing(msgspec.Struct):
+    """``Snapshot``, its slices packed already: each by the thread that writes it."""
+
+    pid: int
+    started_ns: int
+    slices: list[msgspec.Raw]
+    problems: list[str] = []
+
+
 class Snapshot(msgspec.Struct):
     """All slices of one worker process; counters grow within one ``(pid, started_ns)``."""
 
@@ -193,11 +202,17 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Snapshot).decode
 
 
-def encode_snapshot(
-    pid: int, slices: Sequence[SliceMetrics], problems: Sequence[str] = ()
-) -> bytes:
-    """Pack a worker's slices for ``MetricsHub.update``; ``pid`` is the worker's own."""
-    return _encode(Snapshot(pid, _STARTED_NS, list(slices), list(problems)))
+def encode_slice(metrics: SliceMetrics) -> bytes:
+    """Pack one slice for ``encode_snapshot``, in the thread that writes it: a tenth of a copy."""
+    return _encode(metrics)
+
+
+def encode_snapshot(pid: int, slices: Sequence[bytes], problems: Sequence[str] = ()) -> bytes:
+    """Pack a worker's slices, each from ``encode_slice``, for ``MetricsHub.update``; ``pid`` is the
+    worker's own.
+    """
+    packed = [msgspec.Raw(packed) for packed in slices]
+    return _encode(_Packing(pid, _STARTED_NS, packed, list(problems)))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import ReadBack
 from delayservice.lanes.slice_loop import SliceLoop
-from delayservice.metrics import SliceMetrics
+from delayservice.metrics import SliceMetrics, encode_slice
 from ha.ownership import Ownership, Standing
 
 SAMPLE_S = 1.0
@@ -120,7 +119,7 @@ class SliceThread:
         close_edges: Callable[[], None],
     ) -> None:
         self.loop = loop
-        self.published = copy.deepcopy(metrics)
+        self.published = encode_slice(metrics)
         self.failure: BaseException | None = None
         self._metrics = metrics
         self._gate = gate
@@ -146,8 +145,11 @@ class SliceThread:
 
     def serve(self, topics: dict[str, DelayTopic]) -> None:
         """From now on, serve this slice's partition of these topics and no others."""
-        if topics != self._topics:
-            self._topics = topics
+        before = self._topics
+        self._topics = topics
+        if {name: topic.topic_id for name, topic in topics.items()} != {
+            name: topic.topic_id for name, topic in before.items()
+        }:
             self._topics_changed.set()
 
     @property
@@ -243,7 +245,7 @@ class SliceThread:
         self._told_s = now_s
 
     def _sample(self) -> None:
-        """Publish a copy, so that the worker never reads what this thread writes."""
+        """Publish it packed, so that the worker never reads what this thread writes."""
         metrics, loop = self._metrics, self.loop
         lanes = list(loop.lanes.values())
         due = [lane.next_due_ms() for lane in lanes]
@@ -264,4 +266,4 @@ class SliceThread:
         metrics.cursor_age_s = loop.uncommitted_s
         metrics.clock_frozen = doubt is not None
         metrics.alarm = self._trouble or doubt or ""
-        self.published = copy.deepcopy(metrics)
+        self.published = encode_slice(metrics)

@@ -252,9 +252,11 @@ class Worker:
         places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
         ends = log_ends(self._admin, places)
+        mine: dict[int, dict[str, int]] = {slice_no: {} for slice_no in slices}
+        for (topic, slice_no), end in ends.items():
+            mine[slice_no][topic] = end
         for slice_no, thread in slices.items():
-            mine = {topic: end for (topic, n), end in ends.items() if n == slice_no}
-            thread.log_ends = (asked_s, mine)
+            thread.log_ends = (asked_s, mine[slice_no])
 
     def _make_facts(self, found: list[DelayTopic]) -> list[SliceFacts]:
         """What decides where slices go: the first delay topic of the settings that has such a

@@ -181,10 +181,16 @@ class Crew:
         Raises:
             ClusterError: a node ended, or it took too long.
         """
+        started_ms = time.time() * 1_000
         for node in self.nodes.values():
             node.start()
+
+        def are_owned() -> bool:
+            now = [one for one in self.owners().values() if one.from_ms >= started_ms]
+            return len(now) == self.slices
+
         self.await_true(
-            lambda: len(self.owners()) == self.slices,
+            are_owned,
             "every slice has an owner",
             timeout_s=_START_S_MAX,
         )

@@ -14,7 +14,7 @@ import pytest
 from delayservice.commands import send
 from delayservice.core import names
 from delayservice.errors import DelayServiceError
-from delayservice.metrics import SliceMetrics, encode_snapshot
+from delayservice.metrics import SliceMetrics, encode_slice, encode_snapshot
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import load
 
@@ -95,7 +95,9 @@ def test_status_tells_health_by_its_exit_status() -> None:
     assert address is not None
     try:
         assert run("status", address).returncode == 3
-        hub.update(0, encode_snapshot(1, [SliceMetrics(0, state="owner", pending=1_234)]))
+        hub.update(
+            0, encode_snapshot(1, [encode_slice(SliceMetrics(0, state="owner", pending=1_234))])
+        )
         done = run("status", address)
         assert done.returncode == 0
         assert b"1,234" in done.stdout
@@ -124,7 +126,7 @@ def test_a_table_that_is_piped_is_not_cut() -> None:
     address = hub.serve()
     assert address is not None
     try:
-        hub.update(0, encode_snapshot(1, [SliceMetrics(0, state="owner")]))
+        hub.update(0, encode_snapshot(1, [encode_slice(SliceMetrics(0, state="owner"))]))
         assert b"delivered" in run("status", address, COLUMNS="").stdout
     finally:
         hub.close()

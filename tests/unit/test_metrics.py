@@ -16,7 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delayservice.core.outcome import OUTCOME_NAMES
 from delayservice.errors import DelayServiceError
-from delayservice.metrics import LATENESS_BOUNDS_MS, SliceMetrics, decode_snapshot, encode_snapshot
+from delayservice.metrics import (
+    LATENESS_BOUNDS_MS,
+    SliceMetrics,
+    decode_snapshot,
+    encode_slice,
+    encode_snapshot,
+)
 from delayservice.metrics_export import export
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import load
@@ -41,6 +47,10 @@ def busy(number: int = 0, count: int = 3) -> SliceMetrics:
     metrics.observe_lateness([1, 2, 4_000][:count])
     metrics.observe_transaction(0.012)
     return metrics
+
+
+def packed(pid: int, slices: list[SliceMetrics]) -> bytes:
+    return encode_snapshot(pid, [encode_slice(metrics) for metrics in slices])
 
 
 def hub(time: Time | None = None, listen: str = "127.0.0.1:0") -> MetricsHub:
@@ -87,7 +97,7 @@ def test_a_batch_falls_into_the_same_buckets_as_one_by_one(values: list[int], sp
 
 
 def test_a_snapshot_survives_the_way_to_the_supervisor() -> None:
-    assert decode_snapshot(encode_snapshot(7, [busy()])).slices == [busy()]
+    assert decode_snapshot(packed(7, [busy()])).slices == [busy()]
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02"])
@@ -98,22 +108,22 @@ def test_what_is_no_snapshot_is_an_error_of_ours(data: bytes) -> None:
 
 def test_counters_never_go_back_when_a_worker_is_replaced() -> None:
     collecting = hub()
-    collecting.update(0, encode_snapshot(1, [busy()]))
+    collecting.update(0, packed(1, [busy()]))
     collecting.forget(0)
     assert samples(collecting)["delay_ingested_total[('slice', '0')]"] == 3
     assert "delay_pending[('slice', '0')]" not in samples(collecting)
-    collecting.update(0, encode_snapshot(2, [busy(count=1)]))
+    collecting.update(0, packed(2, [busy(count=1)]))
     assert samples(collecting)["delay_ingested_total[('slice', '0')]"] == 4
     assert samples(collecting)["delay_worker_restarts_total[('worker', '0')]"] == 1
-    collecting.update(0, encode_snapshot(3, [busy(count=2)]))
+    collecting.update(0, packed(3, [busy(count=2)]))
     assert samples(collecting)["delay_ingested_total[('slice', '0')]"] == 6
 
 
 def test_a_slice_that_moves_keeps_its_counts() -> None:
     collecting = hub()
-    collecting.update(0, encode_snapshot(1, [busy(0), busy(1)]))
-    collecting.update(0, encode_snapshot(1, [busy(0)]))
-    collecting.update(1, encode_snapshot(2, [busy(1, count=2)]))
+    collecting.update(0, packed(1, [busy(0), busy(1)]))
+    collecting.update(0, packed(1, [busy(0)]))
+    collecting.update(1, packed(2, [busy(1, count=2)]))
     found = samples(collecting)
     assert found["delay_settled_total[('outcome', 'delivered'), ('slice', '1')]"] == 5
     assert found["delay_lateness_seconds_count[('slice', '1')]"] == 5
@@ -123,7 +133,7 @@ def test_the_cursor_of_a_silent_worker_grows_old_and_the_node_unhealthy() -> Non
     time = Time()
     collecting = hub(time)
     assert not collecting.status().healthy
-    collecting.update(0, encode_snapshot(1, [busy()]))
+    collecting.update(0, packed(1, [busy()]))
     assert collecting.status().healthy
     time.now_s += 20
     assert samples(collecting)["delay_cursor_age_seconds[('slice', '0')]"] == 21
@@ -135,13 +145,13 @@ def test_an_alarm_makes_the_node_unhealthy() -> None:
     collecting = hub()
     metrics = busy()
     metrics.alarm = "the clock jumped"
-    collecting.update(0, encode_snapshot(1, [metrics]))
+    collecting.update(0, packed(1, [metrics]))
     assert collecting.status().problems == ["slice 0: the clock jumped"]
 
 
 def test_metrics_and_status_are_served(served: tuple[MetricsHub, str]) -> None:
     serving, url = served
-    serving.update(0, encode_snapshot(1, [busy()]))
+    serving.update(0, packed(1, [busy()]))
     code, text = get(f"{url}/metrics")
     assert code == 200
     assert len(list(text_string_to_metric_families(text))) > 10
@@ -163,7 +173,7 @@ def test_an_address_that_is_taken_is_told(served: tuple[MetricsHub, str]) -> Non
 
 def test_the_documentation_lists_exactly_what_is_exported() -> None:
     collecting = hub()
-    collecting.update(0, encode_snapshot(1, [busy()]))
+    collecting.update(0, packed(1, [busy()]))
     exported = set()
     for family in export(collecting.facts()):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")

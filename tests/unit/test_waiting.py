@@ -46,7 +46,7 @@ def loop(due_in_ms: int | None, *, visible_at_commit: bool, since_commit_ms: flo
 @pytest.mark.parametrize(
     ("due_in_ms", "visible_at_commit", "since_commit_ms", "wait_ms"),
     [
-        (None, True, 5.0, 500.0),
+        (None, True, 5.0, 600.0),
         (100, True, 5.0, 100.0),  # the record is what is waited for
         (2, True, 5.0, 15.0),  # nobody would see it before the commit
         (2, True, 50.0, 2.0),  # a commit may come at once
@@ -64,7 +64,7 @@ def test_a_turn_waits_for_what_it_can_do_something_about(
 @pytest.mark.parametrize(
     ("role", "wait_ms"),
     [
-        (Role.REPLICA, 250.0),
+        (Role.REPLICA, 200.0),
         (Role.HEIR, 5.0),  # the slice may be its own in a moment
         (Role.PAUSED, 50.0),
     ],

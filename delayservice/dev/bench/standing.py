@@ -24,6 +24,7 @@ from delayservice.dev.bench.sampling import Sampler, cpu_s
 from delayservice.dev.bench.serving import Serving
 from delayservice.dev.bench.stand import Names, Stand, now_ms
 from delayservice.dev.bench.tally import Verdict
+from delayservice.dev.crew import Crew
 
 _ALL: Final = "all"
 _PROBE: Final = "probe"
@@ -69,6 +70,7 @@ def _idle_alone(stand: Stand, figures: Figures, names: Names, sets: Sequence[str
 def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
     """Several nodes, each with a copy of every slice."""
     with stand.crew(names, sets) as crew:
+        _warm_up_crew(stand, crew)
         started_s = time.monotonic()
         with stand.steps.doing("Starting the nodes"):
             crew.start()
@@ -84,6 +86,17 @@ def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[
     figures.threads_per_slice = threads / copies
     figures.rss_kib_per_slice = s.rss_mib_peak * _KIB_PER_MIB / copies
     figures.rss_mib_peak, figures.rss_mib_peak_worker = s.rss_mib_peak, s.rss_mib_peak_largest
+
+
+def _warm_up_crew(stand: Stand, crew: Crew) -> None:
+    """Start and stop the nodes once: fresh brokers take most of the processor for themselves, and
+    what they do first takes them several times as long.
+    """
+    if stand.options.warm_up:
+        with stand.steps.doing("Warming up"):
+            crew.start()
+            crew.await_calm(_CALM_S)
+            crew.stop()
 
 
 def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> list[float]:
