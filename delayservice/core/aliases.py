@@ -32,6 +32,7 @@ from delayservice.core.draft import (
     target_partition,
     target_topic,
 )
+from delayservice.core.levels import ROCKETMQ_LEVELS_MS
 from delayservice.core.times import DUE_STOP_MS, parse_count
 
 ROCKETMQ: Final = "RocketMQ"
@@ -40,11 +41,6 @@ KARAFKA: Final = "Karafka"
 
 ROCKETMQ_UNIQ_KEY: Final = "UNIQ_KEY"
 """RocketMQ's message id: read beside its other headers, and delivered, as RocketMQ does."""
-
-ROCKETMQ_LEVELS_MS: Final[tuple[int, ...]] = tuple(
-    seconds * 1_000 for seconds in (1, 5, 10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)
-)
-"""RocketMQ's default ``messageDelayLevel``, levels 1 to 18: 1s 5s 10s 30s 1m…10m 20m 30m 1h 2h."""
 
 
 @dataclass(frozen=True, slots=True)
