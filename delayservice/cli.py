@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from delayservice import __version__
-from delayservice.commands import bench
+from delayservice.commands import bench, dlq
 from delayservice.commands.console import err, out, print_error, print_json
+from delayservice.commands.options import (
+    BootstrapOption,
+    ConfigOption,
+    JsonOption,
+    SetOption,
+    load,
+    load_settings,
+)
 from delayservice.errors import DelayServiceError
-
-if TYPE_CHECKING:
-    from delayservice.settings import Loaded
 
 EXIT_ERROR = 1
 EXIT_UNHEALTHY = 3
@@ -40,28 +44,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        envvar="DELAYSERVICE_CONFIG",
-        dir_okay=False,
-        help="Configuration file (TOML).",
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
-
-
-def _load(config: Path | None, sets: list[str] | None) -> Loaded:
-    from delayservice.settings import load_with_origins
-
-    return load_with_origins(config, sets or [], os.environ)
-
 
 @app.callback()
 def _options(
@@ -73,7 +55,7 @@ def _options(
 @app.command(epilog="Example: [bold]delayservice run -c delayservice.toml --set node.workers=2[/]")
 def run(config: ConfigOption = None, sets: SetOption = None) -> None:
     """Run a node until it is told to stop (SIGTERM or Ctrl-C)."""
-    settings = _load(config, sets).settings
+    settings = load_settings(config, sets)
     settings.kafka.client_config("admin")  # fails early when no broker is named
     from delayservice.node import run as run_node
 
@@ -113,9 +95,7 @@ def send(
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, help="Partition of the delay topic.")
     ] = None,
-    bootstrap: Annotated[
-        str | None, typer.Option("--bootstrap", "-b", help="Broker, instead of the configured.")
-    ] = None,
+    bootstrap: BootstrapOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
     as_json: JsonOption = False,
@@ -127,8 +107,7 @@ def send(
     from delayservice.commands import send as sending
     from delayservice.core import names
 
-    overrides = [*(sets or []), *([f"kafka.bootstrap={bootstrap}"] if bootstrap else [])]
-    settings = _load(config, overrides).settings
+    settings = load_settings(config, sets, bootstrap)
     named = {
         names.DELAY_TARGET_TOPIC: target,
         names.DELAY_TARGET_PARTITION: None if target_partition is None else str(target_partition),
@@ -171,7 +150,7 @@ def status(
     """Show what a running node is doing."""
     from delayservice.commands import status as showing
 
-    where = address or _load(config, sets).settings.metrics.listen
+    where = address or load_settings(config, sets).metrics.listen
     if not where:
         raise DelayServiceError("metrics.listen is empty: this node serves no status")
     found = showing.fetch(where)
@@ -200,7 +179,7 @@ def show_config(
     if reference:
         print(settings_report.reference(), end="")  # noqa: T201 (Markdown as it is)
         return
-    rows = settings_report.effective(_load(config, sets))
+    rows = settings_report.effective(load(config, sets))
     if as_json:
         print_json({row.name: {"value": row.value, "origin": row.origin} for row in rows})
         return
@@ -268,6 +247,7 @@ def demo(
 
 
 app.command(epilog=bench.EPILOG)(bench.bench)
+app.add_typer(dlq.app, name="dlq")
 
 
 def main() -> None:

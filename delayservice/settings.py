@@ -43,6 +43,9 @@ from delayservice.units import (
 
 _SECRET_CHARS_MIN = 16
 _WORKERS_MAX = 4
+_ROLL_SPREAD_PARTS = 8
+"""Of the roll window: a million records of one second come back over a quarter of an hour with the
+default window of two hours."""
 
 
 def workers_default() -> int:
@@ -386,6 +389,11 @@ class Settings(Section):
     def roll_window_ms(self) -> int:
         """How far ahead a record may be due without being rolled, milliseconds."""
         return self.delivery.roll_window_ms or self.wheel.slots * 1_000
+
+    @property
+    def roll_spread_ms(self) -> int:
+        """How much earlier a record may be rolled, so that not all of a burst is at once."""
+        return self.roll_window_ms // _ROLL_SPREAD_PARTS
 
     def targets_for(self, delay_topic: str) -> TargetRules:
         """Choose one topic's rules: its own table, or ``[targets.default]``, or nothing allowed."""

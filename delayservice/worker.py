@@ -140,6 +140,7 @@ class Worker:
             outcomes=settings.topics.outcomes,
             secret=secret,
             roll_window_ms=settings.roll_window_ms,
+            roll_spread_ms=settings.roll_spread_ms,
             park_delays_ms=settings.delivery.park_delays_ms,
         )
         self._slices: dict[int, SliceThread] = {}
@@ -365,6 +366,7 @@ class Worker:
         rules = settings.targets_for(topic)
         return Contract(
             roll_window_ms=settings.roll_window_ms,
+            roll_spread_ms=settings.roll_spread_ms,
             max_delay_ms=settings.delivery.max_delay_ms,
             clamp=settings.delivery.clamp,
             past_due=settings.delivery.past_due,

@@ -61,33 +61,45 @@ def time_header(at: str | None, after: str | None) -> list[Header]:
     if at is not None and after is not None:
         raise DelayServiceError("give --at or --after, not both")
     if at is not None:
-        return [(names.DELAY_AT, str(_instant_ms(at)).encode())]
+        return [(names.DELAY_AT, str(instant_ms("--at", at)).encode())]
     if after is not None:
-        return [(names.DELAY_AFTER, str(_delay_ms(after)).encode())]
+        return [(names.DELAY_AFTER, str(delay_ms("--after", after)).encode())]
     return []
 
 
-def _instant_ms(text: str) -> int:
+def instant_ms(option: str, text: str) -> int:
+    """Read a point in time, epoch milliseconds or RFC 3339, that an option gives.
+
+    Raises:
+        DelayServiceError: it can't be read, or has no zone.
+    """
     if text.strip().isdecimal():
         return int(text)
     try:
         instant = datetime.fromisoformat(text.strip())
     except ValueError as exc:
         raise DelayServiceError(
-            f"--at {text!r} is no time: write 2026-01-31T08:00:00Z or epoch milliseconds"
+            f"{option} {text!r} is no time: write 2026-01-31T08:00:00Z or epoch milliseconds"
         ) from exc
     if instant.tzinfo is None:
-        raise DelayServiceError(f"--at {text!r} has no zone: end it with Z or an offset as +01:00")
+        raise DelayServiceError(
+            f"{option} {text!r} has no zone: end it with Z or an offset as +01:00"
+        )
     return round(instant.timestamp() * 1_000)
 
 
-def _delay_ms(text: str) -> int:
+def delay_ms(option: str, text: str) -> int:
+    """Read a duration, with units or in milliseconds, that an option gives.
+
+    Raises:
+        DelayServiceError: it can't be read.
+    """
     if text.strip().isdecimal():
         return int(text)
     try:
         return parse_duration_ms(text)
     except ValueError as exc:
-        raise DelayServiceError(f"--after: {exc}") from exc
+        raise DelayServiceError(f"{option}: {exc}") from exc
 
 
 def own_headers(texts: Sequence[str]) -> list[Header]:

@@ -17,8 +17,14 @@ import msgspec
 
 from delayservice.errors import DelayServiceError
 
-CONTRACT_VERSION: Final = 1
-"""Raised when a record is read another way: a node that doesn't know a version must not go on."""
+CONTRACT_VERSION: Final = 2
+"""Raised when a record is read another way: a node that doesn't know a version must not go on.
+
+1: no fire, no window, no recurring schedules, no level topics; rolled all at the end of the window.
+"""
+
+_SINCE: Final = {"roll_spread_ms": 2, "level_ms": 2}
+"""The version that brought a parameter, where that is not the first."""
 
 PAST_DUE_DELIVER: Final = "deliver"
 PAST_DUE_DEAD_LETTER: Final = "dead-letter"
@@ -43,6 +49,8 @@ class Contract:
     version: int = CONTRACT_VERSION
     roll_window_ms: int = 7_200_000
     """A record due later than its timestamp plus this is rolled then (rule 12)."""
+    roll_spread_ms: int = 0
+    """It is rolled up to so much earlier, by its offset: a burst does not come back as a burst."""
     max_delay_ms: int = 3_650 * _DAY_MS
     """The longest delay, from the record's timestamp."""
     clamp: bool = False
@@ -59,6 +67,8 @@ class Contract:
     """Longest value of one input header; a topic name always fits."""
     id_bytes_max: int = 512
     """Longest ``delay-id``, or record key that serves as one."""
+    level_ms: int = 0
+    """The one delay of a level topic, from the record's timestamp; 0: records say it themselves."""
 
     def __post_init__(self) -> None:
         """Check every bound.
@@ -66,13 +76,15 @@ class Contract:
         Raises:
             ContractError: a parameter is out of bounds, or the version is unknown.
         """
-        if self.version != CONTRACT_VERSION:
+        if not 1 <= self.version <= CONTRACT_VERSION:
             msg = (
                 f"contract version {self.version} is unknown to this version of the service, which "
-                f"reads {CONTRACT_VERSION}: upgrade this node before it serves the slice"
+                f"reads 1 to {CONTRACT_VERSION}: upgrade this node before it serves the slice"
             )
             raise ContractError(msg)
         _check_range("roll_window_ms", self.roll_window_ms, 1, MAX_DELAY_MS_MAX)
+        _check_range("roll_spread_ms", self.roll_spread_ms, 0, self.roll_window_ms - 1)
+        _check_range("level_ms", self.level_ms, 0, MAX_DELAY_MS_MAX)
         _check_range("max_delay_ms", self.max_delay_ms, 0, MAX_DELAY_MS_MAX)
         _check_range("header_bytes_max", self.header_bytes_max, *_HEADER_BYTES_RANGE)
         _check_range("id_bytes_max", self.id_bytes_max, 1, self.header_bytes_max)
@@ -91,7 +103,8 @@ class Contract:
 
     def to_json(self) -> dict[str, object]:
         """A dictionary of JSON types for the checkpoint."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        names = _parameters(self.version)
+        return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
     def from_json(cls, data: object) -> Contract:
@@ -103,10 +116,12 @@ class Contract:
         if not isinstance(data, Mapping):
             msg = f"a contract is a JSON object, not {type(data).__name__}"
             raise ContractError(msg)
-        known = {field.name for field in fields(cls)}
-        if data.get("version", CONTRACT_VERSION) == CONTRACT_VERSION and data.keys() != known:
-            odd = ", ".join(sorted(str(name) for name in data.keys() ^ known))
-            msg = f"a contract of version {CONTRACT_VERSION} differs in: {odd}"
+        version = data.get("version", CONTRACT_VERSION)
+        known = _parameters(version if type(version) is int else CONTRACT_VERSION)
+        is_followed = type(version) is int and 1 <= version <= CONTRACT_VERSION
+        if is_followed and data.keys() != set(known):
+            odd = ", ".join(sorted(str(name) for name in data.keys() ^ set(known)))
+            msg = f"a contract of version {version} differs in: {odd}"
             raise ContractError(msg)
         known_part = {name: value for name, value in data.items() if name in known}
         try:
@@ -114,6 +129,11 @@ class Contract:
         except msgspec.ValidationError as exc:
             msg = f"a contract can't be read: {exc}"
             raise ContractError(msg) from exc
+
+
+def _parameters(version: int) -> list[str]:
+    """What a contract of this version says."""
+    return [field.name for field in fields(Contract) if _SINCE.get(field.name, 1) <= version]
 
 
 class Contracts:

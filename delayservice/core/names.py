@@ -27,6 +27,11 @@ DELAY_ATTEMPT = "delay-attempt"
 DELAY_ERROR = "delay-error"
 DELAY_ERROR_DETAIL = "delay-error-detail"
 
+DELAY_REPLAYED_FROM = "delay-replayed-from"
+DELAY_REPLAYS = "delay-replays"
+DELAY_REPLAYED = "delay-replayed"
+"""A marker's header in the dead-letter topic; see ``dead_letters``."""
+
 DELAY_COPY = "delay-copy"
 DELAY_COPY_MAC = "delay-copy-mac"
 

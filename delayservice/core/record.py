@@ -46,6 +46,7 @@ from delayservice.core.entry import (
 )
 from delayservice.core.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_TARGET_TOPIC
 from delayservice.core.provenance import Provenance, dead_letter_headers, provenance
+from delayservice.core.spread import spread_ms
 from delayservice.core.targets import Targets
 from delayservice.core.times import DUE_STOP_MS, parse_count, parse_instant_ms
 
@@ -180,9 +181,9 @@ class RecordReader:
             ):
                 due_ms = int(text) + since_ms or 1
                 if self._delay_ms_min <= due_ms - timestamp_ms <= self._delay_ms_max:
-                    key_ms = timestamp_ms + self._roll_window_ms
-                    if due_ms < key_ms:  # noqa: PLR1730  # min() takes a tenth of the loop
-                        key_ms = due_ms
+                    key_ms = due_ms
+                    if due_ms - timestamp_ms > self._plain_window_ms:
+                        key_ms = self._key_ms(offset, timestamp_ms, due_ms)
                     meta = None if identity is None else (identity, None, 1, None)
                     payload = (target, PARTITION_BY_KEY, key, value, own, due_ms, meta)
                     add((offset, SCHEDULE, key_ms, identity, payload, None))
@@ -209,7 +210,7 @@ class RecordReader:
         self._stop = OFFSET_MAX if stop is None else stop
         self._targets = Targets(contract, self._topic)
         self._allowed = self._targets.allowed
-        self._roll_window_ms = contract.roll_window_ms
+        self._plain_window_ms = contract.roll_window_ms - contract.roll_spread_ms
         self._id_bytes_max = contract.id_bytes_max
         self._delay_ms_max = contract.max_delay_ms
         self._delay_ms_min = _ANY_PAST_MS if contract.past_due == PAST_DUE_DELIVER else 0
@@ -241,8 +242,14 @@ class RecordReader:
         own = [header for header in headers if header[0] not in _STRIPPED]
         target = self._target(draft)
         payload = (target, _partition(draft), _output_key(draft), value, own, due_ms, meta)
-        key_ms = min(due_ms, timestamp_ms + self._roll_window_ms)
+        key_ms = self._key_ms(offset, timestamp_ms, due_ms)
         return (offset, SCHEDULE, key_ms, identity, payload, None)
+
+    def _key_ms(self, offset: int, timestamp_ms: int, due_ms: int) -> int:
+        """When the record is to be settled: when it is due, or rolled before (rule 2)."""
+        contract = self._contract
+        window_ms = contract.roll_window_ms - spread_ms(offset, contract.roll_spread_ms)
+        return min(due_ms, timestamp_ms + window_ms)
 
     def _judge_copy(self, offset: int, original: Original) -> Entry:
         copy = read_copy(self._topic, self._partition, self._secrets, original)

@@ -13,6 +13,7 @@ from delayservice.core.copies import write_copy
 from delayservice.core.entry import Original
 from delayservice.core.outcome import Output
 from delayservice.core.record import Provenance, dead_letter_headers
+from delayservice.core.spread import spread_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Routes:
     outcomes: str
     secret: bytes
     roll_window_ms: int
+    roll_spread_ms: int
+    """A copy comes back up to so much earlier than after the window: bursts flatten out."""
     park_delays_ms: tuple[int, ...]
 
 
@@ -147,7 +150,9 @@ class Settler:
         return self.dead_letter(offset, (key, value, asked), code, detail, due_ms, source)
 
     def _roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
-        at_ms = min(payload[5], now_ms + self._routes.roll_window_ms)
+        routes = self._routes
+        window_ms = routes.roll_window_ms - spread_ms(offset, routes.roll_spread_ms)
+        at_ms = min(payload[5], now_ms + window_ms)
         return self._copy(outcome.ROLLED, offset, payload, at_ms, base)
 
     def _park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:

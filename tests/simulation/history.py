@@ -72,16 +72,16 @@ class ShardHistory:
     placed: dict[int, Placed] = field(default_factory=dict)
     key: tuple[int, int] = (0, 0)
     h: int = 0
-    contracts: list[tuple[int, int]] = field(default_factory=list)
-    """``(from_offset, roll_window_ms)``."""
+    contracts: list[tuple[int, int, int]] = field(default_factory=list)
+    """``(from_offset, roll_window_ms, roll_spread_ms)``."""
 
     def window_ms(self, offset: int) -> int:
-        """The roll window that holds at an offset."""
-        found = self.contracts[0][1]
-        for start, window_ms in self.contracts:
+        """How long after its timestamp the record at an offset is rolled."""
+        _, window_ms, spread_ms = self.contracts[0]
+        for start, *parameters in self.contracts:
             if start <= offset:
-                found = window_ms
-        return found
+                window_ms, spread_ms = parameters
+        return window_ms - int((spread_ms + 1) * (offset * 2_654_435_761 % 2**32) / 2**32)
 
     def key_of(self, record: Placed) -> tuple[int, int]:
         """Rule 2."""

@@ -51,7 +51,7 @@ class Node:
     """One real shard with its store. A role is only what the model says it is."""
 
     def __init__(self, roll_window_ms: int) -> None:
-        self._routes = Routes("dead", "outcomes", SECRET, roll_window_ms, ())
+        self._routes = Routes("dead", "outcomes", SECRET, roll_window_ms, 0, ())
         self.restart(0, (), [])
 
     def restart(self, stop: int, kept: Any, log: list[Entry]) -> None:

@@ -87,7 +87,10 @@ class Node:
         self._source = SimSource(self)
         self.checkpoints = SimCheckpoints(self)
         contract = Contract(
-            roll_window_ms=self._roll_window_ms, max_delay_ms=MAX_DELAY_MS, allow=TARGETS
+            roll_window_ms=self._roll_window_ms,
+            roll_spread_ms=self._roll_window_ms // 8,
+            max_delay_ms=MAX_DELAY_MS,
+            allow=TARGETS,
         )
         self.loop = SliceLoop(
             0,
@@ -114,7 +117,9 @@ class Node:
 
     def _routes(self) -> Routes:
         window_ms = self._roll_window_ms
-        return Routes("delay_dead_letter", "delay_outcomes", b"secret", window_ms, (150, 300))
+        return Routes(
+            "delay_dead_letter", "delay_outcomes", b"secret", window_ms, window_ms // 8, (150, 300)
+        )
 
     def _add_lanes(self, topics: tuple[str, ...]) -> None:
         assert self.loop is not None

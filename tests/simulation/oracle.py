@@ -130,8 +130,11 @@ class Oracle:
             _require(key >= shard.key, f"{topic}: K went back from {shard.key} to {key}")
             _require(said["h"] >= shard.h, f"{topic}: H went back from {shard.h} to {said['h']}")
             _require(said["h"] <= self._last_stable(topic), f"{topic}: H is beyond what is stable")
-            windows = [(c["from"], c["contract"]["roll_window_ms"]) for c in said["contracts"]]
-            for start, _ in windows[len(shard.contracts) :]:
+            windows = [
+                (c["from"], c["contract"]["roll_window_ms"], c["contract"]["roll_spread_ms"])
+                for c in said["contracts"]
+            ]
+            for start, *_ in windows[len(shard.contracts) :]:
                 _require(start >= shard.h, f"{topic}: a contract from {start}, below H {shard.h}")
             shard.key, shard.h, shard.contracts = key, said["h"], windows
 

@@ -37,7 +37,7 @@ def test_the_loop_numbers_its_commits() -> None:
         clock=cast("Any", SimpleNamespace(wall_ms=lambda: 0, monotonic_s=lambda: 0.0)),
         gate=unused,
         observer=create_autospec(Observer, instance=True),
-        routes=Routes("dead", "outcomes", b"secret", 1, ()),
+        routes=Routes("dead", "outcomes", b"secret", 1, 0, ()),
         contract_of=unused,
         limits=Limits(),
     )

@@ -57,7 +57,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
 
 
 def boot(make_store: MakeStore) -> Lane:
-    routes = Routes("delay_dead_letter", "delay_outcomes", b"secret", LONG_MS, (1_000,))
+    routes = Routes("delay_dead_letter", "delay_outcomes", b"secret", LONG_MS, 0, (1_000,))
     lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", Log()), routes)
     lane.follow(Cursor())
     return lane

@@ -39,7 +39,7 @@ class Stage:
             clock=cast("Any", SimpleNamespace(wall_ms=lambda: 0, monotonic_s=lambda: 1_000.0)),
             gate=self.gate,
             observer=create_autospec(Observer, instance=True),
-            routes=Routes("dead", "outcomes", b"secret", 1, ()),
+            routes=Routes("dead", "outcomes", b"secret", 1, 0, ()),
             contract_of=cast("Any", None),
             limits=Limits(),
         )

@@ -15,8 +15,11 @@ A, B, C = (Contract(max_delay_ms=ms) for ms in (1, 2, 3))
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"version": 2},
+        {"version": 3},
+        {"version": 0},
         {"roll_window_ms": 0},
+        {"roll_window_ms": 8, "roll_spread_ms": 8},
+        {"level_ms": -1},
         {"max_delay_ms": -1},
         {"max_delay_ms": 2**52 + 1},
         {"past_due": "ignore"},
@@ -40,7 +43,7 @@ def test_a_contract_survives_json() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"version": 2}, {"version": 2, "new": 1}, {"new": 1}, {"allow": "a"}, {"clamp": 1}],
+    [{"version": 3}, {"version": 3, "new": 1}, {"new": 1}, {"allow": "a"}, {"clamp": 1}],
 )
 def test_a_contract_that_this_version_cannot_follow_is_an_error(change: dict[str, object]) -> None:
     with pytest.raises(ContractError):
@@ -48,8 +51,18 @@ def test_a_contract_that_this_version_cannot_follow_is_an_error(change: dict[str
 
 
 def test_an_unknown_version_is_named_even_with_unknown_parameters() -> None:
-    with pytest.raises(ContractError, match=r"version 2 is unknown.*upgrade this node"):
-        Contract.from_json({**Contract().to_json(), "version": 2, "new": 1})
+    with pytest.raises(ContractError, match=r"version 3 is unknown.*upgrade this node"):
+        Contract.from_json({**Contract().to_json(), "version": 3, "new": 1})
+
+
+def test_a_contract_of_the_first_version_stays_what_it_was() -> None:
+    first = Contract(version=1, max_delay_ms=7)
+    data = first.to_json()
+    assert "roll_spread_ms" not in data
+    assert "level_ms" not in data
+    assert Contract.from_json(data) == first != Contract(max_delay_ms=7)
+    with pytest.raises(ContractError, match="level_ms"):
+        Contract.from_json({**data, "level_ms": 5})
 
 
 @pytest.mark.parametrize("data", [None, 1, [], "x", {}])
@@ -107,7 +120,7 @@ def test_a_label_that_holds_no_contracts_is_an_error(data: bytes) -> None:
 
 
 def test_a_label_of_a_later_version_is_an_error() -> None:
-    data = Contracts([(0, A)]).encode().replace(b'"version":1', b'"version":2')
+    data = Contracts([(0, A)]).encode().replace(b'"version":2', b'"version":3')
     with pytest.raises(ContractError, match="upgrade this node"):
         Contracts.decode(data)
 

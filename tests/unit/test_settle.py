@@ -7,6 +7,7 @@ ROUTES = Routes(
     outcomes="outcomes",
     secret=b"secret",
     roll_window_ms=10_000,
+    roll_spread_ms=0,
     park_delays_ms=(100, 1_000),
 )
 NOW_MS = 5_000_000

@@ -29,7 +29,7 @@ def loop(due_in_ms: int | None, *, visible_at_commit: bool, since_commit_ms: flo
         clock=clock,
         gate=gate,
         observer=unused,
-        routes=Routes("dead", "outcomes", b"secret", 1, ()),
+        routes=Routes("dead", "outcomes", b"secret", 1, 0, ()),
         contract_of=unused,
         limits=Limits(transaction_interval_ms_min=INTERVAL_MS, visible_at_commit=visible_at_commit),
     )

@@ -1,0 +1,18 @@
+"""Even spreading over a span of time, a pure function of the offset: no load piles up in a moment.
+
+Every node must come to the same key for a record (design rule 2), so this function never changes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_FACTOR: Final = 2_654_435_761
+"""2**32 divided by the golden ratio: neighbouring offsets land far apart (Knuth, volume 3, 6.4)."""
+_BITS: Final = 32
+_MASK: Final = (1 << _BITS) - 1
+
+
+def spread_ms(offset: int, span_ms: int) -> int:
+    """Where in ``[0, span_ms]`` this offset lands, milliseconds."""
+    return ((offset * _FACTOR & _MASK) * (span_ms + 1)) >> _BITS
