@@ -1,0 +1,262 @@
+"""The dead-letter topic, read whole, and the transactions of a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient
+
+from connectors.kafka.clients import producer_client
+from connectors.kafka.errors import FENCED, PURGED, REFUSALS, error_of
+from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds, scan_partition
+from delayservice.core.dead_letters import (
+    DeadLetter,
+    Rewritten,
+    marker,
+    read_letter,
+    replayed_offsets,
+)
+from delayservice.core.entry import Row
+from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.ports import Bounds
+
+INIT_TIMEOUT_S: Final = 60.0
+COMMIT_TIMEOUT_S: Final = 30.0
+ABORT_TIMEOUT_S: Final = 10.0
+TRANSACTION_TIMEOUT_MS: Final = 45_000
+
+Place: TypeAlias = tuple[int, int]
+"""Partition and offset in the dead-letter topic."""
+Replay: TypeAlias = tuple[DeadLetter, Rewritten]
+Advance: TypeAlias = Callable[[int], None]
+"""Told how many offsets were read."""
+
+_OF_ONE_RECORD: Final = REFUSALS.keys() - {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""Errors that leave the other records of a batch alone."""
+
+
+def partition_counts(admin: AdminClient) -> dict[str, int]:
+    """How many partitions each topic has.
+
+    Raises:
+        KafkaEdgeError: no broker answers.
+    """
+    try:
+        found = admin.list_topics(timeout=ASK_TIMEOUT_S)
+    except KafkaException as exc:
+        raise KafkaEdgeError(f"the cluster's topics can't be listed: {error_of(exc)}") from exc
+    return {name: len(t.partitions) for name, t in found.topics.items() if t.error is None}
+
+
+class DeadLetterTopic:
+    """The dead-letter topic as far as it went when this was made, read committed.
+
+    Open transactions below that end are waited for: a replay that has just been committed must be
+    seen, whatever the service has open before it.
+    """
+
+    def __init__(
+        self, topic: str, partitions: int, client: Mapping[str, str], admin: AdminClient
+    ) -> None:
+        """Ask where the topic ends.
+
+        Raises:
+            KafkaEdgeError: the cluster does not say.
+        """
+        self._topic = topic
+        self._config = consumer_config(client, "dlq")
+        self._bounds: list[Bounds] = [log_bounds(admin, topic, p) for p in range(partitions)]
+
+    @property
+    def length(self) -> int:
+        """How many offsets one reading takes."""
+        return sum(end - start for start, end in self._bounds)
+
+    def replayed(self, advance: Advance) -> frozenset[Place]:
+        """What was replayed before, by its markers.
+
+        Raises:
+            KafkaEdgeError: the topic can't be read.
+        """
+        return frozenset(
+            (partition, offset)
+            for partition, row in self._rows(advance)
+            for offset in replayed_offsets(row)
+        )
+
+    def letters(self, advance: Advance) -> Iterator[DeadLetter]:
+        """Every dead letter, in the order of each partition.
+
+        Raises:
+            KafkaEdgeError: the topic can't be read.
+        """
+        for partition, row in self._rows(advance):
+            letter = read_letter(partition, row)
+            if letter is not None:
+                yield letter
+
+    def _rows(self, advance: Advance) -> Iterator[tuple[int, Row]]:
+        for partition, (start, end) in enumerate(self._bounds):
+            for run in scan_partition(self._config, self._topic, partition, start, end):
+                for row in run.rows:
+                    yield partition, row
+                advance(run.stop - run.start)
+
+
+class Replayer:
+    """Writes dead letters to where they came from; exact, because their markers go with them.
+
+    One at a time for a cluster: a second one fences the first, as the owners of a slice do.
+    """
+
+    def __init__(self, topic: str, transactional_id: str, client: Mapping[str, str]) -> None:
+        """Prepare to replay from the dead-letter topic ``topic``."""
+        self._topic = topic
+        self._id = transactional_id
+        self._producer: Producer = producer_client(
+            {
+                "message.max.bytes": 16 * 1024 * 1024,  # the topic decides, not the client
+                "message.timeout.ms": 30_000,
+                **client,
+                # One record a batch: what the broker refuses is that record, and no other.
+                "batch.num.messages": 1,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                "acks": "all",
+            }
+        )
+        self._open = False
+
+    def __enter__(self) -> Self:
+        """Fence whoever replayed before; what they left open is aborted.
+
+        Raises:
+            KafkaEdgeError: no answer, or not allowed.
+        """
+        try:
+            self._producer.init_transactions(INIT_TIMEOUT_S)
+        except KafkaException as exc:
+            raise KafkaEdgeError(self._told("nothing was replayed", exc)) from exc
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave no transaction open: consumers of the delay topics would wait for its end."""
+        if self._open:
+            with suppress(KafkaException):  # the broker ends it when its time is over
+                self._producer.abort_transaction(ABORT_TIMEOUT_S)
+
+    def replay(self, replays: Sequence[Replay]) -> dict[Place, str]:
+        """Write these and their markers in one transaction; those that a broker refuses, which are
+        left out, with its words.
+
+        Raises:
+            KafkaEdgeError: nothing of them was written; or, as the text says then, nobody knows.
+        """
+        refused: dict[Place, str] = {}
+        while True:
+            rest = [replay for replay in replays if replay[0].place not in refused]
+            found = self._attempt(rest) if rest else {}
+            if not found:
+                return refused
+            refused |= found
+
+    def _attempt(self, replays: Sequence[Replay]) -> dict[Place, str]:
+        """Commit, or abort and say what was refused."""
+        refused: dict[Place, str] = {}
+        failures: list[KafkaError] = []
+        try:
+            self._producer.begin_transaction()
+            self._open = True
+            for letter, record in replays:
+                self._produce(record, partial(_note, refused, failures, letter.place))
+            for place, offsets in _by_partition(replays).items():
+                record = Rewritten(self._topic, place, None, None, marker(offsets))
+                self._produce(record, partial(_note, refused, failures, None))
+            left = self._producer.flush(COMMIT_TIMEOUT_S)
+        except KafkaException as exc:
+            raise KafkaEdgeError(self._told("this batch was not replayed", exc)) from exc
+        if refused or failures or left:
+            self._abort()
+            if not refused:
+                why = failures[0].str() if failures else "the broker does not acknowledge"
+                raise KafkaEdgeError(f"this batch was not replayed: {why}")
+            return refused
+        self._commit()
+        return {}
+
+    def _produce(
+        self, record: Rewritten, note: Callable[[KafkaError | None, Message | None], None]
+    ) -> None:
+        produce: Callable[..., None] = self._producer.produce  # its stubs know no null header
+        topic, number, key, value, headers = record
+        while True:
+            try:
+                produce(topic, value, key, number, headers=headers, on_delivery=note)
+            except BufferError:
+                self._producer.poll(0.01)  # the client's queue is full: let it drain
+                continue
+            except KafkaException as exc:
+                error = error_of(exc)
+                if error.code() in FENCED or error.fatal():
+                    raise
+                note(error, None)
+            return
+
+    def _commit(self) -> None:
+        try:
+            self._producer.commit_transaction(COMMIT_TIMEOUT_S)
+        except KafkaException as exc:
+            if error_of(exc).txn_requires_abort():
+                self._abort()
+                raise KafkaEdgeError(self._told("this batch was not replayed", exc)) from exc
+            self._open = False  # an abort could hit a commit that is on its way
+            unknown = "the last batch may or may not be replayed; run it again, which is exact"
+            raise KafkaEdgeError(self._told(unknown, exc)) from exc
+        self._open = False
+
+    def _abort(self) -> None:
+        try:
+            self._producer.abort_transaction(COMMIT_TIMEOUT_S)
+        except KafkaException as exc:
+            raise KafkaEdgeError(self._told("this batch was not replayed", exc)) from exc
+        finally:
+            self._open = False
+
+    def _told(self, what: str, exc: KafkaException) -> str:
+        error = error_of(exc)
+        if error.code() in FENCED:
+            return f"{what}: another replay has taken over (transactional id {self._id})"
+        return f"{what} (transactional id {self._id}): {error.str()} ({error.name()})"
+
+
+def _note(
+    refused: dict[Place, str],
+    failures: list[KafkaError],
+    place: Place | None,
+    error: KafkaError | None,
+    _message: Message | None,
+) -> None:
+    """The fate of one record; ``place`` None: of a marker, without which nothing is replayed."""
+    if error is None or error.code() in PURGED or error.code() == KafkaError._STATE:  # noqa: SLF001
+        return
+    if place is not None and error.code() in _OF_ONE_RECORD:
+        refused[place] = error.str()
+    else:
+        failures.append(error)
+
+
+def _by_partition(replays: Sequence[Replay]) -> dict[int, list[int]]:
+    offsets: dict[int, list[int]] = {}
+    for letter, _ in replays:
+        offsets.setdefault(letter.partition, []).append(letter.offset)
+    return offsets

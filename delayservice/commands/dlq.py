@@ -1,0 +1,429 @@
+"""``delayservice dlq``: look at dead letters, and send them again."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from delayservice.commands.console import err, out, print_json
+from delayservice.commands.options import (
+    BootstrapOption,
+    ConfigOption,
+    JsonOption,
+    SetOption,
+    load_settings,
+)
+from delayservice.core import dead_letters, names
+from delayservice.core.codec import Header
+from delayservice.core.codes import EXPLANATIONS
+from delayservice.core.dead_letters import DeadLetter, Filter
+from delayservice.core.provenance import printable
+from delayservice.errors import DelayServiceError
+
+if TYPE_CHECKING:
+    from connectors.kafka.dead_letters import Advance, DeadLetterTopic, Place, Replay
+    from delayservice.settings import Settings
+
+# Help is read more often than anything runs: what is heavy is imported when it does.
+# ruff: noqa: PLC0415
+
+REPLAYS_MAX: Final = 3
+_BATCH_RECORDS_MAX: Final = 500
+_BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
+_VALUE_CHARS_MAX: Final = 200
+_SOURCE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249})(?::(\d{1,10})(?::(\d{1,19}))?)?")
+
+app = typer.Typer(help="Dead letters: look at them, send them again.", no_args_is_help=True)
+
+_Code = Annotated[
+    list[str] | None, typer.Option("--code", metavar="CODE", help="With this code; repeatable.")
+]
+_Since = Annotated[
+    str | None, typer.Option(help="Dead-lettered at or after: RFC 3339, or 2h for two hours ago.")
+]
+_Until = Annotated[str | None, typer.Option(help="Dead-lettered before; written as in --since.")]
+_Source = Annotated[
+    str | None,
+    typer.Option(metavar="TOPIC[:PARTITION[:OFFSET]]", help="Where the record was written."),
+]
+
+
+@app.command(
+    "list",
+    epilog="Example: [bold]delayservice dlq list --code target-unknown --since 2h[/]",
+)
+def list_letters(
+    *,
+    code: _Code = None,
+    since: _Since = None,
+    until: _Until = None,
+    source: _Source = None,
+    limit: Annotated[int, typer.Option(min=1, help="As many at most, oldest first.")] = 100,
+    every: Annotated[bool, typer.Option("--all", help="Those replayed already as well.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="Keys and values, too.")] = False,
+    bootstrap: BootstrapOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show dead letters that were not replayed yet."""
+    wanted = _filter(code, since, until, source)
+    settings = load_settings(config, sets, bootstrap)
+    topic, _ = _open(settings)
+    with _progress(2 * topic.length) as advance:
+        replayed = topic.replayed(advance)
+        letters = (
+            letter
+            for letter in topic.letters(advance)
+            if wanted.matches(letter) and (every or letter.place not in replayed)
+        )
+        found = list(islice(letters, limit + 1))
+    if as_json:
+        for letter in found[:limit]:
+            print_json(_described(letter, replayed, values=values))
+        return
+    _show(found[:limit], replayed, every=every, values=values)
+    if len(found) > limit:
+        err.print(f"{limit} are shown and there are more: raise --limit, or narrow it", style="dim")
+
+
+@app.command(
+    epilog="Examples: [bold]delayservice dlq replay --code target-unknown --dry-run[/]"
+    "\n\n[bold]delayservice dlq replay --source delay_topic_any:3:1707 --delay 0 --yes[/]"
+)
+def replay(
+    *,
+    code: _Code = None,
+    since: _Since = None,
+    until: _Until = None,
+    source: _Source = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="As many at most, oldest first.")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Another due time: RFC 3339 or epoch milliseconds.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option(help="Another due time, from now: 0, 30s, 2h, PT30S.")
+    ] = None,
+    replays_max: Annotated[
+        int, typer.Option(min=1, help="Leave records that were replayed so often.")
+    ] = REPLAYS_MAX,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    bootstrap: BootstrapOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write dead letters to the delay topic and partition that they came from, each once.
+
+    What is dead-lettered again meanwhile is left for the next run. A due time that has passed
+    means at once; a delay counts from now.
+    """
+    from connectors.kafka.dead_letters import Replayer
+
+    choice = _Choice(_filter(code, since, until, source), _new_time(at, delay), limit, replays_max)
+    if not (yes or dry_run or sys.stdin.isatty()):
+        raise DelayServiceError("nobody can be asked here: add --yes, or --dry-run to look first")
+    settings = load_settings(config, sets, bootstrap)
+    if dry_run:
+        topic, counts = _open(settings)
+        survey = _survey(topic, _Sieve(settings, counts, choice, topic))
+        _tell(survey, "would be replayed", as_json=as_json)
+        return
+    transactional_id = f"{settings.kafka.transactional_id_prefix}-dlq-replay"
+    producer = settings.kafka.client_config("producer")
+    with Replayer(settings.topics.dead_letter, transactional_id, producer) as replayer:
+        # Opened only now: a replay that was fenced has its end and its markers below it.
+        topic, counts = _open(settings)
+        sieve = _Sieve(settings, counts, choice, topic)
+        if not yes:
+            survey = _survey(topic, sieve)
+            _tell(survey, "to be replayed", as_json=False)
+            if not survey.replayed or not typer.confirm("Replay them?", err=True):
+                return
+        done = _Tally()
+        try:
+            with _progress(topic.length) as advance:
+                for batch in _batches(sieve.sift(topic.letters(advance), done)):
+                    refused = replayer.replay(batch)
+                    done.count(batch, refused)
+        finally:
+            _tell(done, "replayed", as_json=as_json)
+
+
+# --- choose --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Which dead letters are replayed, and how."""
+
+    wanted: Filter
+    time: Header | None
+    limit: int | None
+    replays_max: int
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What was replayed, by code and target, and what was not, by reason."""
+
+    replayed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def count(self, batch: Iterable[Replay], refused: Collection[Place] = ()) -> None:
+        """Count a batch."""
+        for letter, _ in batch:
+            if letter.place in refused:
+                self.skipped[_REFUSED] += 1
+            else:
+                self.replayed[letter.code, letter.target or ""] += 1
+
+
+_REFUSED: Final = "refused"
+_REASONS: Final = {
+    **dead_letters.REASONS,
+    _REFUSED: "the broker refuses the record, which is larger than it was; see max.message.bytes",
+}
+
+
+class _Sieve:
+    """Sifts dead letters: what can be replayed goes on, what can't is counted."""
+
+    def __init__(
+        self, settings: Settings, counts: dict[str, int], choice: _Choice, topic: DeadLetterTopic
+    ) -> None:
+        self._topics = settings.topics
+        self._counts = counts
+        self._choice = choice
+        with _progress(topic.length) as advance:
+            self._replayed = topic.replayed(advance)
+
+    def sift(self, letters: Iterable[DeadLetter], tally: _Tally) -> Iterator[Replay]:
+        """What is to be replayed, as it is to be written."""
+        return islice(self._sift(letters, tally), self._choice.limit)
+
+    def _sift(self, letters: Iterable[DeadLetter], tally: _Tally) -> Iterator[Replay]:
+        choice = self._choice
+        for letter in filter(choice.wanted.matches, letters):
+            reason = self._reason(letter)
+            if reason is None and letter.source is not None:
+                yield letter, dead_letters.rewritten(letter, letter.source, choice.time)
+            elif reason is not None:
+                tally.skipped[reason] += 1
+
+    def _reason(self, letter: DeadLetter) -> str | None:
+        if letter.place in self._replayed:
+            return dead_letters.REPLAYED
+        return dead_letters.refusal(
+            letter,
+            self._choice.replays_max,
+            self._is_delay_partition,
+            retimed=self._choice.time is not None,
+        )
+
+    def _is_delay_partition(self, topic: str, partition: int) -> bool:
+        topics = self._topics
+        is_ours = topic in topics.delay or (topics.discover and fnmatchcase(topic, topics.pattern))
+        return is_ours and partition < self._counts.get(topic, 0)
+
+
+def _filter(
+    codes: list[str] | None, since: str | None, until: str | None, source: str | None
+) -> Filter:
+    """The filter that the options ask for.
+
+    Raises:
+        DelayServiceError: one of them can't be read, or names a code that there is not.
+    """
+    for code in codes or ():
+        if code not in EXPLANATIONS:
+            raise DelayServiceError(f"--code {code!r} is none: use {', '.join(EXPLANATIONS)}")
+    place = _SOURCE.fullmatch(source) if source is not None else None
+    if source is not None and place is None:
+        raise DelayServiceError(f"--source {source!r} must be TOPIC[:PARTITION[:OFFSET]]")
+    topic, partition, offset = place.groups() if place is not None else (None, None, None)
+    return Filter(
+        codes=frozenset(codes or ()),
+        since_ms=_moment_ms("--since", since),
+        until_ms=_moment_ms("--until", until),
+        topic=topic,
+        partition=None if partition is None else int(partition),
+        offset=None if offset is None else int(offset),
+    )
+
+
+def _moment_ms(option: str, text: str | None) -> int | None:
+    """A point in time, or so long ago."""
+    from delayservice.commands.send import instant_ms
+    from delayservice.units import parse_duration_ms
+
+    if text is None:
+        return None
+    try:
+        ago_ms = parse_duration_ms(text)
+    except ValueError:
+        return instant_ms(option, text)
+    return time.time_ns() // 1_000_000 - ago_ms
+
+
+def _new_time(at: str | None, delay: str | None) -> Header | None:
+    """The header of another due time, if one is asked for."""
+    from delayservice.commands.send import delay_ms, instant_ms
+
+    if at is not None and delay is not None:
+        raise DelayServiceError("give --at or --delay, not both")
+    if at is not None:
+        return names.DELAY_AT, b"%d" % instant_ms("--at", at)
+    if delay is not None:
+        return names.DELAY_AFTER, b"%d" % delay_ms("--delay", delay)
+    return None
+
+
+# --- read and write ------------------------------------------------------------------------------
+
+
+def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
+    """The dead-letter topic as it is now, and how many partitions each topic has.
+
+    Raises:
+        KafkaEdgeError: no broker answers, or there is no such topic.
+    """
+    from connectors.kafka.clients import admin_client
+    from connectors.kafka.dead_letters import DeadLetterTopic, partition_counts
+
+    kafka, name = settings.kafka, settings.topics.dead_letter
+    admin = admin_client(kafka.client_config("admin"))
+    counts = partition_counts(admin)
+    if name not in counts:
+        raise DelayServiceError(f"there is no topic {name}, or it may not be described")
+    return DeadLetterTopic(name, counts[name], kafka.client_config("consumer"), admin), counts
+
+
+def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> _Tally:
+    """What a replay would do."""
+    survey = _Tally()
+    with _progress(topic.length) as advance:
+        survey.count(sieve.sift(topic.letters(advance), survey))
+    return survey
+
+
+def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
+    """Each for one transaction."""
+    batch: list[Replay] = []
+    held = 0
+    for found in replays:
+        batch.append(found)
+        held += found[0].bytes_held
+        if len(batch) >= _BATCH_RECORDS_MAX or held >= _BATCH_BYTES_MAX:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _progress(offsets: int) -> Iterator[Advance]:
+    """A bar on a terminal, on standard error; what is yielded moves it."""
+    from rich.progress import Progress
+
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("reading dead letters", total=offsets)
+        yield lambda count: bar.advance(task, count)
+
+
+# --- show ----------------------------------------------------------------------------------------
+
+
+def _described(
+    letter: DeadLetter, replayed: Collection[Place], *, values: bool
+) -> dict[str, object]:
+    content = {"key": _text(letter.key), "value": _text(letter.value)} if values else {}
+    return {
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "time": _time(letter.time_ms),
+        "code": letter.code,
+        "detail": letter.detail,
+        "source": None if letter.source is None else str(letter.source),
+        "target": letter.target,
+        "id": _text(letter.record_id),
+        "key_bytes": None if letter.key is None else len(letter.key),
+        "value_bytes": None if letter.value is None else len(letter.value),
+        "replays": letter.replays,
+        "replayed": letter.place in replayed,
+        **content,
+    }
+
+
+def _show(
+    letters: list[DeadLetter], replayed: Collection[Place], *, every: bool, values: bool
+) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not letters:
+        err.print("no dead letter matches", style="dim")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("time", "code", "source", "target", "id"):
+        table.add_column(name, no_wrap=True)
+    for name in ("key", "value", "replays"):
+        table.add_column(name, justify="right")
+    for name in (*(["replayed"] if every else []), *(["content"] if values else []), "detail"):
+        table.add_column(name, overflow="fold")
+    for letter in letters:
+        cells = [
+            _time(letter.time_ms),
+            letter.code,
+            str(letter.source or "?"),
+            letter.target or "",
+            _text(letter.record_id) or "",
+            *(_size(part) for part in (letter.key, letter.value)),
+            str(letter.replays),
+        ]
+        if every:
+            cells.append("yes" if letter.place in replayed else "")
+        if values:
+            cells.append(f"{_text(letter.key)}  {_text(letter.value)}"[:_VALUE_CHARS_MAX])
+        # Text, never markup: what it says was written by anybody.
+        table.add_row(*(Text(printable(cell)) for cell in (*cells, letter.detail)))
+    out.print(table)
+
+
+def _tell(tally: _Tally, what: str, *, as_json: bool) -> None:
+    if as_json:
+        replayed = [
+            {"code": code, "target": target or None, "records": records}
+            for (code, target), records in tally.replayed.items()
+        ]
+        print_json({"replayed": tally.replayed.total(), "by": replayed, "skipped": tally.skipped})
+        return
+    out.print(f"{tally.replayed.total():,} {what}", style="bold green")
+    for (code, target), records in tally.replayed.most_common():
+        out.print(f"  {records:,}  {code}  {printable(target)}", markup=False)
+    for reason, records in tally.skipped.most_common():
+        out.print(f"{records:,} skipped: {_REASONS[reason]}", style="yellow")
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else content.decode("utf-8", "replace")
+
+
+def _size(content: bytes | None) -> str:
+    return "null" if content is None else f"{len(content):,}"
+
+
+def _time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds")

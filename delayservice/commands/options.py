@@ -1,0 +1,54 @@
+"""Options that several commands have, and the settings that they load."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from delayservice.settings import Loaded, Settings
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        envvar="DELAYSERVICE_CONFIG",
+        dir_okay=False,
+        help="Configuration file (TOML).",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
+BootstrapOption = Annotated[
+    str | None, typer.Option("--bootstrap", "-b", help="Broker, instead of the configured.")
+]
+
+
+def load(config: Path | None, sets: list[str] | None) -> Loaded:
+    """The settings and where each comes from.
+
+    Raises:
+        SettingsError: see ``settings.load``.
+    """
+    from delayservice.settings import load_with_origins  # noqa: PLC0415  # help is read more often
+
+    return load_with_origins(config, sets or [], os.environ)
+
+
+def load_settings(
+    config: Path | None, sets: list[str] | None, bootstrap: str | None = None
+) -> Settings:
+    """The settings, with another broker than the configured one if it is given.
+
+    Raises:
+        SettingsError: see ``settings.load``.
+    """
+    named = [f"kafka.bootstrap={bootstrap}"] if bootstrap else []
+    return load(config, [*(sets or []), *named]).settings

@@ -1,0 +1,271 @@
+"""Dead letters: which are meant, which can be replayed, and what is written then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from delayservice.cli import app
+from delayservice.core import dead_letters, names
+from delayservice.core.aliases import ALIASES
+from delayservice.core.codec import Header
+from delayservice.core.codes import EXPLANATIONS
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.dead_letters import DeadLetter, Filter, Source
+from delayservice.core.draft import RULES, Draft
+from delayservice.core.entry import INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Row
+from delayservice.core.provenance import dead_letter_headers
+from delayservice.core.record import RecordReader
+from delayservice.core.settle import Settler, Verdicts
+from tests.unit.test_settle import ROUTES
+
+TOPIC, PARTITION = "delay_topic_any", 3
+NOW_MS = 5_000_000
+CONTRACT = Contract(allow=("orders*",), header_bytes_max=256, id_bytes_max=256)
+ASKED: Headers = [("delay-at", b"5000000"), ("delay-target-topic", b"orders"), ("own", b"\xff")]
+
+
+def read(headers: Headers, key: bytes | None = b"k", value: bytes | None = b"v") -> Entry:
+    """The record as the service reads it, at offset 7."""
+    reader = RecordReader(TOPIC, PARTITION, Contracts([(0, CONTRACT)]), [b"secret"])
+    return reader.read(7, NOW_MS, key, value, headers)
+
+
+def refused(entry: Entry) -> DeadLetter:
+    """The dead letter of a record that can't be read, or that its target refuses."""
+    verdicts = Verdicts(refused={7: ("target-unauthorized", "not allowed")})
+    settler = Settler(TOPIC, PARTITION, ROUTES, verdicts)
+    offset, kind, key_ms, _, payload, extra = entry
+    if kind == INVALID:
+        output = settler.dead_letter(offset, payload, *extra)
+    else:
+        found = settler.settle(offset, key_ms, payload, NOW_MS, 8)
+        assert found is not None
+        output = found
+    letter = dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5]))
+    assert letter is not None
+    return letter
+
+
+def again(letter: DeadLetter, time: Header | None = None) -> tuple[Headers, Entry]:
+    """The record as it is written again, and as the service reads it then."""
+    assert dead_letters.refusal(letter, 3, lambda *_: True, retimed=time is not None) is None
+    assert letter.source is not None
+    topic, partition, key, value, headers = dead_letters.rewritten(letter, letter.source, time)
+    assert (topic, partition) == (TOPIC, PARTITION)
+    return headers, read(headers, key, value)
+
+
+# --- what is replayed is what was asked for ------------------------------------------------------
+
+PROVENANCE: Headers = [
+    ("delay-replayed-from", b"delay_topic_any:3:7"),
+    ("delay-replays", b"1"),
+]
+
+VALID: list[tuple[Headers, bytes | None, bytes | None]] = [
+    (ASKED, b"k", b"v"),
+    (ASKED, None, None),
+    ([*ASKED, ("delay-target-key", b"other")], b"k", b"v"),
+    ([*ASKED, ("delay-target-key", None)], b"k", b"v"),
+    ([*ASKED, ("delay-target-key", b"")], b"k", b""),
+    ([*ASKED, ("delay-target-partition", b"2"), ("delay-id", b"\x00id")], b"k", b"v"),
+    ([*ASKED, ("delay-id", b"id")], None, None),
+    ([*ASKED, ("delay-expires-at", b"9000000")], b"k", b"v"),
+    ([("scheduler-epoch", b"5000"), ("scheduler-target-topic", b"orders")], b"id", b"v"),
+    ([("schedule_target_epoch", b"5000"), ("schedule_target_topic", b"orders")], b"id", b"v"),
+    (
+        [("TIMER_DELIVER_MS", b"5000000"), ("UNIQ_KEY", b"u"), ("delay-target-topic", b"orders")],
+        b"k",
+        b"v",
+    ),
+]
+
+
+@pytest.mark.parametrize(("headers", "key", "value"), VALID)
+def test_a_record_refused_at_its_target_is_replayed_as_it_was_read(
+    headers: Headers, key: bytes | None, value: bytes | None
+) -> None:
+    first = read(headers, key, value)
+    assert first[1] == SCHEDULE
+    _, second = again(refused(first))
+    *asked, own, due_ms, meta = first[4]
+    assert second[4] == (*asked, own + PROVENANCE, due_ms, meta)
+    assert (second[2], second[3]) == (first[2], first[3])
+
+
+def test_a_record_that_could_not_be_read_is_replayed_byte_for_byte() -> None:
+    headers: Headers = [("delay-after", b"1"), ("delay-target-topic", b"denied"), ("a", None)]
+    letter = refused(read(headers, b"\x00k", b"\xffv"))
+    assert letter.code == "target-denied"
+    written, entry = again(letter)
+    assert written == headers + PROVENANCE
+    assert entry[4][:2] == (b"\x00k", b"\xffv")
+
+
+def test_each_replay_is_counted_and_the_first_source_kept() -> None:
+    letter = refused(read([("delay-target-topic", b"orders")]))
+    for count in (1, 2, 3):
+        assert letter.replays == count - 1
+        headers, entry = again(letter)
+        assert headers[-2:] == [PROVENANCE[0], ("delay-replays", b"%d" % count)]
+        letter = replace(refused(entry), source=Source(TOPIC, PARTITION, 100 + count))
+    assert dead_letters.refusal(letter, 3, lambda *_: True, retimed=False) == dead_letters.LIMIT
+
+
+# --- another due time ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "identity", "output_key"),
+    [
+        ([("delay-at", b"soon")], None, b"k"),
+        ([("delay-at", b"1"), ("delay-after", b"1")], None, b"k"),
+        ([("TIMER_DELAY_SEC", b"x"), ("DELAY", b"4")], None, b"k"),
+        ([("schedule_target_epoch", b"x")], b"k", None),
+        ([("scheduler-epoch", b"x")], b"k", None),
+        ([("UNIQ_KEY", b"u"), ("TIMER_DELIVER_MS", b"x")], b"u", b"k"),
+        ([], None, b"k"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("time", "due_ms"), [(("delay-at", b"7000000"), 7_000_000), (("delay-after", b"5"), 5_000_005)]
+)
+def test_another_due_time_replaces_whatever_said_when_and_nothing_else(
+    headers: Headers, identity: bytes | None, output_key: bytes | None, time: Header, due_ms: int
+) -> None:
+    letter = refused(read([*headers, ("delay-target-topic", b"orders")]))
+    _, entry = again(letter, time)
+    assert (entry[1], entry[3]) == (SCHEDULE, identity)
+    assert (entry[4][2], entry[4][5]) == (output_key, due_ms)
+
+
+def test_every_time_header_of_every_system_is_known() -> None:
+    rules = {**RULES, **{alias.header: alias.rule for alias in ALIASES}}
+    timed = set()
+    for name, rule in rules.items():
+        draft = Draft(b"k", b"v")
+        try:
+            rule(draft, name, b"1")
+        except Exception:  # noqa: BLE001, S112  # some refuse any value; none of them says when
+            continue
+        if draft.times:
+            timed.add(name)
+    assert timed == dead_letters.ALL_TIMES
+
+
+def test_a_recurring_schedule_gets_no_other_time() -> None:
+    headers: Headers = [("delay-cron", b"x"), ("delay-target-topic", b"orders")]
+    letter = replace(refused(read([("delay-target-topic", b"orders")])), headers=headers)
+    always = lambda *_: True  # noqa: E731
+    assert dead_letters.refusal(letter, 3, always, retimed=True) == dead_letters.RECURRING
+    assert dead_letters.refusal(letter, 3, always, retimed=False) is None
+
+
+# --- what can't be replayed ----------------------------------------------------------------------
+
+
+def test_what_cannot_be_replayed_says_why() -> None:
+    letter = refused(read([("own", b"1")]))
+
+    def why(found: DeadLetter, *, is_ours: bool = True) -> str | None:
+        return dead_letters.refusal(found, 3, lambda *_: is_ours, retimed=False)
+
+    assert why(letter) is None
+    assert why(letter, is_ours=False) == dead_letters.NO_SOURCE
+    assert why(replace(letter, source=None)) == dead_letters.NO_SOURCE
+    assert why(refused(read([("delay-copy", b"{}")]))) == dead_letters.FORGED
+    assert why(refused(read(UNREADABLE))) == dead_letters.CONTENT_LOST
+    assert why(replace(letter, key=None, value=None, headers=[])) == dead_letters.CONTENT_LOST
+    for count in (b"3", b"-1", b"x", b"9" * 40, None, b""):
+        headers = [("delay-replays", count)]
+        expected = None if count is None else dead_letters.LIMIT
+        assert why(replace(letter, headers=headers)) == expected, count
+
+
+def test_a_stripped_dead_letter_is_not_replayed() -> None:
+    settler = Settler(TOPIC, PARTITION, ROUTES, Verdicts(stripped={7}))
+    output = settler.dead_letter(7, (b"k", b"v", [("a", b"1")]), "time-missing", "no time")
+    letter = dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5]))
+    assert letter is not None
+    reason = dead_letters.refusal(letter, 3, lambda *_: True, retimed=False)
+    assert reason == dead_letters.CONTENT_LOST
+
+
+def test_no_header_of_a_record_can_pose_as_what_the_service_adds() -> None:
+    posing: Headers = [
+        ("delay-error", b"time-past"),
+        ("delay-source", b"elsewhere:0:0"),
+        ("delay-replayed", b"1,2,3"),
+    ]
+    letter = refused(read([*posing, ("own", b"1")]))
+    assert (letter.code, letter.source) == ("time-missing", Source(TOPIC, PARTITION, 7))
+    lettered = dead_letter_headers(posing, "time-missing", "", b"delay_topic_any:3:7")
+    assert dead_letters.replayed_offsets((0, 0, None, None, lettered)) == []
+
+
+# --- markers and filters -------------------------------------------------------------------------
+
+
+def test_a_marker_is_read_back_and_is_no_dead_letter() -> None:
+    row: Row = (9, NOW_MS, None, None, dead_letters.marker([3, 5, 2**40]))
+    assert dead_letters.replayed_offsets(row) == [3, 5, 2**40]
+    assert dead_letters.read_letter(0, row) is None
+
+
+@pytest.mark.parametrize("text", [b"", b"1,", b"x", b"-1", None])
+def test_what_is_no_marker_marks_nothing(text: bytes | None) -> None:
+    assert dead_letters.replayed_offsets((0, 0, None, None, [(names.DELAY_REPLAYED, text)])) == []
+    assert dead_letters.replayed_offsets((0, 0, None, None, UNREADABLE)) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matches"),
+    [
+        (Filter(), True),
+        (Filter(codes=frozenset({"time-missing", "time-past"})), True),
+        (Filter(codes=frozenset({"time-past"})), False),
+        (Filter(since_ms=NOW_MS), True),
+        (Filter(since_ms=NOW_MS + 1), False),
+        (Filter(until_ms=NOW_MS), False),
+        (Filter(until_ms=NOW_MS + 1), True),
+        (Filter(topic=TOPIC), True),
+        (Filter(topic=TOPIC, partition=3, offset=7), True),
+        (Filter(topic="delay_topic"), False),
+        (Filter(topic=TOPIC, partition=4), False),
+        (Filter(topic=TOPIC, partition=3, offset=8), False),
+    ],
+)
+def test_filters(wanted: Filter, *, matches: bool) -> None:
+    assert wanted.matches(refused(read([("own", b"1")]))) is matches
+
+
+def test_a_filter_of_sources_leaves_a_dead_letter_without_one() -> None:
+    letter = replace(refused(read([("own", b"1")])), source=None)
+    assert not Filter(topic=TOPIC).matches(letter)
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["list", "--code", "nonsense"], "target-denied"),
+        (["list", "--source", "a b"], "TOPIC[:PARTITION[:OFFSET]]"),
+        (["list", "--since", "yesterday"], "--since 'yesterday' is no time"),
+        (["replay", "--at", "1", "--delay", "1", "--yes"], "not both"),
+        (["replay"], "--yes"),
+        (["list"], "kafka.bootstrap is not set"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_happens(arguments: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, ["dlq", *arguments], env={"DELAYSERVICE_KAFKA__BOOTSTRAP": None})
+    assert done.exit_code == 1
+    assert told in str(done.exception)
+
+
+def test_every_code_can_be_asked_for() -> None:
+    assert dead_letters.FORGED in EXPLANATIONS
