@@ -8,11 +8,11 @@ and judged, in four to six.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from delayservice.core import names
 from delayservice.core.aliases import ALIASES, ROCKETMQ_UNIQ_KEY
-from delayservice.core.codec import Header, Meta
+from delayservice.core.codec import Header, Meta, Payload
 from delayservice.core.codes import (
     COPY_FORGED,
     CRON_INVALID,
@@ -135,12 +135,12 @@ class RecordReader:
         """
         entries: list[Entry] = []
         add = entries.append
-        allowed = self._allowed
+        plain = self._plain
         for row in rows:
             offset, timestamp_ms, key, value, headers = row
             if offset < self._first or offset >= self._stop:
                 self._enter(offset)
-                allowed = self._allowed
+                plain = self._plain
             target_text = text = identity = None
             since_ms = known = 0
             own: Headers = []
@@ -163,7 +163,7 @@ class RecordReader:
                     known = _NOT_PLAIN
                 else:
                     own.append(header)
-            target = allowed.get(target_text)
+            target = plain.get(target_text)
             if (
                 target is not None
                 and text is not None
@@ -210,6 +210,8 @@ class RecordReader:
         self._stop = OFFSET_MAX if stop is None else stop
         self._targets = Targets(contract, self._topic)
         self._allowed = self._targets.allowed
+        # Nothing on a level topic is plain: its records' times are not read.
+        self._plain: Mapping[bytes | None, str] = {} if contract.level_ms else self._allowed
         self._plain_window_ms = contract.roll_window_ms - contract.roll_spread_ms
         self._id_bytes_max = contract.id_bytes_max
         self._delay_ms_max = contract.max_delay_ms
@@ -229,21 +231,40 @@ class RecordReader:
             if text is not None and len(text) > self._contract.header_bytes_max:
                 self._check_size(name, len(text))
             _RULES[name](draft, name, text)
+        if self._contract.level_ms:
+            return self._level_record(offset, timestamp_ms, draft, headers)
         identity = self._identity(draft)
         operation = _operation(draft, identity, bare=not known)
         if operation != SCHEDULE_OP:
             identity = key if not known else identity
             return self._control(offset, operation, identity, original)
         due_ms = self._due_ms(draft, timestamp_ms)
+        payload = self._payload(draft, identity, due_ms, headers)
+        key_ms = self._key_ms(offset, timestamp_ms, due_ms)
+        return (offset, SCHEDULE, key_ms, identity, payload, None)
+
+    def _payload(
+        self, draft: Draft, identity: bytes | None, due_ms: int, headers: Headers
+    ) -> Payload:
         expires_ms = _expires_ms(draft)
         meta: Meta | None = None
         if identity is not None or expires_ms is not None:
             meta = (identity, None, 1, expires_ms)
         own = [header for header in headers if header[0] not in _STRIPPED]
         target = self._target(draft)
-        payload = (target, _partition(draft), _output_key(draft), value, own, due_ms, meta)
-        key_ms = self._key_ms(offset, timestamp_ms, due_ms)
-        return (offset, SCHEDULE, key_ms, identity, payload, None)
+        return (target, _partition(draft), _output_key(draft), draft.value, own, due_ms, meta)
+
+    def _level_record(
+        self, offset: int, timestamp_ms: int, draft: Draft, headers: Headers
+    ) -> Entry:
+        """On a level topic the topic says when, and nothing can be picked out again."""
+        if draft.ops or draft.ids or draft.key_is_id or draft.recurring:
+            raise RecordRefusedError(
+                OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
+            )
+        due_ms = self._written_ms(timestamp_ms) + self._contract.level_ms
+        payload = self._payload(draft, None, due_ms, headers)
+        return (offset, SCHEDULE, due_ms, None, payload, None)
 
     def _key_ms(self, offset: int, timestamp_ms: int, due_ms: int) -> int:
         """When the record is to be settled: when it is due, or rolled before (rule 2)."""
@@ -314,8 +335,7 @@ class RecordReader:
             )
         if not draft.times:
             raise RecordRefusedError(TIME_MISSING, f"neither {DELAY_AT} nor {DELAY_AFTER} is given")
-        if not 0 <= timestamp_ms < MAX_DELAY_MS_MAX:
-            raise RecordRefusedError(TIME_INVALID, f"the record's timestamp is {timestamp_ms}")
+        self._written_ms(timestamp_ms)
         dues = [
             (name, min(parse(name, text, timestamp_ms), DUE_STOP_MS))
             for name, text, parse in draft.times
@@ -327,6 +347,11 @@ class RecordReader:
                     TIME_AMBIGUOUS, f"{first_name} means {due_ms}, {name} means {other_ms}"
                 )
         return self._bounded_due_ms(due_ms, timestamp_ms)
+
+    def _written_ms(self, timestamp_ms: int) -> int:
+        if not 0 <= timestamp_ms < MAX_DELAY_MS_MAX:
+            raise RecordRefusedError(TIME_INVALID, f"the record's timestamp is {timestamp_ms}")
+        return timestamp_ms
 
     def _bounded_due_ms(self, due_ms: int, timestamp_ms: int) -> int:
         delay_ms = due_ms - timestamp_ms

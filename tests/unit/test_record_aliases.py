@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from delayservice.core.aliases import ALIASES
-from delayservice.core.levels import ROCKETMQ_LEVELS_MS
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.entry import CANCEL, INVALID, SCHEDULE, Entry, Headers
+from delayservice.core.levels import ROCKETMQ_LEVELS_MS
 from delayservice.core.record import RecordReader
 
 WRITTEN_MS = 1_700_000_000_000

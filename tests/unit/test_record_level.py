@@ -1,0 +1,67 @@
+"""Records of a level topic: the topic says when."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayservice.core.codes import OP_INVALID, TARGET_DENIED, TIME_INVALID
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.entry import INVALID, SCHEDULE, Entry, Headers
+from delayservice.core.record import RecordReader
+
+WRITTEN_MS = 1_800_000_000_000
+TARGET: Headers = [("delay-target-topic", b"orders")]
+
+
+def read(headers: Headers, value: bytes | None = b"v", written_ms: int = WRITTEN_MS) -> Entry:
+    contract = Contract(level_ms=5_000, allow=("orders",))
+    reader = RecordReader("delay_topic_1", 0, Contracts([(0, contract)]), ())
+    reader.read(0, WRITTEN_MS, None, b"v", TARGET)  # the target has been seen
+    return reader.read(7, written_ms, b"key", value, headers)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("delay-at", b"1")],
+        [("delay-after", b"1")],
+        [("delay-after", b"nonsense")],
+        [("DELAY", b"3")],
+        [("DELAY", b"3"), ("UNIQ_KEY", b"AC11")],
+    ],
+)
+def test_its_records_wait_for_the_level_whatever_they_say(headers: Headers) -> None:
+    own: Headers = [("own", b"1")]
+    entry = read([*own, *TARGET, *headers])
+    kept = own + [header for header in headers if header[0] == "UNIQ_KEY"]
+    due_ms = WRITTEN_MS + 5_000
+    payload = ("orders", -1, b"key", b"v", kept, due_ms, None)
+    assert entry == (7, SCHEDULE, due_ms, None, payload, None)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("delay-id", b"a")],
+        [("delay-op", b"cancel"), ("delay-id", b"a")],
+        [("delay-op", b"fire")],
+        [("scheduler-epoch", b"5")],
+        [("delay-every", b"5000")],
+    ],
+)
+def test_nothing_is_picked_out_of_it_again(headers: Headers) -> None:
+    entry = read([*TARGET, *headers])
+    assert entry[1] == INVALID
+    assert entry[5][0] == OP_INVALID
+
+
+def test_a_null_value_is_a_value() -> None:
+    assert read(TARGET, value=None)[1] == SCHEDULE
+    assert read(TARGET, value=None)[4][3] is None
+
+
+def test_the_rest_of_the_contract_holds() -> None:
+    assert read([("delay-target-topic", b"other")])[5][0] == TARGET_DENIED
+    assert read(TARGET, written_ms=-1)[5][0] == TIME_INVALID
+    assert read([*TARGET, ("delay-expires-at", b"99")])[4][6] == (None, None, 1, 99)
