@@ -12,6 +12,10 @@ class SettingsError(DelayServiceError):
     """A setting is unknown, out of bounds or contradicts another one."""
 
 
+class InvalidRequestError(DelayServiceError, ValueError):
+    """A caller of the client library asks for what the service can't do; nothing was written."""
+
+
 class StoreError(DelayServiceError):
     """A store can't go on: a failed fsync, a folder in use, a format from the future."""
 

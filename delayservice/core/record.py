@@ -79,7 +79,8 @@ _UNREADABLE_REFUSAL: Refusal = (
 
 _RULES: dict[str, Rule] = {**RULES, **{alias.header: alias.rule for alias in ALIASES}}
 _KNOWN = frozenset(_RULES) | names.COPY_NAMES
-_STRIPPED = _KNOWN - {ROCKETMQ_UNIQ_KEY}
+STRIPPED = _KNOWN - {ROCKETMQ_UNIQ_KEY}
+"""Names of headers that are never delivered as they were written."""
 
 
 class RecordReader:
@@ -250,7 +251,7 @@ class RecordReader:
         meta: Meta | None = None
         if identity is not None or expires_ms is not None:
             meta = (identity, None, 1, expires_ms)
-        own = [header for header in headers if header[0] not in _STRIPPED]
+        own = [header for header in headers if header[0] not in STRIPPED]
         target = self._target(draft)
         return (target, _partition(draft), _output_key(draft), draft.value, own, due_ms, meta)
 

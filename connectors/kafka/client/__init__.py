@@ -1,0 +1,29 @@
+"""The client library: delayed records from producers, retries and idempotence for consumers.
+
+A record with headers is all that the service asks for (``docs/header-contract.md``); this package
+writes those headers, checks them before anything is sent, and knows where an id lives. It stands on
+confluent-kafka and on ``delayservice.core``, and loads nothing of the service itself.
+"""
+
+from connectors.kafka.client.dedupe import Deduplicator, LruSeen, SeenStore
+from connectors.kafka.client.ladder import RETRY_DELAYS_MS, HandedOver, RetryLadder
+from connectors.kafka.client.levels import LevelProducer
+from connectors.kafka.client.producer import DelayProducer
+from connectors.kafka.client.received import own_headers, source_of
+from connectors.kafka.client.request import NO_KEY
+from delayservice.errors import InvalidRequestError
+
+__all__ = [
+    "NO_KEY",
+    "RETRY_DELAYS_MS",
+    "Deduplicator",
+    "DelayProducer",
+    "HandedOver",
+    "InvalidRequestError",
+    "LevelProducer",
+    "LruSeen",
+    "RetryLadder",
+    "SeenStore",
+    "own_headers",
+    "source_of",
+]

@@ -1,0 +1,171 @@
+"""``RetryLadder``: a record that a consumer could not handle comes back later, and later still."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from confluent_kafka import KafkaError, Message
+
+from connectors.kafka.client.levels import LevelProducer
+from connectors.kafka.client.producer import DelayProducer
+from connectors.kafka.client.received import (
+    RETRY_SOURCE,
+    all_headers,
+    last_header,
+    own_headers,
+    source_of,
+)
+from connectors.kafka.client.request import Delay, Header, delay_ms, target_headers
+from delayservice.core.levels import ROCKETMQ_LEVELS_MS
+from delayservice.core.provenance import printable
+from delayservice.errors import InvalidRequestError, KafkaEdgeError
+
+RETRY_DELAYS_MS: Final = ROCKETMQ_LEVELS_MS[2:]
+"""RocketMQ's sixteen steps for consumers: 10s 30s 1m…10m 20m 30m 1h 2h."""
+
+RETRY_ATTEMPT: Final = "retry-attempt"
+RETRY_TOPIC: Final = "retry-original-topic"
+RETRY_ERROR: Final = "retry-error"
+
+_ADDED: Final = frozenset({RETRY_ATTEMPT, RETRY_SOURCE, RETRY_TOPIC, RETRY_ERROR})
+
+
+class HandedOver(NamedTuple):
+    """Where a failed record went.
+
+    ``attempt``: how often it has failed, this time included. ``delay_ms``: the step, after which it
+    comes back (a level may be longer); None: it went to the dead-letter ``topic`` and does not.
+    """
+
+    attempt: int
+    topic: str
+    delay_ms: int | None
+
+
+class RetryLadder:
+    """Hands records that failed back to the consumers of a group, step by step, and then to a
+    dead-letter topic.
+
+    The consumers read ``retry_topic`` beside their own topics. Both topics of the ladder have to
+    exist, and the delay topic has to allow ``retry_topic`` as a target. Not for several threads at
+    once.
+
+    Nothing is lost if the offset of a failed record is committed only after ``confirm``, or in the
+    same transaction: with a transactional producer underneath, the hand-over is a part of the
+    transaction that the caller has begun, and ``confirm`` is not needed.
+
+    Args:
+        group: the consumers' group.
+        producer: what the records go back through. A ``LevelProducer`` takes its next level up for
+            each step; with RocketMQ's levels, they are the same.
+        delays: the steps, the first one first.
+        retry_topic: None: ``retry_<group>``.
+        dead_letter_topic: where records go after the last step; None: ``dead_letter_<group>``.
+            Names that begin with ``delay_`` are the service's.
+
+    Raises:
+        InvalidRequestError: no steps, a step that can't be read, or a topic that can't be.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        producer: DelayProducer | LevelProducer,
+        *,
+        delays: Sequence[Delay] = RETRY_DELAYS_MS,
+        retry_topic: str | None = None,
+        dead_letter_topic: str | None = None,
+    ) -> None:
+        if not delays:
+            raise InvalidRequestError("delays is empty: a ladder has one step or more")
+        self.retry_topic = retry_topic or f"retry_{group}"
+        self.dead_letter_topic = dead_letter_topic or f"dead_letter_{group}"
+        for topic in (self.retry_topic, self.dead_letter_topic):
+            target_headers(topic, None, None)
+        self._delays_ms = tuple(delay_ms("delays", delay) for delay in delays)
+        self._producer = producer
+        self._refused: KafkaError | None = None
+
+    def attempts(self, message: Message) -> int:
+        """How often a record has failed before: 0, unless it comes from the retry topic.
+
+        So a dead letter that somebody writes back to its first topic starts from the first step.
+        """
+        if message.topic() != self.retry_topic:
+            return 0
+        text = last_header(all_headers(message), RETRY_ATTEMPT)
+        return int(text) if text is not None and text.isdigit() else 0
+
+    def failed(self, message: Message, error: BaseException) -> HandedOver:
+        """Send a record on its way back, or to the dead-letter topic after the last step.
+
+        Key, value and own headers go along, and ``retry-attempt``, ``retry-source``,
+        ``retry-original-topic`` and ``retry-error`` say what happened.
+
+        Args:
+            message: what could not be handled.
+            error: why.
+
+        Returns:
+            Where it went; at the broker it is after ``confirm`` or the transaction's commit.
+
+        Raises:
+            BufferError, KafkaException: as by ``Producer.produce``; the record was not handed over.
+        """
+        attempt = self.attempts(message) + 1
+        headers = self._headers(message, attempt, error)
+        if attempt > len(self._delays_ms):
+            self._producer.producer.produce(
+                self.dead_letter_topic,
+                message.value(),
+                message.key(),
+                on_delivery=self._reported,
+                headers=headers,
+            )
+            return HandedOver(attempt, self.dead_letter_topic, None)
+        step_ms = self._delays_ms[attempt - 1]
+        self._producer.send(
+            self.retry_topic,
+            message.value(),
+            key=message.key(),
+            delay=step_ms,
+            headers=headers,
+            on_delivery=self._reported,
+        )
+        return HandedOver(attempt, self.retry_topic, step_ms)
+
+    def confirm(self, timeout_s: float = 30.0) -> None:
+        """Wait until everything handed over is at the broker: then offsets may be committed.
+
+        Raises:
+            KafkaEdgeError: something is not: commit no offsets. A record that was refused for good
+                is told of by every later call too, so that no later offset is committed by
+                mistake: end the consumer, and begin again at the committed offsets.
+        """
+        left = self._producer.flush(timeout_s)
+        if self._refused is None and left:
+            raise KafkaEdgeError(
+                f"{left} records were not acknowledged within {timeout_s:g} s: commit no offsets"
+            )
+        if self._refused is not None:
+            raise KafkaEdgeError(
+                f"a failed record could not be handed over: {self._refused.str()}; commit no "
+                "offsets, and begin again at the committed ones"
+            )
+
+    def _headers(self, message: Message, attempt: int, error: BaseException) -> list[Header]:
+        origin = last_header(all_headers(message), RETRY_TOPIC) if attempt > 1 else None
+        reason = printable(f"{type(error).__name__}: {error}")
+        kept: list[Header] = [h for h in own_headers(message) if h[0] not in _ADDED]
+        return [
+            *kept,
+            (RETRY_ATTEMPT, str(attempt)),
+            (RETRY_SOURCE, source_of(message)),
+            (RETRY_TOPIC, origin or message.topic()),
+            (RETRY_ERROR, reason),
+        ]
+
+    def _reported(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            self._refused = self._refused or error

@@ -1,0 +1,109 @@
+"""Where an id lives: one partition of the delay topic, and another before partitions were added."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from confluent_kafka import KafkaException, Producer
+
+from delayservice.core.partitioner import partition_for
+from delayservice.errors import InvalidRequestError, KafkaEdgeError
+
+REFRESH_S: Final = 60.0
+"""How long a partition count is believed."""
+
+_ANSWER_S: Final = 15.0
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+class Places:
+    """The partitions of ids, by the partition count that the cluster tells. Thread-safe.
+
+    Args:
+        producer: asks the cluster.
+        topic: the delay topic.
+        partitions_before: counts that the topic once had.
+        refresh_s: how long a count is believed.
+        monotonic_s: the clock.
+
+    Raises:
+        InvalidRequestError: a count below 1.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        topic: str,
+        partitions_before: Iterable[int] = (),
+        refresh_s: float = REFRESH_S,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._refresh_s = refresh_s
+        self._monotonic_s = monotonic_s
+        self._former = frozenset(partitions_before)
+        if any(type(count) is not int or count < 1 for count in self._former):
+            raise InvalidRequestError("partitions_before holds partition counts, each 1 or more")
+        self._count = 0
+        self._ask_at_s = float("-inf")
+        self._lock = threading.Lock()
+
+    def now(self, record_id: bytes) -> int:
+        """The partition that a record of this id belongs in.
+
+        Raises:
+            KafkaEdgeError: the cluster has not told yet how many there are, and does not now.
+        """
+        return partition_for(record_id, self._current_count())
+
+    def former(self, record_id: bytes) -> list[int]:
+        """The other partitions where records of this id may have been written before.
+
+        Raises:
+            KafkaEdgeError: as ``now``.
+        """
+        count = self._current_count()
+        # A topic that was made anew may have fewer than it once had.
+        places = {partition_for(record_id, former) for former in self._former}
+        return sorted(p for p in places if p < count and p != partition_for(record_id, count))
+
+    def _current_count(self) -> int:
+        if self._monotonic_s() >= self._ask_at_s:
+            with self._lock:
+                if self._monotonic_s() >= self._ask_at_s:
+                    self._refresh()
+        return self._count
+
+    def _refresh(self) -> None:
+        """Ask; a count that is known stays in use while the cluster does not answer."""
+        try:
+            count = self._ask()
+        except KafkaEdgeError as exc:
+            if not self._count:
+                raise
+            _LOGGER.warning("partition count kept at %d: %s", self._count, exc)
+            count = self._count
+        if self._count and count != self._count:
+            self._former |= {self._count}
+        self._count = count
+        self._ask_at_s = self._monotonic_s() + self._refresh_s
+
+    def _ask(self) -> int:
+        try:
+            found = self._producer.list_topics(self._topic, timeout=_ANSWER_S)
+        except KafkaException as exc:
+            raise KafkaEdgeError(f"the partitions of {self._topic} can't be asked: {exc}") from exc
+        topic = found.topics.get(self._topic)
+        if topic is None or topic.error is not None or not topic.partitions:
+            why = topic.error.str() if topic is not None and topic.error else "it does not exist"
+            raise KafkaEdgeError(
+                f"delay topic {self._topic} can't be used: {why}; start the service, which "
+                "creates its topics, or give the delay_topic that it serves"
+            )
+        return len(topic.partitions)

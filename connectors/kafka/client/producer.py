@@ -1,0 +1,188 @@
+"""``DelayProducer``: any delay, cancel, fire and reschedule, through a precise delay topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Unpack
+
+from confluent_kafka import Producer
+
+from connectors.kafka.client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
+from connectors.kafka.client.places import Places
+from connectors.kafka.client.request import (
+    OwnHeaders,
+    TargetKey,
+    Text,
+    When,
+    id_bytes,
+    plain_headers,
+    target_headers,
+    when_headers,
+)
+from delayservice.core import names
+from delayservice.core.draft import CANCEL_OP, FIRE_OP
+from delayservice.errors import InvalidRequestError
+
+ID_BYTES_MAX: Final = 512
+"""The service's default limit of an id."""
+
+
+class DelayProducer(ProducerClient):
+    """Writes records that are delivered later.
+
+    Nothing is written before everything asked for is found possible. A record with an id goes to
+    the partition that murmur2 of the id names, so that its cancel meets it; one without an id goes
+    where the producer's own partitioner sends its key.
+
+    Args:
+        producer: a producer, used as it is, or the configuration of one; ``base.DEFAULTS`` says
+            what is added to a configuration.
+        delay_topic: the delay topic to write to.
+        partitions_before: partition counts that the delay topic once had, for records that may
+            still be pending since. Counts that this client sees change it remembers by itself.
+        id_bytes_max: the service's setting ``delivery.id_bytes_max``.
+        close_timeout_s: how long the end of a ``with`` block waits for acknowledgements.
+
+    Raises:
+        InvalidRequestError: ``partitions_before`` holds a count below 1.
+    """
+
+    def __init__(
+        self,
+        producer: Producer | Mapping[str, Any],
+        delay_topic: str = "delay_topic_any",
+        *,
+        partitions_before: Iterable[int] = (),
+        id_bytes_max: int = ID_BYTES_MAX,
+        close_timeout_s: float = 30.0,
+    ) -> None:
+        super().__init__(producer, close_timeout_s=close_timeout_s)
+        self.delay_topic = delay_topic
+        self._id_bytes_max = id_bytes_max
+        self._places = Places(self.producer, delay_topic, partitions_before)
+
+    def send(
+        self,
+        topic: str,
+        value: Text | None,
+        *,
+        key: Text | None = None,
+        id: Text | None = None,  # noqa: A002  # the contract's word
+        partition: int | None = None,
+        target_key: TargetKey = None,
+        headers: OwnHeaders = (),
+        on_delivery: DeliveryCallback | None = None,
+        **when: Unpack[When],
+    ) -> None:
+        """Write a record that is delivered to ``topic`` when it is due.
+
+        Args:
+            topic: the target topic.
+            value: delivered byte for byte, as key and own headers are.
+            key: of the record here and of its output.
+            id: a name to cancel, fire or reschedule it by.
+            partition: the target partition; None: chosen by the output's key.
+            target_key: another key for the output, or ``NO_KEY``.
+            headers: own headers.
+            on_delivery: told what became of the write, as by ``Producer.produce``.
+            **when: exactly one of ``delay`` and ``at``, or ``every`` or ``cron``; the rest is
+                explained at ``request.when_headers``.
+
+        Raises:
+            InvalidRequestError: the service could not do what is asked; nothing was written.
+            KafkaEdgeError: where the id lives is not known, for the cluster does not answer.
+            BufferError, KafkaException: as by ``Producer.produce``.
+        """
+        if topic == self.delay_topic:
+            raise InvalidRequestError(f"{topic} is the delay topic itself: give a target topic")
+        asked = [
+            *plain_headers(headers),
+            *when_headers(**when),
+            *target_headers(topic, partition, target_key),
+        ]
+        place = ANY_PARTITION
+        if id is not None:
+            record_id = id_bytes(id, self._id_bytes_max)
+            asked.append((names.DELAY_ID, record_id))
+            place = self._places.now(record_id)
+        self.producer.produce(
+            self.delay_topic, value, key, place, on_delivery=on_delivery, headers=asked
+        )
+
+    def cancel(
+        self,
+        id: Text,  # noqa: A002  # the contract's word
+        *,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> None:
+        """Cancel what is pending under an id, in every partition where it may be.
+
+        ``delay_outcomes`` tells what it did. ``on_delivery`` is called for each partition.
+
+        Raises:
+            InvalidRequestError, KafkaEdgeError, BufferError, KafkaException: as by ``send``.
+        """
+        record_id = id_bytes(id, self._id_bytes_max)
+        places = [self._places.now(record_id), *self._places.former(record_id)]
+        self._control(CANCEL_OP, record_id, places, on_delivery)
+
+    def fire(
+        self,
+        id: Text,  # noqa: A002  # the contract's word
+        *,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> None:
+        """Deliver now what is pending under an id; otherwise as ``cancel``."""
+        record_id = id_bytes(id, self._id_bytes_max)
+        places = [self._places.now(record_id), *self._places.former(record_id)]
+        self._control(FIRE_OP, record_id, places, on_delivery)
+
+    def reschedule(
+        self,
+        id: Text,  # noqa: A002  # the contract's word
+        topic: str,
+        value: Text | None,
+        *,
+        key: Text | None = None,
+        partition: int | None = None,
+        target_key: TargetKey = None,
+        headers: OwnHeaders = (),
+        on_delivery: DeliveryCallback | None = None,
+        **when: Unpack[When],
+    ) -> None:
+        """Put another record in the place of what is pending under an id.
+
+        Arguments and errors are those of ``send``. A record that is pending in a partition of
+        former times is cancelled there, after the new one was written: should the client end
+        between the two, both are delivered, and neither is lost.
+        """
+        self.send(
+            topic,
+            value,
+            key=key,
+            id=id,
+            partition=partition,
+            target_key=target_key,
+            headers=headers,
+            on_delivery=on_delivery,
+            **when,
+        )
+        record_id = id_bytes(id, self._id_bytes_max)
+        self._control(CANCEL_OP, record_id, self._places.former(record_id), on_delivery)
+
+    def _control(
+        self,
+        operation: str,
+        record_id: bytes,
+        places: Iterable[int],
+        on_delivery: DeliveryCallback | None,
+    ) -> None:
+        for place in places:
+            self.producer.produce(
+                self.delay_topic,
+                None,
+                record_id,
+                place,
+                on_delivery=on_delivery,
+                headers=[(names.DELAY_OP, operation), (names.DELAY_ID, record_id)],
+            )

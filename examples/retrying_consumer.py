@@ -1,0 +1,75 @@
+"""Ships orders. What is out of stock is tried again later, and at last put aside.
+
+An order's value is the name of an article; the articles in stock are in a file.
+"""
+
+from pathlib import Path
+
+import typer
+from confluent_kafka import Consumer, Message
+
+from connectors.kafka.client import (
+    RETRY_DELAYS_MS,
+    Deduplicator,
+    DelayProducer,
+    RetryLadder,
+    source_of,
+)
+
+
+class OutOfStockError(Exception):
+    """The article is not there, or not yet."""
+
+
+def ship(order: Message, stock: Path) -> None:
+    """The work. It raises what it likes."""
+    article = (order.value() or b"").decode()
+    if article not in stock.read_text("utf-8").split():
+        raise OutOfStockError(article)
+    print(f"shipped {article}, order {source_of(order)}", flush=True)
+
+
+def main(
+    bootstrap: str,
+    stock: Path,
+    topic: str = "orders",
+    group: str = "shipping",
+    delay_topic: str = "delay_topic_any",
+    delay_ms: list[int] | None = None,
+) -> None:
+    """Consume until Ctrl-C."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,  # an offset is committed when its record is dealt with
+            "isolation.level": "read_committed",
+        }
+    )
+    producer = DelayProducer({"bootstrap.servers": bootstrap}, delay_topic)
+    ladder = RetryLadder(group, producer, delays=delay_ms or RETRY_DELAYS_MS)
+    shipped = Deduplicator()
+    consumer.subscribe([topic, ladder.retry_topic])
+    try:
+        while True:
+            order = consumer.poll(1.0)
+            if order is None or order.error():
+                continue
+            try:
+                if not shipped.is_done(order):
+                    ship(order, stock)
+                    shipped.done(order)
+            except Exception as error:
+                step = ladder.failed(order, error)
+                ladder.confirm()  # it is at the broker, so nothing is lost by the commit below
+                print(f"{error!r}: failure {step.attempt}, sent to {step.topic}", flush=True)
+            consumer.commit(message=order, asynchronous=False)
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
+    finally:
+        consumer.close()
+
+
+if __name__ == "__main__":
+    typer.run(main)
