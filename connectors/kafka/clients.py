@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 LOGGER: Final = logging.getLogger("librdkafka")
@@ -26,3 +26,23 @@ def consumer_client(options: Mapping[str, Any]) -> Consumer:
 def producer_client(options: Mapping[str, Any]) -> Producer:
     """A producer; a transactional one is not initialised yet."""
     return Producer(dict(options), logger=LOGGER)
+
+
+def flush(producer: Producer, timeout_s: float) -> int:
+    """Wait until everything is sent or the time is over; how many records are left.
+
+    The client raises its fatal error while reports of what failed with it are still to come, and
+    Python takes the first of those for a mistake of the client's: ``SystemError``.
+
+    Raises:
+        KafkaException: the producer is fenced, or otherwise of no use any more.
+    """
+    try:
+        return producer.flush(timeout_s)
+    except SystemError as exc:
+        cause: BaseException | None = exc
+        while cause is not None and not isinstance(cause, KafkaException):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from None

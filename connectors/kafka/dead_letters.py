@@ -8,10 +8,10 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from connectors.kafka.clients import producer_client
+from connectors.kafka.clients import flush, producer_client
 from connectors.kafka.errors import FENCED, PURGED, REFUSALS, error_of
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds, scan_partition
 from delayservice.core.dead_letters import (
@@ -118,7 +118,7 @@ class Replayer:
         """Prepare to replay from the dead-letter topic ``topic``."""
         self._topic = topic
         self._id = transactional_id
-        self._producer: Producer = producer_client(
+        self._producer = producer_client(
             {
                 "message.max.bytes": 16 * 1024 * 1024,  # the topic decides, not the client
                 "message.timeout.ms": 30_000,
@@ -141,7 +141,7 @@ class Replayer:
         try:
             self._producer.init_transactions(INIT_TIMEOUT_S)
         except KafkaException as exc:
-            raise KafkaEdgeError(self._told("nothing was replayed", exc)) from exc
+            raise KafkaEdgeError(self._told("nothing was replayed", error_of(exc))) from exc
         return self
 
     def __exit__(
@@ -182,14 +182,15 @@ class Replayer:
             for place, offsets in _by_partition(replays).items():
                 record = Rewritten(self._topic, place, None, None, marker(offsets))
                 self._produce(record, partial(_note, refused, failures, None))
-            left = self._producer.flush(COMMIT_TIMEOUT_S)
+            left = flush(self._producer, COMMIT_TIMEOUT_S)
         except KafkaException as exc:
-            raise KafkaEdgeError(self._told("this batch was not replayed", exc)) from exc
+            raise KafkaEdgeError(self._told("this batch was not replayed", error_of(exc))) from exc
         if refused or failures or left:
             self._abort()
             if not refused:
-                why = failures[0].str() if failures else "the broker does not acknowledge"
-                raise KafkaEdgeError(f"this batch was not replayed: {why}")
+                timed_out = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001
+                why = failures[0] if failures else timed_out
+                raise KafkaEdgeError(self._told("this batch was not replayed", why))
             return refused
         self._commit()
         return {}
@@ -218,22 +219,23 @@ class Replayer:
         except KafkaException as exc:
             if error_of(exc).txn_requires_abort():
                 self._abort()
-                raise KafkaEdgeError(self._told("this batch was not replayed", exc)) from exc
+                raise KafkaEdgeError(
+                    self._told("this batch was not replayed", error_of(exc))
+                ) from exc
             self._open = False  # an abort could hit a commit that is on its way
             unknown = "the last batch may or may not be replayed; run it again, which is exact"
-            raise KafkaEdgeError(self._told(unknown, exc)) from exc
+            raise KafkaEdgeError(self._told(unknown, error_of(exc))) from exc
         self._open = False
 
     def _abort(self) -> None:
         try:
             self._producer.abort_transaction(COMMIT_TIMEOUT_S)
         except KafkaException as exc:
-            raise KafkaEdgeError(self._told("this batch was not replayed", exc)) from exc
+            raise KafkaEdgeError(self._told("this batch was not replayed", error_of(exc))) from exc
         finally:
             self._open = False
 
-    def _told(self, what: str, exc: KafkaException) -> str:
-        error = error_of(exc)
+    def _told(self, what: str, error: KafkaError) -> str:
         if error.code() in FENCED:
             return f"{what}: another replay has taken over (transactional id {self._id})"
         return f"{what} (transactional id {self._id}): {error.str()} ({error.name()})"

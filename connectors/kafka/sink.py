@@ -21,7 +21,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from connectors.kafka.clients import producer_client
+from connectors.kafka.clients import flush, producer_client
 from connectors.kafka.errors import FENCED, PURGED, REFUSALS, UNKNOWN_TARGETS, error_of
 from connectors.kafka.topics import TargetTopics
 from delayservice import faults
@@ -329,7 +329,7 @@ class KafkaSink:
     def _flush_step(self, producer: Producer) -> int:
         """How many records are left; raises when the producer was fenced."""
         try:
-            return producer.flush(FLUSH_STEP_S)
+            return flush(producer, FLUSH_STEP_S)
         except KafkaException as exc:
             raise self._lost("flush", exc) from exc
 

@@ -48,6 +48,7 @@ _PLACE: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
 _COUNT: Final = re.compile(rb"\d{1,9}")
 _OFFSETS: Final = re.compile(rb"\d{1,19}(,\d{1,19})*")
 
+_RECURRING: Final = frozenset({names.DELAY_CRON, names.DELAY_EVERY})
 _OWN_TIMES: Final = frozenset({names.DELAY_AT, names.DELAY_AFTER})
 _ROCKETMQ_TIMES: Final = frozenset(
     {"TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "DELAY"}
@@ -235,7 +236,7 @@ def refusal(
     nothing_left = letter.key is None and letter.value is None and not letter.headers
     if nothing_left or letter.code == HEADER_INVALID:
         return CONTENT_LOST
-    if retimed and any(name in names.RECURRING for name, _ in letter.headers):
+    if retimed and any(name in _RECURRING for name, _ in letter.headers):
         return RECURRING
     if letter.replays is None or letter.replays >= replays_max:
         return LIMIT

@@ -35,7 +35,7 @@ def run(*arguments: str, stdin: bytes = b"", **environ: str) -> subprocess.Compl
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "send", "status", "config", "version", "demo", "bench", "dev"]
+    "command", ["run", "send", "status", "dlq", "config", "version", "demo", "bench", "dev"]
 )
 def test_every_command_explains_itself(command: str) -> None:
     done = run(command, "--help")
