@@ -26,6 +26,7 @@ from delayservice import logs
 from delayservice.clock import ClockWatch, SystemClock
 from delayservice.core.contract import Contract
 from delayservice.core.settle import Routes
+from delayservice.cron import cron_time
 from delayservice.errors import KafkaEdgeError
 from delayservice.garbage import GarbageCollector
 from delayservice.lanes.lane import Lane
@@ -142,6 +143,7 @@ class Worker:
             roll_window_ms=settings.roll_window_ms,
             roll_spread_ms=settings.roll_spread_ms,
             park_delays_ms=settings.delivery.park_delays_ms,
+            cron_time=cron_time,
         )
         self._slices: dict[int, SliceThread] = {}
         self._retiring: set[int] = set()

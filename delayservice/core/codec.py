@@ -11,10 +11,12 @@ A payload is a msgpack array (msgspec, not our own packing: encode 0.25 µs, dec
     headers    [[str, bin | nil], ...]   the record's own headers, in order, duplicates kept
     due_ms     int         epoch milliseconds
     meta       nil | [id, source, attempt, expires_ms]   nil for a plain record
+                   | [id, source, attempt, expires_ms, recurrence]
       id          bin | nil   delay-id
       source      bin | nil   delay-source of the user's original; nil: the record itself
       attempt     int         1 for the first
       expires_ms  int | nil   epoch milliseconds
+      recurrence  bin         ``recurrence.Recurrence``, only where there is one
 
 The frame around it (length, checksum, offset, key) belongs to each store.
 """
@@ -29,13 +31,21 @@ import msgspec
 from delayservice.errors import StoreError
 
 Header: TypeAlias = tuple[str, bytes | None]
-Meta: TypeAlias = tuple[bytes | None, bytes | None, int, int | None]
+Meta: TypeAlias = (
+    tuple[bytes | None, bytes | None, int, int | None]
+    | tuple[bytes | None, bytes | None, int, int | None, bytes]
+)
 Payload: TypeAlias = tuple[str, int, bytes | None, bytes | None, list[Header], int, Meta | None]
 
 encode_payload = msgspec.msgpack.Encoder().encode
 """Payload to bytes. Raises nothing for a well-typed payload."""
 
-_decode: Callable[[bytes], Payload] = msgspec.msgpack.Decoder(Payload).decode
+_Read: TypeAlias = tuple[
+    str, int, bytes | None, bytes | None, list[Header], int, tuple[bytes | int | None, ...] | None
+]
+"""``Payload`` as far as msgspec can check it: it tells no tuples apart by their length."""
+
+_decode: Callable[[bytes], Payload] = msgspec.msgpack.Decoder(_Read).decode
 
 
 def decode_payload(data: bytes) -> Payload:

@@ -2,7 +2,8 @@
 
 The copy keeps the record's key, value and own headers byte for byte, and adds two headers::
 
-    delay-copy      JSON: v, settles, source, base, at, due, target, partition, id, attempt, expires
+    delay-copy      JSON: v, settles, source, base, at, due, target, partition, id, attempt,
+                    expires; with v 2 also recur, or shard
     delay-copy-mac  HMAC-SHA256 (hex) over where it was written, delay-copy, key, value and headers
 
 Any producer of the delay topic could write such a record, hence the signature: without it, a forged
@@ -20,12 +21,16 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from delayservice.core.codec import Header, Payload
+from delayservice.core.codec import Header, Meta, Payload
 from delayservice.core.entry import Headers, Original
 from delayservice.core.names import DELAY_COPY, DELAY_COPY_MAC
 from delayservice.core.times import DUE_STOP_MS
 
-COPY_VERSION: Final = 1
+COPY_VERSION: Final = 2
+"""2: of a recurring schedule, or from a level topic. Others are written as 1, which every version reads."""
+
+CONTINUES: Final = -1
+"""``settles`` of a copy that settles nothing: the next occurrence of a schedule."""
 
 Copy: TypeAlias = tuple[int, int, Payload]
 """``(base, at_ms, payload)`` of a copy whose signature is right."""
@@ -36,7 +41,7 @@ _LENGTH = struct.Struct(">q")
 _NULL_LENGTH = _LENGTH.pack(-1)
 
 
-class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The ``delay-copy`` header; ids and sources are bytes, base64 in JSON."""
 
     v: int
@@ -50,6 +55,8 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: bytes | None
     attempt: int
     expires: int | None
+    recur: bytes | None = None
+    shard: str | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -66,6 +73,7 @@ def write_copy(  # one argument per fact of the copy
     base: int,
     at_ms: int,
     payload: Payload,
+    shard: str | None = None,
 ) -> tuple[bytes | None, bytes | None, Headers]:
     """A copy, as the record to append to ``topic`` and ``partition``.
 
@@ -73,19 +81,22 @@ def write_copy(  # one argument per fact of the copy
         topic: the delay topic; the signature is bound to it and to ``partition``.
         partition: its partition.
         secret: the cluster's secret.
-        settles: the offset that this copy settles.
+        settles: the offset that this copy settles, or ``CONTINUES``.
         source: ``delay-source`` of the user's original; it replaces the payload's own.
         base: where the search for the copy's canceller starts (rule 13).
         at_ms: the copy's key, epoch milliseconds, 1 or more.
         payload: the pending record, with the attempt and due time it is to have.
+        shard: ``topic:partition`` that ``settles`` is an offset of, if that is not where the copy
+            goes: a record of a level topic is parked in a precise one.
 
     Returns:
         ``(key, value, headers)``.
     """
     target, target_partition, key, value, own, due_ms, meta = payload
-    identity, _, attempt, expires_ms = meta or (None, None, 1, None)
+    identity, _, attempt, expires_ms, *recurs = meta or (None, None, 1, None)
+    recur = recurs[0] if recurs else None
     fields = _Fields(
-        v=COPY_VERSION,
+        v=1 if recur is None and shard is None else COPY_VERSION,
         settles=settles,
         source=source,
         base=base,
@@ -96,6 +107,8 @@ def write_copy(  # one argument per fact of the copy
         id=identity,
         attempt=attempt,
         expires=expires_ms,
+        recur=recur,
+        shard=shard,
     )
     text = _encode(fields)
     mac = _sign(secret, _message(f"{topic}:{partition}", text, (key, value, own)))
@@ -120,9 +133,11 @@ def read_copy(
         fields = _decode(text)
     except (msgspec.DecodeError, ValueError):
         return None
-    if fields.v != COPY_VERSION or not 1 <= fields.at < DUE_STOP_MS:
+    if not 1 <= fields.v <= COPY_VERSION or not 1 <= fields.at < DUE_STOP_MS:
         return None
-    meta = (fields.id, fields.source, fields.attempt, fields.expires)
+    meta: Meta = (fields.id, fields.source, fields.attempt, fields.expires)
+    if fields.recur is not None:
+        meta = (*meta[:4], fields.recur)
     payload = (fields.target, fields.partition, key, value, own, fields.due, meta)
     return fields.base, fields.at, payload
 

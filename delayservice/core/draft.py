@@ -27,6 +27,9 @@ class Draft:
     """What the input headers of one record say, in the order of the headers."""
 
     __slots__ = (
+        "counts",
+        "cron",
+        "every",
         "expiries",
         "ids",
         "key",
@@ -34,13 +37,13 @@ class Draft:
         "keys",
         "ops",
         "partitions",
-        "recurring",
         "rocketmq",
         "spare_id",
         "targets",
         "times",
         "value",
         "windows",
+        "zones",
     )
 
     def __init__(self, key: bytes | None, value: bytes | None) -> None:
@@ -55,7 +58,10 @@ class Draft:
         self.windows: Headers = []
         self.ids: Headers = []
         self.ops: list[str] = []
-        self.recurring: list[str] = []
+        self.every: Headers = []
+        self.cron: Headers = []
+        self.zones: Headers = []
+        self.counts: Headers = []
         self.key_is_id = False
         """The record key is the id, and the output's key comes from a header or is null."""
         self.rocketmq = False
@@ -64,7 +70,13 @@ class Draft:
 
     def mentions_delivery(self) -> bool:
         """Whether a header says when or where to deliver."""
-        return bool(self.times or self.targets or self.partitions or self.keys or self.recurring)
+        where = self.targets or self.partitions or self.keys
+        return bool(self.times or where or self.recurs)
+
+    @property
+    def recurs(self) -> bool:
+        """Whether a header speaks of more than one occurrence."""
+        return bool(self.every or self.cron or self.zones or self.counts)
 
 
 Rule: TypeAlias = Callable[[Draft, str, bytes | None], None]
@@ -125,8 +137,20 @@ def _window_ms(draft: Draft, name: str, value: bytes | None) -> None:
     draft.windows.append((name, value))
 
 
-def _recurring(draft: Draft, name: str, _value: bytes | None) -> None:
-    draft.recurring.append(name)
+def _every(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.every.append((name, value))
+
+
+def _cron(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.cron.append((name, value))
+
+
+def _timezone(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.zones.append((name, value))
+
+
+def _times(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.counts.append((name, value))
 
 
 def drop(_draft: Draft, _name: str, _value: bytes | None) -> None:
@@ -143,7 +167,10 @@ RULES: dict[str, Rule] = {
     names.DELAY_OP: _op,
     names.DELAY_EXPIRES_AT: _expires_at,
     names.DELAY_WINDOW_MS: _window_ms,
-    **dict.fromkeys(names.RECURRING, _recurring),
+    names.DELAY_EVERY: _every,
+    names.DELAY_CRON: _cron,
+    names.DELAY_TIMEZONE: _timezone,
+    names.DELAY_TIMES: _times,
     **dict.fromkeys(names.OUTPUT, drop),
 }
 """Every header of our own that a user's record may carry."""

@@ -14,6 +14,8 @@ CANCEL = 2
 """Cancels the pending record of its id."""
 INVALID = 3
 """Breaks the contract: to be dead-lettered."""
+FIRE = 4
+"""Delivers the pending record of its id now."""
 
 Headers: TypeAlias = list[Header]
 
@@ -32,11 +34,13 @@ kind       key_ms                 id          payload        extra
 SCHEDULE   min(due, roll time)    or None     ``Payload``    None
 COPY       at_ms                  or None     ``Payload``    base: int, rule 12
 CANCEL     0                      bytes       ``Original``   None
+FIRE       0                      bytes       ``Original``   None
 INVALID    0                      None        ``Original``   ``(code, detail)``
 =========  =====================  ==========  =============  ==================
 
-The last two depend on the kind, which no type checker narrows in an unpacked tuple, and a class per
-kind would cost more than the whole short way of ``record``: hence ``Any``, here and nowhere else.
+The last two columns depend on the kind, which no type checker narrows in an unpacked tuple, and a
+class per kind would cost more than the whole short way of ``record``: hence ``Any``, here and
+nowhere else.
 
 ``key_ms`` of the first two is at least 1, so their keys are above ``cursor.START_KEY``. Below the
 payload's ``due_ms`` it is a roll time; only a parked copy has one above it.

@@ -24,6 +24,7 @@ DELAY_DUE_AT = "delay-due-at"
 DELAY_SOURCE = "delay-source"
 DELAY_SETTLES = "delay-settles"
 DELAY_ATTEMPT = "delay-attempt"
+DELAY_FIRED_BY = "delay-fired-by"
 DELAY_ERROR = "delay-error"
 DELAY_ERROR_DETAIL = "delay-error-detail"
 
@@ -38,7 +39,15 @@ DELAY_COPY_MAC = "delay-copy-mac"
 RECURRING = frozenset({DELAY_CRON, DELAY_EVERY, DELAY_TIMES, DELAY_TIMEZONE})
 
 OUTPUT = frozenset(
-    {DELAY_DUE_AT, DELAY_SOURCE, DELAY_SETTLES, DELAY_ATTEMPT, DELAY_ERROR, DELAY_ERROR_DETAIL}
+    {
+        DELAY_DUE_AT,
+        DELAY_SOURCE,
+        DELAY_SETTLES,
+        DELAY_ATTEMPT,
+        DELAY_FIRED_BY,
+        DELAY_ERROR,
+        DELAY_ERROR_DETAIL,
+    }
 )
 """Written by the service; dropped from a user's record."""
 

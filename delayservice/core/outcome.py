@@ -16,6 +16,12 @@ NOT_PENDING: Final = 4
 EXPIRED: Final = 5
 ROLLED: Final = 6
 PARKED: Final = 7
+FIRED: Final = 8
+RECURRED: Final = 9
+"""The next occurrence of a schedule was appended: a beginning, which settles nothing."""
+
+COPIES: Final = frozenset({ROLLED, PARKED, RECURRED})
+"""Outputs that come back through the delay topic."""
 
 OUTCOME_NAMES: Final = (
     "delivered",
@@ -26,6 +32,8 @@ OUTCOME_NAMES: Final = (
     "expired",
     "rolled",
     "parked",
+    "fired",
+    "recurred",
 )
 """Name of each outcome, by its number, as metrics and the outcome topic spell it."""
 

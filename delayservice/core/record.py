@@ -26,15 +26,17 @@ from delayservice.core.codes import (
     TIME_INVALID,
     TIME_MISSING,
     TIME_PAST,
+    ZONE_INVALID,
     RecordRefusedError,
 )
 from delayservice.core.contract import MAX_DELAY_MS_MAX, PAST_DUE_DELIVER, Contracts
 from delayservice.core.copies import read_copy
 from delayservice.core.cursor import OFFSET_MAX
-from delayservice.core.draft import CANCEL_OP, RULES, SCHEDULE_OP, Draft, Rule
+from delayservice.core.draft import CANCEL_OP, FIRE_OP, RULES, SCHEDULE_OP, Draft, Rule
 from delayservice.core.entry import (
     CANCEL,
     COPY,
+    FIRE,
     INVALID,
     SCHEDULE,
     UNREADABLE,
@@ -46,9 +48,18 @@ from delayservice.core.entry import (
 )
 from delayservice.core.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_TARGET_TOPIC
 from delayservice.core.provenance import Provenance, dead_letter_headers, provenance
+from delayservice.core.recurrence import (
+    Recurrence,
+    check_every,
+    check_times,
+    encode,
+    numbered,
+    parse_cron,
+    parse_zone,
+)
 from delayservice.core.spread import spread_ms
 from delayservice.core.targets import Targets
-from delayservice.core.times import DUE_STOP_MS, parse_count, parse_instant_ms
+from delayservice.core.times import DUE_STOP_MS, parse_count, parse_delay_ms, parse_instant_ms
 
 __all__ = [
     "CANCEL",
@@ -66,6 +77,8 @@ __all__ = [
 PARTITION_BY_KEY = -1
 
 _PARTITION_MAX = 2**31 - 1
+_FIRE_SINCE = _WINDOW_SINCE = _RECURRING_SINCE = 2
+"""Versions of the contract."""
 _PLAIN_DIGITS_MAX = 15
 _TIME_AND_TARGET = 2
 _TIME_TARGET_AND_ID = 3
@@ -239,10 +252,40 @@ class RecordReader:
         if operation != SCHEDULE_OP:
             identity = key if not known else identity
             return self._control(offset, operation, identity, original)
+        if draft.recurs:
+            return self._recurring(offset, timestamp_ms, draft, identity, headers)
         due_ms = self._due_ms(draft, timestamp_ms)
+        due_ms = self._bounded_due_ms(due_ms + self._jitter_ms(draft, offset), timestamp_ms)
         payload = self._payload(draft, identity, due_ms, headers)
         key_ms = self._key_ms(offset, timestamp_ms, due_ms)
         return (offset, SCHEDULE, key_ms, identity, payload, None)
+
+    def _recurring(
+        self,
+        offset: int,
+        timestamp_ms: int,
+        draft: Draft,
+        identity: bytes | None,
+        headers: Headers,
+    ) -> Entry:
+        """A schedule by period begins with its first occurrence; one by cron is due at once, for
+        the owner to write its first occurrence into a copy (see ``recurrence``).
+        """
+        if self._contract.version < _RECURRING_SINCE:
+            raise RecordRefusedError(CRON_INVALID, "recurring schedules were not served yet")
+        start_ms = self._due_ms(draft, timestamp_ms) if draft.times else 0
+        recurrence = _recurrence(draft, start_ms)
+        due_ms = max(self._written_ms(timestamp_ms), 1)
+        source = None
+        if recurrence.every_ms:
+            due_ms = start_ms or due_ms + recurrence.every_ms
+            source = numbered(b"%s:%d:%d" % (self._topic.encode(), self._partition, offset), 1)
+        due_ms = self._bounded_due_ms(due_ms, timestamp_ms)
+        payload = self._payload(draft, identity, due_ms, headers)
+        expires_ms = payload[6][3] if payload[6] is not None else None
+        meta = (identity, source, 1, expires_ms, encode(recurrence))
+        key_ms = self._key_ms(offset, timestamp_ms, due_ms)
+        return (offset, SCHEDULE, key_ms, identity, (*payload[:6], meta), None)
 
     def _payload(
         self, draft: Draft, identity: bytes | None, due_ms: int, headers: Headers
@@ -259,7 +302,7 @@ class RecordReader:
         self, offset: int, timestamp_ms: int, draft: Draft, headers: Headers
     ) -> Entry:
         """On a level topic the topic says when, and nothing can be picked out again."""
-        if draft.ops or draft.ids or draft.key_is_id or draft.recurring:
+        if draft.ops or draft.ids or draft.key_is_id or draft.recurs:
             raise RecordRefusedError(
                 OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
             )
@@ -292,12 +335,12 @@ class RecordReader:
         identity: bytes | None,
         original: Original,
     ) -> Entry:
-        if operation != CANCEL_OP:
-            raise RecordRefusedError(OP_INVALID, f"{operation} is not served by this version")
+        if operation == FIRE_OP and self._contract.version < _FIRE_SINCE:
+            raise RecordRefusedError(OP_INVALID, f"{operation} was not served yet")
         if identity is None:
             raise RecordRefusedError(OP_INVALID, f"{operation} needs {DELAY_ID}")
         self._check_id(identity)
-        return (offset, CANCEL, 0, identity, original, None)
+        return (offset, FIRE if operation == FIRE_OP else CANCEL, 0, identity, original, None)
 
     def _identity(self, draft: Draft) -> bytes | None:
         """The record's id, from our own header or another system's."""
@@ -328,12 +371,7 @@ class RecordReader:
             )
 
     def _due_ms(self, draft: Draft, timestamp_ms: int) -> int:
-        """The one due time that all time headers agree on, within the contract's bounds."""
-        if draft.recurring:
-            raise RecordRefusedError(
-                CRON_INVALID,
-                f"recurring schedules ({draft.recurring[0]}) are not served by this version",
-            )
+        """The one due time that all time headers agree on."""
         if not draft.times:
             raise RecordRefusedError(TIME_MISSING, f"neither {DELAY_AT} nor {DELAY_AFTER} is given")
         self._written_ms(timestamp_ms)
@@ -347,7 +385,18 @@ class RecordReader:
                 raise RecordRefusedError(
                     TIME_AMBIGUOUS, f"{first_name} means {due_ms}, {name} means {other_ms}"
                 )
-        return self._bounded_due_ms(due_ms, timestamp_ms)
+        return due_ms
+
+    def _jitter_ms(self, draft: Draft, offset: int) -> int:
+        """How much later within its window the record is due: by its offset, so that many with one
+        due time are spread evenly.
+        """
+        windows = {parse_count(name, text) for name, text in draft.windows}
+        if len(windows) > 1:
+            raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_WINDOW_MS} disagree")
+        if not windows or self._contract.version < _WINDOW_SINCE:
+            return 0
+        return spread_ms(offset, min(windows.pop(), self._contract.max_delay_ms))
 
     def _written_ms(self, timestamp_ms: int) -> int:
         if not 0 <= timestamp_ms < MAX_DELAY_MS_MAX:
@@ -407,15 +456,32 @@ def _partition(draft: Draft) -> int:
 
 
 def _expires_ms(draft: Draft) -> int | None:
-    """``delay-expires-at``; ``delay-window-ms`` is checked on the way, and not served yet."""
-    for name, text in draft.windows:
-        parse_count(name, text)
+    """``delay-expires-at``, epoch milliseconds."""
     if not draft.expiries:
         return None
     instants = {parse_instant_ms(name, text) for name, text in draft.expiries}
     if len(instants) > 1:
         raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_EXPIRES_AT} disagree")
     return instants.pop()
+
+
+def _recurrence(draft: Draft, start_ms: int) -> Recurrence:
+    """What the headers of a recurring schedule say; ``start_ms`` is 0 where they say no start."""
+    left = None
+    if draft.counts:
+        left = check_times(parse_count(*_agreed(draft.counts, CRON_INVALID)))
+    if bool(draft.every) == bool(draft.cron) or (draft.zones and draft.every):
+        raise RecordRefusedError(
+            CRON_INVALID,
+            f"a recurring schedule has {names.DELAY_EVERY}, or {names.DELAY_CRON} with or without "
+            f"{names.DELAY_TIMEZONE}",
+        )
+    if draft.every:
+        every_ms = check_every(parse_delay_ms(*_agreed(draft.every, CRON_INVALID)))
+        return Recurrence(every_ms, left=left)
+    zone = parse_zone(_agreed(draft.zones, ZONE_INVALID)[1]) if draft.zones else "UTC"
+    cron = parse_cron(_agreed(draft.cron, CRON_INVALID)[1])
+    return Recurrence(0, cron, zone, left, number=0, start_ms=start_ms)
 
 
 def _agreed(headers: Headers, code: str) -> Header:

@@ -5,14 +5,27 @@ The shard decides *that* a record is settled, this module decides *how*.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from delayservice.core import outcome
 from delayservice.core.codec import Header, Payload
-from delayservice.core.copies import write_copy
+from delayservice.core.codes import CRON_INVALID, RecordRefusedError
+from delayservice.core.copies import CONTINUES, write_copy
 from delayservice.core.entry import Original
+from delayservice.core.names import DELAY_FIRED_BY
 from delayservice.core.outcome import Output
 from delayservice.core.record import Provenance, dead_letter_headers
+from delayservice.core.recurrence import (
+    CronTime,
+    Recurrence,
+    at_occurrence,
+    first_ms,
+    following,
+    recurrence_of,
+)
 from delayservice.core.spread import spread_ms
 
 
@@ -27,6 +40,7 @@ class Routes:
     roll_spread_ms: int
     """A copy comes back up to so much earlier than after the window: bursts flatten out."""
     park_delays_ms: tuple[int, ...]
+    cron_time: CronTime
 
 
 @dataclass(slots=True)
@@ -43,6 +57,15 @@ class Verdicts:
     refused: dict[int, tuple[str, str]] = field(default_factory=dict)
     stripped: set[int] = field(default_factory=set)
 
+    def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
+        """Note offsets that the broker refused; those whose dead letter was refused too, as ones
+        without content.
+        """
+        for offset, reason in refusals:
+            if offset in self.refused:
+                self.stripped.add(offset)
+            self.refused.setdefault(offset, reason)
+
 
 class Settler:
     """Builds the outputs of one shard."""
@@ -55,6 +78,9 @@ class Settler:
         self._provenance = Provenance(topic, partition)
         self._routes = routes
         self._verdicts = verdicts
+        self.copies_to: str | None = topic
+        """The delay topic that copies are appended to, in the same partition; None where there is
+        none: then nothing is parked."""
 
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
@@ -74,15 +100,73 @@ class Settler:
             return self._dead_letter_payload(offset, payload, *refusal)
         if due_ms > now_ms:
             return self._roll(offset, payload, now_ms, base)
-        target, partition, key, value, headers, _, meta = payload
-        if meta is not None and meta[3] is not None and now_ms > meta[3]:
-            return self._outcome(outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None)
-        if verdicts.blocked:
+        return self._settle_now(offset, payload, now_ms, base)
+
+    def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
+        """Deliver, unless it is too late or the target can't take it."""
+        target, partition, key, value, headers, due_ms, meta = payload
+        if meta is not None:
+            if meta[3] is not None and now_ms > meta[3]:
+                return self._outcome(outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None)
+            recurrence = recurrence_of(meta)
+            if recurrence is not None and not recurrence.number:
+                return self._arm(offset, payload, recurrence, now_ms, base)
+        if self._verdicts.blocked:
             parked = self._settle_blocked(offset, payload, now_ms, base)
             if parked is not None:
                 return parked
         sent = headers + self._provenance.headers(offset, due_ms, meta)
         return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
+
+    def fire(self, offset: int, payload: Payload, now_ms: int, by: int) -> Output:
+        """The output that settles a pending record now, whenever it is due, because the record at
+        ``by`` asks for it.
+        """
+        refusal = self._verdicts.refused.get(offset)
+        if refusal is not None:
+            return self._dead_letter_payload(offset, payload, *refusal)
+        output = self._settle_now(offset, payload, now_ms, by + 1)
+        if output[0] != outcome.DELIVERED:
+            return output
+        _, target, partition, key, value, headers, due_ms, _ = output
+        sent = [*headers, (DELAY_FIRED_BY, b"%d" % by)]
+        return (outcome.FIRED, target, partition, key, value, sent, due_ms, offset)
+
+    def following(
+        self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
+    ) -> Output | None:
+        """The next occurrence of a schedule, to be appended beside the output that delivers the
+        pending one; None: there is none. A dead letter ends a schedule: it says so, and can be
+        sent again.
+        """
+        if output[0] not in (outcome.DELIVERED, outcome.FIRED):
+            return None
+        source = self._provenance.source(offset, payload[6])
+        try:
+            again = following(payload, source, now_ms, self._routes.cron_time)
+        except RecordRefusedError as exc:
+            return self._dead_letter_payload(offset, payload, exc.code, exc.detail)
+        if again is None:
+            return None
+        return self._copy(
+            outcome.RECURRED, offset, again, self._at_ms(offset, again, now_ms), base, CONTINUES
+        )
+
+    def _arm(
+        self, offset: int, payload: Payload, recurrence: Recurrence, now_ms: int, base: int
+    ) -> Output:
+        """The copy with the first occurrence of a cron schedule."""
+        source = self._provenance.source(offset, payload[6])
+        try:
+            due_ms = first_ms(recurrence, payload[5], self._routes.cron_time)
+        except RecordRefusedError as exc:
+            return self._dead_letter_payload(offset, payload, exc.code, exc.detail)
+        armed = replace(recurrence, number=1)
+        first = at_occurrence(payload, armed, source, due_ms)
+        if first is None:
+            detail = f"{recurrence.cron!r} has no occurrence before its end"
+            return self._dead_letter_payload(offset, payload, CRON_INVALID, detail)
+        return self._copy(outcome.ROLLED, offset, first, self._at_ms(offset, first, now_ms), base)
 
     def dead_letter(
         self,
@@ -126,7 +210,7 @@ class Settler:
         if reason is None:
             return None
         attempt = payload[6][2] if payload[6] is not None else 1
-        if attempt > len(self._routes.park_delays_ms):
+        if attempt > len(self._routes.park_delays_ms) or self.copies_to is None:
             return self._dead_letter_payload(offset, payload, *reason)
         return self._park(offset, payload, now_ms, base, attempt)
 
@@ -140,6 +224,9 @@ class Settler:
             ("delay-at", b"%d" % due_ms),
             ("delay-target-topic", target.encode()),
         ]
+        recurrence = recurrence_of(meta)
+        if recurrence is not None:
+            asked += recurrence.headers()
         if partition >= 0:
             asked.append(("delay-target-partition", b"%d" % partition))
         if meta is not None and meta[0] is not None:
@@ -150,30 +237,44 @@ class Settler:
         return self.dead_letter(offset, (key, value, asked), code, detail, due_ms, source)
 
     def _roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
+        at_ms = self._at_ms(offset, payload, now_ms)
+        return self._copy(outcome.ROLLED, offset, payload, at_ms, base)
+
+    def _at_ms(self, offset: int, payload: Payload, now_ms: int) -> int:
+        """The key of a copy made now: when it is due, or to be rolled again before."""
         routes = self._routes
         window_ms = routes.roll_window_ms - spread_ms(offset, routes.roll_spread_ms)
-        at_ms = min(payload[5], now_ms + window_ms)
-        return self._copy(outcome.ROLLED, offset, payload, at_ms, base)
+        return max(min(payload[5], now_ms + window_ms), 1)
 
     def _park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
-        record_id, source, _, expires_ms = payload[6] or (None, None, 1, None)
-        again = (*payload[:6], (record_id, source, attempt + 1, expires_ms))
+        record_id, source, _, *rest = payload[6] or (None, None, 1, None)
+        again = (*payload[:6], (record_id, source, attempt + 1, *rest))
         return self._copy(outcome.PARKED, offset, again, at_ms, base)
 
-    def _copy(self, kind: int, offset: int, payload: Payload, at_ms: int, base: int) -> Output:
+    def _copy(
+        self,
+        kind: int,
+        offset: int,
+        payload: Payload,
+        at_ms: int,
+        base: int,
+        settles: int | None = None,
+    ) -> Output:
         source = payload[6][1] if payload[6] is not None else None
+        topic = self.copies_to or self.topic
         key, value, headers = write_copy(
-            self.topic,
+            topic,
             self.partition,
             self._routes.secret,
-            settles=offset,
+            settles=offset if settles is None else settles,
             source=source or self._source_prefix + b"%d" % offset,
             base=base,
             at_ms=at_ms,
             payload=payload,
+            shard=None if topic == self.topic else self._shard_name,
         )
-        return (kind, self.topic, self.partition, key, value, headers, payload[5], offset)
+        return (kind, topic, self.partition, key, value, headers, payload[5], offset)
 
     def _outcome(
         self,

@@ -14,17 +14,23 @@ number are those of the design, section 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from delayservice.core import outcome
-from delayservice.core.codec import decode_payload
+from delayservice.core.codec import Payload, decode_payload
 from delayservice.core.cursor import Cursor, Key
-from delayservice.core.entry import CANCEL, COPY, INVALID, SCHEDULE, Entry
+from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID, SCHEDULE, Entry
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Additions, Frame
+from delayservice.core.recurrence import recurs
 from delayservice.core.settle import Settler
 from delayservice.core.storing import LatestUnmarked, RecentNames, Scans, additions, bearing_ids
+
+PendingAt: TypeAlias = Callable[[Key], Payload]
+"""What is pending at a key: asked for the few records that are fired, which may be due years ahead
+and were not read yet.
+"""
 
 
 class CopyScan(NamedTuple):
@@ -221,8 +227,9 @@ class Shard:
 
     # --- settle --------------------------------------------------------------------------------
 
-    def advance_offset(self, now_ms: int, limit: int) -> list[Output]:
+    def advance_offset(self, now_ms: int, limit: int, pending_at: PendingAt) -> list[Output]:
         """Walk H over what is queued, K fixed (rules 8 and 9); at most about ``limit`` outputs.
+        ``pending_at`` is asked for what is fired.
 
         Stops early at a late record that is not due (the clock stepped back), and at a canceller
         whose victim's own copy is still on its way back from the log (rule 14).
@@ -238,7 +245,7 @@ class Shard:
             # Plain pending records, nearly all, are passed in this line and forgotten: what a batch
             # takes in memory is taken again by the next while it is in the cache (bench whole).
             if entry[2] <= k_ms or entry[1] != SCHEDULE or entry[3] is not None:
-                if len(outputs) >= limit or not self._pass(entry, k, now_ms, outputs):
+                if len(outputs) >= limit or not self._pass(entry, k, now_ms, pending_at, outputs):
                     break
                 passed.append(entry)
             walked += 1
@@ -250,7 +257,14 @@ class Shard:
         self.staged = Cursor(k, reached)
         return outputs
 
-    def _pass(self, entry: Entry, k: Key, now_ms: int, outputs: list[Output]) -> bool:
+    def _pass(
+        self,
+        entry: Entry,
+        k: Key,
+        now_ms: int,
+        pending_at: PendingAt,
+        outputs: list[Output],
+    ) -> bool:
         """H passes one record that may need settling; False when H has to wait there."""
         offset, kind, key_ms, record_id, payload, extra = entry
         if kind == INVALID:
@@ -260,15 +274,17 @@ class Shard:
         if kind != COPY and record_id is not None:
             if self._awaits_copy(record_id, offset):
                 return False
-            cancels = self._cancel_victims(kind, offset, record_id, k)
+            if kind == FIRE:
+                cancels = self._fire_victims(offset, record_id, k, now_ms, pending_at)
+            else:
+                cancels = self._cancel_victims(kind, offset, record_id, k)
         if kind <= COPY and (key_ms, offset) <= k:
             x = self._x_of_copies.get(offset, NO_MARK)
             if not 0 <= x < offset:  # else dead on arrival
                 late = self._settler.settle(offset, key_ms, payload, now_ms, offset + 1)
                 if late is None:
                     return False
-                self._note_copy(late, record_id, offset + 1)
-                cancels.append(late)
+                cancels += self._with_following(late, offset, payload, now_ms, offset + 1)
         outputs += cancels
         return True
 
@@ -279,22 +295,52 @@ class Shard:
         flying = self._in_flight | self._in_flight_staged
         return any(name == record_id and base <= offset for name, base in flying)
 
+    def _pending_victims(self, offset: int, k: Key) -> list[Key]:
+        """Everything pending that the user record at ``offset`` hits (rule 8)."""
+        victims = self._victims.get(offset, ())
+        return [victim for victim in victims if victim[1] >= offset or victim > k]
+
+    def _fire_victims(
+        self, offset: int, record_id: bytes, k: Key, now_ms: int, pending_at: PendingAt
+    ) -> list[Output]:
+        """Deliver now what the user record at ``offset`` hits; its own outcome comes last."""
+        outputs: list[Output] = []
+        for victim in self._pending_victims(offset, k):
+            payload = pending_at(victim)
+            fired = self._settler.fire(victim[1], payload, now_ms, offset)
+            outputs += self._with_following(fired, victim[1], payload, now_ms, offset + 1)
+        own = outcome.FIRED if outputs else outcome.NOT_PENDING
+        outputs.append(self._settler.control(own, offset, record_id))
+        return outputs
+
     def _cancel_victims(self, kind: int, offset: int, record_id: bytes, k: Key) -> list[Output]:
         """Outcomes of everything pending that the user record at ``offset`` hits, then its own."""
         fate = outcome.REPLACED if kind == SCHEDULE else outcome.CANCELLED
         outputs = [
             self._settler.cancelled(fate, victim[1], record_id, offset)
-            for victim in self._victims.get(offset, ())
-            if victim[1] >= offset or victim > k
+            for victim in self._pending_victims(offset, k)
         ]
         if kind == CANCEL:
             own = outcome.CANCELLED if outputs else outcome.NOT_PENDING
             outputs.append(self._settler.control(own, offset, record_id))
         return outputs
 
-    def _note_copy(self, output: Output, record_id: bytes | None, base: int) -> None:
-        if record_id is not None and output[0] in (outcome.ROLLED, outcome.PARKED):
-            self._in_flight_staged.add((record_id, base))
+    def _with_following(
+        self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
+    ) -> list[Output]:
+        """The output that settles ``offset``, and the next occurrence of what recurs; copies among
+        them are in flight from now on (rule 14).
+        """
+        meta = payload[6]
+        if meta is None:
+            return [output]
+        outputs = [output]
+        if recurs(meta):
+            again = self._settler.following(output, offset, payload, now_ms, base)
+            outputs += [] if again is None else [again]
+        if meta[0] is not None and any(one[0] in outcome.COPIES for one in outputs):
+            self._in_flight_staged.add((meta[0], base))
+        return outputs
 
     @property
     def may_advance_key(self) -> bool:
@@ -325,9 +371,10 @@ class Shard:
                 output = settle(offset, key_ms, payload, now_ms, h)
                 if output is None:
                     break
-                if payload[6] is not None:
-                    self._note_copy(output, payload[6][0], h)
-                add(output)
+                if payload[6] is None:
+                    add(output)
+                else:
+                    outputs += self._with_following(output, offset, payload, now_ms, h)
             k = (key_ms, offset)
         self.staged = Cursor(k, h)
         return outputs

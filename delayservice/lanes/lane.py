@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 import structlog
 
 from delayservice.core.checkpoint import ShardCheckpoint
-from delayservice.core.codec import decode_payload
+from delayservice.core.codec import Payload, decode_payload
 from delayservice.core.contract import Contract, ContractError, Contracts
 from delayservice.core.cursor import Cursor, Key
+from delayservice.core.entry import COPY
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Frame
 from delayservice.core.record import RecordReader
@@ -21,7 +22,7 @@ from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.core.shard import CopyScan, Shard
 from delayservice.core.storing import is_user_record
 from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import SlotDamagedError
+from delayservice.errors import KafkaEdgeError, SlotDamagedError
 from delayservice.lanes.ports import Bounds, Run, Source
 from delayservice.lanes.repair import reread_slot
 from delayservice.store.base import Store
@@ -267,7 +268,24 @@ class Lane:
 
     def settle_late(self, now_ms: int, limit: int) -> list[Output]:
         """Walk H."""
-        return self.shard.advance_offset(now_ms, limit)
+        return self.shard.advance_offset(now_ms, limit, self._pending_at)
+
+    def _pending_at(self, key: Key) -> Payload:
+        """What is pending at a key, near or far: in the store, or, for a copy whose time passed
+        before it came back, in the log only.
+        """
+        key_ms, offset = key
+        for frame in self.store.scan((key_ms, offset - 1), key_ms):
+            if frame[1] == offset:
+                return decode_payload(frame[3])
+        for run in self._source.scan(self.topic, offset, offset + 1):
+            for entry in self.reader.read_batch(run.rows):
+                if entry[0] == offset and entry[1] <= COPY:
+                    payload: Payload = entry[4]
+                    return payload
+        raise KafkaEdgeError(
+            f"{self.topic}:{self.partition} offset {offset} is pending, and can't be read any more"
+        )
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
         """Walk K over what the store holds, at most about ``limit`` outputs and ``bytes_max``
@@ -345,10 +363,7 @@ class Lane:
         """Settle these offsets as dead letters when they come again; those whose dead letter was
         refused too, as ones without content.
         """
-        for offset, reason in refusals:
-            if offset in self.verdicts.refused:
-                self.verdicts.stripped.add(offset)
-            self.verdicts.refused.setdefault(offset, reason)
+        self.verdicts.refuse(refusals)
 
     def close(self) -> None:
         """Make durable what there is, and let go."""

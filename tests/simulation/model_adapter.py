@@ -22,6 +22,7 @@ from delayservice.core.outcome import Output
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.core.shard import Shard
+from delayservice.cron import cron_time
 from tests.simulation.history import ViolationError
 from tests.simulation.sim_store import SimStore
 
@@ -47,11 +48,16 @@ def _nowhere(_what: str) -> None:
     """No crash comes inside a step: the model's steps are whole."""
 
 
+def nothing_fired(key: Key) -> Payload:
+    """The model knows no fire."""
+    raise AssertionError(f"{key} was asked for")
+
+
 class Node:
     """One real shard with its store. A role is only what the model says it is."""
 
     def __init__(self, roll_window_ms: int) -> None:
-        self._routes = Routes("dead", "outcomes", SECRET, roll_window_ms, 0, ())
+        self._routes = Routes("dead", "outcomes", SECRET, roll_window_ms, 0, (), cron_time)
         self.restart(0, (), [])
 
     def restart(self, stop: int, kept: Any, log: list[Entry]) -> None:
@@ -87,7 +93,7 @@ class Node:
         read = shard.read
         shard._queue = [entry for entry in shard._queue if entry[0] < h]
         shard.read = h
-        outputs = shard.advance_offset(now_ms, _OUTPUTS_MAX)
+        outputs = shard.advance_offset(now_ms, _OUTPUTS_MAX, nothing_fired)
         shard._queue += beyond
         shard.read = read
         return outputs

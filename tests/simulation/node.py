@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from delayservice.core.contract import Contract
 from delayservice.core.settle import Routes
+from delayservice.cron import cron_time
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.slice_loop import Limits, SliceLoop
@@ -118,7 +119,13 @@ class Node:
     def _routes(self) -> Routes:
         window_ms = self._roll_window_ms
         return Routes(
-            "delay_dead_letter", "delay_outcomes", b"secret", window_ms, window_ms // 8, (150, 300)
+            "delay_dead_letter",
+            "delay_outcomes",
+            b"secret",
+            window_ms,
+            window_ms // 8,
+            (150, 300),
+            cron_time,
         )
 
     def _add_lanes(self, topics: tuple[str, ...]) -> None:

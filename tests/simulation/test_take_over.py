@@ -4,7 +4,7 @@ from delayservice.core import outcome
 from delayservice.core.codec import Payload
 from delayservice.core.cursor import Cursor
 from delayservice.core.entry import CANCEL, COPY, SCHEDULE, Entry
-from tests.simulation.model_adapter import Node
+from tests.simulation.model_adapter import Node, nothing_fired
 
 
 def test_a_new_owner_knows_a_late_copy_before_its_canceller_takes_effect() -> None:
@@ -19,10 +19,12 @@ def test_a_new_owner_knows_a_late_copy_before_its_canceller_takes_effect() -> No
     node.shard.take_over(Cursor((100, 0), 1), [], end=3)
 
     node.ingest(1, log)
-    assert node.shard.advance_offset(100, 10) == []
+    assert node.shard.advance_offset(100, 10, nothing_fired) == []
     assert node.shard.staged.offset == 1
 
     node.ingest(2, log)
-    settled = [(output[0], output[7]) for output in node.shard.advance_offset(100, 10)]
+    settled = [
+        (output[0], output[7]) for output in node.shard.advance_offset(100, 10, nothing_fired)
+    ]
     assert settled == [(outcome.CANCELLED, 2), (outcome.CANCELLED, 1)]
     assert node.shard.staged.offset == 3

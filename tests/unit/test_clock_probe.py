@@ -8,6 +8,7 @@ from unittest.mock import create_autospec
 
 from delayservice.core.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from delayservice.core.settle import Routes
+from delayservice.cron import cron_time
 from delayservice.lanes.ports import Observer
 from delayservice.lanes.slice_loop import Limits, SliceLoop
 
@@ -37,7 +38,7 @@ def test_the_loop_numbers_its_commits() -> None:
         clock=cast("Any", SimpleNamespace(wall_ms=lambda: 0, monotonic_s=lambda: 0.0)),
         gate=unused,
         observer=create_autospec(Observer, instance=True),
-        routes=Routes("dead", "outcomes", b"secret", 1, 0, ()),
+        routes=Routes("dead", "outcomes", b"secret", 1, 0, (), cron_time),
         contract_of=unused,
         limits=Limits(),
     )

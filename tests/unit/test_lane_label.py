@@ -13,6 +13,7 @@ from delayservice.core.cursor import Cursor
 from delayservice.core.entry import Headers, Row
 from delayservice.core.pending import NO_MARK
 from delayservice.core.settle import Routes
+from delayservice.cron import cron_time
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Run, Source
 from delayservice.store.base import Store
@@ -57,7 +58,9 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
 
 
 def boot(make_store: MakeStore) -> Lane:
-    routes = Routes("delay_dead_letter", "delay_outcomes", b"secret", LONG_MS, 0, (1_000,))
+    routes = Routes(
+        "delay_dead_letter", "delay_outcomes", b"secret", LONG_MS, 0, (1_000,), cron_time
+    )
     lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", Log()), routes)
     lane.follow(Cursor())
     return lane

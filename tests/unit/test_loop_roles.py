@@ -10,6 +10,7 @@ import pytest
 
 from delayservice.core.role import Role
 from delayservice.core.settle import Routes
+from delayservice.cron import cron_time
 from delayservice.errors import OwnershipLostError
 from delayservice.lanes.ports import Checkpoints, Gate, Observer, Sink, Source
 from delayservice.lanes.slice_loop import Limits, SliceLoop
@@ -39,7 +40,7 @@ class Stage:
             clock=cast("Any", SimpleNamespace(wall_ms=lambda: 0, monotonic_s=lambda: 1_000.0)),
             gate=self.gate,
             observer=create_autospec(Observer, instance=True),
-            routes=Routes("dead", "outcomes", b"secret", 1, 0, ()),
+            routes=Routes("dead", "outcomes", b"secret", 1, 0, (), cron_time),
             contract_of=cast("Any", None),
             limits=Limits(),
         )

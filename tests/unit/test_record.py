@@ -12,7 +12,7 @@ from delayservice.core import names
 from delayservice.core.codes import EXPLANATIONS
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import START_KEY
-from delayservice.core.entry import CANCEL, INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Row
+from delayservice.core.entry import CANCEL, FIRE, INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Row
 from delayservice.core.record import RecordReader
 
 WRITTEN_MS = 1_700_000_000_000
@@ -244,17 +244,31 @@ def test_delay_expires_at_must_be_an_instant_and_only_one() -> None:
     assert code(read(TARGET, IN_FIVE_SECONDS, *two)) == "time-ambiguous"
 
 
-def test_delay_window_ms_is_checked_and_leaves_the_due_time_alone() -> None:
-    entry = read(TARGET, IN_FIVE_SECONDS, (names.DELAY_WINDOW_MS, b"60000"))
-    assert due_ms(entry) == WRITTEN_MS + 5_000
+def test_delay_window_ms_spreads_the_due_time_by_the_offset() -> None:
+    window = (names.DELAY_WINDOW_MS, b"60000")
+    dues = {
+        due_ms(reader().read(offset, WRITTEN_MS, None, b"", [TARGET, IN_FIVE_SECONDS, window]))
+        - WRITTEN_MS
+        for offset in range(600)
+    }
+    assert min(dues) >= 5_000
+    assert max(dues) <= 65_000
+    assert len({due // 1_000 for due in dues}) >= 60
+
+
+def test_delay_window_ms_is_milliseconds_and_one() -> None:
     assert code(read(TARGET, IN_FIVE_SECONDS, (names.DELAY_WINDOW_MS, b"PT1M"))) == "time-invalid"
+    two = [(names.DELAY_WINDOW_MS, b"1"), (names.DELAY_WINDOW_MS, b"2")]
+    assert code(read(TARGET, IN_FIVE_SECONDS, *two)) == "time-ambiguous"
 
 
-@pytest.mark.parametrize("name", sorted(names.RECURRING))
-def test_recurring_schedules_are_refused_until_they_are_served(name: str) -> None:
-    entry = read(TARGET, IN_FIVE_SECONDS, (name, b"x"))
-    assert code(entry) == "cron-invalid"
-    assert "not served by this version" in entry[5][1]
+def test_what_came_later_changes_no_record_that_was_read_before() -> None:
+    """Rule 2: a contract of version 1 is followed as version 1 was."""
+    first: dict[str, Any] = {"version": 1}
+    window = (names.DELAY_WINDOW_MS, b"60000")
+    assert due_ms(read(TARGET, IN_FIVE_SECONDS, window, **first)) == WRITTEN_MS + 5_000
+    assert code(read(TARGET, (names.DELAY_EVERY, b"5000"), **first)) == "cron-invalid"
+    assert code(read((names.DELAY_OP, b"fire"), (names.DELAY_ID, b"a"), **first)) == "op-invalid"
 
 
 # --- targets -----------------------------------------------------------------------------------
@@ -337,9 +351,10 @@ def test_cancel_needs_an_id_and_keeps_the_original() -> None:
     assert code(read(headers[0])) == "op-invalid"
 
 
-def test_fire_is_refused_until_it_is_served() -> None:
-    entry = read((names.DELAY_OP, b"fire"), (names.DELAY_ID, b"id"))
-    assert code(entry) == "op-invalid"
+def test_fire_names_the_record_that_it_delivers() -> None:
+    entry = read((names.DELAY_OP, b"fire"), (names.DELAY_ID, b"id"), IN_FIVE_SECONDS)
+    assert entry[:4] == (7, FIRE, 0, b"id")
+    assert code(read((names.DELAY_OP, b"fire"))) == "op-invalid"
 
 
 def test_the_operation_schedule_is_the_default_one() -> None:

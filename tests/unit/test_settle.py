@@ -1,6 +1,7 @@
 from delayservice.core import outcome
 from delayservice.core.codec import Payload
 from delayservice.core.settle import Routes, Settler, Verdicts
+from delayservice.cron import cron_time
 
 ROUTES = Routes(
     dead_letter="letters",
@@ -9,6 +10,7 @@ ROUTES = Routes(
     roll_window_ms=10_000,
     roll_spread_ms=0,
     park_delays_ms=(100, 1_000),
+    cron_time=cron_time,
 )
 NOW_MS = 5_000_000
 

@@ -9,6 +9,7 @@ import pytest
 
 from delayservice.core.role import Role
 from delayservice.core.settle import Routes
+from delayservice.cron import cron_time
 from delayservice.lanes.slice_loop import Limits, SliceLoop
 
 NOW_MS = 1_000_000
@@ -29,7 +30,7 @@ def loop(due_in_ms: int | None, *, visible_at_commit: bool, since_commit_ms: flo
         clock=clock,
         gate=gate,
         observer=unused,
-        routes=Routes("dead", "outcomes", b"secret", 1, 0, ()),
+        routes=Routes("dead", "outcomes", b"secret", 1, 0, (), cron_time),
         contract_of=unused,
         limits=Limits(transaction_interval_ms_min=INTERVAL_MS, visible_at_commit=visible_at_commit),
     )

@@ -1,0 +1,166 @@
+"""Occurrences: one pending at a time, none twice, none caught up with."""
+
+from __future__ import annotations
+
+from delayservice.core import outcome
+from delayservice.core.codec import Payload, decode_payload, encode_payload
+from delayservice.core.codes import CRON_INVALID, RecordRefusedError
+from delayservice.core.copies import CONTINUES, read_copy
+from delayservice.core.outcome import Output
+from delayservice.core.recurrence import Recurrence, encode, following, recurrence_of
+from delayservice.core.settle import Routes, Settler, Verdicts
+
+NOW_MS = 5_000_000
+SOURCE = b"delay_topic_any:3:7"
+HOURLY_MS = 3_600_000
+
+
+def calendar(cron: str, zone: str, after_ms: int) -> int | None:
+    """Every hour; ``never`` never, ``bad`` is none."""
+    assert zone
+    if cron == "bad":
+        raise RecordRefusedError(CRON_INVALID, "no such thing")
+    return None if cron == "never" else (after_ms // HOURLY_MS + 1) * HOURLY_MS
+
+
+ROUTES = Routes(
+    dead_letter="letters",
+    outcomes="outcomes",
+    secret=b"secret",
+    roll_window_ms=10_000,
+    roll_spread_ms=0,
+    park_delays_ms=(100,),
+    cron_time=calendar,
+)
+BLOCKED = {("orders", -1): ("target-unknown", "topic orders does not exist")}
+
+
+def payload(recurrence: Recurrence, due_ms: int = NOW_MS, expires_ms: int | None = None) -> Payload:
+    meta = (b"name", SOURCE + b"#4", 1, expires_ms, encode(recurrence))
+    return ("orders", -1, b"key", b"value", [("own", b"1")], due_ms, meta)
+
+
+def settler(**verdicts: object) -> Settler:
+    return Settler("delay_topic_any", 3, ROUTES, Verdicts(**verdicts))  # type: ignore[arg-type]
+
+
+def settled(record: Payload, now_ms: int = NOW_MS, **verdicts: object) -> list[Output]:
+    """Everything that settles the record at offset 9 and goes with it."""
+    by = settler(**verdicts)
+    output = by.settle(9, record[5], record, now_ms, 12)
+    assert output is not None
+    again = by.following(output, 9, record, now_ms, 12)
+    return [output] if again is None else [output, again]
+
+
+def copied(output: Output) -> tuple[int, int, Payload]:
+    copy = read_copy("delay_topic_any", 3, [b"secret"], (output[3], output[4], output[5]))
+    assert copy is not None
+    return copy
+
+
+def test_the_transaction_that_delivers_one_appends_the_next() -> None:
+    delivered, again = settled(payload(Recurrence(5_000, number=4)))
+    assert delivered[0] == outcome.DELIVERED
+    assert ("delay-source", SOURCE + b"#4") in delivered[5]
+    assert again[:3] == (outcome.RECURRED, "delay_topic_any", 3)
+    base, at_ms, record = copied(again)
+    assert (base, at_ms, record[5]) == (12, NOW_MS + 5_000, NOW_MS + 5_000)
+    assert record[6] is not None
+    assert record[6][:4] == (b"name", SOURCE + b"#5", 1, None)
+    assert recurrence_of(record[6]) == Recurrence(5_000, number=5)
+    assert b'"settles":%d' % CONTINUES in (dict(again[5])["delay-copy"] or b"")
+
+
+def test_an_occurrence_beyond_the_window_is_rolled_as_any_record() -> None:
+    base, at_ms, record = copied(settled(payload(Recurrence(60_000)))[1])
+    assert (base, at_ms, record[5]) == (12, NOW_MS + 10_000, NOW_MS + 60_000)
+    rolled = settler().settle(20, at_ms, record, at_ms, 21)
+    assert rolled is not None
+    assert rolled[0] == outcome.ROLLED
+    assert recurrence_of(copied(rolled)[2][6]) == Recurrence(60_000, number=2)
+
+
+def test_what_an_outage_has_passed_is_left_out() -> None:
+    late_ms = NOW_MS + 12_345
+    assert copied(settled(payload(Recurrence(5_000)), late_ms)[1])[2][5] == NOW_MS + 15_000
+    exactly_ms = NOW_MS + 5_000
+    assert copied(settled(payload(Recurrence(5_000)), exactly_ms)[1])[2][5] == NOW_MS + 10_000
+    cron = payload(Recurrence(0, "hourly"), HOURLY_MS)
+    assert copied(settled(cron, 3 * HOURLY_MS)[1])[2][5] == 4 * HOURLY_MS
+
+
+def test_an_occurrence_that_is_fired_does_not_move_those_after_it() -> None:
+    record = payload(Recurrence(5_000), due_ms=NOW_MS + 4_000)
+    by = settler()
+    fired = by.fire(9, record, NOW_MS, 11)
+    assert fired[0] == outcome.FIRED
+    assert ("delay-fired-by", b"11") in fired[5]
+    again = by.following(fired, 9, record, NOW_MS, 12)
+    assert again is not None
+    assert copied(again)[2][5] == NOW_MS + 9_000
+
+
+def test_it_ends_with_its_last_time_and_with_its_expiry() -> None:
+    assert len(settled(payload(Recurrence(5_000, left=2)))) == 2
+    assert len(settled(payload(Recurrence(5_000, left=1)))) == 1
+    assert len(settled(payload(Recurrence(5_000), expires_ms=NOW_MS + 5_000))) == 2
+    assert len(settled(payload(Recurrence(5_000), expires_ms=NOW_MS + 4_999))) == 1
+    assert len(settled(payload(Recurrence(0, "never")))) == 1
+
+
+def test_what_did_not_arrive_is_not_followed() -> None:
+    """A dead letter says how to begin again; a parked one goes on when it arrives."""
+    record = payload(Recurrence(5_000, left=3))
+    (parked,) = settled(record, blocked=BLOCKED)
+    assert parked[0] == outcome.PARKED
+    assert recurrence_of(copied(parked)[2][6]) == Recurrence(5_000, left=3)
+    (letter,) = settled(record, refused={9: ("too-large", "why")})
+    assert letter[0] == outcome.DEAD_LETTERED
+    said = dict(letter[5])
+    assert (said["delay-every"], said["delay-times"]) == (b"5000", b"3")
+    (expired,) = settled(payload(Recurrence(5_000), expires_ms=NOW_MS - 1))
+    assert expired[0] == outcome.EXPIRED
+
+
+def cron_record(cron: str, start_ms: int = 0) -> Payload:
+    """As it was written: its first occurrence is not known."""
+    unarmed = Recurrence(0, cron, number=0, start_ms=start_ms)
+    return ("orders", -1, None, b"", [], NOW_MS, (None, None, 1, None, encode(unarmed)))
+
+
+def test_a_cron_schedule_begins_with_a_copy_that_settles_it() -> None:
+    (armed,) = settled(cron_record("hourly"))
+    assert armed[0] == outcome.ROLLED
+    assert b'"settles":9' in (dict(armed[5])["delay-copy"] or b"")
+    record = copied(armed)[2]
+    assert record[5] == 2 * HOURLY_MS
+    assert record[6] is not None
+    assert record[6][1] == b"delay_topic_any:3:9#1"
+    begins = copied(settled(cron_record("hourly", start_ms=7 * HOURLY_MS))[0])[2]
+    assert begins[5] == 7 * HOURLY_MS
+
+
+def test_a_cron_schedule_that_means_nothing_is_dead_lettered() -> None:
+    for cron in ("bad", "never"):
+        (letter,) = settled(cron_record(cron))
+        assert letter[0] == outcome.DEAD_LETTERED
+        assert dict(letter[5])["delay-error"] == b"cron-invalid"
+        assert dict(letter[5])["delay-cron"] == cron.encode()
+
+
+def test_a_calendar_that_forgets_a_zone_ends_the_schedule_visibly() -> None:
+    delivered, letter = settled(payload(Recurrence(0, "bad")))
+    assert (delivered[0], letter[0]) == (outcome.DELIVERED, outcome.DEAD_LETTERED)
+
+
+def test_stores_keep_a_recurrence() -> None:
+    record = payload(Recurrence(0, "0 9 * * *", "Europe/Berlin", 7, 3, 1))
+    assert decode_payload(encode_payload(record)) == record
+    plain = (*record[:6], (b"name", None, 1, None))
+    assert decode_payload(encode_payload(plain)) == plain
+
+
+def test_nothing_follows_what_does_not_recur() -> None:
+    plain: Payload = ("orders", -1, None, b"", [], NOW_MS, (b"name", None, 1, None))
+    assert following(plain, SOURCE, NOW_MS, calendar) is None
