@@ -25,6 +25,7 @@ from pydantic import (
 from delayservice.client_options import Kafka
 from delayservice.cluster_options import Placement, ZooKeeper
 from delayservice.errors import SettingsError
+from delayservice.level_options import Levels
 from delayservice.settings_layers import Layers, Origins, explain, read_layers
 from delayservice.units import (
     DAY_MS,
@@ -353,6 +354,7 @@ class Settings(Section):
     zookeeper: ZooKeeper = ZooKeeper()
     placement: Placement = Placement()
     topics: Topics = Topics()
+    levels: Levels = Levels()
     targets: dict[str, TargetRules] = Field(default_factory=dict, max_length=1000)
     delivery: Delivery = Delivery()
     wheel: Wheel = Wheel()
@@ -367,6 +369,18 @@ class Settings(Section):
             raise ValueError(
                 f"delivery.roll_window_ms is {self.roll_window_ms} but wheel.slots covers only "
                 f"{self.wheel.slots} seconds"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _levels_have_topics_of_their_own(self) -> Self:
+        topics = self.topics
+        taken = {*topics.delay, topics.checkpoint, topics.dead_letter, topics.outcomes}
+        both = sorted(taken & self.levels.by_topic.keys())
+        if both:
+            raise ValueError(
+                f"{', '.join(both)} would be a level topic and have another role: change [levels], "
+                "or take it out of [topics]"
             )
         return self
 

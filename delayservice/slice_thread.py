@@ -12,7 +12,8 @@ from delayservice.clock import Clock, ClockWatch
 from delayservice.core.outcome import OUTCOME_NAMES, Tally
 from delayservice.core.role import Role
 from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.lane import Lane
+from delayservice.lanes.any_lane import AnyLane
+from delayservice.lanes.level import LevelLane
 from delayservice.lanes.ports import ReadBack
 from delayservice.lanes.slice_loop import SliceLoop
 from delayservice.metrics import SliceMetrics, encode_slice
@@ -115,7 +116,7 @@ class SliceThread:
         metrics: SliceMetrics,
         gate: ThreadGate,
         clock: Clock,
-        make_lane: Callable[[DelayTopic, int], Lane],
+        make_lane: Callable[[DelayTopic, int], AnyLane],
         close_edges: Callable[[], None],
     ) -> None:
         self.loop = loop
@@ -248,6 +249,9 @@ class SliceThread:
         """Publish it packed, so that the worker never reads what this thread writes."""
         metrics, loop = self._metrics, self.loop
         lanes = list(loop.lanes.values())
+        for lane in lanes:
+            if isinstance(lane, LevelLane):  # it fetches no more than it needs
+                lane.shard.reaches(self.log_ends[1].get(lane.topic, 0))
         due = [lane.next_due_ms() for lane in lanes]
         stats = [lane.store.stats() for lane in lanes]
         doubt = self._gate.frozen()

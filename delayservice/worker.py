@@ -29,7 +29,9 @@ from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
 from delayservice.errors import KafkaEdgeError
 from delayservice.garbage import GarbageCollector
+from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.lane import Lane
+from delayservice.lanes.level import FetchAhead, LevelLane
 from delayservice.lanes.slice_loop import REPLICA_WAIT_MS, Limits, SliceLoop
 from delayservice.metrics import SliceMetrics, encode_snapshot
 from delayservice.settings import Settings
@@ -344,11 +346,22 @@ class Worker:
             limits=self._limits(),
         )
 
-        def make_lane(topic: DelayTopic, partition: int) -> Lane:
+        def park_topic() -> str | None:
+            return next((name for name in settings.topics.delay if name in loop.lanes), None)
+
+        def make_lane(topic: DelayTopic, partition: int) -> AnyLane:
+            place = (topic.name, partition, topic.topic_id)
+            if topic.name in settings.levels.by_topic:
+                return LevelLane(*place, source, self._routes, self._fetch_ahead, park_topic)
             store = make_store(settings, topic.topic_id, partition)
-            return Lane(topic.name, partition, topic.topic_id, store, source, self._routes)
+            return Lane(*place, store, source, self._routes)
 
         return SliceThread(loop, metrics, gate, self._clock, make_lane, source.close)
+
+    @property
+    def _fetch_ahead(self) -> FetchAhead:
+        levels = self._settings.levels
+        return FetchAhead(levels.fetch_ahead_records, int(levels.fetch_ahead_bytes))
 
     def _limits(self) -> Limits:
         """A node's budget of transactions is shared by its slices."""
@@ -375,6 +388,7 @@ class Worker:
             header_bytes_max=int(settings.delivery.header_bytes_max),
             id_bytes_max=int(settings.delivery.id_bytes_max),
             default_target=rules.default_target,
+            level_ms=settings.levels.by_topic.get(topic, 0),
             allow=rules.allow,
             reserved=(
                 settings.topics.checkpoint,

@@ -24,8 +24,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from connectors.kafka.errors import answer_of, error_of
+from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
 from connectors.kafka.source import topic_ids
-from delayservice.core.codes import TARGET_UNKNOWN
+from delayservice.core.codes import TARGET_UNAUTHORIZED, TARGET_UNKNOWN
 from delayservice.errors import KafkaEdgeError
 from delayservice.settings import Settings
 
@@ -56,45 +57,40 @@ class DelayTopic:
 
 
 class TargetTopics:
-    """Partition counts of target topics, cached. Shared by the slices of a worker."""
+    """What is known of target topics, cached. Shared by the slices of a worker."""
 
     def __init__(
         self, admin: AdminClient, monotonic_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._admin = admin
         self._monotonic_s = monotonic_s
-        self._partitions: dict[str, int] = {}
+        self._known: dict[str, Access] = {}
         self._asked_s = float("-inf")
         self._lock = threading.Lock()
 
     def missing(
         self, targets: Iterable[tuple[str, int]], *, refresh: bool = False
     ) -> dict[tuple[str, int], tuple[str, str]]:
-        """``(topic, partition or -1)`` of those that don't exist, with code and detail. What is not
-        in the cache is asked of the cluster at once, for it may have been created a moment ago;
-        with ``refresh``, for what is known to be missing, four times a second at most.
+        """``(topic, partition or -1)`` of those that can't be written to, with code and detail. What
+        is not in the cache as good is asked of the cluster at once, for it may have been created a
+        moment ago; with ``refresh``, for what is known to be missing, four times a second at most.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
         """
-        partitions = self._partitions
-        unsure = [t for t in targets if partitions.get(t[0], 0) <= max(t[1], 0) or refresh]
+        known = self._known
+        unsure = [t for t in targets if refresh or _obstacle(known.get(t[0]), *t) is not None]
         if not unsure:
             return {}
-        self._ask(_RECHECK_S if refresh else 0.0)
-        partitions = self._partitions
-        return {
-            (topic, partition): (
-                TARGET_UNKNOWN,
-                f"topic {topic} does not exist"
-                if topic not in partitions
-                else f"topic {topic} has {partitions[topic]} partitions, none is {partition}",
-            )
-            for topic, partition in unsure
-            if partitions.get(topic, 0) <= max(partition, 0)
-        }
+        self._ask({topic for topic, _ in unsure}, _RECHECK_S if refresh else 0.0)
+        known = self._known
+        found = {target: _obstacle(known.get(target[0]), *target) for target in unsure}
+        return {target: obstacle for target, obstacle in found.items() if obstacle is not None}
 
     def forget(self, topic: str) -> None:
         """The broker says that this topic is not what the cache says."""
         with self._lock:
-            self._partitions = {t: n for t, n in self._partitions.items() if t != topic}
+            self._known = {t: access for t, access in self._known.items() if t != topic}
             self._asked_s = float("-inf")
 
     def record_bytes_max(self, topic: str) -> int | None:
@@ -110,20 +106,26 @@ class TargetTopics:
         entry = entries.get("max.message.bytes")
         return None if entry is None or entry.value is None else int(entry.value)
 
-    def _ask(self, age_s_max: float) -> None:
+    def _ask(self, topics: set[str], age_s_max: float) -> None:
         with self._lock:
-            if self._monotonic_s() - self._asked_s < age_s_max:
+            if self._monotonic_s() - self._asked_s < age_s_max and topics <= self._known.keys():
                 return
-            try:
-                found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
-            except KafkaException as exc:
-                raise KafkaEdgeError(f"the cluster's topics can't be listed: {exc}") from exc
-            self._partitions = {
-                name: len(topic.partitions)
-                for name, topic in found.topics.items()
-                if topic.error is None
-            }
+            self._known = self._known | ask_access(self._admin, topics)
             self._asked_s = self._monotonic_s()
+
+
+def _obstacle(access: Access | None, topic: str, partition: int) -> tuple[str, str] | None:
+    """Why nothing can be written to a target, as code and detail; None when it can."""
+    if access is None:
+        return TARGET_UNKNOWN, f"topic {topic} is not known yet"
+    if access.lacks(WRITE):
+        return TARGET_UNAUTHORIZED, f"the service may not write to {topic}: give it Write"
+    if access.partitions == 0:
+        return TARGET_UNKNOWN, f"topic {topic} does not exist"
+    if access.partitions <= partition:
+        count = access.partitions
+        return TARGET_UNKNOWN, f"topic {topic} has {count} partitions, none is {partition}"
+    return None
 
 
 class TopicKeeper:
@@ -132,6 +134,7 @@ class TopicKeeper:
     def __init__(self, admin: AdminClient, settings: Settings) -> None:
         self._admin = admin
         self._settings = settings
+        self._levels = settings.levels.by_topic
 
     # --- create --------------------------------------------------------------------------------
 
@@ -145,26 +148,44 @@ class TopicKeeper:
         existing = self._list()
         there = [len(existing[name]) for name in topics.delay if name in existing]
         slices = max([topics.partitions, *there])
+        # A level topic has as many as the precise one beside it, in which its records are parked.
+        level_partitions = there[0] if there else topics.partitions
         wanted = {
             topics.checkpoint: (slices, _CHECKPOINT_CONFIG),
             topics.dead_letter: (1, _LETTER_CONFIG),
             topics.outcomes: (1, _LETTER_CONFIG),
-            **dict.fromkeys(topics.delay, (topics.partitions, self._delay_config())),
+            **{name: (topics.partitions, self._delay_config(name)) for name in topics.delay},
+            **{name: (level_partitions, self._delay_config(name)) for name in self._levels},
         }
         missing = {name: spec for name, spec in wanted.items() if name not in existing}
         if missing and not topics.create:
             raise KafkaEdgeError(
-                f"missing topics: {', '.join(sorted(missing))}; create them, or set topics.create"
+                f"missing topics: {', '.join(sorted(missing))}; create them, or set topics.create. "
+                "If they are there, give the service its rights on them"
             )
         self._create(missing)
+        self._check_rights()
 
-    def _delay_config(self) -> dict[str, str]:
-        retention_ms = max(self._retention_ms_needed, _RETENTION_MS)
+    def _check_rights(self) -> None:
+        """On what serves every delay topic; a delay topic's own are its own problem."""
+        topics = self._settings.topics
+        needed = {
+            topics.checkpoint: (READ, WRITE),
+            topics.dead_letter: (WRITE,),
+            topics.outcomes: (WRITE,),
+        }
+        told = complaints(ask_access(self._admin, needed.keys()), needed)
+        if told:
+            raise KafkaEdgeError("; ".join(told))
+
+    def _delay_config(self, name: str) -> dict[str, str]:
+        retention_ms = max(self._retention_ms_needed(name), _RETENTION_MS)
         return {**_DELAY_CONFIG, "retention.ms": str(retention_ms)}
 
-    @property
-    def _retention_ms_needed(self) -> int:
-        return self._settings.roll_window_ms + self._settings.outage.allowance_ms
+    def _retention_ms_needed(self, name: str) -> int:
+        """As long as a record may wait in the log, and nobody serve it."""
+        waits_ms = self._levels.get(name, self._settings.roll_window_ms)
+        return waits_ms + self._settings.outage.allowance_ms
 
     def _create(self, missing: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
         if not missing:
@@ -210,23 +231,30 @@ class TopicKeeper:
             name
             for name in sorted(existing)
             if name in topics.delay
+            or name in self._levels
             or (topics.discover and fnmatchcase(name, topics.pattern) and name not in own)
         ]
         if not names:
             return []
         configs = self._configs([*names, topics.dead_letter])
         letters = configs[topics.dead_letter]
-        letter_bytes = int(letters.get("max.message.bytes", "0")) if letters else 0
+        letter_bytes = None if letters is None else int(letters.get("max.message.bytes", "0"))
+        access = ask_access(self._admin, names)
         found = []
         for name, topic_id in topic_ids(self._admin, names).items():
             config = configs[name]
             problems = (
-                (_UNREADABLE,) if config is None else tuple(self._problems(config, letter_bytes))
+                (_UNREADABLE,)
+                if config is None
+                else tuple(self._problems(name, config, letter_bytes))
             )
+            problems += tuple(complaints(access, {name: (READ, WRITE)}))
             found.append(DelayTopic(name, topic_id, len(existing[name]), problems, existing[name]))
         return found
 
-    def _problems(self, config: Mapping[str, str], letter_bytes: int) -> Iterable[str]:
+    def _problems(
+        self, name: str, config: Mapping[str, str], letter_bytes: int | None
+    ) -> Iterable[str]:
         if config.get("message.timestamp.type") != "LogAppendTime":
             yield (
                 "message.timestamp.type must be LogAppendTime, for producer timestamps would "
@@ -234,13 +262,14 @@ class TopicKeeper:
             )
         if "compact" in config.get("cleanup.policy", ""):
             yield "cleanup.policy must be delete: compaction would remove pending records"
-        needed_ms = self._retention_ms_needed
+        needed_ms = self._retention_ms_needed(name)
         retention_ms = int(config.get("retention.ms", "-1"))
         if 0 <= retention_ms < needed_ms:
+            waits = "level's delay" if name in self._levels else "roll window"
+            less = "" if name in self._levels else "delivery.roll_window_ms or "
             yield (
-                f"retention.ms is {retention_ms}; the roll window and the outage allowance need "
-                f"{needed_ms}: raise retention.ms, or lower delivery.roll_window_ms or "
-                "outage.allowance_ms"
+                f"retention.ms is {retention_ms}; the {waits} and the outage allowance need "
+                f"{needed_ms}: raise retention.ms, or lower {less}outage.allowance_ms"
             )
         if int(config.get("retention.bytes", "-1")) >= 0:
             yield (
@@ -248,7 +277,12 @@ class TopicKeeper:
                 "remove it and bound the topic by time"
             )
         record_bytes = int(config.get("max.message.bytes", "0"))
-        if record_bytes + LETTER_EXTRA_BYTES > letter_bytes:
+        if letter_bytes is None:
+            yield (
+                f"the configuration of {self._settings.topics.dead_letter} can't be read: give the "
+                "service DescribeConfigs on it"
+            )
+        elif record_bytes + LETTER_EXTRA_BYTES > letter_bytes:
             yield (
                 f"max.message.bytes is {record_bytes}, but {self._settings.topics.dead_letter} "
                 f"takes {letter_bytes}: a dead letter may be {LETTER_EXTRA_BYTES} bytes larger "
@@ -295,7 +329,7 @@ _LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 
 """A dead letter is larger than the record that it carries."""
 
 _UNREADABLE: Final = (
-    "its configuration can't be read: give the service Describe and DescribeConfigs on the topic"
+    "its configuration can't be read: give the service DescribeConfigs on the topic"
 )
 
 _RETENTION_MS: Final = 7 * 86_400_000

@@ -27,7 +27,8 @@ from delayservice.core.names import DELAY_COPY, DELAY_COPY_MAC
 from delayservice.core.times import DUE_STOP_MS
 
 COPY_VERSION: Final = 2
-"""2: of a recurring schedule, or from a level topic. Others are written as 1, which every version reads."""
+"""2: of a recurring schedule, or of a record of a level topic. Others are written as 1, which every
+version reads."""
 
 CONTINUES: Final = -1
 """``settles`` of a copy that settles nothing: the next occurrence of a schedule."""

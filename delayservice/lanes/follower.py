@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from delayservice import faults
 from delayservice.core.checkpoint import Checkpoint, decode_checkpoint
 from delayservice.core.lag import Lag
-from delayservice.lanes.lane import Lane
+from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.ports import Checkpoints, Clock, ReadBack
 
 _PATIENCE_S = 2.0
@@ -43,7 +43,7 @@ class Follower:
         """There are other lanes now, of which the newest checkpoint speaks as well."""
         self._last = None
 
-    def prune(self, lanes: Mapping[str, Lane], *, is_owner: bool) -> ReadBack | None:
+    def prune(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> ReadBack | None:
         """Forget what a checkpoint that is news has settled (rule 5): one path for the owner and
         for every replica, which also reads on by its contracts.
 
@@ -59,7 +59,9 @@ class Follower:
         faults.point("after_prune")
         return read_back
 
-    def _follow(self, checkpoint: Checkpoint, lanes: Mapping[str, Lane], *, is_owner: bool) -> None:
+    def _follow(
+        self, checkpoint: Checkpoint, lanes: Mapping[str, AnyLane], *, is_owner: bool
+    ) -> None:
         self._newest = checkpoint
         # Of a topic that was deleted and made anew, the checkpoint knows only the old one.
         known = {
@@ -75,7 +77,7 @@ class Follower:
                 lane.adopt(shard.contracts)
                 lane.follow(shard.cursor)
 
-    def lag_s(self, lanes: Mapping[str, Lane], log_ends: Mapping[str, int]) -> float:
+    def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
         """How far a replica's copies are behind the owner's, seconds; infinite while nobody knows.
 
         Raises:
@@ -88,7 +90,7 @@ class Follower:
         stored = {topic: lane.shard.stored for topic, lane in lanes.items()}
         return self._lag.lag_s(stored, self._now_s, log_ends)
 
-    def _look_for_one(self, lanes: Mapping[str, Lane]) -> None:
+    def _look_for_one(self, lanes: Mapping[str, AnyLane]) -> None:
         """The tail begins near the end of the log, where there may be nothing but what was aborted:
         then the newest checkpoint has to be searched for.
         """

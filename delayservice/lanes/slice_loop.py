@@ -32,8 +32,8 @@ from delayservice.errors import (
     RefusedError,
     TransactionAbortedError,
 )
+from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.follower import Follower
-from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import (
     Checkpoints,
     Clock,
@@ -108,7 +108,7 @@ class SliceLoop:
     ) -> None:
         """``contract_of``: what the settings ask for, by delay topic."""
         self.slice_no = slice_no
-        self.lanes: dict[str, Lane] = {}
+        self.lanes: dict[str, AnyLane] = {}
         self.owner = False
         self.epoch = 0
         self._node_id = node_id
@@ -253,7 +253,7 @@ class SliceLoop:
         except RefusedError as refused:
             self._put_back(refused)
 
-    def _send(self, lane: Lane, outputs: list[Output]) -> bool:
+    def _send(self, lane: AnyLane, outputs: list[Output]) -> bool:
         """Whether all is well; if not, the transaction was aborted."""
         if not outputs:
             return True
@@ -432,7 +432,7 @@ class SliceLoop:
     def _read_checkpoint(self) -> Checkpoint | None:
         return read_checkpoint(self._checkpoints, self.slice_no, self._secret)
 
-    def _take_over_lane(self, lane: Lane, checkpoint: Checkpoint | None) -> None:
+    def _take_over_lane(self, lane: AnyLane, checkpoint: Checkpoint | None) -> None:
         known = checkpoint.shards.get(lane.topic) if checkpoint else None
         bounds = self._source.bounds(lane.topic)
         take_over_lane(lane, known, bounds, self._contract_of(lane.topic))
@@ -495,7 +495,7 @@ class SliceLoop:
 
     # --- shards --------------------------------------------------------------------------------
 
-    def add_lanes(self, lanes: Iterable[Lane]) -> None:
+    def add_lanes(self, lanes: Iterable[AnyLane]) -> None:
         """Serve more shards: taken over at once by an owner."""
         added = list(lanes)
         for lane in added:

@@ -8,7 +8,7 @@ from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, decode_che
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.lane import Lane
+from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.ports import Bounds, Checkpoints
 
 _log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ def _own_checkpoint(data: bytes, slice_no: int, secret_fingerprint: str) -> Chec
 
 
 def take_over_lane(
-    lane: Lane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract
+    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract
 ) -> None:
     """Let ``lane`` own its shard from the checkpoint on.
 
@@ -72,7 +72,7 @@ def take_over_lane(
 
 
 def _agreed(
-    lane: Lane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract
+    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract
 ) -> Contracts:
     """What settings ask for holds from the end of the log on (rule 2): keys that exist stay.
 

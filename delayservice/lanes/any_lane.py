@@ -1,0 +1,127 @@
+"""What a slice loop needs of a lane, whatever its kind: precise (``lane``) or level (``level``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from delayservice.core.checkpoint import ShardCheckpoint
+from delayservice.core.contract import Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.outcome import Output
+from delayservice.core.settle import Verdicts
+from delayservice.lanes.ports import Bounds, Run
+from delayservice.store.base import StoreStats
+
+
+class ShardFacts(Protocol):
+    """How far a shard is."""
+
+    @property
+    def stored(self) -> int:
+        """S: source offsets below it need not be read from the log to be kept."""
+
+    @property
+    def committed(self) -> Cursor:
+        """The cursor as last committed."""
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a commit would move the cursor."""
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether a commit is wanted soon, although it may carry nothing but the cursor."""
+
+
+class Keeping(Protocol):
+    """Where a lane's pending records are kept; see ``store.base.Store``."""
+
+    def stats(self) -> StoreStats:
+        """Cheap enough to be asked every second."""
+
+    def prune(self, cursor: Cursor) -> None:
+        """Forget what the committed ``cursor`` makes useless."""
+
+    def sync_soon(self) -> None:
+        """Make durable what there is."""
+
+
+class AnyLane(Protocol):
+    """One delay topic's partition on one node. It never commits: all lanes of a slice share one
+    transaction.
+    """
+
+    @property
+    def topic(self) -> str:
+        """The delay topic."""
+
+    @property
+    def partition(self) -> int:
+        """Its partition."""
+
+    @property
+    def topic_id(self) -> str:
+        """Tells a recreated topic from the one before."""
+
+    @property
+    def shard(self) -> ShardFacts:
+        """How far it is."""
+
+    @property
+    def store(self) -> Keeping:
+        """What keeps its records."""
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What was learnt about targets and single records."""
+
+    # --- roles ---------------------------------------------------------------------------------
+
+    def adopt(self, contracts: Contracts) -> None:
+        """Read records by these parameters from now on (rule 2)."""
+
+    def follow(self, cursor: Cursor) -> None:
+        """Be a replica, and keep up with the checkpoint."""
+
+    def step_down(self) -> None:
+        """Settle no more, wherever that was interrupted."""
+
+    def take_over(self, cursor: Cursor, bounds: Bounds) -> None:
+        """Own the shard from ``cursor`` on; ``bounds`` were read after fencing."""
+
+    def refit(self, bounds: Bounds) -> None:
+        """The log no longer holds the position: go on with what it holds, in the same role."""
+
+    # --- poll → store, due → settle --------------------------------------------------------------
+
+    def ingest(self, run: Run) -> int:
+        """Take one run of the log; returns its number of records."""
+
+    def settle_late(self, now_ms: int, limit: int) -> list[Output]:
+        """Settle what was due before it was read."""
+
+    def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterable[list[Output]]:
+        """Settle what is due, in chunks, at most about ``limit`` outputs and ``bytes_max`` bytes.
+        Each chunk is to be sent, or the transaction aborted and no other asked for.
+        """
+
+    def next_due_ms(self) -> int | None:
+        """When to look again, if nothing else happens before."""
+
+    # --- commit --------------------------------------------------------------------------------
+
+    def checkpoint(self) -> ShardCheckpoint:
+        """What a commit now would say of this shard."""
+
+    def committed(self) -> None:
+        """The staged cursor is committed."""
+
+    def aborted(self) -> None:
+        """The transaction was aborted for certain."""
+
+    def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
+        """Settle these offsets as dead letters when they come again."""
+
+    def close(self) -> None:
+        """Make durable what there is, and let go."""

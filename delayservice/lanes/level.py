@@ -1,0 +1,259 @@
+"""One partition of a level topic with its log, which is its store as well: the level lane.
+
+An owner fetches ahead up to a threshold, pauses the partition and waits for the head. A replica
+fetches nothing, for there is nothing to keep, and is never behind. What the records become is
+decided in ``core.level``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from delayservice.core.checkpoint import ShardCheckpoint
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.level import LevelRecords, LevelShard
+from delayservice.core.outcome import Output
+from delayservice.core.record import RecordReader
+from delayservice.core.settle import Routes, Settler, Verdicts
+from delayservice.lanes.ports import Bounds, Run, Source
+from delayservice.store.base import StoreStats
+
+_CHUNK_RECORDS = 1_000
+"""As in ``lane``: outputs that are made and handed over at once."""
+_NOWHERE = -1
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAhead:
+    """How much of one partition is held in memory until it is due."""
+
+    records: int
+    bytes: int
+
+
+class LogAsStore:
+    """In place of a store: the log keeps everything, so there is nothing to forget or to save."""
+
+    def __init__(self, shard: LevelShard) -> None:
+        self._shard = shard
+
+    def stats(self) -> StoreStats:
+        """What waits, as far as the end of the log is known; on this node's disk there is none."""
+        shard = self._shard
+        return StoreStats(shard.pending, 0, shard.next_due_ms(), shard.stored)
+
+    def prune(self, cursor: Cursor) -> None:
+        """Retention does it."""
+
+    def sync_soon(self) -> None:
+        """The brokers have done it."""
+
+
+class LevelLane:
+    """One level topic's partition on one node; see ``AnyLane``.
+
+    Args:
+        topic: the level topic.
+        partition: its partition.
+        topic_id: of this topic, not of an earlier one of the name.
+        source: the slice's logs.
+        routes: where outcomes go.
+        ahead: how much is fetched ahead.
+        park_topic: the delay topic that records whose target fails are parked in, in the same
+            partition; None: there is none now, and they are dead-lettered.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        topic_id: str,
+        source: Source,
+        routes: Routes,
+        ahead: FetchAhead,
+        park_topic: Callable[[], str | None],
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.topic_id = topic_id
+        self.verdicts = Verdicts()
+        self.shard = LevelShard(ahead.records, ahead.bytes)
+        self.store = LogAsStore(self.shard)
+        self.contracts = Contracts([(0, Contract())])
+        self._source = source
+        self._secrets = (routes.secret,)
+        self._settler = Settler(topic, partition, routes, self.verdicts)
+        self._park_topic = park_topic
+        self._is_fit = False
+        self._position = _NOWHERE
+        self._is_paused = False
+
+    # --- roles ---------------------------------------------------------------------------------
+
+    def adopt(self, contracts: Contracts) -> None:
+        """Read records by these parameters from now on (rule 2).
+
+        If the topic was ever a precise one, records below H may still be pending, and no level lane
+        can find them: then it settles nothing, and the cursor stays.
+        """
+        if contracts == self.contracts:
+            return
+        self.contracts = contracts
+        self._is_fit = all(contract.level_ms for _, contract in contracts.entries())
+        if not self._is_fit:
+            _log.error(
+                "level_topic_was_precise",
+                topic=self.topic,
+                partition=self.partition,
+                hint="it was served as a precise topic, and what it held then may still be "
+                "pending; take it out of [levels] to go on with it, and give the level another "
+                "topic (levels.prefix), or delete this one and have it made anew",
+            )
+
+    def follow(self, cursor: Cursor) -> None:
+        """Be a replica, and keep up with the checkpoint."""
+        self.shard.follow(cursor)
+        self._let_go()
+
+    def step_down(self) -> None:
+        """Settle no more."""
+        self.follow(self.shard.committed)
+
+    def take_over(self, cursor: Cursor, bounds: Bounds) -> None:
+        """Own the shard from ``cursor`` on; ``bounds`` were read after fencing."""
+        cursor = self._fit_to_log(cursor, bounds)
+        if not self._is_fit:
+            self.follow(cursor)
+            return
+        reader = RecordReader(self.topic, self.partition, self.contracts, self._secrets)
+        records = LevelRecords(reader, self.contracts, self._settler, self.verdicts)
+        self.shard.take_over(cursor, bounds.end, records)
+        self._source.seek(self.topic, cursor.offset)
+        self._position = cursor.offset
+        self._hold_back()
+
+    def refit(self, bounds: Bounds) -> None:
+        """The log no longer holds the position: go on with what it holds, in the same role."""
+        cursor = self.shard.committed
+        if self.shard.owned:
+            self.take_over(cursor, bounds)
+        else:
+            self.follow(cursor)
+
+    def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
+        """A log that no longer reaches H, or starts above it, was truncated or expired: what is
+        gone is gone and is reported; what is there is served.
+        """
+        if cursor.offset > bounds.end:
+            _log.error(
+                "log_truncated",
+                topic=self.topic,
+                partition=self.partition,
+                end=bounds.end,
+                cursor_offset=cursor.offset,
+                hint="the log ends below what was read of it (unclean election, or records "
+                "deleted); it is read on from its end",
+            )
+            return Cursor(cursor.key, bounds.end)
+        if cursor.offset < bounds.start:
+            _log.warning(
+                "log_starts_later",
+                topic=self.topic,
+                partition=self.partition,
+                first_offset=cursor.offset,
+                start=bounds.start,
+                hint="retention deleted these offsets before they were settled: the level's delay "
+                "and the time that nobody served the slice were longer than the topic's retention",
+            )
+            return Cursor(cursor.key, bounds.start)
+        return cursor
+
+    def _let_go(self) -> None:
+        """Fetch nothing."""
+        if self._is_paused:  # the client would remember it
+            self._source.resume(self.topic)
+            self._is_paused = False
+        if self._position != _NOWHERE:
+            self._source.drop(self.topic)
+            self._position = _NOWHERE
+
+    # --- poll ----------------------------------------------------------------------------------
+
+    def ingest(self, run: Run) -> int:
+        """Take one run of the log; returns its number of records."""
+        if run.start != self._position:
+            return 0  # read before a seek
+        self.shard.ingest(run.rows, run.stop)
+        self._position = run.stop
+        self._hold_back()
+        return len(run.rows)
+
+    def _hold_back(self) -> None:
+        """Fetch no more while enough waits. The client throws away what it fetched when it is
+        paused, so it goes on for half of the threshold at least before it is paused again.
+        """
+        if self._is_paused and self.shard.has_room:
+            self._source.resume(self.topic)
+            self._is_paused = False
+        elif not self._is_paused and self.shard.is_full:
+            self._source.pause(self.topic)
+            self._is_paused = True
+
+    # --- due → settle --------------------------------------------------------------------------
+
+    def settle_late(self, _now_ms: int, _limit: int) -> list[Output]:
+        """Nothing: what is late is at the head."""
+        return []
+
+    def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
+        """Settle from the head on what is due, in chunks; see ``AnyLane``."""
+        if self.verdicts.blocked:
+            self._settler.copies_to = self._park_topic()
+        left = min(limit, int(bytes_max / self.shard.mean_bytes) + 1)
+        while left > 0:
+            asked = min(left, _CHUNK_RECORDS)
+            outputs = self.shard.advance(now_ms, asked)
+            if outputs:
+                yield outputs
+            if len(outputs) < asked:
+                break
+            left -= asked
+        self._hold_back()
+
+    def next_due_ms(self) -> int | None:
+        """When the head is due."""
+        return self.shard.next_due_ms()
+
+    # --- commit --------------------------------------------------------------------------------
+
+    def checkpoint(self) -> ShardCheckpoint:
+        """What a commit now would say of this shard."""
+        return ShardCheckpoint(self.topic_id, self.shard.staged, self.contracts)
+
+    def committed(self) -> None:
+        """The staged cursor is committed."""
+        self.shard.commit()
+        self.verdicts.refused.clear()
+        self.verdicts.stripped.clear()
+        self._hold_back()
+
+    def aborted(self) -> None:
+        """The transaction was aborted for certain."""
+        self.shard.abort()
+        self._hold_back()
+
+    def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
+        """Settle these offsets as dead letters when they come again; those whose dead letter was
+        refused too, as ones without content.
+        """
+        self.verdicts.refuse(refusals)
+
+    def close(self) -> None:
+        """Let go."""
+        self._let_go()

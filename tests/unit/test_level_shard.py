@@ -1,0 +1,254 @@
+"""A level topic's partition: in the order of the log, never early, and put back when aborted."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from delayservice.core import outcome
+from delayservice.core.codes import COPY_FORGED, HEADER_INVALID, OP_INVALID, TIME_INVALID
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.copies import read_copy, write_copy
+from delayservice.core.cursor import START_KEY, Cursor
+from delayservice.core.entry import UNREADABLE, Headers, Row
+from delayservice.core.level import LevelRecords, LevelShard
+from delayservice.core.outcome import Output
+from delayservice.core.record import RecordReader
+from delayservice.core.settle import Routes, Settler, Verdicts
+
+TOPIC = "delay_topic_1"
+ANY = "delay_topic_any"
+NOW_MS = 1_800_000_000_000
+LEVEL_MS = 5_000
+SECRET = b"a secret of the cluster"
+TO_ORDERS: Headers = [("delay-target-topic", b"orders")]
+LEVEL = Contract(level_ms=LEVEL_MS, allow=("orders", "mails"))
+BLOCKED = ("target-unknown", "not there")
+
+
+def row(offset: int, written_ms: int = NOW_MS, headers: Headers | None = None) -> Row:
+    return (offset, written_ms, b"key", b"v%d" % offset, TO_ORDERS if headers is None else headers)
+
+
+class Owned:
+    """A shard that this node owns from offset 0 on."""
+
+    def __init__(
+        self, *contracts: tuple[int, Contract], records_max: int = 100, bytes_max: int = 10_000
+    ) -> None:
+        routes = Routes("dead", "outcomes", SECRET, 60_000, 0, (1_000, 2_000), cast("Any", None))
+        read_by = Contracts(contracts or [(0, LEVEL)])
+        self.verdicts = Verdicts()
+        self.settler = Settler(TOPIC, 0, routes, self.verdicts)
+        self.settler.copies_to = ANY
+        self.reader = RecordReader(TOPIC, 0, read_by, (SECRET,))
+        records = LevelRecords(self.reader, read_by, self.settler, self.verdicts)
+        self.shard = LevelShard(records_max, bytes_max)
+        self.shard.take_over(Cursor(), 0, records)
+
+    def take(self, *rows: Row, stop: int | None = None) -> None:
+        self.shard.ingest(rows, rows[-1][0] + 1 if stop is None else stop)
+
+    def settle(self, now_ms: int, limit: int = 1_000) -> list[Output]:
+        return self.shard.advance(now_ms, limit)
+
+
+def offsets(outputs: list[Output]) -> list[int]:
+    return [output[7] for output in outputs]
+
+
+def code(output: Output) -> str:
+    return (dict(output[5])["delay-error"] or b"").decode()
+
+
+def test_a_record_is_delivered_after_its_level_as_it_was_written() -> None:
+    owned = Owned()
+    owned.take(row(0), row(1, headers=[("own", b"1"), *TO_ORDERS, ("own", None)]))
+    assert owned.settle(NOW_MS + LEVEL_MS - 1) == []
+    due = b"%d" % (NOW_MS + LEVEL_MS)
+    added = [("delay-due-at", due), ("delay-source", b"delay_topic_1:0:1"), ("delay-settles", b"1")]
+    outputs = owned.settle(NOW_MS + LEVEL_MS)
+    assert offsets(outputs) == [0, 1]
+    headers = [("own", b"1"), ("own", None), *added]
+    assert outputs[1] == (0, "orders", -1, b"key", b"v1", headers, NOW_MS + LEVEL_MS, 1)
+
+
+def test_whoever_is_behind_the_head_waits_for_it_when_the_broker_s_clock_stepped_back() -> None:
+    owned = Owned()
+    owned.take(row(0, NOW_MS), row(1, NOW_MS + 700), row(2, NOW_MS + 50), row(3, NOW_MS + 60))
+    assert offsets(owned.settle(NOW_MS + LEVEL_MS + 100)) == [0]
+    assert owned.shard.next_due_ms() == NOW_MS + LEVEL_MS + 700
+    assert offsets(owned.settle(NOW_MS + LEVEL_MS + 699)) == []
+    assert offsets(owned.settle(NOW_MS + LEVEL_MS + 700)) == [1, 2, 3]
+    assert owned.shard.staged == Cursor((NOW_MS + LEVEL_MS + 700, 3), 4)
+
+
+def test_the_cursor_means_what_rule_1_says() -> None:
+    """Else everything would come again when the topic is a level topic no longer."""
+    owned = Owned()
+    assert owned.shard.committed.key == START_KEY
+    dues = {}
+    for offset, step_ms in enumerate((0, 30, 10, 10, 90, 20)):
+        owned.take(row(offset, NOW_MS + step_ms))
+        dues[offset] = NOW_MS + step_ms + LEVEL_MS
+    for now_ms in range(NOW_MS + LEVEL_MS, NOW_MS + LEVEL_MS + 100, 7):
+        owned.settle(now_ms, limit=2)
+        staged = owned.shard.staged
+        settled = [o for o, due_ms in dues.items() if staged.has_settled((due_ms, o), -1)]
+        assert settled == list(range(staged.offset))
+
+
+def test_what_was_aborted_is_settled_again_and_what_was_committed_is_not() -> None:
+    owned = Owned()
+    owned.take(*(row(offset) for offset in range(6)))
+    later_ms = NOW_MS + LEVEL_MS
+    first = owned.settle(later_ms, limit=4)
+    assert owned.shard.is_staged
+    owned.shard.abort()
+    assert not owned.shard.is_staged
+    assert owned.settle(later_ms, limit=4) == first
+    owned.shard.commit()
+    assert owned.shard.committed.offset == 4
+    assert offsets(owned.settle(later_ms)) == [4, 5]
+
+
+def test_the_cursor_passes_offsets_without_a_record_only_when_their_turn_has_come() -> None:
+    owned = Owned()
+    owned.take(row(3), stop=9)
+    owned.settle(NOW_MS)
+    assert owned.shard.staged.offset == 3
+    owned.settle(NOW_MS + LEVEL_MS)
+    assert owned.shard.staged.offset == 9
+    owned.take(stop=12)
+    owned.settle(NOW_MS + LEVEL_MS)
+    assert owned.shard.staged.offset == 12
+
+
+def test_it_is_full_by_number_or_size_and_has_room_again_below_half() -> None:
+    owned = Owned(records_max=10, bytes_max=1_000)
+    owned.take(*(row(offset) for offset in range(9)))
+    assert not owned.shard.is_full
+    owned.take(row(9))
+    assert owned.shard.is_full
+    owned.settle(NOW_MS + LEVEL_MS, limit=4)
+    assert not owned.shard.has_room
+    owned.settle(NOW_MS + LEVEL_MS, limit=1)
+    assert owned.shard.has_room
+    big: Row = (10, NOW_MS, None, b"x" * 900, TO_ORDERS)
+    owned.take(big)
+    assert owned.shard.is_full, "what is staged may come back, so its bytes count"
+    owned.settle(NOW_MS + LEVEL_MS)
+    assert owned.shard.is_full
+    owned.shard.commit()
+    assert owned.shard.has_room
+    assert not owned.shard.is_full
+
+
+def test_a_changed_delay_holds_for_what_was_written_from_then_on() -> None:
+    owned = Owned((0, LEVEL), (2, Contract(level_ms=1_000, allow=("orders",))))
+    owned.take(*(row(offset) for offset in range(4)))
+    assert owned.settle(NOW_MS + 1_000) == []
+    outputs = owned.settle(NOW_MS + LEVEL_MS)
+    assert [output[6] - NOW_MS for output in outputs] == [5_000, 5_000, 1_000, 1_000]
+
+
+def test_a_target_that_is_allowed_no_longer_is_not_remembered() -> None:
+    owned = Owned((0, LEVEL), (2, Contract(level_ms=LEVEL_MS, allow=("mails",))))
+    owned.take(*(row(offset) for offset in range(3)))
+    kinds = [output[0] for output in owned.settle(NOW_MS + LEVEL_MS)]
+    assert kinds == [outcome.DELIVERED, outcome.DELIVERED, outcome.DEAD_LETTERED]
+
+
+def test_with_a_default_target_no_header_is_needed() -> None:
+    owned = Owned((0, Contract(level_ms=LEVEL_MS, default_target="mails")))
+    null_target: Headers = [("delay-target-topic", None)]
+    owned.take(row(0, headers=[]), row(1, headers=[]), row(2, headers=null_target))
+    outputs = owned.settle(NOW_MS + LEVEL_MS)
+    assert [output[1] for output in outputs] == ["mails", "mails", "dead"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ([*TO_ORDERS, ("delay-id", b"a")], OP_INVALID),
+        ([*TO_ORDERS, ("delay-op", b"fire")], OP_INVALID),
+        ([("delay-id", b"a"), ("delay-op", b"cancel")], OP_INVALID),
+        (UNREADABLE, HEADER_INVALID),
+        ([*TO_ORDERS, ("delay-copy", b"{}"), ("delay-copy-mac", b"0")], COPY_FORGED),
+    ],
+)
+def test_a_bad_record_is_dead_lettered_in_its_turn(headers: Headers, why: str) -> None:
+    owned = Owned()
+    owned.take(row(0), (1, NOW_MS, b"key", b"v", headers), row(2))
+    assert owned.settle(NOW_MS + LEVEL_MS - 1) == []
+    outputs = owned.settle(NOW_MS + LEVEL_MS)
+    assert [output[0] for output in outputs] == [0, outcome.DEAD_LETTERED, 0]
+    assert code(outputs[1]) == why
+
+
+@pytest.mark.parametrize("written_ms", [-1, 2**60])
+def test_a_timestamp_that_can_t_be_holds_nothing_up(written_ms: int) -> None:
+    owned = Owned()
+    owned.take(row(0, written_ms), row(1, NOW_MS - LEVEL_MS))
+    assert owned.shard.next_due_ms() == 0
+    outputs = owned.settle(NOW_MS)
+    assert code(outputs[0]) == TIME_INVALID
+    assert offsets(outputs) == [0, 1]
+
+
+def test_a_genuine_copy_that_somebody_put_here_is_no_copy_here() -> None:
+    owned = Owned()
+    payload = ("orders", -1, None, b"v", [], NOW_MS + 10**9, None)
+    key, value, headers = write_copy(
+        TOPIC, 0, SECRET, settles=0, source=b"s", base=1, at_ms=NOW_MS, payload=payload
+    )
+    owned.take((5, NOW_MS, key, value, headers))
+    assert code(owned.settle(NOW_MS + LEVEL_MS)[0]) == COPY_FORGED
+
+
+def test_what_can_t_be_delivered_now_is_parked_in_the_precise_topic_and_says_where_from() -> None:
+    owned = Owned()
+    owned.take(row(0), row(1, headers=[("delay-target-topic", b"mails")]), row(2))
+    owned.verdicts.blocked[("orders", -1)] = BLOCKED
+    now_ms = NOW_MS + LEVEL_MS
+    outputs = owned.settle(now_ms)
+    assert [output[0] for output in outputs] == [outcome.PARKED, 0, outcome.PARKED]
+    _, topic, partition, key, value, headers, _, offset = outputs[2]
+    assert (topic, partition, offset) == (ANY, 0, 2)
+    assert read_copy(TOPIC, 0, (SECRET,), (key, value, headers)) is None, "signed for another"
+    copy = read_copy(ANY, 0, (SECRET,), (key, value, headers))
+    assert copy is not None
+    _, at_ms, payload = copy
+    assert at_ms == now_ms + 1_000
+    assert payload[5] == now_ms
+    assert payload[6] == (None, b"delay_topic_1:0:2", 2, None)
+    text = dict(headers)["delay-copy"] or b""
+    assert b'"settles":2' in text
+    assert b'"shard":"delay_topic_1:0"' in text
+
+
+def test_without_a_precise_topic_it_is_dead_lettered_with_the_target_s_code() -> None:
+    owned = Owned()
+    owned.settler.copies_to = None
+    owned.verdicts.blocked[("orders", -1)] = BLOCKED
+    owned.take(row(0))
+    (letter,) = owned.settle(NOW_MS + LEVEL_MS)
+    assert (letter[1], code(letter)) == ("dead", "target-unknown")
+
+
+def test_what_the_broker_refused_is_dead_lettered_and_the_next_is_not() -> None:
+    owned = Owned()
+    owned.verdicts.refuse([(1, ("too-large", "more than it takes"))])
+    owned.take(row(0), row(1), row(2))
+    outputs = owned.settle(NOW_MS + LEVEL_MS)
+    assert [output[0] for output in outputs] == [0, outcome.DEAD_LETTERED, 0]
+    assert code(outputs[1]) == "too-large"
+
+
+def test_what_expired_while_nobody_served_it_is_expired() -> None:
+    owned = Owned()
+    expires: Headers = [*TO_ORDERS, ("delay-expires-at", b"%d" % (NOW_MS + LEVEL_MS))]
+    owned.take(row(0, headers=expires), row(1, headers=expires))
+    assert [output[0] for output in owned.settle(NOW_MS + LEVEL_MS, limit=1)] == [0]
+    assert [output[0] for output in owned.settle(NOW_MS + LEVEL_MS + 1)] == [outcome.EXPIRED]
