@@ -65,6 +65,7 @@ def run(config: ConfigOption = None, sets: SetOption = None) -> None:
 @app.command(
     epilog="Examples: [bold]delayservice send delay_topic_any hello --after 30s --target orders[/]"
     "\n\n[bold]echo hello | delayservice send --at 2030-01-31T08:00:00Z -t orders -k order-7[/]"
+    "\n\n[bold]delayservice send --id reminder-17 --cancel[/]"
 )
 def send(
     topic: Annotated[str, typer.Argument(help="Delay topic.")] = "delay_topic_any",
@@ -88,6 +89,23 @@ def send(
     record_id: Annotated[
         str | None, typer.Option("--id", help="Name for cancel and look-up (delay-id).")
     ] = None,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Cancel what is pending under --id.")
+    ] = False,
+    fire: Annotated[
+        bool, typer.Option("--fire", help="Deliver what is pending under --id now.")
+    ] = False,
+    window: Annotated[
+        str | None, typer.Option(help="Spread the due time over so long: 10s, 5m.")
+    ] = None,
+    every: Annotated[str | None, typer.Option(help="Recurring: a period, as 1h or PT1H.")] = None,
+    cron: Annotated[
+        str | None, typer.Option(help="Recurring: a cron expression, as '0 9 * * MON-FRI'.")
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option(help="Time zone of --cron, as Europe/Berlin.")
+    ] = None,
+    times: Annotated[int | None, typer.Option(min=1, help="Recurring: so often at most.")] = None,
     header: Annotated[
         list[str] | None,
         typer.Option("--header", "-H", metavar="NAME=VALUE", help="Own header; repeatable."),
@@ -112,6 +130,12 @@ def send(
         names.DELAY_TARGET_TOPIC: target,
         names.DELAY_TARGET_PARTITION: None if target_partition is None else str(target_partition),
         names.DELAY_ID: record_id,
+        names.DELAY_OP: sending.operation(record_id, cancel=cancel, fire=fire),
+        names.DELAY_WINDOW_MS: sending.milliseconds("--window", window),
+        names.DELAY_EVERY: sending.milliseconds("--every", every),
+        names.DELAY_CRON: cron,
+        names.DELAY_TIMEZONE: timezone,
+        names.DELAY_TIMES: None if times is None else str(times),
     }
     headers = [
         *sending.time_header(at, after),
@@ -121,7 +145,7 @@ def send(
     record = sending.Outgoing(
         topic=topic,
         key=None if key is None else key.encode(),
-        value=sending.read_value(value, value_file, null=null),
+        value=sending.read_value(value, value_file, null=null or cancel or fire),
         headers=headers,
         partition=partition,
         record_id=None if record_id is None else record_id.encode(),

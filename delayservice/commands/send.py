@@ -12,6 +12,7 @@ from typing import TypeAlias
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from delayservice.core import names
+from delayservice.core.draft import CANCEL_OP, FIRE_OP
 from delayservice.core.partitioner import partition_for
 from delayservice.errors import DelayServiceError, KafkaEdgeError
 from delayservice.units import parse_duration_ms
@@ -65,6 +66,29 @@ def time_header(at: str | None, after: str | None) -> list[Header]:
     if after is not None:
         return [(names.DELAY_AFTER, str(delay_ms("--after", after)).encode())]
     return []
+
+
+def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
+    """What is to be done with a pending record; None: this is a schedule.
+
+    Raises:
+        DelayServiceError: both are asked for, or no id says with which record.
+    """
+    if cancel and fire:
+        raise DelayServiceError("give --cancel or --fire, not both")
+    asked = CANCEL_OP if cancel else FIRE_OP if fire else None
+    if asked is not None and not record_id:
+        raise DelayServiceError(f"--{asked} needs --id: it says which record")
+    return asked
+
+
+def milliseconds(option: str, text: str | None) -> str | None:
+    """A duration that an option gives, as a header has it; None when it is not given.
+
+    Raises:
+        DelayServiceError: it can't be read.
+    """
+    return None if text is None else str(delay_ms(option, text))
 
 
 def instant_ms(option: str, text: str) -> int:

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from delayservice.cli import app
 from delayservice.commands import send
 from delayservice.core import names
 from delayservice.errors import DelayServiceError
@@ -183,3 +185,38 @@ def test_a_value_comes_from_one_place(tmp_path: Path) -> None:
 def test_the_due_time_is_shown_in_utc() -> None:
     assert send.due_text([(names.DELAY_AFTER, b"500")], 1_000) == "1970-01-01T00:00:01.500+00:00"
     assert send.due_text([], 1_000) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "headers"),
+    [
+        (["--id", "a", "--cancel"], {"delay-op": "cancel", "delay-id": "a"}),
+        (["--id", "a", "--fire"], {"delay-op": "fire", "delay-id": "a"}),
+        (["x", "--every", "PT1H", "--times", "3"], {"delay-every": "3600000", "delay-times": "3"}),
+        (["x", "--after", "1s", "--window", "5m"], {"delay-window-ms": "300000"}),
+        (
+            ["x", "--cron", "0 9 * * *", "--timezone", "Europe/Berlin"],
+            {"delay-cron": "0 9 * * *", "delay-timezone": "Europe/Berlin"},
+        ),
+    ],
+)
+def test_send_says_every_kind_of_schedule(
+    options: list[str], headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[send.Outgoing] = []
+
+    def keep(_config: object, record: send.Outgoing) -> send.Report:
+        sent.append(record)
+        return send.Report(record.topic, 0, 0, 0)
+
+    monkeypatch.setattr(send, "send", keep)
+    done = CliRunner().invoke(app, ["send", "-b", "nobody:1", "delay_topic_any", *options])
+    assert done.exit_code == 0, done.output
+    said = {name: text.decode() for name, text in sent[0].headers}
+    assert headers.items() <= said.items()
+    assert (sent[0].value is None) == ("delay-op" in headers)
+
+
+def test_send_says_what_an_operation_lacks() -> None:
+    assert b"needs --id" in run("send", "--cancel").stderr
+    assert b"not both" in run("send", "--cancel", "--fire", "--id", "a").stderr
