@@ -274,11 +274,12 @@ class RecordReader:
         if self._contract.version < _RECURRING_SINCE:
             raise RecordRefusedError(CRON_INVALID, "recurring schedules were not served yet")
         start_ms = self._due_ms(draft, timestamp_ms) if draft.times else 0
-        recurrence = _recurrence(draft, start_ms)
+        shift_ms = self._jitter_ms(draft, offset)
+        recurrence = _recurrence(draft, start_ms, shift_ms)
         due_ms = max(self._written_ms(timestamp_ms), 1)
         source = None
         if recurrence.every_ms:
-            due_ms = start_ms or due_ms + recurrence.every_ms
+            due_ms = (start_ms or due_ms + recurrence.every_ms) + shift_ms
             source = numbered(b"%s:%d:%d" % (self._topic.encode(), self._partition, offset), 1)
         due_ms = self._bounded_due_ms(due_ms, timestamp_ms)
         payload = self._payload(draft, identity, due_ms, headers)
@@ -465,7 +466,7 @@ def _expires_ms(draft: Draft) -> int | None:
     return instants.pop()
 
 
-def _recurrence(draft: Draft, start_ms: int) -> Recurrence:
+def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
     """What the headers of a recurring schedule say; ``start_ms`` is 0 where they say no start."""
     left = None
     if draft.counts:
@@ -478,10 +479,10 @@ def _recurrence(draft: Draft, start_ms: int) -> Recurrence:
         )
     if draft.every:
         every_ms = check_every(parse_delay_ms(*_agreed(draft.every, CRON_INVALID)))
-        return Recurrence(every_ms, left=left)
+        return Recurrence(every_ms, left=left, shift_ms=shift_ms)
     zone = parse_zone(_agreed(draft.zones, ZONE_INVALID)[1]) if draft.zones else "UTC"
     cron = parse_cron(_agreed(draft.cron, CRON_INVALID)[1])
-    return Recurrence(0, cron, zone, left, number=0, start_ms=start_ms)
+    return Recurrence(0, cron, zone, left, number=0, start_ms=start_ms, shift_ms=shift_ms)
 
 
 def _agreed(headers: Headers, code: str) -> Header:

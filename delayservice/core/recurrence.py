@@ -48,6 +48,7 @@ class Recurrence(msgspec.Struct, array_like=True, frozen=True):
         left: occurrences yet to come, the pending one included; None: without end.
         number: of the pending occurrence, from 1; 0: the first has not been computed yet.
         start_ms: of a cron schedule: no occurrence is before this.
+        shift_ms: how much later than the schedule says every occurrence is, within its window.
     """
 
     every_ms: int
@@ -56,6 +57,7 @@ class Recurrence(msgspec.Struct, array_like=True, frozen=True):
     left: int | None = None
     number: int = 1
     start_ms: int = 0
+    shift_ms: int = 0
 
     def headers(self) -> list[Header]:
         """The input headers that say the same, for a dead letter that can be sent again."""
@@ -148,7 +150,7 @@ def first_ms(recurrence: Recurrence, written_ms: int, cron_time: CronTime) -> in
         RecordRefusedError: as ``CronTime``.
     """
     after_ms = recurrence.start_ms - 1 if recurrence.start_ms else written_ms
-    return cron_time(recurrence.cron, recurrence.zone, after_ms)
+    return _shifted(recurrence, after_ms, cron_time)
 
 
 def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime) -> Payload | None:
@@ -179,7 +181,12 @@ def _next_ms(recurrence: Recurrence, due_ms: int, now_ms: int, cron_time: CronTi
     if recurrence.every_ms:
         missed = max(now_ms - due_ms, 0) // recurrence.every_ms
         return due_ms + (missed + 1) * recurrence.every_ms
-    return cron_time(recurrence.cron, recurrence.zone, max(due_ms, now_ms))
+    return _shifted(recurrence, max(due_ms, now_ms) - recurrence.shift_ms, cron_time)
+
+
+def _shifted(recurrence: Recurrence, after_ms: int, cron_time: CronTime) -> int | None:
+    found_ms = cron_time(recurrence.cron, recurrence.zone, after_ms)
+    return None if found_ms is None else found_ms + recurrence.shift_ms
 
 
 def at_occurrence(

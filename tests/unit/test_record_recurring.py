@@ -83,3 +83,15 @@ def test_what_makes_no_schedule_is_refused(headers: Headers, code: str) -> None:
     entry = read(*headers)
     assert entry[1] == INVALID
     assert entry[5][0] == code
+
+
+def test_a_window_moves_a_schedule() -> None:
+    window = ("delay-window-ms", b"60000")
+    period = read(EVERY, window)[4]
+    recurrence = recurrence_of(period[6])
+    assert recurrence is not None
+    assert 0 < recurrence.shift_ms <= 60_000
+    assert period[5] == WRITTEN_MS + 5_000 + recurrence.shift_ms
+    cron = recurrence_of(read(CRON, window)[4][6])
+    assert cron is not None
+    assert cron.shift_ms == recurrence.shift_ms

@@ -164,3 +164,13 @@ def test_stores_keep_a_recurrence() -> None:
 def test_nothing_follows_what_does_not_recur() -> None:
     plain: Payload = ("orders", -1, None, b"", [], NOW_MS, (b"name", None, 1, None))
     assert following(plain, SOURCE, NOW_MS, calendar) is None
+
+
+def test_a_window_moves_every_occurrence_by_as_much() -> None:
+    shift_ms = 90_000
+    cron = cron_record("hourly")
+    shifted = Recurrence(0, "hourly", number=0, shift_ms=shift_ms)
+    first = copied(settled((*cron[:6], (None, None, 1, None, encode(shifted))))[0])[2]
+    assert first[5] == 2 * HOURLY_MS + shift_ms
+    assert copied(settled(first, first[5])[1])[2][5] == 3 * HOURLY_MS + shift_ms
+    assert copied(settled(first, 3 * HOURLY_MS + 1)[1])[2][5] == 3 * HOURLY_MS + shift_ms
