@@ -116,6 +116,7 @@ def prune_before_commit() -> AbstractContextManager[Any]:
 
     def commit(original: Any, loop: SliceLoop) -> bool:
         for lane in loop.lanes.values():
+            assert isinstance(lane, Lane)
             lane.store.prune(lane.shard.staged)
             lane.store.sync()
         committed: bool = original(loop)

@@ -7,7 +7,14 @@ from typing import Any, cast
 import pytest
 
 from delayservice.core import outcome
-from delayservice.core.codes import COPY_FORGED, HEADER_INVALID, OP_INVALID, TIME_INVALID
+from delayservice.core.codec import Payload
+from delayservice.core.codes import (
+    COPY_FORGED,
+    HEADER_INVALID,
+    OP_INVALID,
+    TARGET_INVALID,
+    TIME_INVALID,
+)
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.copies import read_copy, write_copy
 from delayservice.core.cursor import START_KEY, Cursor
@@ -49,6 +56,10 @@ class Owned:
 
     def take(self, *rows: Row, stop: int | None = None) -> None:
         self.shard.ingest(rows, rows[-1][0] + 1 if stop is None else stop)
+
+    @property
+    def room(self) -> tuple[bool, bool]:
+        return self.shard.is_full, self.shard.has_room
 
     def settle(self, now_ms: int, limit: int = 1_000) -> list[Output]:
         return self.shard.advance(now_ms, limit)
@@ -104,9 +115,9 @@ def test_what_was_aborted_is_settled_again_and_what_was_committed_is_not() -> No
     owned.take(*(row(offset) for offset in range(6)))
     later_ms = NOW_MS + LEVEL_MS
     first = owned.settle(later_ms, limit=4)
-    assert owned.shard.is_staged
+    assert owned.shard.staged.offset == 4
     owned.shard.abort()
-    assert not owned.shard.is_staged
+    assert owned.shard.staged == Cursor()
     assert owned.settle(later_ms, limit=4) == first
     owned.shard.commit()
     assert owned.shard.committed.offset == 4
@@ -128,21 +139,20 @@ def test_the_cursor_passes_offsets_without_a_record_only_when_their_turn_has_com
 def test_it_is_full_by_number_or_size_and_has_room_again_below_half() -> None:
     owned = Owned(records_max=10, bytes_max=1_000)
     owned.take(*(row(offset) for offset in range(9)))
-    assert not owned.shard.is_full
+    assert owned.room == (False, False)
     owned.take(row(9))
-    assert owned.shard.is_full
+    assert owned.room == (True, False)
     owned.settle(NOW_MS + LEVEL_MS, limit=4)
-    assert not owned.shard.has_room
+    assert owned.room == (False, False)
     owned.settle(NOW_MS + LEVEL_MS, limit=1)
-    assert owned.shard.has_room
+    assert owned.room == (False, True)
     big: Row = (10, NOW_MS, None, b"x" * 900, TO_ORDERS)
     owned.take(big)
-    assert owned.shard.is_full, "what is staged may come back, so its bytes count"
+    assert owned.room == (True, False)
     owned.settle(NOW_MS + LEVEL_MS)
-    assert owned.shard.is_full
+    assert owned.room == (True, False), "what is staged may come back, so its bytes count"
     owned.shard.commit()
-    assert owned.shard.has_room
-    assert not owned.shard.is_full
+    assert owned.room == (False, True)
 
 
 def test_a_changed_delay_holds_for_what_was_written_from_then_on() -> None:
@@ -175,6 +185,7 @@ def test_with_a_default_target_no_header_is_needed() -> None:
         ([*TO_ORDERS, ("delay-op", b"fire")], OP_INVALID),
         ([("delay-id", b"a"), ("delay-op", b"cancel")], OP_INVALID),
         (UNREADABLE, HEADER_INVALID),
+        ([("delay-target-topic", b"mails"), *TO_ORDERS], TARGET_INVALID),
         ([*TO_ORDERS, ("delay-copy", b"{}"), ("delay-copy-mac", b"0")], COPY_FORGED),
     ],
 )
@@ -199,7 +210,7 @@ def test_a_timestamp_that_can_t_be_holds_nothing_up(written_ms: int) -> None:
 
 def test_a_genuine_copy_that_somebody_put_here_is_no_copy_here() -> None:
     owned = Owned()
-    payload = ("orders", -1, None, b"v", [], NOW_MS + 10**9, None)
+    payload: Payload = ("orders", -1, None, b"v", [], NOW_MS + 10**9, None)
     key, value, headers = write_copy(
         TOPIC, 0, SECRET, settles=0, source=b"s", base=1, at_ms=NOW_MS, payload=payload
     )

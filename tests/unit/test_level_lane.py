@@ -1,0 +1,198 @@
+"""A level lane and its log: what it fetches, when it holds back, and what it can't serve."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import structlog
+
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import START_KEY, Cursor
+from delayservice.core.entry import Row
+from delayservice.core.outcome import PARKED, Output
+from delayservice.core.settle import Routes
+from delayservice.lanes.level import FetchAhead, LevelLane
+from delayservice.lanes.ports import Bounds, Run, Source
+
+TOPIC = "delay_topic_1"
+NOW_MS = 1_800_000_000_000
+LEVEL_MS = 5_000
+LEVEL = Contracts([(0, Contract(level_ms=LEVEL_MS, allow=("orders",)))])
+AHEAD = FetchAhead(records=10, bytes=100_000)
+
+
+class Log:
+    """Notes what is asked of the source."""
+
+    def __init__(self) -> None:
+        self.position: int | None = None
+        self.is_paused = False
+
+    def seek(self, _topic: str, offset: int) -> None:
+        self.position = offset
+
+    def drop(self, _topic: str) -> None:
+        self.position = None
+
+    def pause(self, _topic: str) -> None:
+        self.is_paused = True
+
+    def resume(self, _topic: str) -> None:
+        self.is_paused = False
+
+
+class Stage:
+    """A lane at its log."""
+
+    def __init__(self, contracts: Contracts = LEVEL, park_topic: str | None = None) -> None:
+        self.log = Log()
+        routes = Routes("dead", "outcomes", b"secret", 60_000, 0, (1_000,), cast("Any", None))
+        self.lane = LevelLane(
+            TOPIC, 0, "id", cast("Source", self.log), routes, AHEAD, lambda: park_topic
+        )
+        self.lane.follow(Cursor())
+        self.lane.adopt(contracts)
+
+    def own(self, offset: int = 0, start: int = 0, end: int = 100) -> None:
+        self.lane.take_over(Cursor(START_KEY, offset), Bounds(start, end))
+
+    def position(self) -> int | None:
+        return self.log.position
+
+    def is_paused(self) -> bool:
+        return self.log.is_paused
+
+    def read(self, start: int, stop: int) -> int:
+        headers: Any = [("delay-target-topic", b"orders")]
+        rows: list[Row] = [(o, NOW_MS + o, None, b"v", headers) for o in range(start, stop)]
+        return self.lane.ingest(Run(TOPIC, start, rows, stop))
+
+    def settle(self, now_ms: int, limit: int = 1_000, bytes_max: int = 10**6) -> list[Output]:
+        chunks = self.lane.settle_due(now_ms, limit, bytes_max)
+        return [output for chunk in chunks for output in chunk]
+
+    def events(self, offset: int, start: int, end: int) -> list[str]:
+        with structlog.testing.capture_logs() as logs:
+            self.own(offset, start, end)
+        return [entry["event"] for entry in logs]
+
+
+def test_a_replica_fetches_nothing_and_is_never_behind() -> None:
+    stage = Stage()
+    assert stage.position() is None
+    stage.lane.follow(Cursor(START_KEY, 70))
+    assert stage.position() is None
+    assert stage.lane.shard.stored == 70
+    assert stage.read(70, 75) == 0
+
+
+def test_an_owner_reads_from_the_cursor_on_and_lets_go_when_it_steps_down() -> None:
+    stage = Stage()
+    stage.own(40)
+    assert stage.position() == 40
+    assert stage.read(40, 45) == 5
+    assert stage.read(50, 55) == 0, "read before a seek"
+    stage.settle(NOW_MS + LEVEL_MS + 42)
+    stage.lane.step_down()
+    assert stage.position() is None
+    assert stage.lane.checkpoint().cursor == Cursor(START_KEY, 40)
+    stage.own(40)
+    stage.read(40, 45)
+    assert [output[7] for output in stage.settle(NOW_MS + 10**6)] == [40, 41, 42, 43, 44]
+
+
+def test_it_holds_back_while_enough_waits_and_fetches_again_when_half_is_gone() -> None:
+    stage = Stage()
+    stage.own()
+    stage.read(0, 9)
+    assert not stage.is_paused()
+    stage.read(9, 12)
+    assert stage.is_paused()
+    due_ms = NOW_MS + LEVEL_MS
+    assert len(stage.settle(due_ms + 5)) == 6
+    assert stage.is_paused()
+    assert len(stage.settle(due_ms + 6)) == 1
+    assert not stage.is_paused()
+    stage.lane.aborted()
+    assert stage.is_paused()
+    assert len(stage.settle(due_ms + 20)) == 12
+    stage.lane.committed()
+    assert not stage.is_paused()
+
+
+def test_a_pause_does_not_outlive_the_ownership() -> None:
+    stage = Stage()
+    stage.own()
+    stage.read(0, 12)
+    stage.lane.step_down()
+    assert not stage.is_paused()
+    stage.own()
+    stage.read(0, 12)
+    stage.lane.close()
+    assert not stage.is_paused()
+
+
+def test_one_step_is_bounded_in_records_and_bytes() -> None:
+    stage = Stage()
+    stage.own()
+    stage.read(0, 12)
+    due_ms = NOW_MS + LEVEL_MS + 100
+    assert len(stage.settle(due_ms, limit=4)) == 4
+    mean_bytes = len("delay-target-topic") + len("orders") + len("v")
+    assert len(stage.settle(due_ms, bytes_max=3 * mean_bytes)) == 4
+
+
+def test_what_waits_is_counted_as_far_as_the_end_of_the_log_is_known() -> None:
+    stage = Stage()
+    stage.own(0, end=30)
+    stage.read(0, 5)
+    assert stage.lane.store.stats().pending == 30
+    stage.lane.shard.reaches(50)
+    stage.settle(NOW_MS + LEVEL_MS + 1)
+    stage.lane.committed()
+    stats = stage.lane.store.stats()
+    assert (stats.pending, stats.oldest_due_ms) == (48, NOW_MS + LEVEL_MS + 2)
+    assert stats.durable_offset == stage.lane.shard.stored == 50
+
+
+def test_parking_goes_to_the_topic_that_is_there_now() -> None:
+    for park_topic, kind in (("delay_topic_any", PARKED), (None, 1)):
+        stage = Stage(park_topic=park_topic)
+        stage.own()
+        stage.lane.verdicts.blocked[("orders", -1)] = ("target-unknown", "not there")
+        stage.read(0, 1)
+        (output,) = stage.settle(NOW_MS + LEVEL_MS)
+        assert (output[0], output[1]) == (kind, park_topic or "dead")
+
+
+def test_a_log_that_was_cut_is_reported_and_what_is_there_is_served() -> None:
+    stage = Stage()
+    assert stage.events(offset=50, start=0, end=40) == ["log_truncated"]
+    assert stage.position() == 40
+    assert stage.events(offset=50, start=60, end=90) == ["log_starts_later"]
+    assert stage.position() == 60
+    assert stage.events(offset=50, start=10, end=50) == []
+
+
+def test_an_owner_whose_log_moved_under_it_goes_on_with_what_there_is() -> None:
+    stage = Stage()
+    stage.own(10)
+    stage.read(10, 12)
+    stage.lane.refit(Bounds(30, 90))
+    assert stage.position() == 30
+    assert stage.lane.next_due_ms() is None
+
+
+def test_a_topic_that_was_precise_is_left_alone_and_its_cursor_stays() -> None:
+    """Records below H may be pending in a store that this lane does not have."""
+    stage = Stage()
+    precise = Contract(allow=("orders",))
+    with structlog.testing.capture_logs() as logs:
+        stage.lane.adopt(Contracts([(0, precise), (60, LEVEL.at(0))]))
+    assert [entry["event"] for entry in logs] == ["level_topic_was_precise"]
+    cursor = Cursor((NOW_MS, 7), 60)
+    stage.lane.take_over(cursor, Bounds(0, 100))
+    assert stage.position() is None
+    assert stage.settle(NOW_MS + 10**9) == []
+    assert stage.lane.checkpoint().cursor == cursor
+    assert not stage.lane.shard.is_staged
