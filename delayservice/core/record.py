@@ -273,7 +273,9 @@ class RecordReader:
         """
         if self._contract.version < _RECURRING_SINCE:
             raise RecordRefusedError(CRON_INVALID, "recurring schedules were not served yet")
-        start_ms = self._due_ms(draft, timestamp_ms) if draft.times else 0
+        start_ms = 0
+        if draft.times:
+            start_ms = self._bounded_due_ms(self._due_ms(draft, timestamp_ms), timestamp_ms)
         shift_ms = self._jitter_ms(draft, offset)
         recurrence = _recurrence(draft, start_ms, shift_ms)
         due_ms = max(self._written_ms(timestamp_ms), 1)

@@ -77,6 +77,8 @@ def test_a_cron_schedule_may_begin_later_and_end() -> None:
         ([CRON, ("delay-timezone", b"")], "zone-invalid"),
         ([CRON, ("delay-timezone", b"x" * 65)], "zone-invalid"),
         ([EVERY, ("delay-at", b"1")], "time-past"),
+        ([CRON, ("delay-at", b"9000-01-01T00:00:00Z")], "delay-too-long"),
+        ([("delay-every", b"P10000W")], "delay-too-long"),
     ],
 )
 def test_what_makes_no_schedule_is_refused(headers: Headers, code: str) -> None:
