@@ -5,6 +5,7 @@ is aborted, and whoever takes over in between.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 from hypothesis import given
@@ -29,7 +30,9 @@ OTHERS = st.tuples(st.sampled_from(["own", "own-2", "UNIQ_KEY", "DELAY", *RULES]
 HEADERS: st.SearchStrategy[Headers] = st.tuples(
     st.lists(TARGETS, min_size=1, max_size=2), st.lists(OTHERS, max_size=1)
 ).map(lambda parts: [*parts[0], *parts[1]])
-RECORDS = st.lists(st.tuples(st.integers(0, 2), st.integers(-30, 60), HEADERS), max_size=25)
+RECORDS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(-30, 60), HEADERS), min_size=1, max_size=25
+)
 """Of each record: offsets without one before it, milliseconds since the one before, headers."""
 
 
@@ -68,7 +71,7 @@ class World:
     def wait(self, ms: int) -> None:
         self.now_ms += ms
 
-    def wait_nearly(self, _: int) -> None:
+    def wait_nearly(self) -> None:
         self.now_ms = max(self.now_ms, (self.shard.next_due_ms() or 0) - 1)
 
     def settle(self, limit: int) -> None:
@@ -79,16 +82,18 @@ class World:
             assert written_ms[offset] + self.contracts.at(offset).level_ms <= self.now_ms
         self.staged += outputs
 
-    def commit(self, _: int) -> None:
+    def go_on(self) -> None: ...
+
+    def commit(self) -> None:
         self.shard.commit()
         self.committed += self.staged
         self.staged = []
 
-    def abort(self, _: int) -> None:
+    def abort(self) -> None:
         self.shard.abort()
         self.staged = []
 
-    def take_over(self, _: int) -> None:
+    def take_over(self) -> None:
         self._own(self.shard.committed)
         self.staged = []
 
@@ -109,32 +114,33 @@ def expected(rows: list[Row], contracts: Contracts) -> list[Output]:
     return outputs
 
 
-Step: TypeAlias = Callable[[World, int], None]
-STEPS: st.SearchStrategy[list[tuple[Step, int]]] = st.lists(
+Step: TypeAlias = Callable[[World], None]
+TURNS: st.SearchStrategy[list[list[Step]]] = st.lists(
     st.tuples(
-        st.sampled_from(
-            [
-                *(World.read, World.settle, World.settle, World.commit, World.abort),
-                *(World.take_over, World.wait, World.wait, World.wait_nearly),
-            ]
-        ),
-        st.integers(1, 100),
-    ),
-    max_size=40,
+        st.integers(0, 9).map(lambda count: lambda world: world.read(count)),
+        st.integers(0, 99).map(lambda ms: lambda world: world.wait(ms))
+        | st.just(World.wait_nearly),
+        st.integers(1, 9).map(lambda limit: lambda world: world.settle(limit)),
+        st.sampled_from([World.go_on, World.commit, World.commit, World.abort, World.take_over]),
+    ).map(list),
+    max_size=20,
 )
 
 
-@given(records=RECORDS, steps=STEPS, changed_at=st.integers(1, 30))
+@given(records=RECORDS, turns=TURNS, changed_at=st.integers(1, 30))
 def test_each_record_is_settled_once_in_order_and_never_early(
     records: list[tuple[int, int, Headers]],
-    steps: list[tuple[Step, int]],
+    turns: list[list[Step]],
     changed_at: int,
 ) -> None:
     rows, end = log_of(records)
     world = World(rows, end, Contracts([(0, LEVELS[0]), (changed_at, LEVELS[1])]))
-    everything = [(World.read, end), (World.wait, 10_000), (World.settle, 100), (World.commit, 1)]
-    for step, amount in steps + everything:
-        step(world, amount)
+    for step in chain.from_iterable(turns):
+        step(world)
+    world.read(end)
+    world.wait(10_000)
+    world.settle(len(rows))
+    world.commit()
     assert [output[7] for output in world.committed] == [row[0] for row in rows]
     assert world.shard.committed.offset == end
     for output, alone in zip(world.committed, expected(rows, world.contracts), strict=True):
