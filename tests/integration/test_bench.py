@@ -49,6 +49,14 @@ def test_whole_measures_the_service_and_the_limit(cluster: EmbeddedCluster) -> N
     assert bench_topics(cluster) == []
 
 
+def test_level_measures_the_service_and_the_limit(cluster: EmbeddedCluster) -> None:
+    found = bench(cluster, "level", "--n", "2000", "--rounds", "1")
+    for name in ("rate_per_s", "passthrough_per_s", "ratio", "rss_mib_peak"):
+        assert found[name] > 0, name
+    assert (found["store"], found["lateness_ms_max"]) == (None, None)
+    assert bench_topics(cluster) == []
+
+
 def test_steady_judges_every_record(cluster: EmbeddedCluster) -> None:
     words = ("--seconds", "2", "--rate", "500", "--delay-ms", "100", "300")
     found = bench(cluster, "steady", *words, "--delivery", "at_least_once")

@@ -44,6 +44,7 @@ def load_plan(
         due=due,
         rate_per_s=rate_per_s,
         is_open=is_open,
+        is_level=names.level_ms > 0,
         transactional_id=f"{names.prefix}_load" if is_hidden else "",
     )
 

@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 
 from delayservice import __version__, logs
-from delayservice.dev.bench import failover, paced, report, standing, stored
+from delayservice.dev.bench import failover, leveled, paced, report, standing, stored
 from delayservice.dev.bench.figures import Figures
 from delayservice.dev.bench.options import Options, check
 from delayservice.dev.bench.stand import Servers, Stand
@@ -33,6 +33,7 @@ _CASES: Final[Mapping[str, _Case]] = {
     "passthrough": stored.passthrough,
     "whole": stored.whole,
     "burst": stored.burst,
+    "level": leveled.level,
     "steady": paced.steady,
     "soak": paced.soak,
     "pending": paced.pending,
@@ -66,7 +67,7 @@ def run(options: Options, *, as_json: bool) -> int:
 def _figures(options: Options) -> Figures:
     return Figures(
         bench=options.bench,
-        store=None if options.bench == "passthrough" else options.store,
+        store=None if options.bench in ("passthrough", "level") else options.store,
         delivery=options.delivery,
         size=options.size,
         partitions=options.partitions,

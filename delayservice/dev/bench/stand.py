@@ -26,6 +26,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from connectors.kafka.topics import TopicKeeper
 from delayservice.client_options import ClientRole
+from delayservice.core.levels import level_topic
 from delayservice.dev.bench import clients, wire
 from delayservice.dev.bench.helper import Helper
 from delayservice.dev.bench.judge_process import JudgePlan
@@ -47,14 +48,24 @@ _PACKAGE: Final = "delayservice.dev.bench"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The topics of one round."""
+    """The topics of one round.
+
+    Attributes:
+        prefix: of them all.
+        level_ms: the delay topic is a level topic of this delay; 0: it is not.
+    """
 
     prefix: str
+    level_ms: int = 0
 
     @property
     def delay(self) -> str:
         """The delay topic."""
-        return f"{self.prefix}_delay"
+        return level_topic(1, self._levels) if self.level_ms else f"{self.prefix}_delay"
+
+    @property
+    def _levels(self) -> str:
+        return f"{self.prefix}_level_"
 
     def target(self, name: str) -> str:
         """A target topic; all of them are allowed."""
@@ -62,8 +73,10 @@ class Names:
 
     def sets(self, partitions: int, delay_topics: Sequence[str]) -> list[str]:
         """Settings of a service that serves these topics and no others."""
+        levels = [f"levels.prefix={self._levels}", f"levels.delays_ms={self.level_ms}"]
         return [
-            f"topics.delay={','.join(delay_topics)}",
+            *(levels if self.level_ms else []),
+            f"topics.delay={'' if self.level_ms else ','.join(delay_topics)}",
             "topics.discover=false",
             f"topics.checkpoint={self.prefix}_checkpoint",
             f"topics.dead_letter={self.prefix}_dead_letter",
@@ -132,10 +145,10 @@ class Stand:
 
     # --- topics ----------------------------------------------------------------------------------
 
-    def round(self) -> Names:
+    def round(self, level_ms: int = 0) -> Names:
         """Names that were not used before."""
         self._rounds += 1
-        return Names(f"bench_{self._run}_{self._rounds}")
+        return Names(f"bench_{self._run}_{self._rounds}", level_ms)
 
     def create(self, names: Names, targets: Sequence[str] = (), delay_topics: int = 1) -> list[str]:
         """Make the topics of a round, those of the service by the service's own code; its settings.

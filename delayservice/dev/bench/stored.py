@@ -48,8 +48,25 @@ class _TooSlowError(DelayServiceError):
     """Records were due before all of them were stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a round took of the machine."""
+
+    cpu_s: float
+    broker_cpu_s: float
+    delivered: Counters
+    """What the service counted while it delivered."""
+    rss_mib_peak: float
+    rss_mib_peak_worker: float
+
+    @property
+    def records_per_transaction(self) -> float:
+        """Outputs in the mean transaction that carried any."""
+        return self.delivered.settled / max(self.delivered.transactions, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round(Costs):
     """Everything stored, then everything delivered. Times in seconds."""
 
     names: Names
@@ -57,18 +74,7 @@ class Round:
     load_s: float
     ingest_s: float
     deliver_s: float
-    cpu_s: float
-    broker_cpu_s: float
-    delivered: Counters
-    """What the service counted while it delivered."""
-    rss_mib_peak: float
-    rss_mib_peak_worker: float
     verdict: Verdict
-
-    @property
-    def records_per_transaction(self) -> float:
-        """Outputs in the mean transaction that carried any."""
-        return self.delivered.settled / max(self.delivered.transactions, 1)
 
 
 def whole(stand: Stand, figures: Figures) -> dict[int, int]:
@@ -86,8 +92,8 @@ def passthrough(stand: Stand, figures: Figures) -> dict[int, int]:
     n = stand.options.n
     warm_up(stand, n)
     found = [load_and_pass(stand, n) for _ in range(stand.options.rounds)]
-    _fill_rates(figures, [n / passed.seconds for passed, _ in found])
-    _fill_passed(figures, n, [passed for passed, _ in found])
+    fill_rates(figures, [n / passed.seconds for passed, _ in found])
+    fill_passed(figures, n, [passed for passed, _ in found])
     figures.n = n
     figures.transactions = int(median(passed.transactions for passed, _ in found))
     if figures.transactions:
@@ -115,10 +121,10 @@ def _compare(
         passed, verdict = pass_through(stand, one.names, one.batch, size)
         pairs.append((one, passed))
         verdicts += [one.verdict, verdict]
-    _fill_rates(figures, [n / seconds_of(one) for one, _ in pairs])
-    _fill_ratio(figures, [passed.seconds / seconds_of(one) for one, passed in pairs])
+    fill_rates(figures, [n / seconds_of(one) for one, _ in pairs])
+    fill_ratio(figures, [passed.seconds / seconds_of(one) for one, passed in pairs])
     _fill_rounds(figures, n, [one for one, _ in pairs])
-    _fill_passed(figures, n, [passed for _, passed in pairs])
+    fill_passed(figures, n, [passed for _, passed in pairs])
     return figures.judge(verdicts, [one.verdict for one, _ in pairs])
 
 
@@ -213,28 +219,34 @@ class _Scene:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def _fill_rates(figures: Figures, rates: list[float]) -> None:
+def fill_rates(figures: Figures, rates: list[float]) -> None:
+    """``rates``: records a second, round by round."""
     figures.rounds = len(rates)
     figures.rate_per_s = median(rates)
     figures.rate_per_s_min, figures.rate_per_s_max = min(rates), max(rates)
 
 
-def _fill_ratio(figures: Figures, ratios: list[float]) -> None:
+def fill_ratio(figures: Figures, ratios: list[float]) -> None:
     """``ratios``: of the service's rate to that of passthrough, round by round."""
     figures.ratio = median(ratios)
     figures.ratio_min, figures.ratio_max = min(ratios), max(ratios)
 
 
-def _fill_passed(figures: Figures, n: int, passed: list[Passed]) -> None:
+def fill_passed(figures: Figures, n: int, passed: list[Passed]) -> None:
+    """What passthrough took for ``n`` records, round by round."""
     figures.passthrough_per_s = median(n / one.seconds for one in passed)
     figures.passthrough_cpu_us_per_message = median(one.cpu_s for one in passed) / n * _US
 
 
 def _fill_rounds(figures: Figures, n: int, rounds: list[Round]) -> None:
-    """Medians over rounds; of memory and aborts the worst and all."""
-    figures.n = n
     figures.ingest_per_s = median(n / one.ingest_s for one in rounds)
     figures.deliver_per_s = median(n / one.deliver_s for one in rounds)
+    fill_costs(figures, n, rounds)
+
+
+def fill_costs(figures: Figures, n: int, rounds: Sequence[Costs]) -> None:
+    """Medians over rounds; of memory and aborts the worst and all."""
+    figures.n = n
     figures.cpu_us_per_message = median(one.cpu_s for one in rounds) / n * _US
     if rounds[0].broker_cpu_s:
         figures.broker_cpu_us_per_message = median(one.broker_cpu_s for one in rounds) / n * _US
