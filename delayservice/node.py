@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 import structlog
-from tenacity import Retrying, retry_if_exception_type, wait_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
 from tenacity.nap import sleep_using_event
 from tenacity.stop import stop_when_event_set
 
@@ -69,8 +69,9 @@ def _prepare_topics(settings: Settings, stopping: threading.Event) -> bool:
     """Create what is missing; a cluster that is down is waited for. False: told to stop."""
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
 
-    def tell(state: object) -> None:
-        _log.warning("waiting_for_kafka", why=str(getattr(state, "outcome", state)))
+    def tell(state: RetryCallState) -> None:
+        why = state.outcome.exception() if state.outcome is not None else None
+        _log.warning("waiting_for_kafka", why=str(why))
 
     retrying = Retrying(
         retry=retry_if_exception_type(KafkaEdgeError),

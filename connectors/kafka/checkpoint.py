@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import structlog
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import consumer_client
-from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds, scan_partition
+from connectors.kafka.source import (
+    ASK_TIMEOUT_S,
+    READ_HINT,
+    consumer_config,
+    log_bounds,
+    scan_partition,
+)
 from delayservice.clock import Clock
 from delayservice.lanes.ports import ReadBack
 
@@ -154,7 +160,10 @@ class KafkaCheckpoints:
         wall_ms, boot_ms = self._clock.wall_ms(), int(self._clock.boot_s() * 1000)
         for message in messages:
             value = message.value()
-            if message.error() is None and value is not None:
+            error = message.error()
+            if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                _log.error("topic_not_readable", topic=self._topic, hint=READ_HINT)
+            if error is None and value is not None:
                 broker_ms = message.timestamp()[1]
                 read_back = ReadBack(value, broker_ms, wall_ms, boot_ms)
                 self._tailed[message.partition()] = (message.offset(), read_back)

@@ -27,7 +27,12 @@ from connectors.kafka.topics import TargetTopics
 from delayservice import faults
 from delayservice.core.codes import TOO_LARGE
 from delayservice.core.outcome import DELIVERED, Output, Target
-from delayservice.errors import OwnershipLostError, RefusedError, TransactionAbortedError
+from delayservice.errors import (
+    KafkaEdgeError,
+    OwnershipLostError,
+    RefusedError,
+    TransactionAbortedError,
+)
 
 COMMIT_TIMEOUT_S: Final = 30.0
 FLUSH_STEP_S: Final = 0.1
@@ -35,7 +40,7 @@ INIT_TIMEOUT_S: Final = 20.0
 QUICK_INIT_S: Final = 0.05
 QUICK_INITS: Final = 6
 CONNECT_TIMEOUT_S: Final = 5.0
-UNKNOWN_AFTER_MS: Final = 3_000
+UNKNOWN_AFTER_MS: Final = 2_000
 """How long the client goes on hoping for a target that has disappeared."""
 SLOW_COMMIT_S: Final = 10.0
 """A commit slower than this may have been retried inside the client: the producer is given up."""
@@ -143,6 +148,11 @@ class KafkaSink:
             if error.retriable() and timeout_s < INIT_TIMEOUT_S:
                 return False
             self.discard()
+            if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                raise KafkaEdgeError(
+                    f"give the service Write on the transactional id "
+                    f"{self._options.transactional_id}: {error.str()}"
+                ) from exc
             raise OwnershipLostError(
                 f"slice {self._options.slice_no}: init_transactions failed: {error}"
             ) from exc
@@ -187,8 +197,8 @@ class KafkaSink:
     def still_blocked(
         self, blocked: Mapping[Target, tuple[str, str]]
     ) -> dict[Target, tuple[str, str]]:
-        """Those of ``blocked`` that still don't exist, asked of the cluster again."""
-        return self._targets.missing(blocked.keys(), refresh=True)
+        """Those of ``blocked`` that still can't be written to, as of a moment ago."""
+        return self._targets.still_missing(blocked.keys())
 
     def send(self, shard: str, outputs: Sequence[Output], targets: Collection[Target]) -> None:
         """Queue outputs for the open transaction; see the port."""
@@ -319,10 +329,10 @@ class KafkaSink:
             self._fail("records were refused by the broker")
 
     def _fail_if_target_is_gone(self) -> None:
-        """A transaction that includes a topic which was deleted meanwhile is retried by the client
-        for as long as it is let.
+        """A transaction that includes a topic which was deleted meanwhile, or which nobody serves, is
+        retried by the client for as long as it is let.
         """
-        gone = self._targets.missing(self._sent_to, refresh=True)
+        gone = self._targets.unserved(self._sent_to)
         if gone:
             self._fail("; ".join(detail for _, detail in gone.values()))
 
@@ -338,6 +348,8 @@ class KafkaSink:
             producer.commit_transaction(COMMIT_TIMEOUT_S)
         except KafkaException as exc:
             error = error_of(exc)
+            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise self._forbidden(error) from exc
             if error.fatal() or error.code() in FENCED or not error.txn_requires_abort():
                 raise self._lost("commit_transaction", exc) from exc
             self._fail(str(error))
@@ -412,6 +424,17 @@ class KafkaSink:
         except KafkaException as exc:
             raise self._lost("abort_transaction", exc) from exc
         self._forget()
+
+    def _forbidden(self, error: KafkaError) -> KafkaEdgeError:
+        """A topic could not be added to the transaction, and the client does not say which. Nothing
+        of it is visible, but the broker may know of no transaction that could be aborted.
+        """
+        for topic, _ in self._sent_to:
+            self._targets.forget(topic)  # asked again, found forbidden, and parked
+        return KafkaEdgeError(
+            f"slice {self._options.slice_no}: the service may not write to one of the topics of a "
+            f"transaction: {error.str()}"
+        )
 
     def _lost(self, what: str, exc: KafkaException) -> OwnershipLostError:
         error = error_of(exc)

@@ -41,6 +41,11 @@ Place: TypeAlias = tuple[str, int]
 
 _MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
+READ_HINT: Final = "give the service Read on this topic"
+
+_NO_GROUP: Final = KafkaError.GROUP_AUTHORIZATION_FAILED
+"""The client asks for the coordinator of a group that nobody ever joins."""
+
 _headers_of: Final = methodcaller("headers")
 """``message.headers()``, checked: for a name that is not UTF-8 the client returns a result *and*
 sets an exception. Python notices that in a call from C; in a plain call only until the call is
@@ -144,9 +149,9 @@ class KafkaSource:
                 "topic_not_readable",
                 topic=message.topic(),
                 slice=self._slice_no,
-                hint="give the service Read on this topic",
+                hint=READ_HINT,
             )
-        elif error.retriable() or error.code() < 0:
+        elif error.retriable() or error.code() < 0 or error.code() == _NO_GROUP:
             _log.debug("fetch_error", slice=self._slice_no, why=str(error))
         else:
             raise KafkaEdgeError(f"{message.topic()}:{self._slice_no} can't be read: {error}")
@@ -281,6 +286,8 @@ def scan_partition(
                     reached = max(reached, message.offset())
                 elif error.code() in _MOVED:
                     raise KafkaEdgeError(f"{topic}:{partition} no longer holds offset {at}")
+                elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise KafkaEdgeError(f"{topic} may not be read: Read on it is missing")
             if reached > at:
                 heard_s = monotonic_s()
                 yield Run(topic, at, rows, min(reached, stop))

@@ -65,27 +65,82 @@ class TargetTopics:
         self._admin = admin
         self._monotonic_s = monotonic_s
         self._known: dict[str, Access] = {}
+        self._given_up: dict[str, int] = {}
+        self._sought: set[str] = set()
         self._asked_s = float("-inf")
         self._lock = threading.Lock()
 
     def missing(
         self, targets: Iterable[tuple[str, int]], *, refresh: bool = False
     ) -> dict[tuple[str, int], tuple[str, str]]:
-        """``(topic, partition or -1)`` of those that can't be written to, with code and detail. What
-        is not in the cache as good is asked of the cluster at once, for it may have been created a
-        moment ago; with ``refresh``, for what is known to be missing, four times a second at most.
+        """``(topic, partition or -1)`` of those that can't be written to, with code and detail.
+
+        What is not in the cache as good is asked of the cluster at once, for it may have been
+        created a moment ago; with ``refresh``, for what is known to be missing, four times a second
+        at most.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
         """
-        known = self._known
-        unsure = [t for t in targets if refresh or _obstacle(known.get(t[0]), *t) is not None]
+        unsure = [t for t in targets if refresh or self._obstacle(t) is not None]
         if not unsure:
             return {}
         self._ask({topic for topic, _ in unsure}, _RECHECK_S if refresh else 0.0)
-        known = self._known
-        found = {target: _obstacle(known.get(target[0]), *target) for target in unsure}
+        return self._obstacles(unsure)
+
+    def unserved(
+        self, targets: Collection[tuple[str, int]]
+    ) -> dict[tuple[str, int], tuple[str, str]]:
+        """Those of ``targets`` whose records nobody acknowledges, asked of the cluster: missing ones,
+        and ones without a leader or with too few copies in sync. The latter are given up: they are
+        missing, until they are served again.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
+        topics = {topic for topic, _ in targets}
+        self._ask(topics, _RECHECK_S)
+        for topic in topics:
+            in_sync = self._known[topic].in_sync
+            if in_sync and topic not in self._given_up:
+                self._given_up[topic] = self._in_sync_needed(topic, min(in_sync))
+        return self._obstacles(targets)
+
+    def still_missing(
+        self, targets: Collection[tuple[str, int]]
+    ) -> dict[tuple[str, int], tuple[str, str]]:
+        """Those of ``targets`` that can't be written to as of the last ``look_again``: nobody waits
+        for the cluster here.
+        """
+        with self._lock:
+            self._sought |= {topic for topic, _ in targets}
+        return self._obstacles(targets)
+
+    def look_again(self) -> None:
+        """Ask the cluster for what ``still_missing`` was asked for."""
+        with self._lock:
+            sought, self._sought = self._sought, set()
+        try:
+            self._ask(sought, 0.0)
+        except KafkaEdgeError as exc:
+            _log.debug("targets_not_seen", why=str(exc))
+
+    def _obstacles(
+        self, targets: Iterable[tuple[str, int]]
+    ) -> dict[tuple[str, int], tuple[str, str]]:
+        found = {target: self._obstacle(target) for target in targets}
         return {target: obstacle for target, obstacle in found.items() if obstacle is not None}
+
+    def _obstacle(self, target: tuple[str, int]) -> tuple[str, str] | None:
+        topic = target[0]
+        return _obstacle(self._known.get(topic), *target, self._given_up.get(topic, 0))
+
+    def _in_sync_needed(self, topic: str, in_sync: int) -> int:
+        """How many copies must be in sync; asked only where some are not."""
+        if in_sync == 0:
+            return 1
+        value = self._config(topic, "min.insync.replicas")
+        return 1 if value is None else int(value)
 
     def forget(self, topic: str) -> None:
         """The broker says that this topic is not what the cache says."""
@@ -95,6 +150,10 @@ class TargetTopics:
 
     def record_bytes_max(self, topic: str) -> int | None:
         """The topic's ``max.message.bytes``, or None when the cluster does not say."""
+        value = self._config(topic, "max.message.bytes")
+        return None if value is None else int(value)
+
+    def _config(self, topic: str, name: str) -> str | None:
         resource = ConfigResource(ResourceType.TOPIC, topic)
         try:
             entries = answer_of(
@@ -103,19 +162,32 @@ class TargetTopics:
         except KafkaException as exc:
             _log.warning("topic_config_not_read", topic=topic, why=str(exc))
             return None
-        entry = entries.get("max.message.bytes")
-        return None if entry is None or entry.value is None else int(entry.value)
+        entry = entries.get(name)
+        return None if entry is None else entry.value
 
     def _ask(self, topics: set[str], age_s_max: float) -> None:
+        """The lock is not held meanwhile: who knows enough must not wait for who does not."""
+        if self._monotonic_s() - self._asked_s < age_s_max and topics <= self._known.keys():
+            return
+        found = ask_access(self._admin, topics)
         with self._lock:
-            if self._monotonic_s() - self._asked_s < age_s_max and topics <= self._known.keys():
-                return
-            self._known = self._known | ask_access(self._admin, topics)
+            self._known = self._known | found
             self._asked_s = self._monotonic_s()
+            self._given_up = {
+                topic: needed
+                for topic, needed in self._given_up.items()
+                if topic not in found or min(found[topic].in_sync, default=0) < needed
+            }
 
 
-def _obstacle(access: Access | None, topic: str, partition: int) -> tuple[str, str] | None:
-    """Why nothing can be written to a target, as code and detail; None when it can."""
+def _obstacle(
+    access: Access | None, topic: str, partition: int, in_sync_needed: int
+) -> tuple[str, str] | None:
+    """Why nothing can be written to a target, as code and detail; None when it can.
+
+    ``in_sync_needed``: of a topic that was given up; 0 of others: where a leader is elected, the
+    client waits.
+    """
     if access is None:
         return TARGET_UNKNOWN, f"topic {topic} is not known yet"
     if access.lacks(WRITE):
@@ -125,6 +197,10 @@ def _obstacle(access: Access | None, topic: str, partition: int) -> tuple[str, s
     if access.partitions <= partition:
         count = access.partitions
         return TARGET_UNKNOWN, f"topic {topic} has {count} partitions, none is {partition}"
+    down = [n for n, in_sync in enumerate(access.in_sync) if in_sync < in_sync_needed]
+    if down and (partition < 0 or partition in down):
+        what = "a leader" if in_sync_needed == 1 else f"{in_sync_needed} copies in sync"
+        return TARGET_DOWN, f"partitions {down} of topic {topic} are without {what}"
     return None
 
 

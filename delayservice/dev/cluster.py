@@ -3,9 +3,9 @@
     with EmbeddedCluster(brokers=3) as cluster:
         producer = Producer({"bootstrap.servers": cluster.bootstrap})
 
-Everything listens on 127.0.0.1 (or one other address) only, without encryption or passwords. When
-the owner ends, however it ends, the processes and (unless asked for) the files are gone; see
-``reaper``.
+Everything listens on 127.0.0.1 (or one other address) only, without encryption or passwords; a
+second listener with both can be asked for. When the owner ends, however it ends, the processes and
+(unless asked for) the files are gone; see ``reaper``.
 """
 
 import base64
@@ -29,7 +29,7 @@ from delayservice.errors import ClusterError
 
 _START_ATTEMPTS = 3
 _FORMAT_SECONDS_MAX = 60
-_PORTS_PER_BROKER = 2
+_PORTS_PER_BROKER = 3
 _PORTS_PER_ZOOKEEPER = 3
 _CLASH_WORDS = ("Address already in use", "BindException")
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
@@ -49,6 +49,8 @@ class EmbeddedCluster:
         start_seconds: how long one server may take until it is ready.
         host: the address of this machine that everything listens on, where clients come from a
             network namespace of their own and can't reach 127.0.0.1.
+        secure: each broker has a second listener as well, ``SECURE``, by SASL over TLS; what it
+            needs for that (keys, mechanisms) is in ``broker_properties``.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class EmbeddedCluster:
         zookeeper_properties: Mapping[str, str] = _NO_PROPERTIES,
         start_seconds: float = 120,
         host: str = LOOPBACK,
+        secure: bool = False,
     ) -> None:
         if min(brokers, zookeepers) < 0 or brokers + zookeepers < 1:
             message = (
@@ -76,6 +79,7 @@ class EmbeddedCluster:
         self._zookeeper_properties = dict(zookeeper_properties)
         self._start_seconds = start_seconds
         self._host = host
+        self._secure = secure
         self._folder: Path | None = None
         self._jvm: Jvm | None = None
         self._reaper: Reaper | None = None
@@ -101,6 +105,11 @@ class EmbeddedCluster:
     def bootstrap(self) -> str:
         """``bootstrap.servers`` of all brokers."""
         return ",".join(plan.address for plan in self._brokers.values())
+
+    @property
+    def secure_bootstrap(self) -> str:
+        """``bootstrap.servers`` of all brokers' second listeners, where they have one."""
+        return ",".join(plan.secure_address for plan in self._brokers.values())
 
     @property
     def zookeeper(self) -> str:
@@ -235,7 +244,12 @@ class EmbeddedCluster:
         ports = iter(free_ports(needed, self._host))
         self._brokers = {
             number: BrokerPlan(
-                number, self._host, next(ports), next(ports), self.folder / f"broker-{number}"
+                number,
+                self._host,
+                next(ports),
+                next(ports),
+                self.folder / f"broker-{number}",
+                next(ports) if self._secure else None,
             )
             for number in range(1, brokers + 1)
         }

@@ -10,6 +10,9 @@ from delayservice.dev.java import Java
 HEAP_VARIABLE = "DELAY_DEV_HEAP"
 """Environment variable: the heap of each broker, in Java's notation."""
 
+SECURE_HOST = "localhost"
+"""What a broker of this machine calls itself to clients that check its certificate."""
+
 _VOTERS_MAX = 3
 
 _LOG4J = """\
@@ -55,11 +58,18 @@ class BrokerPlan:
     port: int
     controller_port: int
     folder: Path
+    secure_port: int | None = None
+    """Of a second listener, ``SECURE``; None: there is none."""
 
     @property
     def address(self) -> str:
         """``host:port`` for clients."""
         return f"{self.host}:{self.port}"
+
+    @property
+    def secure_address(self) -> str:
+        """``name:port`` for clients of the second listener, who check the name."""
+        return f"{SECURE_HOST}:{self.secure_port}"
 
     @property
     def properties_path(self) -> Path:
@@ -123,7 +133,10 @@ def _broker_properties(plan: BrokerPlan, peers: Sequence[BrokerPlan]) -> dict[st
     is_voter = plan in voters
     copies = str(min(3, len(peers)))
     copies_needed = str(max(1, min(2, len(peers) - 1)))
-    listener = f"PLAINTEXT://{plan.address}"
+    listener = advertised = f"PLAINTEXT://{plan.address}"
+    if plan.secure_port is not None:
+        listener += f",SECURE://{plan.host}:{plan.secure_port}"
+        advertised += f",SECURE://{plan.secure_address}"
     controller = f",CONTROLLER://{plan.host}:{plan.controller_port}" if is_voter else ""
     return {
         "process.roles": "broker,controller" if is_voter else "broker",
@@ -133,8 +146,10 @@ def _broker_properties(plan: BrokerPlan, peers: Sequence[BrokerPlan]) -> dict[st
         ),
         "controller.listener.names": "CONTROLLER",
         "listeners": listener + controller,
-        "advertised.listeners": listener,
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "advertised.listeners": advertised,
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL"
+        ),
         "log.dirs": str(plan.folder / "data"),
         # A typing error in a topic name must show, not make a topic.
         "auto.create.topics.enable": "false",

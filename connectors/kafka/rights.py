@@ -1,0 +1,96 @@
+"""What the service may do with topics, as the brokers say themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AclOperation,
+    AdminClient,
+    TopicDescription,
+)
+
+from connectors.kafka.errors import UNKNOWN_TARGETS, answer_of, error_of
+from connectors.kafka.source import ASK_TIMEOUT_S
+from delayservice.errors import KafkaEdgeError
+
+READ: Final = AclOperation.READ
+WRITE: Final = AclOperation.WRITE
+_NAMES: Final = {READ: "Read", WRITE: "Write"}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A topic as this client may see it.
+
+    ``partitions`` is 0 when it does not exist, or may not be described: then ``operations`` is
+    empty. ``operations`` is None when the cluster does not tell. ``in_sync`` is how many copies of
+    each partition are in sync; 0 where there is no leader.
+    """
+
+    partitions: int
+    operations: frozenset[AclOperation] | None
+    in_sync: tuple[int, ...] = ()
+
+    def lacks(self, *needed: AclOperation) -> list[str]:
+        """Those of the needed rights that are missing, by name."""
+        if self.operations is None:
+            return []
+        return [_NAMES[one] for one in needed if one not in self.operations]
+
+
+_GONE: Final = Access(0, None)
+_HIDDEN: Final = Access(0, frozenset())
+
+
+def ask_access(admin: AdminClient, topics: Collection[str]) -> dict[str, Access]:
+    """How this client may use each of these topics.
+
+    Raises:
+        KafkaEdgeError: the cluster does not answer.
+    """
+    if not topics:
+        return {}
+    asked = admin.describe_topics(
+        TopicCollection(list(topics)),
+        include_authorized_operations=True,
+        request_timeout=ASK_TIMEOUT_S,
+    )
+    found = {}
+    for name, future in asked.items():
+        try:
+            topic = answer_of(future, ASK_TIMEOUT_S)
+        except KafkaException as exc:
+            found[name] = _without_answer(name, error_of(exc))
+            continue
+        allowed = topic.authorized_operations
+        operations = None if allowed is None else frozenset(allowed)
+        found[name] = Access(len(topic.partitions), operations, _in_sync(topic))
+    return found
+
+
+def _in_sync(topic: TopicDescription) -> tuple[int, ...]:
+    return tuple(0 if one.leader is None else len(one.isr) for one in topic.partitions)
+
+
+def _without_answer(name: str, error: KafkaError) -> Access:
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return _HIDDEN
+    if error.code() in UNKNOWN_TARGETS:
+        return _GONE
+    raise KafkaEdgeError(f"topic {name} can't be described: {error}")
+
+
+def complaints(
+    access: Mapping[str, Access], needed: Mapping[str, Iterable[AclOperation]]
+) -> list[str]:
+    """``give the service Read and Write on TOPIC`` for each that lacks a right."""
+    told = []
+    for name, operations in needed.items():
+        lacking = access[name].lacks(*operations)
+        if lacking:
+            told.append(f"give the service {' and '.join(lacking)} on {name}")
+    return told
