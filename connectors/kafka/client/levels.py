@@ -32,6 +32,7 @@ class LevelProducer(ProducerClient):
         producer: a producer, used as it is, or the configuration of one; ``base.DEFAULTS`` says
             what is added to a configuration.
         levels_ms: the levels that the service is configured with, ascending.
+        topic_prefix: what a level's number follows in the name of its topic.
         close_timeout_s: how long the end of a ``with`` block waits for acknowledgements.
 
     Raises:
@@ -43,12 +44,14 @@ class LevelProducer(ProducerClient):
         producer: Producer | Mapping[str, Any],
         levels_ms: Sequence[int] = DEFAULT_LEVELS_MS,
         *,
+        topic_prefix: str = "delay_topic_",
         close_timeout_s: float = 30.0,
     ) -> None:
         if not levels_ms or any(a >= b for a, b in pairwise((0, *levels_ms))):
             raise InvalidRequestError(f"levels ascend from above 0, not {list(levels_ms)}")
         super().__init__(producer, close_timeout_s=close_timeout_s)
         self._levels_ms = tuple(levels_ms)
+        self._topics = [level_topic(n, topic_prefix) for n in range(1, len(levels_ms) + 1)]
 
     def send(
         self,
@@ -85,6 +88,11 @@ class LevelProducer(ProducerClient):
         level = level_of(delay_ms("delay", delay), self._levels_ms)
         asked = [*plain_headers(headers), *target_headers(topic, partition, target_key)]
         self.producer.produce(
-            level_topic(level), value, key, ANY_PARTITION, on_delivery=on_delivery, headers=asked
+            self._topics[level - 1],
+            value,
+            key,
+            ANY_PARTITION,
+            on_delivery=on_delivery,
+            headers=asked,
         )
         return self._levels_ms[level - 1]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from functools import lru_cache
-from typing import Final, Literal, TypeAlias, TypedDict
+from functools import lru_cache, partial
+from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
 
 from delayservice.core import names
 from delayservice.core.codes import RecordRefusedError
 from delayservice.core.contract import is_legal_topic, is_reserved
 from delayservice.core.record import STRIPPED
+from delayservice.core.recurrence import check_every, check_times, parse_cron, parse_zone
 from delayservice.core.times import DUE_STOP_MS, parse_delay_ms, parse_instant_ms
 from delayservice.errors import InvalidRequestError
 
@@ -36,6 +37,9 @@ NO_KEY: Final = _NoKey.NO_KEY
 """As ``target_key``: the output has no key, whatever the record's own is."""
 
 TargetKey: TypeAlias = Text | Literal[_NoKey.NO_KEY] | None
+
+Given = TypeVar("Given")
+Read = TypeVar("Read")
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -75,9 +79,11 @@ def when_headers(
             neither.
         expires_at: after this instant the record is expired instead of delivered.
         window: delivery may be spread over so much time after it is due.
-        every: deliver again after each such period.
-        cron: deliver by a cron expression.
-        timezone: the IANA zone that ``cron`` is meant in (``Europe/Berlin``).
+        every: deliver again after each such period, 1 s or more.
+        cron: deliver by a cron expression of five fields, or of six with seconds first. Only its
+            characters are checked here: the service dead-letters one that means nothing.
+        timezone: the IANA zone that ``cron`` is meant in (``Europe/Berlin``); None: UTC. Checked
+            as ``cron`` is.
         times: the number of occurrences at most.
 
     Raises:
@@ -86,6 +92,8 @@ def when_headers(
     recurring = _recurring_headers(every, cron, timezone, times)
     headers = [*_due_headers(delay, at, is_needed=not recurring), *recurring]
     if window is not None:
+        if recurring:
+            raise InvalidRequestError("window is for one delivery: a recurring one keeps its times")
         headers.append((names.DELAY_WINDOW_MS, str(delay_ms("window", window))))
     if expires_at is not None:
         expires_ms = instant_ms("expires_at", expires_at)
@@ -118,32 +126,36 @@ def _recurring_headers(
         return []
     headers = _cron_headers(cron, timezone) if every is None else _every_headers(every, timezone)
     if times is not None:
-        if type(times) is not int or times < 1:
-            raise InvalidRequestError(f"times is {times!r}: give a number of 1 or more")
-        headers.append((names.DELAY_TIMES, str(times)))
+        if type(times) is not int:
+            raise InvalidRequestError(f"times is {times!r}: give a whole number")
+        headers.append((names.DELAY_TIMES, str(_as_service(check_times, times))))
     return headers
 
 
 def _every_headers(every: Delay, timezone: str | None) -> list[Header]:
     if timezone is not None:
         raise InvalidRequestError("timezone belongs to cron: a period has no zone")
-    period_ms = delay_ms("every", every)
-    if period_ms == 0:
-        raise InvalidRequestError("every is 0 ms: give a period")
+    period_ms = _as_service(check_every, delay_ms("every", every))
     return [(names.DELAY_EVERY, str(period_ms))]
 
 
 def _cron_headers(cron: str | None, timezone: str | None) -> list[Header]:
-    headers: list[Header] = [(names.DELAY_CRON, _words("cron", cron))]
+    headers: list[Header] = [(names.DELAY_CRON, _as_service(parse_cron, (cron or "").encode()))]
     if timezone is not None:
-        headers.append((names.DELAY_TIMEZONE, _words("timezone", timezone)))
+        headers.append((names.DELAY_TIMEZONE, _as_service(parse_zone, timezone.encode())))
     return headers
 
 
-def _words(argument: str, text: str | None) -> str:
-    if not text or text != text.strip():
-        raise InvalidRequestError(f"{argument} is {text!r}: it is empty, or has blanks around it")
-    return text
+def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
+    """What the service's own rule makes of a value.
+
+    Raises:
+        InvalidRequestError: the service would refuse it.
+    """
+    try:
+        return rule(value)
+    except RecordRefusedError as exc:
+        raise InvalidRequestError(exc.detail) from exc
 
 
 def target_headers(topic: str, partition: int | None, key: TargetKey) -> list[Header]:
@@ -215,10 +227,7 @@ def delay_ms(argument: str, delay: Delay) -> int:
     if isinstance(delay, timedelta):
         return _bounded_ms(argument, -(-delay // _MILLISECOND))
     if isinstance(delay, str):
-        try:
-            return _bounded_ms(argument, parse_delay_ms(argument, delay.encode()))
-        except RecordRefusedError as exc:
-            raise InvalidRequestError(exc.detail) from exc
+        delay = _as_service(partial(parse_delay_ms, argument), delay.encode())
     return _bounded_ms(argument, delay)
 
 
@@ -236,10 +245,7 @@ def instant_ms(argument: str, instant: Instant) -> int:
             )
         return _bounded_ms(argument, -((_EPOCH - instant) // _MILLISECOND))
     if isinstance(instant, str):
-        try:
-            return _bounded_ms(argument, parse_instant_ms(argument, instant.encode()))
-        except RecordRefusedError as exc:
-            raise InvalidRequestError(exc.detail) from exc
+        instant = _as_service(partial(parse_instant_ms, argument), instant.encode())
     return _bounded_ms(argument, instant)
 
 

@@ -1,0 +1,212 @@
+"""The client library against a real service, as its user would see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+
+from connectors.kafka.client import NO_KEY, DelayProducer, LevelProducer, own_headers, source_of
+from delayservice.core.partitioner import partition_for
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.integration.bench import Bench, Seen, await_true, now_ms
+
+PARTITIONS = 3
+LEVELS_MS = (400, 1_500)
+
+
+@pytest.fixture(scope="module")
+def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("client")
+    with Bench(cluster.bootstrap, folder, partitions=PARTITIONS) as running:
+        levels = ",".join(map(str, LEVELS_MS))
+        service = running.serve(f"levels.delays_ms={levels}", f"levels.prefix={running.any}_level_")
+        yield running
+        assert service.stop() == 0
+
+
+@pytest.fixture
+def client(bench: Bench) -> Iterator[DelayProducer]:
+    with DelayProducer(quiet(bench), bench.any) as made:
+        yield made
+
+
+def quiet(bench: Bench) -> dict[str, object]:
+    """A producer's configuration; the cluster's end is no news."""
+    return {"bootstrap.servers": bench.bootstrap, "linger.ms": 2, "log_level": 0}
+
+
+def outcomes(bench: Bench, record_id: str, count: int) -> list[tuple[str | None, str | None]]:
+    """``(what, shard)`` of each outcome of an id."""
+    seen = bench.await_match(bench.outcomes, lambda one: one.header("delay-id") == record_id, count)
+    return sorted((one.header("delay-outcome"), one.header("delay-shard")) for one in seen)
+
+
+def test_a_record_arrives_when_the_client_said_with_the_key_that_it_had(
+    bench: Bench, client: DelayProducer
+) -> None:
+    target = bench.target("ways", partitions=2)
+    at = datetime.now(UTC) + timedelta(seconds=1)
+    reports: list[tuple[KafkaError | None, Message]] = []
+    client.send(target, b"at", key="k", at=at, on_delivery=lambda *one: reports.append(one))
+    client.send(target, b"after", key=b"\x00k", delay=timedelta(seconds=0.8))
+    client.send(target, "text", key=b"", delay="PT0.7S", headers={"trace": b"\xff", "null": None})
+    client.send(target, b"other key", key=b"k", delay=600, target_key="other")
+    client.send(target, b"no key", key=b"k", delay=500, target_key=NO_KEY, partition=1)
+    client.send(target, None, key=b"null", delay=0, id="null is no cancel")
+    assert client.flush(30) == 0
+    assert [error for error, _ in reports] == [None]
+    assert reports[0][1].key() == b"k", "the source record keeps its key"
+    seen = {one.value: one for one in bench.read(target, 6)}
+    assert {value: one.key for value, one in seen.items()} == {
+        b"at": b"k",
+        b"after": b"\x00k",
+        b"text": b"",
+        b"other key": b"other",
+        b"no key": None,
+        None: b"null",
+    }
+    assert seen[b"at"].header("delay-due-at") == str(-(-int(at.timestamp() * 1e6) // 1_000))
+    assert all(one.timestamp_ms >= int(one.header("delay-due-at") or 0) for one in seen.values())
+    assert seen[b"text"].own == [("trace", b"\xff"), ("null", None)]
+    assert seen[b"no key"].partition == 1
+    assert seen[None].header("delay-id") == "null is no cancel"
+
+
+def test_keys_and_ids_go_to_the_partitions_that_java_would_choose(
+    bench: Bench, client: DelayProducer
+) -> None:
+    target = bench.target("places")
+    keys = [b"key-%d" % number for number in range(20)]
+    for key in keys:
+        client.send(target, b"keyed", key=key, delay=0)
+        client.send(target, b"named", key=b"same for all", id=key, delay=0)
+    client.flush(30)
+    placed = {
+        (
+            one.value,
+            one.key if one.value == b"keyed" else (one.header("delay-id") or "").encode(),
+        ): int((one.header("delay-source") or "").split(":")[1])
+        for one in bench.read(target, 40)
+    }
+    expected = {key: partition_for(key, PARTITIONS) for key in keys}
+    assert placed == {
+        **{(b"keyed", key): place for key, place in expected.items()},
+        **{(b"named", key): place for key, place in expected.items()},
+    }
+    assert len(set(expected.values())) == PARTITIONS
+
+
+def test_a_cancel_and_a_reschedule_meet_the_record_of_their_id(
+    bench: Bench, client: DelayProducer
+) -> None:
+    target = bench.target("ids")
+    for number in range(6):
+        client.send(target, b"first", key=b"k%d" % number, id=f"{target}-{number}", delay="PT5S")
+    client.flush(30)
+    for number in range(3):
+        client.cancel(f"{target}-{number}")
+        client.reschedule(f"{target}-{number + 3}", target, b"second", key=b"k", delay=100)
+    client.cancel(f"{target}-none")
+    client.flush(30)
+    seen = bench.read(target, 3)
+    assert {one.header("delay-id") for one in seen} == {f"{target}-{n}" for n in (3, 4, 5)}
+    for number in range(3):
+        found = outcomes(bench, f"{target}-{number}", 2)
+        assert [what for what, _ in found] == ["cancelled", "cancelled"]
+        assert outcomes(bench, f"{target}-{number + 3}", 1)[0][0] == "replaced"
+    assert outcomes(bench, f"{target}-none", 1)[0][0] == "not_pending"
+    end_ms = now_ms() + 5_000
+    client.send(target, b"last", at=end_ms)
+    client.flush(30)
+    assert [one.value for one in bench.read(target, 4)] == [b"second"] * 3 + [b"last"]
+
+
+def test_a_fire_delivers_at_once_and_a_schedule_recurs(bench: Bench, client: DelayProducer) -> None:
+    target = bench.target("again")
+    client.send(target, b"fired", id=f"{target}-fired", delay="PT1H")
+    client.send(target, b"tick", id=f"{target}-tick", every=timedelta(seconds=1), times=2)
+    client.flush(30)
+    client.fire(f"{target}-fired")
+    client.flush(30)
+    seen = bench.read(target, 3)
+    ticks = [one for one in seen if one.value == b"tick"]
+    assert [one.value for one in seen if one not in ticks] == [b"fired"]
+    sources = [source_of(as_message(one)) for one in ticks]
+    assert [source.partition("#")[2] for source in sources] == ["1", "2"]
+    assert outcomes(bench, f"{target}-fired", 1)[0][0] == "fired"
+
+
+def test_after_partitions_were_added_a_cancel_finds_the_record_in_the_old_one(bench: Bench) -> None:
+    topic = bench.topic(f"{bench.any}_grown", 2, message_timestamp_type="LogAppendTime")
+    target = bench.target("grown")
+    record_id = next(
+        one
+        for one in (f"{target}-{n}" for n in range(99))
+        if partition_for(one.encode(), 2) != partition_for(one.encode(), PARTITIONS)
+    )
+    with DelayProducer(quiet(bench), topic) as before:
+        before.send(target, b"old", id=record_id, delay="PT6S")
+        before.send(target, b"witness", delay="PT6S")
+    bench.grow(topic, PARTITIONS)
+    await_true(lambda: bench.partitions_of(topic) == PARTITIONS, "the broker tells of them")
+    with DelayProducer(quiet(bench), topic, partitions_before=[2]) as after:
+        after.reschedule(record_id, target, b"new", delay=0)
+    assert [one.value for one in bench.read(target, 2)] == [b"new", b"witness"]
+    with DelayProducer(quiet(bench), topic, partitions_before=[2]) as after:
+        after.cancel(record_id)
+    old, new = (f"{topic}:{partition_for(record_id.encode(), n)}" for n in (2, PARTITIONS))
+    assert outcomes(bench, record_id, 4) == sorted(
+        [("cancelled", old), ("cancelled", old), ("not_pending", old), ("not_pending", new)]
+    )
+
+
+def test_a_delay_by_level_waits_for_the_next_level_up_and_the_last_one_at_most(
+    bench: Bench,
+) -> None:
+    target = bench.target("levels")
+    delays: list[int | str] = [LEVELS_MS[0], LEVELS_MS[0] + 1, "P9D"]
+    with LevelProducer(quiet(bench), LEVELS_MS, topic_prefix=f"{bench.any}_level_") as client:
+        waits = [
+            client.send(target, b"%d" % number, key=b"k", delay=delay, headers=[("trace", b"1")])
+            for number, delay in enumerate(delays)
+        ]
+    assert waits == [LEVELS_MS[0], LEVELS_MS[1], LEVELS_MS[1]]
+    for one in bench.read(target, 3):
+        level = 1 if one.value == b"0" else 2
+        topic, _, offset = (one.header("delay-source") or "").split(":")
+        assert (topic, one.key, one.own) == (f"{bench.any}_level_{level}", b"k", [("trace", b"1")])
+        (source,) = (seen for seen in bench.read_all(topic) if str(seen.offset) == offset)
+        assert one.timestamp_ms >= source.timestamp_ms + LEVELS_MS[level - 1]
+
+
+def test_a_producer_that_is_handed_over_sends_its_own_records_too(bench: Bench) -> None:
+    target = bench.target("shared")
+    producer = Producer(quiet(bench))
+    with DelayProducer(producer, bench.any) as client:
+        producer.produce(target, b"now")
+        client.send(target, b"later", delay=200)
+    assert [one.value for one in bench.read(target, 2)] == [b"now", b"later"]
+
+
+def test_what_arrived_can_be_sent_on_without_the_services_headers(
+    bench: Bench, client: DelayProducer
+) -> None:
+    target = bench.target("on")
+    client.send(target, b"v", id="sent on", delay=0, headers=[("trace", b"1")])
+    client.flush(30)
+    (first,) = bench.read(target, 1)
+    message = as_message(first)
+    assert own_headers(message) == [("trace", b"1")]
+    assert source_of(message) == first.header("delay-source")
+    client.send(target, b"again", delay=0, headers=own_headers(message))
+    client.flush(30)
+    assert bench.read(target, 2)[1].own == [("trace", b"1")]
+
+
+def as_message(seen: Seen) -> Message:
+    return Message(
+        topic=seen.topic, partition=seen.partition, offset=seen.offset, headers=list(seen.headers)
+    )

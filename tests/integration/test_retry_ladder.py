@@ -1,0 +1,226 @@
+"""Records that a consumer can't handle, round through a real service."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+from connectors.kafka.client import (
+    Deduplicator,
+    DelayProducer,
+    LevelProducer,
+    RetryLadder,
+    source_of,
+)
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.errors import KafkaEdgeError
+from tests.integration.bench import WAIT_S, Bench, Seen, await_true
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "retrying_consumer.py"
+STEPS_MS = (300, 600, 900)
+
+
+@pytest.fixture(scope="module")
+def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with Bench(cluster.bootstrap, tmp_path_factory.mktemp("ladder")) as running:
+        allow = f"to_{running.run}_*,retry_{running.run}_*"
+        service = running.serve(
+            f"targets.default.allow={allow}",
+            "levels.delays_ms=500,1000",
+            f"levels.prefix={running.any}_level_",
+        )
+        yield running
+        assert service.stop() == 0
+
+
+def quiet(bench: Bench) -> dict[str, object]:
+    """A producer's configuration; the cluster's end is no news."""
+    return {"bootstrap.servers": bench.bootstrap, "linger.ms": 2, "log_level": 0}
+
+
+def consumer_of(bench: Bench, group: str, *topics: str) -> Consumer:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bench.bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "log_level": 0,
+        }
+    )
+    consumer.subscribe(list(topics))
+    return consumer
+
+
+def next_message(consumer: Consumer) -> Message:
+    message = consumer.poll(WAIT_S)
+    assert message is not None, "no record in time"
+    assert message.error() is None, message.error()
+    return message
+
+
+def retry_headers(seen: Seen) -> dict[str, str | None]:
+    return {name: seen.header(name) for name, _ in seen.headers if name.startswith("retry-")}
+
+
+def test_the_example_consumer_retries_and_at_last_puts_aside(bench: Bench, tmp_path: Path) -> None:
+    group, orders = f"{bench.run}_shipping", bench.target("orders")
+    retry, dead = bench.topic(f"retry_{group}"), bench.topic(f"dead_letter_{group}")
+    stock, output = tmp_path / "stock.txt", tmp_path / "output.txt"
+    stock.write_text("pears", "utf-8")
+    command = [sys.executable, EXAMPLE, bench.bootstrap, stock, "--topic", orders]
+    command += ["--group", group, "--delay-topic", bench.any]
+    for step_ms in STEPS_MS:
+        command += ["--delay-ms", str(step_ms)]
+    for article in (b"pears", b"apples", b"unicorns"):
+        bench.producer.produce(orders, article, b"key", headers=[("trace", article)])
+    bench.producer.flush(WAIT_S)
+    with output.open("w") as out:
+        example = subprocess.Popen([str(word) for word in command], stdout=out, stderr=out)
+    try:
+        bench.read(retry, 2)  # both have failed once
+        stock.write_text("pears apples", "utf-8")
+        (letter,) = bench.read(dead, 1)
+        await_true(lambda: "shipped apples" in output.read_text("utf-8"), "apples are shipped")
+    finally:
+        example.send_signal(signal.SIGINT)
+        assert example.wait(WAIT_S) == 0, output.read_text("utf-8")
+    lines = output.read_text("utf-8").splitlines()
+    assert f"shipped pears, order {orders}:0:0" in lines
+    assert f"shipped apples, order {orders}:0:1" in lines, "the identity of its first delivery"
+    assert lines[-1] == "stopped"
+    assert (letter.key, letter.value) == (b"key", b"unicorns")
+    assert letter.own == [
+        ("trace", b"unicorns"),
+        ("retry-attempt", b"4"),
+        ("retry-source", f"{orders}:0:2".encode()),
+        ("retry-original-topic", orders.encode()),
+        ("retry-error", b"OutOfStockError: unicorns"),
+    ]
+    rounds = [one for one in bench.read_all(retry) if one.value == b"unicorns"]
+    assert [one.header("retry-attempt") for one in rounds] == ["1", "2", "3"]
+    assert len(bench.read_all(dead)) == 1
+
+
+@pytest.mark.parametrize("by", ["any_delay", "levels"])
+def test_each_step_waits_as_long_as_it_says(bench: Bench, by: str) -> None:
+    topic, retry = bench.target(f"steps_{by}"), bench.target(f"retry_{by}")
+    dead = bench.topic(f"dead_{bench.run}_{by}")
+    config = quiet(bench)
+    client = DelayProducer(config, bench.any)
+    client.send(topic, b"v", id=by, delay=0, headers=[("trace", b"1")])
+    client.flush(WAIT_S)
+    levels = LevelProducer(config, (500, 1_000), topic_prefix=f"{bench.any}_level_")
+    through = client if by == "any_delay" else levels
+    ladder = RetryLadder("g", through, delays=STEPS_MS, retry_topic=retry, dead_letter_topic=dead)
+    consumer = consumer_of(bench, f"{bench.run}-{by}", topic, retry)
+    sources, asked_ms = [], []
+    try:
+        for _ in range(4):
+            message = next_message(consumer)
+            sources.append(source_of(message))
+            asked_ms.append(message.timestamp()[1])
+            ladder.failed(message, ValueError("two\nlines"))
+            ladder.confirm()
+    finally:
+        consumer.close()
+    assert len(set(sources)) == 1
+    assert sources[0].startswith(f"{bench.any}:0:")
+    waits_ms = [after - before for before, after in pairwise(asked_ms)]
+    assert all(wait >= step for wait, step in zip(waits_ms, STEPS_MS, strict=True))
+    (letter,) = bench.read(dead, 1)
+    assert retry_headers(letter) == {
+        "retry-attempt": "4",
+        "retry-source": sources[0],
+        "retry-original-topic": topic,
+        "retry-error": "ValueError: two\N{REPLACEMENT CHARACTER}lines",
+    }
+
+
+def test_in_a_transaction_a_failed_record_is_handed_over_exactly_once(bench: Bench) -> None:
+    topic, retry = bench.target("exactly"), bench.target("exactly_retry")
+    group = f"{bench.run}-exactly"
+    producer = Producer({**quiet(bench), "transactional.id": f"{bench.run}-app"})
+    producer.init_transactions(WAIT_S)
+    ladder = RetryLadder(group, DelayProducer(producer, bench.any), delays=[0], retry_topic=retry)
+    for number in range(3):
+        bench.producer.produce(topic, b"%d" % number)
+    bench.producer.flush(WAIT_S)
+
+    def attempt(consumer: Consumer) -> None:
+        message = next_message(consumer)
+        producer.begin_transaction()
+        ladder.failed(message, ValueError("no"))
+        producer.flush(WAIT_S)  # it is at the broker, whatever becomes of the transaction
+        position = TopicPartition(topic, 0, (message.offset() or 0) + 1)
+        producer.send_offsets_to_transaction([position], consumer.consumer_group_metadata())
+
+    for crashes in (True, False):
+        consumer = consumer_of(bench, group, topic)
+        try:
+            for _ in range(3):
+                attempt(consumer)
+                if crashes:
+                    producer.abort_transaction(WAIT_S)
+                else:
+                    producer.commit_transaction(WAIT_S)
+        finally:
+            consumer.close()
+    bench.read(retry, 3)
+    client = DelayProducer(quiet(bench), bench.any)
+    client.send(retry, b"last", delay=500)
+    client.flush(WAIT_S)
+    seen = bench.await_match(retry, lambda one: one.value == b"last")
+    assert seen
+    assert [one.value for one in bench.read_all(retry)] == [b"0", b"1", b"2", b"last"]
+
+
+def test_a_refused_hand_over_is_told_of_until_the_consumer_ends(bench: Bench) -> None:
+    topic = bench.target("refused")
+    small = bench.topic(f"{bench.any}_small", max_message_bytes="1000")
+    client = DelayProducer(quiet(bench), small)
+    ladder = RetryLadder("g", client)
+    bench.producer.produce(topic, b"x" * 2_000)
+    bench.producer.flush(WAIT_S)
+    consumer = consumer_of(bench, f"{bench.run}-refused", topic)
+    try:
+        message = next_message(consumer)
+    finally:
+        consumer.close()
+    ladder.failed(message, ValueError("no"))
+    for _ in range(2):
+        with pytest.raises(KafkaEdgeError, match="could not be handed over"):
+            ladder.confirm()
+
+
+def test_a_record_that_is_handed_over_twice_is_worked_on_once(bench: Bench) -> None:
+    """As when a consumer ends between the hand-over and the commit of its offset."""
+    topic, retry = bench.target("twice"), bench.target("twice_retry")
+    client = DelayProducer(quiet(bench), bench.any)
+    ladder = RetryLadder("g", client, delays=[0], retry_topic=retry)
+    bench.producer.produce(topic, b"v")
+    bench.producer.flush(WAIT_S)
+    consumer = consumer_of(bench, f"{bench.run}-twice", topic, retry)
+    seen, worked = Deduplicator(), 0
+    try:
+        first = next_message(consumer)
+        ladder.failed(first, ValueError("no"))
+        ladder.failed(first, ValueError("no"))
+        ladder.confirm()
+        for _ in range(2):
+            message = next_message(consumer)
+            assert message.topic() == retry
+            if not seen.is_done(message):
+                worked += 1
+                seen.done(message)
+    finally:
+        consumer.close()
+    assert worked == 1
