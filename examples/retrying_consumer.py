@@ -54,7 +54,10 @@ def main(
     try:
         while True:
             order = consumer.poll(1.0)
-            if order is None or order.error():
+            if order is None:
+                continue
+            if order.error():
+                print(order.error(), flush=True)
                 continue
             try:
                 if not shipped.is_done(order):

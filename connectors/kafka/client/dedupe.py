@@ -29,7 +29,7 @@ class LruSeen:
     """A ``SeenStore`` in memory: the identities used last. Thread-safe.
 
     Args:
-        capacity: how many; about 150 bytes each.
+        capacity: how many; about 170 bytes each.
 
     Raises:
         InvalidRequestError: a capacity below 1.
