@@ -52,6 +52,15 @@ def _syncing(path: str) -> AbstractContextManager[None]:
     return _Failing("fsync", path, "the process must exit and start again from its last horizon")
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder and those above it, all for the owner only; those that exist are left alone.
+
+    ``Path.mkdir(parents=True)`` would give its mode to the last one only.
+    """
+    for folder in (*reversed(path.parents), path):
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+
+
 class Files:
     """The real file system, with a bounded number of open files.
 
@@ -70,7 +79,7 @@ class Files:
     def make_dir(self, path: str) -> None:
         """Create a folder for the owner only, with the folders above it; fine if it exists."""
         with _writing(path):
-            Path(path).mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            make_folder(Path(path))
 
     def write_at(self, path: str, position: int, data: bytes) -> None:
         """Write all of ``data`` at byte ``position``; the file is created when missing."""

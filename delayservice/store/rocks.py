@@ -34,6 +34,7 @@ from rocksdict import (
 )
 
 from delayservice.errors import StoreError
+from delayservice.store.files import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,7 +122,7 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
     """
     if (path / _CONDEMNED).exists():
         raise StoreError(f"the database {path} was found damaged; it is to be made anew")
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(path)
     database = Rdict(str(path), _to_native(options))
     write = WriteOptions()
     write.sync = False
