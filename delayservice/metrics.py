@@ -93,6 +93,8 @@ class Counters(msgspec.Struct):
     """Deliveries before their due time: anything but 0 is a bug or a broken clock."""
     aborts: int = 0
     """Transactions that were aborted, or whose outcome was unknown."""
+    over_cap: int = 0
+    """Records beyond the cap of their second (``delivery.slot_records_max``)."""
     lateness: Histogram = msgspec.field(default_factory=_lateness)
     transaction_time: Histogram = msgspec.field(default_factory=_transaction_times)
 
@@ -101,6 +103,7 @@ class Counters(msgspec.Struct):
         self.ingested += other.ingested
         self.early += other.early
         self.aborts += other.aborts
+        self.over_cap += other.over_cap
         for mine, its in ((self.settled, other.settled), (self.rejected, other.rejected)):
             for name, count in its.items():
                 mine[name] = mine.get(name, 0) + count
@@ -123,6 +126,8 @@ class SliceMetrics(msgspec.Struct):
     """How far the copy is behind the owner's, seconds; negative while nobody knows."""
     clock_frozen: bool = False
     """Whether the clock guard holds K still."""
+    storing_stopped: bool = False
+    """Whether the disk is too full to store more."""
     pending: int = 0
     """Records in the stores that are not settled, as good as ``Store.stats`` knows."""
     store_bytes: int = 0
@@ -185,6 +190,7 @@ class _Packing(msgspec.Struct):
     started_ns: int
     slices: list[msgspec.Raw]
     problems: list[str] = []
+    disk_used_percent: float = 0.0
 
 
 class Snapshot(msgspec.Struct):
@@ -195,6 +201,8 @@ class Snapshot(msgspec.Struct):
     slices: list[SliceMetrics]
     problems: list[str] = []
     """What a person should know that belongs to no slice, one sentence each."""
+    disk_used_percent: float = 0.0
+    """Of the disk that the stores are on; 0 while they are on none."""
 
 
 _STARTED_NS = time.monotonic_ns()
@@ -207,12 +215,17 @@ def encode_slice(metrics: SliceMetrics) -> bytes:
     return _encode(metrics)
 
 
-def encode_snapshot(pid: int, slices: Sequence[bytes], problems: Sequence[str] = ()) -> bytes:
+def encode_snapshot(
+    pid: int,
+    slices: Sequence[bytes],
+    problems: Sequence[str] = (),
+    disk_used_percent: float = 0.0,
+) -> bytes:
     """Pack a worker's slices, each from ``encode_slice``, for ``MetricsHub.update``; ``pid`` is the
     worker's own.
     """
     packed = [msgspec.Raw(packed) for packed in slices]
-    return _encode(_Packing(pid, _STARTED_NS, packed, list(problems)))
+    return _encode(_Packing(pid, _STARTED_NS, packed, list(problems), disk_used_percent))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:

@@ -35,6 +35,7 @@ class WorkerFacts:
     pid: int
     restarts: int
     silent_s: float
+    disk_used_percent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,16 @@ def _of_workers(workers: Sequence[WorkerFacts]) -> Iterator[Metric]:
     silent = GaugeMetricFamily(
         "delay_worker_silent_seconds", "Time since a worker last reported.", labels=["worker"]
     )
+    disk = GaugeMetricFamily(
+        "delay_disk_used_ratio", "Used part of the disk of the stores.", labels=["worker"]
+    )
     for worker in workers:
+        disk.add_metric([str(worker.worker)], worker.disk_used_percent / 100)
         restarts.add_metric([str(worker.worker)], worker.restarts)
         silent.add_metric([str(worker.worker)], worker.silent_s)
     yield restarts
     yield silent
+    yield disk
 
 
 def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
@@ -94,6 +100,9 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
         "delay_clock_frozen",
         "1 while the clock can't be trusted and nothing is delivered.",
         labels=labels,
+    )
+    stopped = GaugeMetricFamily(
+        "delay_storing_stopped", "1 while the disk is too full to store more.", labels=labels
     )
     pending = GaugeMetricFamily("delay_pending", "Records that wait.", labels=labels)
     size = GaugeMetricFamily("delay_store_bytes", "Size of the stores.", labels=labels)
@@ -123,6 +132,7 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
         owned.add_metric(at, int(metrics.state == "owner"))
         alarm.add_metric(at, int(bool(metrics.alarm)))
         frozen.add_metric(at, int(metrics.clock_frozen))
+        stopped.add_metric(at, int(metrics.storing_stopped))
         pending.add_metric(at, metrics.pending)
         size.add_metric(at, metrics.store_bytes)
         age.add_metric(at, facts.cursor_age_s)
@@ -133,7 +143,7 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
             behind.add_metric(at, metrics.lag_s)
         if metrics.oldest_due_ms is not None:
             oldest.add_metric(at, metrics.oldest_due_ms / _MS)
-    yield from (owned, alarm, frozen, pending, size, oldest, age, lag, epoch, behind)
+    yield from (owned, alarm, frozen, stopped, pending, size, oldest, age, lag, epoch, behind)
 
 
 def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:
@@ -152,8 +162,14 @@ def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:
     aborts = CounterMetricFamily(
         "delay_transaction_aborts", "Transactions aborted or of unknown outcome.", labels=["slice"]
     )
+    over_cap = CounterMetricFamily(
+        "delay_slot_full",
+        "Records due in a second that had as many as it takes already.",
+        labels=["slice"],
+    )
     for number, counters in sorted(totals.items()):
         at = str(number)
+        over_cap.add_metric([at], counters.over_cap)
         ingested.add_metric([at], counters.ingested)
         early.add_metric([at], counters.early)
         aborts.add_metric([at], counters.aborts)
@@ -161,7 +177,7 @@ def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:
             settled.add_metric([at, outcome], count)
         for code, count in sorted(counters.rejected.items()):
             rejected.add_metric([at, code], count)
-    yield from (ingested, settled, rejected, early, aborts)
+    yield from (ingested, settled, rejected, early, aborts, over_cap)
 
 
 def _histograms(totals: dict[int, Counters]) -> Iterator[Metric]:

@@ -181,6 +181,7 @@ class MetricsHub:
                     worker.snapshot.pid,
                     self._restarts.get(index, 0),
                     now_s - worker.arrived_s,
+                    worker.snapshot.disk_used_percent,
                 )
                 for index, worker in sorted(self._workers.items())
             ]

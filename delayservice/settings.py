@@ -25,6 +25,7 @@ from pydantic import (
 from delayservice.client_options import Kafka
 from delayservice.cluster_options import Placement, ZooKeeper
 from delayservice.errors import SettingsError
+from delayservice.flow_options import Disk, Rates
 from delayservice.level_options import Levels
 from delayservice.settings_layers import Layers, Origins, explain, read_layers
 from delayservice.units import (
@@ -250,6 +251,16 @@ class Delivery(Section):
         max_length=100,
         description="Waits between attempts at a target that fails; after the last: dead letter.",
     )
+    slot_records_max: int = Field(
+        default=0,
+        ge=0,
+        le=100_000_000,
+        description="Records of a shard due in one second that are delivered in it; 0: any number.",
+    )
+    slot_policy: Literal["accept", "spread", "dead-letter"] = Field(
+        default="accept",
+        description="What becomes of more: counted, moved to later seconds, or dead letters.",
+    )
     clock_tolerance_ms: DurationMs = Field(
         default=500, ge=10, le=MINUTE_MS, description="A clock that is off by more stops delivery."
     )
@@ -357,6 +368,8 @@ class Settings(Section):
     levels: Levels = Levels()
     targets: dict[str, TargetRules] = Field(default_factory=dict, max_length=1000)
     delivery: Delivery = Delivery()
+    rates: Rates = Rates()
+    disk: Disk = Disk()
     wheel: Wheel = Wheel()
     rocksdb: RocksDb = RocksDb()
     outage: Outage = Outage()

@@ -118,6 +118,7 @@ class SliceThread:
         clock: Clock,
         make_lane: Callable[[DelayTopic, int], AnyLane],
         close_edges: Callable[[], None],
+        disk_alarm: Callable[[], str],
     ) -> None:
         self.loop = loop
         self.published = encode_slice(metrics)
@@ -135,6 +136,7 @@ class SliceThread:
         self._trouble = ""
         self._make_lane = make_lane
         self._close_edges = close_edges
+        self._disk_alarm = disk_alarm
         self._topics: dict[str, DelayTopic] = {}
         self._topics_changed = threading.Event()
         self._stopping = threading.Event()
@@ -269,5 +271,7 @@ class SliceThread:
         metrics.oldest_due_ms = min((at for at in due if at is not None), default=None)
         metrics.cursor_age_s = loop.uncommitted_s
         metrics.clock_frozen = doubt is not None
-        metrics.alarm = self._trouble or doubt or ""
+        metrics.storing_stopped = bool(self._disk_alarm())
+        metrics.counters.over_cap = loop.flow.over_cap
+        metrics.alarm = self._trouble or doubt or self._disk_alarm()
         self.published = encode_slice(metrics)

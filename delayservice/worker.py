@@ -25,8 +25,10 @@ from connectors.kafka.topics import DelayTopic, TargetTopics, TopicKeeper
 from delayservice import logs
 from delayservice.clock import ClockWatch, SystemClock
 from delayservice.core.contract import Contract
+from delayservice.core.flow import Flow, FlowRules
 from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
+from delayservice.disk import DiskWatch, used_percent
 from delayservice.errors import KafkaEdgeError
 from delayservice.garbage import GarbageCollector
 from delayservice.lanes.any_lane import AnyLane
@@ -46,6 +48,7 @@ from ha.placement import SliceFacts
 
 TURN_S = 1.0
 REACH_TURN_S = 0.5
+TARGETS_TURN_S = 0.25
 STOP_TIMEOUT_S = 20.0
 RETIRE_TIMEOUT_S = 5.0
 EXIT_FAILED = 70
@@ -147,6 +150,9 @@ class Worker:
             park_delays_ms=settings.delivery.park_delays_ms,
             cron_time=cron_time,
         )
+        self._disk = DiskWatch(
+            settings.disk.watermarks, lambda: used_percent(settings.node.state_dir)
+        )
         self._slices: dict[int, SliceThread] = {}
         self._retiring: set[int] = set()
         self._slices_there = range(0)
@@ -161,6 +167,7 @@ class Worker:
         garbage = GarbageCollector()
         self._refresh()
         self._repeat("topics", self._settings.topics.refresh_s, self._refresh)
+        self._repeat("targets", TARGETS_TURN_S, self._targets.look_again)
         if not self._settings.standalone:
             reach = KafkaReach(self._admin, self._settings.topics.checkpoint)
             self._repeat(
@@ -170,6 +177,8 @@ class Worker:
             self._place()
             if self._has_failed:
                 break
+            if self._settings.node.store != "memory":
+                self._disk.look()
             self._publish(publish)
             garbage.collect_when_time()
             stopping.wait(TURN_S)
@@ -192,7 +201,7 @@ class Worker:
     def _publish(self, publish: Callable[[bytes], None]) -> None:
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
             slices = [thread.published for thread in self._slices.values()]
-            publish(encode_snapshot(os.getpid(), slices, self._problems()))
+            publish(encode_snapshot(os.getpid(), slices, self._problems(), self._disk.used))
 
     def _problems(self) -> list[str]:
         return [
@@ -332,6 +341,7 @@ class Worker:
         )
         metrics = SliceMetrics(slice=slice_no)
         gate = ThreadGate(self._ownership, self._clock_watch)
+        flow = Flow(self._flow_rules())
         loop = SliceLoop(
             slice_no,
             node_id=settings.node.node_id,
@@ -344,6 +354,8 @@ class Worker:
             routes=self._routes,
             contract_of=self._contract_of,
             limits=self._limits(),
+            flow=flow,
+            disk_level=lambda: self._disk.level,
         )
 
         def park_topic() -> str | None:
@@ -352,16 +364,28 @@ class Worker:
         def make_lane(topic: DelayTopic, partition: int) -> AnyLane:
             place = (topic.name, partition, topic.topic_id)
             if topic.name in settings.levels.by_topic:
-                return LevelLane(*place, source, self._routes, self._fetch_ahead, park_topic)
+                return LevelLane(*place, source, self._routes, self._fetch_ahead, park_topic, flow)
             store = make_store(settings, topic.topic_id, partition)
-            return Lane(*place, store, source, self._routes)
+            return Lane(*place, store, source, self._routes, flow)
 
-        return SliceThread(loop, metrics, gate, self._clock, make_lane, source.close)
+        return SliceThread(
+            loop, metrics, gate, self._clock, make_lane, source.close, lambda: self._disk.alarm
+        )
 
     @property
     def _fetch_ahead(self) -> FetchAhead:
         levels = self._settings.levels
         return FetchAhead(levels.fetch_ahead_records, int(levels.fetch_ahead_bytes))
+
+    def _flow_rules(self) -> FlowRules:
+        """Limits of the whole cluster are shared evenly by its slices."""
+        settings = self._settings
+        slices = max(len(self._slices_there), 1)
+        return FlowRules(
+            tuple((pattern, rate / slices) for pattern, rate in settings.rates.per_s.items()),
+            settings.delivery.slot_records_max,
+            settings.delivery.slot_policy,
+        )
 
     def _limits(self) -> Limits:
         """A node's budget of transactions is shared by its slices."""

@@ -10,7 +10,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AclOperation,
     AdminClient,
-    TopicDescription,
 )
 
 from connectors.kafka.errors import UNKNOWN_TARGETS, answer_of, error_of
@@ -28,12 +27,13 @@ class Access:
 
     ``partitions`` is 0 when it does not exist, or may not be described: then ``operations`` is
     empty. ``operations`` is None when the cluster does not tell. ``in_sync`` is how many copies of
-    each partition are in sync; 0 where there is no leader.
+    each partition are in sync, 0 where there is no leader; ``copies`` is how many there should be.
     """
 
     partitions: int
     operations: frozenset[AclOperation] | None
     in_sync: tuple[int, ...] = ()
+    copies: int = 0
 
     def lacks(self, *needed: AclOperation) -> list[str]:
         """Those of the needed rights that are missing, by name."""
@@ -68,12 +68,14 @@ def ask_access(admin: AdminClient, topics: Collection[str]) -> dict[str, Access]
             continue
         allowed = topic.authorized_operations
         operations = None if allowed is None else frozenset(allowed)
-        found[name] = Access(len(topic.partitions), operations, _in_sync(topic))
+        partitions = sorted(topic.partitions, key=lambda one: one.id)
+        found[name] = Access(
+            len(partitions),
+            operations,
+            tuple(0 if one.leader is None else len(one.isr) for one in partitions),
+            min((len(one.replicas) for one in partitions), default=0),
+        )
     return found
-
-
-def _in_sync(topic: TopicDescription) -> tuple[int, ...]:
-    return tuple(0 if one.leader is None else len(one.isr) for one in topic.partitions)
 
 
 def _without_answer(name: str, error: KafkaError) -> Access:

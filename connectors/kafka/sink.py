@@ -329,8 +329,8 @@ class KafkaSink:
             self._fail("records were refused by the broker")
 
     def _fail_if_target_is_gone(self) -> None:
-        """A transaction that includes a topic which was deleted meanwhile, or which nobody serves, is
-        retried by the client for as long as it is let.
+        """A transaction that includes a topic which was deleted meanwhile, or which no broker
+        serves, is retried by the client for as long as it is let.
         """
         gone = self._targets.unserved(self._sent_to)
         if gone:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from connectors.kafka.errors import answer_of, error_of
 from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
 from connectors.kafka.source import topic_ids
-from delayservice.core.codes import TARGET_UNAUTHORIZED, TARGET_UNKNOWN
+from delayservice.core.codes import TARGET_DOWN, TARGET_UNAUTHORIZED, TARGET_UNKNOWN
 from delayservice.errors import KafkaEdgeError
 from delayservice.settings import Settings
 
@@ -91,9 +91,9 @@ class TargetTopics:
     def unserved(
         self, targets: Collection[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[str, str]]:
-        """Those of ``targets`` whose records nobody acknowledges, asked of the cluster: missing ones,
-        and ones without a leader or with too few copies in sync. The latter are given up: they are
-        missing, until they are served again.
+        """Those of ``targets`` whose records nobody acknowledges, asked of the cluster: missing
+        ones, and ones without a leader or with too few copies in sync. The latter are given up:
+        they are missing, until they are served again.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -101,10 +101,18 @@ class TargetTopics:
         topics = {topic for topic, _ in targets}
         self._ask(topics, _RECHECK_S)
         for topic in topics:
-            in_sync = self._known[topic].in_sync
-            if in_sync and topic not in self._given_up:
-                self._given_up[topic] = self._in_sync_needed(topic, min(in_sync))
+            self._give_up(topic)
         return self._obstacles(targets)
+
+    def _give_up(self, topic: str) -> None:
+        access = self._known[topic]
+        in_sync = min(access.in_sync, default=access.copies)
+        if in_sync >= access.copies:
+            return
+        needed = self._in_sync_needed(topic, in_sync)
+        if in_sync < needed:
+            with self._lock:
+                self._given_up = {**self._given_up, topic: needed}
 
     def still_missing(
         self, targets: Collection[tuple[str, int]]
@@ -136,7 +144,7 @@ class TargetTopics:
         return _obstacle(self._known.get(topic), *target, self._given_up.get(topic, 0))
 
     def _in_sync_needed(self, topic: str, in_sync: int) -> int:
-        """How many copies must be in sync; asked only where some are not."""
+        """How many copies must be in sync."""
         if in_sync == 0:
             return 1
         value = self._config(topic, "min.insync.replicas")

@@ -12,11 +12,13 @@ A payload is a msgpack array (msgspec, not our own packing: encode 0.25 µs, dec
     due_ms     int         epoch milliseconds
     meta       nil | [id, source, attempt, expires_ms]   nil for a plain record
                    | [id, source, attempt, expires_ms, recurrence]
+                   | [id, source, attempt, expires_ms, recurrence | nil, turn_ms]
       id          bin | nil   delay-id
       source      bin | nil   delay-source of the user's original; nil: the record itself
       attempt     int         1 for the first
       expires_ms  int | nil   epoch milliseconds
       recurrence  bin         ``recurrence.Recurrence``, only where there is one
+      turn_ms     int         epoch milliseconds that a rate limit gave it, only where one did
 
 The frame around it (length, checksum, offset, key) belongs to each store.
 """
@@ -24,7 +26,7 @@ The frame around it (length, checksum, offset, key) belongs to each store.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -34,8 +36,38 @@ Header: TypeAlias = tuple[str, bytes | None]
 Meta: TypeAlias = (
     tuple[bytes | None, bytes | None, int, int | None]
     | tuple[bytes | None, bytes | None, int, int | None, bytes]
+    | tuple[bytes | None, bytes | None, int, int | None, bytes | None, int]
 )
 Payload: TypeAlias = tuple[str, int, bytes | None, bytes | None, list[Header], int, Meta | None]
+
+_PLAIN: Final = (None, None, 1, None)
+_RECURRING_FIELDS: Final = 5
+_ALL_FIELDS: Final = 6
+
+
+def turn_of(meta: Meta | None) -> int | None:
+    """The instant that a rate limit gave the record, epoch milliseconds; None: none did."""
+    return meta[5] if meta is not None and len(meta) == _ALL_FIELDS else None
+
+
+def with_turn(meta: Meta | None, turn_ms: int) -> Meta:
+    """The same record with a turn."""
+    record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
+    return (record_id, source, attempt, expires_ms, _recurrence(meta), turn_ms)
+
+
+def next_attempt(meta: Meta | None) -> Meta:
+    """The same record, to be tried once more; its turn, if it had one, is over."""
+    record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
+    recurrence = _recurrence(meta)
+    if recurrence is None:
+        return (record_id, source, attempt + 1, expires_ms)
+    return (record_id, source, attempt + 1, expires_ms, recurrence)
+
+
+def _recurrence(meta: Meta | None) -> bytes | None:
+    return meta[4] if meta is not None and len(meta) >= _RECURRING_FIELDS else None
+
 
 encode_payload = msgspec.msgpack.Encoder().encode
 """Payload to bytes. Raises nothing for a well-typed payload."""

@@ -19,6 +19,7 @@ TARGET_DENIED = "target-denied"
 TARGET_UNKNOWN = "target-unknown"
 TARGET_UNAUTHORIZED = "target-unauthorized"
 TARGET_REFUSED = "target-refused"
+TARGET_DOWN = "target-down"
 TOO_LARGE = "too-large"
 OP_INVALID = "op-invalid"
 CRON_INVALID = "cron-invalid"
@@ -26,6 +27,7 @@ ZONE_INVALID = "zone-invalid"
 HEADER_TOO_LARGE = "header-too-large"
 HEADER_INVALID = "header-invalid"
 COPY_FORGED = "copy-forged"
+SLOT_FULL = "slot-full"
 
 EXPLANATIONS: dict[str, str] = {
     TIME_MISSING: "No header says when: set delay-at or delay-after.",
@@ -39,6 +41,8 @@ EXPLANATIONS: dict[str, str] = {
     TARGET_UNKNOWN: "The target topic or partition does not exist (target).",
     TARGET_UNAUTHORIZED: "The broker does not let the service write to the target (target).",
     TARGET_REFUSED: "The broker refuses the record by the target topic's own rules (target).",
+    TARGET_DOWN: "No broker takes records for the target now (target).",
+    SLOT_FULL: "More records are due in this second than the shard may deliver in it (target).",
     TOO_LARGE: "The broker refuses the record as too large (target).",
     OP_INVALID: "delay-op is unknown, or its delay-id is missing, empty or ambiguous.",
     CRON_INVALID: "The recurring schedule can't be served.",

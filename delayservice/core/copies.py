@@ -3,7 +3,7 @@
 The copy keeps the record's key, value and own headers byte for byte, and adds two headers::
 
     delay-copy      JSON: v, settles, source, base, at, due, target, partition, id, attempt,
-                    expires; with v 2 also recur, or shard
+                    expires; with v 2 also recur, shard or turn
     delay-copy-mac  HMAC-SHA256 (hex) over where it was written, delay-copy, key, value and headers
 
 Any producer of the delay topic could write such a record, hence the signature: without it, a forged
@@ -27,8 +27,8 @@ from delayservice.core.names import DELAY_COPY, DELAY_COPY_MAC
 from delayservice.core.times import DUE_STOP_MS
 
 COPY_VERSION: Final = 2
-"""2: of a recurring schedule, or of a record of a level topic. Others are written as 1, which every
-version reads."""
+"""2: of a recurring schedule, of a record of a level topic, or of one that a rate limit gave its
+turn. Others are written as 1, which every version reads."""
 
 CONTINUES: Final = -1
 """``settles`` of a copy that settles nothing: the next occurrence of a schedule."""
@@ -58,6 +58,7 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     expires: int | None
     recur: bytes | None = None
     shard: str | None = None
+    turn: int | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -94,10 +95,10 @@ def write_copy(  # one argument per fact of the copy
         ``(key, value, headers)``.
     """
     target, target_partition, key, value, own, due_ms, meta = payload
-    identity, _, attempt, expires_ms, *recurs = meta or (None, None, 1, None)
-    recur = recurs[0] if recurs else None
+    identity, _, attempt, expires_ms, *more = meta or (None, None, 1, None)
+    recur, turn_ms = (*more, None, None)[:2]
     fields = _Fields(
-        v=1 if recur is None and shard is None else COPY_VERSION,
+        v=1 if recur is None and shard is None and turn_ms is None else COPY_VERSION,
         settles=settles,
         source=source,
         base=base,
@@ -110,6 +111,7 @@ def write_copy(  # one argument per fact of the copy
         expires=expires_ms,
         recur=recur,
         shard=shard,
+        turn=turn_ms,
     )
     text = _encode(fields)
     mac = _sign(secret, _message(f"{topic}:{partition}", text, (key, value, own)))
@@ -137,7 +139,9 @@ def read_copy(
     if not 1 <= fields.v <= COPY_VERSION or not 1 <= fields.at < DUE_STOP_MS:
         return None
     meta: Meta = (fields.id, fields.source, fields.attempt, fields.expires)
-    if fields.recur is not None:
+    if fields.turn is not None:
+        meta = (*meta[:4], fields.recur, fields.turn)
+    elif fields.recur is not None:
         meta = (*meta[:4], fields.recur)
     payload = (fields.target, fields.partition, key, value, own, fields.due, meta)
     return fields.base, fields.at, payload

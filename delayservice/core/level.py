@@ -77,7 +77,8 @@ class LevelRecords:
         outputs: list[Output] = []
         add = outputs.append
         provenance = self._provenance.headers
-        is_hindered = bool(self._verdicts.blocked or self._verdicts.refused)
+        verdicts = self._verdicts
+        is_hindered = bool(verdicts.blocked or verdicts.refused or self._settler.has_limits)
         first, stop, level_ms, targets = self._first, self._stop, self._level_ms, self._targets
         for row in rows:
             offset, timestamp_ms, key, value, headers = row

@@ -19,8 +19,10 @@ PARKED: Final = 7
 FIRED: Final = 8
 RECURRED: Final = 9
 """The next occurrence of a schedule was appended: a beginning, which settles nothing."""
+PACED: Final = 10
+"""Over a limit, and given an instant of its own."""
 
-COPIES: Final = frozenset({ROLLED, PARKED, RECURRED})
+COPIES: Final = frozenset({ROLLED, PARKED, RECURRED, PACED})
 """Outputs that come back through the delay topic."""
 
 OUTCOME_NAMES: Final = (
@@ -34,6 +36,7 @@ OUTCOME_NAMES: Final = (
     "parked",
     "fired",
     "recurred",
+    "paced",
 )
 """Name of each outcome, by its number, as metrics and the outcome topic spell it."""
 

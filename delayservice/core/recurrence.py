@@ -81,12 +81,12 @@ decode: Callable[[bytes], Recurrence] = msgspec.msgpack.Decoder(Recurrence).deco
 
 def recurs(meta: Meta) -> bool:
     """Whether a payload's meta speaks of more than one occurrence."""
-    return len(meta) > _PLAIN_META
+    return len(meta) > _PLAIN_META and meta[4] is not None
 
 
 def recurrence_of(meta: Meta | None) -> Recurrence | None:
     """What a payload's meta says of its occurrences; None for a record with only one."""
-    if meta is None or len(meta) == _PLAIN_META:
+    if meta is None or len(meta) == _PLAIN_META or meta[4] is None:
         return None
     return decode(meta[4])
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from delayservice.core import outcome
-from delayservice.core.codec import Header, Payload
-from delayservice.core.codes import CRON_INVALID, RecordRefusedError
+from delayservice.core.codec import Header, Payload, next_attempt, turn_of, with_turn
+from delayservice.core.codes import CRON_INVALID, SLOT_FULL, RecordRefusedError
 from delayservice.core.copies import CONTINUES, write_copy
 from delayservice.core.entry import Original
+from delayservice.core.flow import Flow
 from delayservice.core.names import DELAY_FIRED_BY
 from delayservice.core.outcome import Output
 from delayservice.core.record import Provenance, dead_letter_headers
@@ -70,7 +71,15 @@ class Verdicts:
 class Settler:
     """Builds the outputs of one shard."""
 
-    def __init__(self, topic: str, partition: int, routes: Routes, verdicts: Verdicts) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        routes: Routes,
+        verdicts: Verdicts,
+        flow: Flow | None = None,
+    ) -> None:
+        """``flow``: the limits of the slice; None: there are none."""
         self.topic = topic
         self.partition = partition
         self._shard_name = f"{topic}:{partition}"
@@ -78,9 +87,15 @@ class Settler:
         self._provenance = Provenance(topic, partition)
         self._routes = routes
         self._verdicts = verdicts
+        self._flow = flow if flow is not None and flow.limits else None
         self.copies_to: str | None = topic
         """The delay topic that copies are appended to, in the same partition; None where there is
         none: then nothing is parked."""
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether a record that is due may have to go later."""
+        return self._flow is not None
 
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
@@ -100,7 +115,10 @@ class Settler:
             return self._dead_letter_payload(offset, payload, *refusal)
         if due_ms > now_ms:
             return self._roll(offset, payload, now_ms, base)
-        return self._settle_now(offset, payload, now_ms, base)
+        output = self._settle_now(offset, payload, now_ms, base)
+        if self._flow is None or output[0] != outcome.DELIVERED:
+            return output
+        return self._limit(self._flow, offset, key_ms, payload, now_ms, base) or output
 
     def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
         """Deliver, unless it is too late or the target can't take it."""
@@ -246,10 +264,41 @@ class Settler:
         window_ms = routes.roll_window_ms - spread_ms(offset, routes.roll_spread_ms)
         return max(min(payload[5], now_ms + window_ms), 1)
 
+    def _limit(
+        self, flow: Flow, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
+    ) -> Output | None:
+        """What becomes of a record that is over a limit; None: it may go.
+
+        Its second counts it once: a key above the due time says that it was moved or parked.
+        """
+        if self.copies_to is None:
+            return None
+        target, due_ms, meta = payload[0], payload[5], payload[6]
+        if flow.has_cap and key_ms <= due_ms:
+            place_ms = flow.second_ms(self.topic, due_ms)
+            if place_ms is not None and flow.dead_letters:
+                detail = f"more records are due in the second of {due_ms} than it takes"
+                return self._dead_letter_payload(offset, payload, SLOT_FULL, detail)
+            if place_ms is not None and place_ms > now_ms:
+                return self._pace(offset, payload, place_ms, now_ms, base)
+        turn_ms = turn_of(meta)
+        if turn_ms is None:
+            turn_ms = flow.turn_ms(target, key_ms, now_ms)
+        elif turn_ms <= now_ms:
+            return None
+        if turn_ms is None:
+            return None
+        again = (*payload[:6], with_turn(meta, turn_ms))
+        return self._pace(offset, again, turn_ms, now_ms, base)
+
+    def _pace(self, offset: int, payload: Payload, at_ms: int, now_ms: int, base: int) -> Output:
+        """A copy waits no longer than one that is rolled: the log must still hold it."""
+        bounded_ms = min(at_ms, self._at_ms(offset, (*payload[:5], at_ms, None), now_ms))
+        return self._copy(outcome.PACED, offset, payload, bounded_ms, base)
+
     def _park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
-        record_id, source, _, *rest = payload[6] or (None, None, 1, None)
-        again = (*payload[:6], (record_id, source, attempt + 1, *rest))
+        again = (*payload[:6], next_attempt(payload[6]))
         return self._copy(outcome.PARKED, offset, again, at_ms, base)
 
     def _copy(
@@ -300,3 +349,9 @@ class Settler:
             headers.append(("delay-settled-by", b"%d" % by))
         topic = self._routes.outcomes
         return (kind, topic, -1, record_id, None, headers, due_ms, offset)
+
+
+def _was_tried(payload: Payload) -> bool:
+    """Whether it was parked before: what is not due even so was fired then, and waits no longer."""
+    meta = payload[6]
+    return meta is not None and meta[2] > 1

@@ -98,6 +98,9 @@ class AnyLane(Protocol):
     def ingest(self, run: Run) -> int:
         """Take one run of the log; returns its number of records."""
 
+    def let_store(self, *, may_store: bool) -> None:
+        """Whether there is room on the disk for more."""
+
     def settle_late(self, now_ms: int, limit: int) -> list[Output]:
         """Settle what was due before it was read."""
 

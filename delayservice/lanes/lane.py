@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 import structlog
 
 from delayservice.core.checkpoint import ShardCheckpoint
-from delayservice.core.codec import Payload, decode_payload
+from delayservice.core.codec import Payload, decode_payload, turn_of
 from delayservice.core.contract import Contract, ContractError, Contracts
 from delayservice.core.cursor import Cursor, Key
-from delayservice.core.entry import COPY
+from delayservice.core.entry import COPY, Entry
+from delayservice.core.flow import Flow
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Frame
 from delayservice.core.record import RecordReader
@@ -47,6 +48,7 @@ class Lane:
         store: Store,
         source: Source,
         routes: Routes,
+        flow: Flow | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -55,8 +57,10 @@ class Lane:
         self.verdicts = Verdicts()
         self._source = source
         self._secrets = (routes.secret,)
-        self._settler = Settler(topic, partition, routes, self.verdicts)
+        self._flow = flow
+        self._settler = Settler(topic, partition, routes, self.verdicts, flow)
         self._paused = False
+        self._may_store = True
         self._mean_bytes = _FIRST_MEAN_BYTES
         self.shard = Shard(self._settler, store.open())
         read_by = _contracts_of(store.label)
@@ -186,8 +190,7 @@ class Lane:
         marks = [
             (payload[6][0], key_ms, offset, start - 1)
             for key_ms, offset, mark, payload in (
-                (*frame[:3], decode_payload(frame[3]))
-                for frame in self.store.scan((0, 0), DUE_STOP_MS)
+                (*frame[:3], decode_payload(frame[3])) for frame in self._scan((0, 0), DUE_STOP_MS)
             )
             if mark == NO_MARK and payload[6] is not None and payload[6][0] is not None
         ]
@@ -214,6 +217,8 @@ class Lane:
         if run.start != self._position:
             return 0  # read before a seek
         entries = self.reader.read_batch(run.rows)
+        if self._flow is not None and self._flow.has_rates:
+            self._observe_turns(self._flow, entries)
         shard, store = self.shard, self.store
         needed = shard.scans_needed(run.start, entries, run.stop)
         scanned = self._scan_back(needed)
@@ -224,6 +229,14 @@ class Lane:
         self._go_to_wanted()
         self._hold_back()
         return len(entries)
+
+    def _observe_turns(self, flow: Flow, entries: Sequence[Entry]) -> None:
+        """What an owner gave away holds for the next one, which has read the copies."""
+        for entry in entries:
+            if entry[1] == COPY:
+                target, turn_ms = entry[4][0], turn_of(entry[4][6])
+                if turn_ms is not None:
+                    flow.observe(target, turn_ms)
 
     def _scan_back(self, scans: Sequence[CopyScan]) -> dict[int, int]:
         """By copy: offset of the first user record of its id in ``[base, copy)``, or ``NO_MARK``
@@ -256,9 +269,21 @@ class Lane:
         """
         return max(offset, self._source.bounds(self.topic).start)
 
+    def let_store(self, *, may_store: bool) -> None:
+        """Whether to go on storing. What is stored already is read again all the same: only then H
+        may move over it.
+        """
+        if may_store != self._may_store:
+            self._may_store = may_store
+            self._hold_back()
+
     def _hold_back(self) -> None:
-        """Fetch no more while the walk's queue is full; what does not fit is in Kafka, safely."""
-        full = self.shard.is_full
+        """Fetch no more while the walk's queue is full, or the disk is; what does not fit is in
+        Kafka, safely.
+        """
+        full = self.shard.is_full or (
+            not self._may_store and self.shard.wanted >= self.shard.stored
+        )
         if full != self._paused:
             hold = self._source.pause if full else self._source.resume
             hold(self.topic)
@@ -275,7 +300,7 @@ class Lane:
         before it came back, in the log only.
         """
         key_ms, offset = key
-        for frame in self.store.scan((key_ms, offset - 1), key_ms):
+        for frame in self._scan((key_ms, offset - 1), key_ms):
             if frame[1] == offset:
                 return decode_payload(frame[3])
         for run in self._source.scan(self.topic, offset, offset + 1):
@@ -319,21 +344,27 @@ class Lane:
             try:
                 return self.store.read_due(after, now_ms, limit)
             except SlotDamagedError as damage:
-                _log.error(
-                    "slot_damaged", topic=self.topic, partition=self.partition, why=str(damage)
-                )
-                frames = reread_slot(
-                    self._source,
-                    self.reader,
-                    self.topic,
-                    damage,
-                    self.shard.stored,
-                    self._scan_one_back,
-                )
-                self.store.rebuild(damage.start_ms, damage.stop_ms, frames)
-                _log.warning(
-                    "slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames)
-                )
+                self._mend(damage)
+
+    def _scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
+        """``Store.scan`` of all there is: what is damaged is mended on the way."""
+        while True:
+            try:
+                for frame in self.store.scan(after, upto_ms):
+                    yield frame
+                    after = frame[:2]
+            except SlotDamagedError as damage:
+                self._mend(damage)
+            else:
+                return
+
+    def _mend(self, damage: SlotDamagedError) -> None:
+        _log.error("slot_damaged", topic=self.topic, partition=self.partition, why=str(damage))
+        frames = reread_slot(
+            self._source, self.reader, self.topic, damage, self.shard.stored, self._scan_one_back
+        )
+        self.store.rebuild(damage.start_ms, damage.stop_ms, frames)
+        _log.warning("slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames))
 
     def next_due_ms(self) -> int | None:
         """When to look again, if nothing else happens before."""

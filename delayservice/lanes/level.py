@@ -15,6 +15,7 @@ import structlog
 from delayservice.core.checkpoint import ShardCheckpoint
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
+from delayservice.core.flow import Flow
 from delayservice.core.level import LevelRecords, LevelShard
 from delayservice.core.outcome import Output
 from delayservice.core.record import RecordReader
@@ -67,6 +68,7 @@ class LevelLane:
         ahead: how much is fetched ahead.
         park_topic: the delay topic that records whose target fails are parked in, in the same
             partition; None: there is none now, and they are dead-lettered.
+        flow: the limits of the slice; None: there are none.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class LevelLane:
         routes: Routes,
         ahead: FetchAhead,
         park_topic: Callable[[], str | None],
+        flow: Flow | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -88,7 +91,7 @@ class LevelLane:
         self.contracts = Contracts([(0, Contract())])
         self._source = source
         self._secrets = (routes.secret,)
-        self._settler = Settler(topic, partition, routes, self.verdicts)
+        self._settler = Settler(topic, partition, routes, self.verdicts, flow)
         self._park_topic = park_topic
         self._is_fit = False
         self._position = _NOWHERE
@@ -205,6 +208,9 @@ class LevelLane:
             self._source.pause(self.topic)
             self._is_paused = True
 
+    def let_store(self, *, may_store: bool) -> None:
+        """It stores nothing in any case."""
+
     # --- due → settle --------------------------------------------------------------------------
 
     def settle_late(self, _now_ms: int, _limit: int) -> list[Output]:
@@ -213,7 +219,7 @@ class LevelLane:
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
         """Settle from the head on what is due, in chunks; see ``AnyLane``."""
-        if self.verdicts.blocked:
+        if self.verdicts.blocked or self._settler.has_limits:
             self._settler.copies_to = self._park_topic()
         left = min(limit, int(bytes_max / self.shard.mean_bytes) + 1)
         while left > 0:

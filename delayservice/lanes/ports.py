@@ -93,7 +93,7 @@ class Sink(Protocol):
     def still_blocked(
         self, blocked: Mapping[Target, tuple[str, str]]
     ) -> dict[Target, tuple[str, str]]:
-        """Those of ``blocked`` that still can't be written to, asked of the cluster again."""
+        """Those of ``blocked`` that still can't be written to, as of a moment ago; never waits."""
 
     def send(self, shard: str, outputs: Sequence[Output], targets: Collection[Target]) -> None:
         """Write outputs of a delay topic, whose distinct targets are ``targets``; they become

@@ -21,6 +21,8 @@ from delayservice.core.checkpoint import (
 )
 from delayservice.core.contract import Contract
 from delayservice.core.cursor import Cursor
+from delayservice.core.disk import DiskLevel
+from delayservice.core.flow import Flow, FlowRules
 from delayservice.core.outcome import Output, Tally
 from delayservice.core.pacing import Pacer
 from delayservice.core.role import Role
@@ -105,8 +107,12 @@ class SliceLoop:
         routes: Routes,
         contract_of: Callable[[str], Contract],
         limits: Limits,
+        flow: Flow | None = None,
+        disk_level: Callable[[], DiskLevel] = lambda: DiskLevel.ROOM,
     ) -> None:
-        """``contract_of``: what the settings ask for, by delay topic."""
+        """``contract_of``: what the settings ask for, by delay topic; ``flow``: limits that all
+        lanes share, None: there are none.
+        """
         self.slice_no = slice_no
         self.lanes: dict[str, AnyLane] = {}
         self.owner = False
@@ -121,6 +127,9 @@ class SliceLoop:
         self._secret = fingerprint(routes.secret)
         self._contract_of = contract_of
         self._limits = limits
+        self.flow = flow or Flow(FlowRules())
+        self._disk_level = disk_level
+        self._may_store = True
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         self._last_committed = b""
         self._commits = 0
@@ -181,6 +190,7 @@ class SliceLoop:
             self._commit_when_time()
 
     def _poll(self, wait_ms_max: int | None) -> None:
+        self._mind_the_disk()
         wait_ms = self._wait_ms() if wait_ms_max is None else wait_ms_max
         try:
             runs = self._source.poll(wait_ms / 1000, self._limits.poll_records)
@@ -195,6 +205,13 @@ class SliceLoop:
             if run.rows:
                 self._gate.heard_broker(run.rows[-1][1], None, 0.0)
         faults.point("after_append")
+
+    def _mind_the_disk(self) -> None:
+        may_store = self._disk_level() < DiskLevel.STOP
+        if may_store != self._may_store:
+            self._may_store = may_store
+            for lane in self.lanes.values():
+                lane.let_store(may_store=may_store)
 
     def _refit(self, moved: LogMovedError) -> None:
         """The log expired or was truncated under us: go on with what it holds now. Another log of
@@ -291,6 +308,7 @@ class SliceLoop:
     def _aborted(self) -> None:
         for lane in self.lanes.values():
             lane.aborted()
+        self.flow.abort()
         self._uncommitted.clear()
 
     # --- commit --------------------------------------------------------------------------------
@@ -363,6 +381,7 @@ class SliceLoop:
         self._aborts = 0
         for lane in self.lanes.values():
             lane.committed()
+        self.flow.commit(self._clock.wall_ms())
         self._observer.settled(self._uncommitted, self._clock.wall_ms())
         self._uncommitted.clear()
 
@@ -455,6 +474,7 @@ class SliceLoop:
     def release(self) -> None:
         """Stop settling at once: whatever was not committed is dropped, and storing goes on."""
         self._sink.discard()
+        self.flow.abort()
         self._uncommitted.clear()
         self.owner = False
         for lane in self.lanes.values():
@@ -486,7 +506,8 @@ class SliceLoop:
 
     def _sync_when_time(self) -> None:
         now_s = self._clock.monotonic_s()
-        if now_s - self._synced_s < self._limits.sync_interval_s:
+        is_time = now_s - self._synced_s >= self._limits.sync_interval_s
+        if not is_time or self._disk_level() == DiskLevel.FULL:
             return
         self._synced_s = now_s
         for lane in self.lanes.values():
@@ -500,6 +521,7 @@ class SliceLoop:
         added = list(lanes)
         for lane in added:
             self.lanes[lane.topic] = lane
+            lane.let_store(may_store=self._may_store)
             lane.follow(Cursor())
         self._follower.again()
         if self.owner:
