@@ -6,16 +6,39 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
+
+UNREACHABLE: Final = frozenset(
+    {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE}  # noqa: SLF001
+)
+"""Errors of a connection that waiting won't mend: a password, a certificate, a name."""
 
 LOGGER: Final = logging.getLogger("librdkafka")
 """Without it librdkafka writes to standard error by itself."""
 
 
-def admin_client(options: Mapping[str, str]) -> AdminClient:
+class KafkaAdmin(AdminClient):
+    """An admin client that remembers why it can't connect: a request that fails says only that."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._trouble = ""
+        config: dict[str, Any] = {**options, "error_cb": self._note}
+        super().__init__(config, logger=LOGGER)
+
+    def _note(self, error: KafkaError) -> None:
+        if error.code() in UNREACHABLE:
+            self._trouble = error.str()
+
+    def explain(self, exc: KafkaException) -> str:
+        """The error of a request, and the last reason why no connection was made, if any."""
+        self.poll(0)
+        return f"{exc}; {self._trouble}" if self._trouble else str(exc)
+
+
+def admin_client(options: Mapping[str, str]) -> KafkaAdmin:
     """An admin client."""
-    return AdminClient(dict(options), logger=LOGGER)
+    return KafkaAdmin(options)
 
 
 def consumer_client(options: Mapping[str, Any]) -> Consumer:

@@ -11,7 +11,7 @@ from typing import Final, Self, TypeAlias
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from connectors.kafka.clients import flush, producer_client
+from connectors.kafka.clients import KafkaAdmin, flush, producer_client
 from connectors.kafka.errors import FENCED, PURGED, REFUSALS, error_of
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds, scan_partition
 from delayservice.core.dead_letters import (
@@ -40,7 +40,7 @@ _OF_ONE_RECORD: Final = REFUSALS.keys() - {KafkaError.TOPIC_AUTHORIZATION_FAILED
 """Errors that leave the other records of a batch alone."""
 
 
-def partition_counts(admin: AdminClient) -> dict[str, int]:
+def partition_counts(admin: KafkaAdmin) -> dict[str, int]:
     """How many partitions each topic has.
 
     Raises:
@@ -49,7 +49,7 @@ def partition_counts(admin: AdminClient) -> dict[str, int]:
     try:
         found = admin.list_topics(timeout=ASK_TIMEOUT_S)
     except KafkaException as exc:
-        raise KafkaEdgeError(f"the cluster's topics can't be listed: {error_of(exc)}") from exc
+        raise KafkaEdgeError(f"the cluster's topics can't be listed: {admin.explain(exc)}") from exc
     return {name: len(t.partitions) for name, t in found.topics.items() if t.error is None}
 
 

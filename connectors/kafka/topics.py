@@ -23,6 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     TopicMetadata,
 )
 
+from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
 from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
 from connectors.kafka.source import topic_ids
@@ -215,7 +216,7 @@ def _obstacle(
 class TopicKeeper:
     """Finds delay topics, creates what is missing, and judges what is there."""
 
-    def __init__(self, admin: AdminClient, settings: Settings) -> None:
+    def __init__(self, admin: KafkaAdmin, settings: Settings) -> None:
         self._admin = admin
         self._settings = settings
         self._levels = settings.levels.by_topic
@@ -398,7 +399,8 @@ class TopicKeeper:
         try:
             found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
         except KafkaException as exc:
-            raise KafkaEdgeError(f"the cluster's topics can't be listed: {exc}") from exc
+            why = self._admin.explain(exc)
+            raise KafkaEdgeError(f"the cluster's topics can't be listed: {why}") from exc
         return {n: _brokers(t) for n, t in found.topics.items() if t.error is None}
 
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from connectors.kafka.clients import UNREACHABLE
 from delayservice.core import names
 from delayservice.core.draft import CANCEL_OP, FIRE_OP
 from delayservice.core.partitioner import partition_for
@@ -174,6 +175,7 @@ def send(config: dict[str, str], record: Outgoing) -> Report:
         KafkaEdgeError: no broker answers, the topic is unknown, or the broker refuses the record.
     """
     done: list[tuple[KafkaError | None, Message]] = []
+    troubles: list[KafkaError] = []
     try:
         producer = Producer(
             {
@@ -181,12 +183,13 @@ def send(config: dict[str, str], record: Outgoing) -> Report:
                 # What matters is raised; a warning on the way there only frightens.
                 "log_level": "2",
                 **config,
+                "error_cb": troubles.append,
                 "acks": "all",
                 "enable.idempotence": "true",
                 "partitioner": "murmur2_random",
             }
         )
-        partition = _choose_partition(producer, record, config["bootstrap.servers"])
+        partition = _choose_partition(producer, record, config["bootstrap.servers"], troubles)
         producer.produce(
             record.topic,
             value=record.value,
@@ -203,12 +206,17 @@ def send(config: dict[str, str], record: Outgoing) -> Report:
     return _report(record.topic, done)
 
 
-def _choose_partition(producer: Producer, record: Outgoing, bootstrap: str) -> int | None:
+def _choose_partition(
+    producer: Producer, record: Outgoing, bootstrap: str, troubles: Sequence[KafkaError]
+) -> int | None:
     """Find the partition, after making sure of the topic. An id lives within one partition."""
     try:
         metadata = producer.list_topics(record.topic, timeout=TIMEOUT_S)
     except KafkaException as exc:
-        raise KafkaEdgeError(f"no broker answers at {bootstrap}: {_words(exc.args[0])}") from exc
+        producer.poll(0)  # hands over why
+        reasons = [error for error in troubles if error.code() in UNREACHABLE]
+        why = _words(reasons[-1] if reasons else exc.args[0])
+        raise KafkaEdgeError(f"no broker answers at {bootstrap}: {why}") from exc
     topic = metadata.topics.get(record.topic)
     if topic is None or topic.error is not None or not topic.partitions:
         reason = _words(topic.error) if topic is not None and topic.error else "it does not exist"
