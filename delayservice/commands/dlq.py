@@ -204,7 +204,7 @@ class _Sieve:
     def __init__(
         self, settings: Settings, counts: dict[str, int], choice: _Choice, topic: DeadLetterTopic
     ) -> None:
-        self._topics = settings.topics
+        self._settings = settings
         self._counts = counts
         self._choice = choice
         with _progress(topic.length) as advance:
@@ -234,8 +234,9 @@ class _Sieve:
         )
 
     def _is_delay_partition(self, topic: str, partition: int) -> bool:
-        topics = self._topics
-        is_ours = topic in topics.delay or (topics.discover and fnmatchcase(topic, topics.pattern))
+        topics = self._settings.topics
+        named = topic in topics.delay or topic in self._settings.levels.by_topic
+        is_ours = named or (topics.discover and fnmatchcase(topic, topics.pattern))
         return is_ours and partition < self._counts.get(topic, 0)
 
 
