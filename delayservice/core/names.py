@@ -23,6 +23,7 @@ DELAY_TIMEZONE = "delay-timezone"
 DELAY_DUE_AT = "delay-due-at"
 DELAY_SOURCE = "delay-source"
 DELAY_SETTLES = "delay-settles"
+DELAY_SHARD = "delay-shard"
 DELAY_ATTEMPT = "delay-attempt"
 DELAY_FIRED_BY = "delay-fired-by"
 DELAY_ERROR = "delay-error"
@@ -43,6 +44,7 @@ OUTPUT = frozenset(
         DELAY_DUE_AT,
         DELAY_SOURCE,
         DELAY_SETTLES,
+        DELAY_SHARD,
         DELAY_ATTEMPT,
         DELAY_FIRED_BY,
         DELAY_ERROR,

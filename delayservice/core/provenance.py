@@ -14,6 +14,7 @@ from delayservice.core.names import (
     DELAY_ERROR_DETAIL,
     DELAY_ID,
     DELAY_SETTLES,
+    DELAY_SHARD,
     DELAY_SOURCE,
 )
 
@@ -23,11 +24,12 @@ ERROR_DETAIL_CHARS_MAX: Final = 512
 class Provenance:
     """Provenance of one shard's outputs, its ``topic:partition:`` prepared once."""
 
-    __slots__ = ("_prefix",)
+    __slots__ = ("_prefix", "_shard")
 
     def __init__(self, topic: str, partition: int) -> None:
         """``topic`` and ``partition`` of the delay topic that the records come from."""
-        self._prefix = f"{topic}:{partition}:".encode()
+        self._shard = f"{topic}:{partition}".encode()
+        self._prefix = self._shard + b":"
 
     def source(self, offset: int, meta: Meta | None) -> bytes:
         """``delay-source``: ``topic:partition:offset`` of the user's original record.
@@ -40,6 +42,19 @@ class Provenance:
             return meta[1]
         return self._prefix + b"%d" % offset
 
+    def settles(self, offset: int, source: bytes) -> Headers:
+        """Which record an output settles: an offset of the partition that ``source`` lies in, or of
+        another, which is named then: a record of a level topic was parked here.
+
+        Args:
+            offset: of the record or copy that the output settles.
+            source: ``delay-source`` of the user's original.
+        """
+        settles: Header = (DELAY_SETTLES, b"%d" % offset)
+        return (
+            [settles] if source.startswith(self._prefix) else [settles, (DELAY_SHARD, self._shard)]
+        )
+
     def headers(self, offset: int, due_ms: int, meta: Meta | None) -> Headers:
         """What to append to the own headers of the output that settles ``offset``.
 
@@ -48,17 +63,18 @@ class Provenance:
             due_ms: its due time, epoch milliseconds.
             meta: its payload's meta.
         """
-        settles = b"%d" % offset
         if meta is None:
+            settles = b"%d" % offset
             return [
                 (DELAY_DUE_AT, b"%d" % due_ms),
                 (DELAY_SOURCE, self._prefix + settles),
                 (DELAY_SETTLES, settles),
             ]
+        source = self.source(offset, meta)
         added: list[Header] = [
             (DELAY_DUE_AT, b"%d" % due_ms),
-            (DELAY_SOURCE, self.source(offset, meta)),
-            (DELAY_SETTLES, settles),
+            (DELAY_SOURCE, source),
+            *self.settles(offset, source),
         ]
         if meta[0] is not None:
             added.append((DELAY_ID, meta[0]))

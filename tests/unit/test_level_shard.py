@@ -21,6 +21,7 @@ from delayservice.core.cursor import START_KEY, Cursor
 from delayservice.core.entry import UNREADABLE, Headers, Row
 from delayservice.core.level import LevelRecords, LevelShard
 from delayservice.core.outcome import Output
+from delayservice.core.provenance import Provenance
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
 
@@ -263,3 +264,14 @@ def test_what_expired_while_nobody_served_it_is_expired() -> None:
     owned.take(row(0, headers=expires), row(1, headers=expires))
     assert [output[0] for output in owned.settle(NOW_MS + LEVEL_MS, limit=1)] == [0]
     assert [output[0] for output in owned.settle(NOW_MS + LEVEL_MS + 1)] == [outcome.EXPIRED]
+
+
+def test_whoever_settles_the_parked_copy_says_of_which_partition_its_offset_is() -> None:
+    """An auditor joins on it: the source is in the level topic, the offset is not."""
+    there = Provenance(ANY, 0)
+    meta = (None, b"delay_topic_1:0:2", 2, None)
+    parked = dict(there.headers(77, NOW_MS, meta))
+    assert (parked["delay-settles"], parked["delay-shard"]) == (b"77", b"delay_topic_any:0")
+    rolled = there.headers(77, NOW_MS, (None, b"delay_topic_any:0:2", 2, None))
+    assert "delay-shard" not in dict(rolled)
+    assert "delay-shard" not in dict(there.headers(77, NOW_MS, None))
