@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from delayservice.core.entry import Headers
 
-SCHEDULE, CANCEL, INVALID, COPY = "schedule", "cancel", "invalid", "copy"
+SCHEDULE, CANCEL, FIRE, INVALID, COPY = "schedule", "cancel", "fire", "invalid", "copy"
 
 
 class ViolationError(AssertionError):
@@ -15,11 +15,18 @@ class ViolationError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One record as its user meant it, kept apart from what was written."""
+    """One record as its user meant it, kept apart from what was written.
+
+    ``every_ms`` or ``cron`` makes a schedule recur, ``times`` occurrences at most; its ``due_ms``
+    is then where it begins, or 0.
+    """
 
     op: str
     record_id: bytes | None = None
     due_ms: int = 0
+    every_ms: int = 0
+    cron: str = ""
+    times: int | None = None
     expires_ms: int | None = None
     target: str = ""
     key: bytes | None = None
@@ -27,36 +34,88 @@ class Wish:
     own: tuple[tuple[str, bytes | None], ...] = ()
     code: str = ""
 
+    @property
+    def recurs(self) -> bool:
+        """Whether it is to come more than once."""
+        return bool(self.every_ms or self.cron)
+
     def headers(self) -> Headers:
         """Own headers around the service's, as producers do."""
         asked: Headers = []
         if self.op == SCHEDULE:
-            asked.append(("delay-at", b"%d" % self.due_ms))
+            if self.due_ms:
+                asked.append(("delay-at", b"%d" % self.due_ms))
             asked.append(("delay-target-topic", self.target.encode()))
-        if self.op == CANCEL:
-            asked.append(("delay-op", b"cancel"))
+            asked += self.recurrence(self.times)
+        if self.op in (CANCEL, FIRE):
+            asked.append(("delay-op", self.op.encode()))
         if self.record_id is not None:
             asked.append(("delay-id", self.record_id))
         if self.expires_ms is not None:
             asked.append(("delay-expires-at", b"%d" % self.expires_ms))
         return [*self.own[:1], *asked, *self.own[1:]]
 
+    def recurrence(self, times: int | None) -> Headers:
+        """What says how a schedule recurs, ``times`` from now."""
+        said: Headers = []
+        if self.every_ms:
+            said.append(("delay-every", b"%d" % self.every_ms))
+        if self.cron:
+            said.append(("delay-cron", self.cron.encode()))
+        if times is not None:
+            said.append(("delay-times", b"%d" % times))
+        return said
+
 
 @dataclass(slots=True)
 class Placed:
     """A committed record of a delay topic: a user's wish, or a copy of one.
 
-    ``origin`` is the offset of the user's record, ``at_ms`` what the copy's key says.
+    Attributes:
+        origin: the offset of the user's record.
+        due_ms: when it is due; of what recurs, this occurrence.
+        number: of the occurrence; 0: it does not recur, or its first one is not known yet.
+        since: user records of its id at or below this offset have had their effect.
+        at_ms: what the copy's key says.
+        was_fired: it was parked when it was to be delivered at once, whenever it is due.
+        outcome: how it was settled; empty: it is pending.
+        by: the user record that settled it, or -1.
+        in_commit: the transaction that settled it.
     """
 
     offset: int
     wish: Wish
     timestamp_ms: int
     origin: int
+    due_ms: int
+    number: int = 0
+    since: int = -1
     at_ms: int = 0
     attempt: int = 1
+    was_fired: bool = False
     outcome: str = ""
     by: int = -1
+    in_commit: int = -1
+
+    @classmethod
+    def by_user(cls, offset: int, wish: Wish, timestamp_ms: int) -> Placed:
+        """A user's record."""
+        due_ms = wish.due_ms
+        if wish.every_ms:
+            due_ms = due_ms or timestamp_ms + wish.every_ms
+        elif wish.cron:
+            due_ms = timestamp_ms
+        number = 1 if wish.every_ms else 0
+        return cls(offset, wish, timestamp_ms, offset, due_ms, number, since=offset)
+
+    @property
+    def left(self) -> int | None:
+        """Occurrences yet to come, this one included; None: without end."""
+        return None if self.wish.times is None else self.wish.times - max(self.number, 1) + 1
+
+    def source(self, topic: str) -> str:
+        """``delay-source``."""
+        return f"{topic}:0:{self.origin}" + (f"#{self.number}" if self.number else "")
 
     @property
     def op(self) -> str:
@@ -91,16 +150,16 @@ class ShardHistory:
         if op != SCHEDULE:
             return (0, record.offset)
         roll_ms = record.timestamp_ms + self.window_ms(record.offset)
-        return (max(min(record.wish.due_ms, roll_ms), 1), record.offset)
+        return (max(min(record.due_ms, roll_ms), 1), record.offset)
 
     def canceller_of(self, record: Placed) -> int | None:
-        """The user record that ends this chain if nothing else does: the next of its id."""
-        if record.wish.record_id is None or record.op in (CANCEL, INVALID):
+        """The user record that settles this one if nothing else does: the next of its id."""
+        if record.wish.record_id is None or record.op in (CANCEL, FIRE, INVALID):
             return None
         later = (
             other.offset
             for other in self.placed.values()
-            if other.offset > record.origin
+            if other.offset > record.since
             and other.origin == other.offset
             and other.wish.op != INVALID
             and other.wish.record_id == record.wish.record_id

@@ -11,13 +11,18 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from delayservice.core import outcome
+from delayservice.core import recurrence as recurrence_module
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint
+from delayservice.core.codec import Payload
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.entry import CANCEL, SCHEDULE, Entry
+from delayservice.core.entry import CANCEL, FIRE, SCHEDULE, Entry
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Additions, Frame
+from delayservice.core.recurrence import CronTime, Recurrence, encode, recurrence_of
 from delayservice.core.settle import Settler
 from delayservice.core.shard import Shard
 from delayservice.core.storing import bearing_ids
@@ -423,6 +428,172 @@ def unserved_cursor_dropped() -> AbstractContextManager[Any]:
     return _replaced(SliceLoop, "_checkpoint", checkpoint)
 
 
+# --- fire and recurring schedules ----------------------------------------------------------------
+
+
+def fire_overlaps_roll() -> AbstractContextManager[Any]:
+    """H passes a fire whose victim's copy has not come back from the log yet."""
+
+    def passed(original: Any, shard: Shard, entry: Entry, *args: Any) -> bool:
+        awaits = _nothing_awaited if entry[1] == FIRE else Shard._awaits_copy
+        with patch.object(Shard, "_awaits_copy", awaits):
+            on: bool = original(shard, entry, *args)
+        return on
+
+    return _replaced(Shard, "_pass", passed)
+
+
+def _nothing_awaited(*_: object) -> bool:
+    return False
+
+
+def fire_forgets_before_commit() -> AbstractContextManager[Any]:
+    """What a fire hit is forgotten as soon as it is staged: after an abort nobody knows of it."""
+
+    def victims(original: Any, shard: Shard, offset: int, *args: Any) -> Any:
+        outputs = original(shard, offset, *args)
+        shard._victims.pop(offset, None)
+        return outputs
+
+    return _replaced(Shard, "_fire_victims", victims)
+
+
+def fired_is_delivered_again() -> AbstractContextManager[Any]:
+    """A record that a fire marked is delivered when it is due, too."""
+
+    def ingest(original: Any, shard: Shard, start: int, entries: Any, *args: Any) -> Additions:
+        added: Additions = original(shard, start, entries, *args)
+        fires: set[int] = getattr(shard, "fires", set())
+        shard.fires = fires  # type: ignore[attr-defined]
+        fires.update(entry[0] for entry in entries if entry[1] == FIRE)
+        return added
+
+    def advance_key(
+        original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int
+    ) -> list[Output]:
+        fires: set[int] = getattr(shard, "fires", set())
+        bare = [
+            (key_ms, offset, NO_MARK if mark in fires else mark, data)
+            for key_ms, offset, mark, data in frames
+        ]
+        outputs: list[Output] = original(shard, bare, now_ms)
+        return outputs
+
+    return _both(_replaced(Shard, "ingest", ingest), _replaced(Shard, "advance_key", advance_key))
+
+
+@contextmanager
+def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    with one, other:
+        yield
+
+
+def fire_is_always_done() -> AbstractContextManager[Any]:
+    """A fire says ``fired`` whatever it met."""
+
+    def victims(original: Any, shard: Shard, offset: int, record_id: bytes, *args: Any) -> Any:
+        *outputs, _ = original(shard, offset, record_id, *args)
+        return [*outputs, shard._settler.control(outcome.FIRED, offset, record_id)]
+
+    return _replaced(Shard, "_fire_victims", victims)
+
+
+def fired_and_parked_waits() -> AbstractContextManager[Any]:
+    """What was fired while its target was missing waits for its due time after all."""
+    return patch("delayservice.core.settle._was_tried", lambda _: False)
+
+
+def fire_ends_the_series() -> AbstractContextManager[Any]:
+    """An occurrence that is fired has none after it."""
+
+    def following(original: Any, settler: Settler, output: Output, *args: Any) -> Output | None:
+        again: Output | None = original(settler, output, *args)
+        return None if output[0] == outcome.FIRED else again
+
+    return _replaced(Settler, "following", following)
+
+
+def recurred_base_too_high() -> AbstractContextManager[Any]:
+    """The base of the next occurrence is one too high."""
+
+    def following(original: Any, settler: Settler, *args: Any) -> Output | None:
+        *others, base = args
+        again: Output | None = original(settler, *others, base + 1)
+        return again
+
+    return _replaced(Settler, "following", following)
+
+
+def recurred_base_too_low() -> AbstractContextManager[Any]:
+    """The next occurrence is hit again by what took effect before it."""
+
+    def following(original: Any, settler: Settler, output: Output, offset: int, *args: Any) -> Any:
+        *others, _ = args
+        return original(settler, output, offset, *others, offset + 1)
+
+    return _replaced(Settler, "following", following)
+
+
+def recurred_is_not_in_flight() -> AbstractContextManager[Any]:
+    """Nobody waits for the next occurrence on its way back from the log."""
+    return patch.object(outcome, "COPIES", outcome.COPIES - {outcome.RECURRED})
+
+
+def recurred_settles() -> AbstractContextManager[Any]:
+    """The next occurrence counts as a settlement of the one before."""
+    return patch("delayservice.core.settle.CONTINUES", None)
+
+
+def next_from_now() -> AbstractContextManager[Any]:
+    """A period begins when the occurrence is delivered, not when it was due."""
+
+    def next_ms(recurrence: Recurrence, due_ms: int, now_ms: int, cron_time: CronTime) -> Any:
+        if recurrence.every_ms:
+            return now_ms + recurrence.every_ms
+        return cron_time(recurrence.cron, recurrence.zone, max(due_ms, now_ms))
+
+    return patch("delayservice.core.recurrence._next_ms", next_ms)
+
+
+def missed_are_caught_up() -> AbstractContextManager[Any]:
+    """After an outage, every occurrence that was missed is delivered."""
+
+    def next_ms(recurrence: Recurrence, due_ms: int, _: int, cron_time: CronTime) -> Any:
+        if recurrence.every_ms:
+            return due_ms + recurrence.every_ms
+        return cron_time(recurrence.cron, recurrence.zone, due_ms)
+
+    return patch("delayservice.core.recurrence._next_ms", next_ms)
+
+
+def one_occurrence_too_many() -> AbstractContextManager[Any]:
+    """The last occurrence has one after it."""
+
+    def following(payload: Payload, *args: Any) -> Payload | None:
+        recurrence = recurrence_of(payload[6])
+        if recurrence is not None and recurrence.left == 1 and payload[6] is not None:
+            endless = encode(replace(recurrence, left=None))
+            payload = (*payload[:6], (*payload[6][:4], endless))
+        return real(payload, *args)
+
+    real = recurrence_module.following
+    return patch("delayservice.core.settle.following", following)
+
+
+def begins_at_once() -> AbstractContextManager[Any]:
+    """A cron schedule is delivered when it is written, too."""
+
+    def arm(original: Any, settler: Settler, offset: int, payload: Payload, *args: Any) -> Output:
+        settled: Output = original(settler, offset, payload, *args)
+        if settled[0] != outcome.ROLLED:
+            return settled
+        target, partition, key, value, headers, due_ms, meta = payload
+        sent = headers + settler._provenance.headers(offset, due_ms, meta)
+        return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
+
+    return _replaced(Settler, "_arm", arm)
+
+
 LISTED: tuple[Mutation, ...] = (
     replica_deletes_on_cancel,
     marks_less_durable,
@@ -458,3 +629,21 @@ OTHERS: tuple[Mutation, ...] = (
     passed_is_not_walked_again,
     unserved_cursor_dropped,
 )
+
+KINDS: tuple[Mutation, ...] = (
+    fire_overlaps_roll,
+    fire_forgets_before_commit,
+    fired_is_delivered_again,
+    fire_is_always_done,
+    fired_and_parked_waits,
+    fire_ends_the_series,
+    recurred_base_too_high,
+    recurred_base_too_low,
+    recurred_is_not_in_flight,
+    recurred_settles,
+    next_from_now,
+    missed_are_caught_up,
+    one_occurrence_too_many,
+    begins_at_once,
+)
+"""Mistakes with what is fired, and with schedules that recur."""

@@ -8,8 +8,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from delayservice.core.contract import Contract
+from delayservice.core.recurrence import CronTime
 from delayservice.core.settle import Routes
-from delayservice.cron import cron_time
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.slice_loop import Limits, SliceLoop
@@ -41,7 +41,12 @@ class Node:
     """What survives a crash is ``disks``; everything else is made anew by ``boot``."""
 
     def __init__(
-        self, world: World, name: str, roll_window_ms: int, make_store: MakeStore | None
+        self,
+        world: World,
+        name: str,
+        roll_window_ms: int,
+        cron_time: CronTime,
+        make_store: MakeStore | None,
     ) -> None:
         self.world = world
         self.name = name
@@ -56,6 +61,7 @@ class Node:
         self.clock = SimClock(self)
         self._source = SimSource(self)
         self._roll_window_ms = roll_window_ms
+        self._cron_time = cron_time
         self._make_store = make_store
 
     def _rng(self) -> Random:
@@ -125,7 +131,7 @@ class Node:
             window_ms,
             window_ms // 8,
             (150, 300),
-            cron_time,
+            self._cron_time,
         )
 
     def _add_lanes(self, topics: tuple[str, ...]) -> None:

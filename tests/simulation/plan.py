@@ -43,6 +43,10 @@ class Plan:
     """Share of records that are due beyond the roll window, about now, or when the last one is."""
     near: float = 0.0
     again: float = 0.2
+    recurring: float = 0.0
+    """Share of schedules that recur."""
+    periods: float = 0.0
+    """Share of those that have a period: it is a second at least, so time has to leap."""
     foreign: bool = False
     """Users open transactions on the delay topic, which pin its last stable offset."""
     foreign_ends: float = 1.0
@@ -69,6 +73,10 @@ THEMES: tuple[dict[str, Any], ...] = (
     # A user's transaction hides a copy until K has passed it.
     {"foreign": True, "foreign_ends": 0.05, "roll_window_ms": 60, "ids": 1, "records": 24}
     | {"append": 0.15, "far": 0.5, "near": 0.5, "again": 0.0, "tick": 0.1},
+    # Schedules that recur, met by cancels and fires; the last with the shortest period there is.
+    {"recurring": 0.5, "ids": 1, "again": 0.0},
+    {"recurring": 0.6, "roll_window_ms": 60, "ids": 1, "poll_records": 1, "append": 0.15},
+    {"recurring": 0.7, "periods": 0.8, "ids": 2, "records": 8, "roll_window_ms": 700},
 )
 """What some plans are bent towards: protocols break where two rare things meet."""
 
@@ -124,6 +132,7 @@ def _draw(rng: Random) -> Plan:
         uncertain=rng.choice((0.0, 0.1, 0.4)),
         abort=rng.choice((0.0, 0.0, 0.15)),
         broken_call=rng.choice((0.0, 0.0, 0.03)),
+        recurring=0.15 if now_and_then(0.4) else 0.0,
         foreign=now_and_then(0.3),
         lazy_markers=now_and_then(0.4),
         clock_back=now_and_then(0.3),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from delayservice.core.outcome import DELIVERED, Output, Tally, Target
+from delayservice.core.outcome import DELIVERED, FIRED, Output, Tally, Target
 from delayservice.core.role import Role
 from delayservice.errors import (
     KafkaEdgeError,
@@ -140,7 +140,7 @@ class SimSink:
         self._node.point("before send")
         for kind, topic, _, key, value, headers, _, offset in outputs:
             transaction = self._opened()
-            if kind == DELIVERED and self._world.is_refused(value):
+            if kind in (DELIVERED, FIRED) and self._world.is_refused(value):
                 self._refusals[shard, offset] = REFUSAL
                 if self._world.flip(0.5):
                     raise RefusedError(dict(self._refusals))

@@ -181,6 +181,11 @@ class SimStore(Store):
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """See ``Store.read_due``."""
         self._point("read due")
+        self._check_slots(after, upto_ms)
+        frames = [f for f in self._visible() if f[:2] > after and f[0] <= upto_ms]
+        return frames[:limit]
+
+    def _check_slots(self, after: Key, upto_ms: int) -> None:
         for start_ms, stop_ms in self._lost_slots:
             if start_ms <= upto_ms and stop_ms > after[0]:
                 raise SlotDamagedError(
@@ -190,8 +195,6 @@ class SimStore(Store):
                     first_offset=0,
                     stop_offset=self._stop_offset,
                 )
-        frames = [f for f in self._visible() if f[:2] > after and f[0] <= upto_ms]
-        return frames[:limit]
 
     def next_due_ms(self, after: Key) -> int | None:
         """See ``Store.next_due_ms``."""
@@ -221,6 +224,7 @@ class SimStore(Store):
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
         """See ``Store.scan``."""
+        self._check_slots(after, upto_ms)
         yield from (f for f in self._visible() if f[:2] > after and f[0] <= upto_ms)
 
     def stats(self) -> StoreStats:

@@ -16,7 +16,7 @@ from tests.simulation.plan import SETTINGS_DIFFER, Plan, draw_plan
 from tests.simulation.schedule import replay_command, run_schedule, silenced
 
 BLOCK = 200
-BLOCKS = 500 if os.environ.get("SIMULATION_MODE") == "long" else 20
+BLOCKS = 500 if os.environ.get("SIMULATION_MODE") == "long" else 16
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
@@ -35,6 +35,8 @@ def test_every_promise_is_kept_in_every_schedule(block: int) -> None:
         "not_pending",
         "expired",
         "copied",
+        "fired",
+        "recurred",
     }
 
 

@@ -1,10 +1,14 @@
-"""Users: they schedule, replace, cancel and get it wrong, alone or in transactions of their own."""
+"""Users: they schedule, once or often, replace, cancel, fire and get it wrong, alone or in
+transactions of their own.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.simulation.history import CANCEL, INVALID, SCHEDULE, Wish
+from tests.simulation.calendar import BAD, NEVER
+from tests.simulation.history import CANCEL, FIRE, INVALID, SCHEDULE, Wish
 from tests.simulation.sim_log import OPEN, Transaction, Written
 
 if TYPE_CHECKING:
@@ -13,6 +17,8 @@ if TYPE_CHECKING:
 TARGETS = ("orders", "mails")
 TOO_LARGE = b"too large "
 MAX_DELAY_MS = 20_000
+EVERY_MS = (1_000, 1_000, 1_700)
+CRONS = ("*/20", "*/50", "*/50", "*/130", "*/300", NEVER, BAD)
 DELAYS_MS = (-2_000, -30, 0, 1, 3, 3, 10, 25, 60, 100, 150, 200, 500, 1_200)
 
 
@@ -26,21 +32,27 @@ class Users:
         self._last_due_ms = world.now_ms
         self._transaction: Transaction | None = None
         self._unsure: list[tuple[Written, Wish]] = []
+        self._endless: set[tuple[str, bytes]] = set()
+        """Topics and ids of schedules that only a cancel ends."""
 
     def write_one(self) -> None:
         """Write one record, perhaps in an open transaction."""
         if self._left == 0:
             return
         self._left -= 1
-        world, rng = self._world, self._rng
-        topic = rng.choice(world.plan.topics)
-        wish = self._wish()
+        topic = self._rng.choice(self._world.plan.topics)
+        self._write(topic, self._wish(), self._maybe_transaction())
+
+    def _write(self, topic: str, wish: Wish, transaction: Transaction | None) -> None:
+        world = self._world
         headers = wish.headers() if wish.op != INVALID else list(wish.own)
-        transaction = self._maybe_transaction()
+        if wish.recurs and wish.times is None and wish.record_id is not None:
+            self._endless.add((topic, wish.record_id))
         record = (wish.key, wish.value, headers)
         written = world.log.append(topic, world.now_ms, record, transaction)
         world.trace(
             f"user writes {topic} {written.offset}: {wish.op} {wish.record_id!r} due {wish.due_ms}"
+            + (f" recurs {wish.recurrence(wish.times)}" if wish.recurs else "")
             + (" in a transaction" if transaction else "")
         )
         if transaction is None:
@@ -58,8 +70,13 @@ class Users:
         if rng.random() < 0.75:
             record_id = b"id-%d" % rng.randrange(self._world.plan.ids)
         if record_id is not None and kind < 0.36:
-            return Wish(CANCEL, record_id, key=b"k%d" % number, value=rng.choice((None, b"bye")))
-        due_ms = self._due_ms()
+            op = CANCEL if kind < 0.24 else FIRE
+            return Wish(op, record_id, key=b"k%d" % number, value=rng.choice((None, b"bye")))
+        wish = self._once(number, record_id)
+        return self._again(wish) if rng.random() < self._world.plan.recurring else wish
+
+    def _once(self, number: int, record_id: bytes | None) -> Wish:
+        rng, due_ms = self._rng, self._due_ms()
         value = b"v%d \x00\xff" % number
         if self._world.plan.targets_fail and rng.random() < 0.15:
             value = TOO_LARGE + value
@@ -72,6 +89,20 @@ class Users:
             key=rng.choice((None, b"", b"\xfe%d" % number)),
             value=value,
             own=(("trace", b"%d" % number), ("trace", None)) if rng.random() < 0.5 else (),
+        )
+
+    def _again(self, wish: Wish) -> Wish:
+        """The same as a schedule that recurs, with a beginning and an end or without."""
+        rng, now_ms = self._rng, self._world.now_ms
+        by_period = rng.random() < self._world.plan.periods
+        ends = (1, 2, 3, 4) if wish.record_id is None else (1, 2, 3, 4, None, None)
+        return replace(
+            wish,
+            due_ms=wish.due_ms if rng.random() < 0.4 else 0,
+            every_ms=rng.choice(EVERY_MS) if by_period else 0,
+            cron="" if by_period else rng.choice(CRONS),
+            times=rng.choice(ends),
+            expires_ms=now_ms + rng.choice((50, 400, 2_500)) if rng.random() < 0.2 else None,
         )
 
     def _due_ms(self) -> int:
@@ -98,6 +129,7 @@ class Users:
                 ("target-denied", (("delay-at", soon), ("delay-target-topic", b"secrets"))),
                 ("op-invalid", (("delay-op", b"undo"), ("delay-at", soon), target)),
                 ("delay-too-long", (("delay-at", far), target)),
+                ("cron-invalid", (("delay-every", b"999"), target)),
                 ("copy-forged", (("delay-copy", b'{"v":1}'), ("delay-copy-mac", b"00"))),
             )
         )
@@ -128,7 +160,9 @@ class Users:
         )
 
     def write_all(self) -> None:
-        """Write what is left."""
+        """Write what is left, and cancel what would never end."""
         while self._left:
             self.write_one()
         self.end_transaction()
+        for topic, record_id in sorted(self._endless):
+            self._write(topic, Wish(CANCEL, record_id), None)

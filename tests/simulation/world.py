@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from tests.simulation.calendar import SHIFTS_MS, make_calendar
 from tests.simulation.history import COPY, ViolationError
 from tests.simulation.node import MakeStore, Node, SimCrashError
 from tests.simulation.oracle import Oracle
@@ -14,6 +15,7 @@ from tests.simulation.users import TARGETS, TOO_LARGE, Users
 
 START_MS = 1_700_000_000_000
 STEPS_MS = (1, 1, 2, 5, 10, 30, 60, 100, 400)
+LEAPS_MS = (300, 900, 1_000, 2_300)
 DRAIN_TURNS = 500
 
 
@@ -39,7 +41,8 @@ class World:
         self.log = SimLog(self.oracle.service_committed)
         windows = (plan.roll_window_ms, plan.other_roll_window_ms or plan.roll_window_ms)
         self.nodes = [
-            Node(self, name, window, make_store) for name, window in zip("AB", windows, strict=True)
+            Node(self, name, window, make_calendar(shift_ms), make_store)
+            for name, window, shift_ms in zip("AB", windows, SHIFTS_MS, strict=True)
         ]
         self.users = Users(self)
 
@@ -117,7 +120,7 @@ class World:
         elif choice < 0.65:
             self.users.write_one()
         elif choice < 0.78:
-            self._tick(rng.choice(STEPS_MS))
+            self._tick(rng.choice(LEAPS_MS if rng.random() < plan.periods / 2 else STEPS_MS))
         elif choice < 0.86:
             self._background()
         elif choice < 0.90:
@@ -209,7 +212,7 @@ class World:
         for turn in range(DRAIN_TURNS):
             if self.oracle.is_drained:
                 return
-            self._tick(20 if turn < 100 else 200)
+            self._tick(20 if turn < 50 else 200)
             self._turn()
         raise ViolationError(f"never settled: {self.oracle.pending()}")
 
