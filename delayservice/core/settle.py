@@ -113,7 +113,7 @@ class Settler:
         refusal = verdicts.refused.get(offset) if verdicts.refused else None
         if refusal is not None:  # the record, or the copy that it was to be rolled to
             return self._dead_letter_payload(offset, payload, *refusal)
-        if due_ms > now_ms:
+        if due_ms > now_ms and not _was_tried(payload):
             return self._roll(offset, payload, now_ms, base)
         output = self._settle_now(offset, payload, now_ms, base)
         if self._flow is None or output[0] != outcome.DELIVERED:
@@ -206,7 +206,7 @@ class Settler:
             key, value, headers = None, None, []
         source = source or self._source_prefix + b"%d" % offset
         lettered = dead_letter_headers(headers, code, detail, source)
-        lettered.append(("delay-settles", b"%d" % offset))
+        lettered += self._provenance.settles(offset, source)
         topic = self._routes.dead_letter
         return (outcome.DEAD_LETTERED, topic, -1, key, value, lettered, due_ms, offset)
 
