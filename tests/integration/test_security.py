@@ -267,6 +267,27 @@ def test_without_a_targets_configuration_the_service_says_so_and_still_finds_wha
     assert [event["topic"] for event in service.events("topic_config_not_read")] == [tight]
 
 
+def test_each_delay_topic_has_a_list_of_targets_of_its_own(
+    secure: SecureCluster, bench: Bench
+) -> None:
+    grant(secure, bench, SERVICE)
+    make_topics(bench)
+    other = bench.topic(f"{bench.any}_other", 1, **FIT)
+    red, blue = bench.target("red"), bench.target("blue")
+    bench.serve(f"targets.{bench.any}.allow={red}", f"targets.{other}.allow={blue}")
+    for topic in (bench.any, other):
+        for target in (red, blue):
+            value = f"{topic} to {target}".encode()
+            bench.send(bench.to(target, 0), topic=topic, value=value)
+    letters = bench.await_match(
+        bench.dead_letter, lambda one: one.header("delay-error") == "target-denied", 2
+    )
+    denied = {f"{bench.any} to {blue}".encode(), f"{other} to {red}".encode()}
+    assert {one.value for one in letters} == denied
+    assert [one.value for one in bench.read(red, 1)] == [f"{bench.any} to {red}".encode()]
+    assert [one.value for one in bench.read(blue, 1)] == [f"{other} to {blue}".encode()]
+
+
 # --- users ---------------------------------------------------------------------------------------
 
 
