@@ -6,6 +6,7 @@ The shard decides *that* a record is settled, this module decides *how*.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -174,17 +175,37 @@ class Settler:
         self, offset: int, payload: Payload, recurrence: Recurrence, now_ms: int, base: int
     ) -> Output:
         """The copy with the first occurrence of a cron schedule."""
-        source = self._provenance.source(offset, payload[6])
         try:
-            due_ms = first_ms(recurrence, payload[5], self._routes.cron_time)
+            first = self._first(offset, payload, recurrence)
         except RecordRefusedError as exc:
             return self._dead_letter_payload(offset, payload, exc.code, exc.detail)
-        armed = replace(recurrence, number=1)
-        first = at_occurrence(payload, armed, source, due_ms)
-        if first is None:
-            detail = f"{recurrence.cron!r} has no occurrence before its end"
-            return self._dead_letter_payload(offset, payload, CRON_INVALID, detail)
         return self._copy(outcome.ROLLED, offset, first, self._at_ms(offset, first, now_ms), base)
+
+    def _first(self, offset: int, payload: Payload, recurrence: Recurrence) -> Payload:
+        """A cron schedule at its first occurrence.
+
+        Raises:
+            RecordRefusedError: it has none.
+        """
+        source = self._provenance.source(offset, payload[6])
+        due_ms = first_ms(recurrence, payload[5], self._routes.cron_time)
+        first = at_occurrence(payload, replace(recurrence, number=1), source, due_ms)
+        if first is None:
+            raise RecordRefusedError(
+                CRON_INVALID, f"{recurrence.cron!r} has no occurrence before its end"
+            )
+        return first
+
+    def pending_occurrence(self, offset: int, payload: Payload) -> Payload:
+        """The record as it is to be fired: of a cron schedule that was just written, its first
+        occurrence. One that has none is left as it is, and found out when it is settled.
+        """
+        recurrence = recurrence_of(payload[6])
+        if recurrence is None or recurrence.number:
+            return payload
+        with suppress(RecordRefusedError):
+            return self._first(offset, payload, recurrence)
+        return payload
 
     def dead_letter(
         self,

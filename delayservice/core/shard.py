@@ -306,7 +306,7 @@ class Shard:
         """Deliver now what the user record at ``offset`` hits; its own outcome comes last."""
         outputs: list[Output] = []
         for victim in self._pending_victims(offset, k):
-            payload = pending_at(victim)
+            payload = self._settler.pending_occurrence(victim[1], pending_at(victim))
             fired = self._settler.fire(victim[1], payload, now_ms, offset)
             outputs += self._with_following(fired, victim[1], payload, now_ms, offset + 1)
         own = outcome.FIRED if outputs else outcome.NOT_PENDING

@@ -174,3 +174,17 @@ def test_a_window_moves_every_occurrence_by_as_much() -> None:
     assert first[5] == 2 * HOURLY_MS + shift_ms
     assert copied(settled(first, first[5])[1])[2][5] == 3 * HOURLY_MS + shift_ms
     assert copied(settled(first, 3 * HOURLY_MS + 1)[1])[2][5] == 3 * HOURLY_MS + shift_ms
+
+
+def test_a_cron_schedule_that_was_just_written_can_be_fired() -> None:
+    by = settler()
+    record = by.pending_occurrence(9, cron_record("hourly"))
+    fired = by.fire(9, record, NOW_MS, 11)
+    assert fired[0] == outcome.FIRED
+    assert ("delay-source", b"delay_topic_any:3:9#1") in fired[5]
+    again = by.following(fired, 9, record, NOW_MS, 12)
+    assert again is not None
+    assert copied(again)[2][5] == 3 * HOURLY_MS
+    assert by.fire(9, by.pending_occurrence(9, cron_record("bad")), NOW_MS, 11)[0] == (
+        outcome.DEAD_LETTERED
+    )
