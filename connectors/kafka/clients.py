@@ -21,10 +21,10 @@ LOGGER: Final = logging.getLogger("librdkafka")
 class KafkaAdmin(AdminClient):
     """An admin client that remembers why it can't connect: a request that fails says only that."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str], logger: logging.Logger = LOGGER) -> None:
         self._trouble = ""
         config: dict[str, Any] = {**options, "error_cb": self._note}
-        super().__init__(config, logger=LOGGER)
+        super().__init__(config, logger=logger)
 
     def _note(self, error: KafkaError) -> None:
         if error.code() in UNREACHABLE:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 
+from connectors.kafka.clients import KafkaAdmin
 from delayservice.dev.judge import QUIET
 
 _TOPIC_TIMEOUT_S: Final = 30.0
@@ -64,9 +64,9 @@ def consumer(client: Mapping[str, str], group: str) -> Consumer:
     return Consumer(options, logger=QUIET)
 
 
-def admin(client: Mapping[str, str]) -> AdminClient:
+def admin(client: Mapping[str, str]) -> KafkaAdmin:
     """An admin client."""
-    return AdminClient(dict(client), logger=QUIET)
+    return KafkaAdmin(client, QUIET)
 
 
 def partitions(client: Consumer, topic: str) -> list[TopicPartition]:
