@@ -46,7 +46,9 @@ _GONE: Final = Access(0, None)
 _HIDDEN: Final = Access(0, frozenset())
 
 
-def ask_access(admin: AdminClient, topics: Collection[str]) -> dict[str, Access]:
+def ask_access(
+    admin: AdminClient, topics: Collection[str], timeout_s: float = ASK_TIMEOUT_S
+) -> dict[str, Access]:
     """How this client may use each of these topics.
 
     Raises:
@@ -57,12 +59,12 @@ def ask_access(admin: AdminClient, topics: Collection[str]) -> dict[str, Access]
     asked = admin.describe_topics(
         TopicCollection(list(topics)),
         include_authorized_operations=True,
-        request_timeout=ASK_TIMEOUT_S,
+        request_timeout=timeout_s,
     )
     found = {}
     for name, future in asked.items():
         try:
-            topic = answer_of(future, ASK_TIMEOUT_S)
+            topic = answer_of(future, timeout_s)
         except KafkaException as exc:
             found[name] = _without_answer(name, error_of(exc))
             continue

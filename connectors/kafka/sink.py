@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from connectors.kafka.clients import flush, producer_client
@@ -35,12 +36,14 @@ from delayservice.errors import (
 )
 
 COMMIT_TIMEOUT_S: Final = 30.0
+ABORT_TIMEOUT_S: Final = 5.0
+"""After that a new producer aborts it: that costs half a second."""
 FLUSH_STEP_S: Final = 0.1
 INIT_TIMEOUT_S: Final = 20.0
 QUICK_INIT_S: Final = 0.05
 QUICK_INITS: Final = 6
 CONNECT_TIMEOUT_S: Final = 5.0
-UNKNOWN_AFTER_MS: Final = 2_000
+UNKNOWN_AFTER_MS: Final = 1_500
 """How long the client goes on hoping for a target that has disappeared."""
 SLOW_COMMIT_S: Final = 10.0
 """A commit slower than this may have been retried inside the client: the producer is given up."""
@@ -49,6 +52,8 @@ _BATCH_BYTES: Final = 61
 """The header of a record batch, version 2."""
 _NO_LIMIT: Final = 2**31
 _COMPRESSION: Final = ("compression.type", "compression.codec")
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +337,11 @@ class KafkaSink:
         """A transaction that includes a topic which was deleted meanwhile, or which no broker
         serves, is retried by the client for as long as it is let.
         """
-        gone = self._targets.unserved(self._sent_to)
+        try:
+            gone = self._targets.unserved(self._sent_to)
+        except KafkaEdgeError as exc:  # asked again with the next step, until there is no time left
+            _log.debug("targets_not_seen", why=str(exc))
+            return
         if gone:
             self._fail("; ".join(detail for _, detail in gone.values()))
 
@@ -420,7 +429,7 @@ class KafkaSink:
             return
         producer = self._fenced_producer
         try:
-            producer.abort_transaction(COMMIT_TIMEOUT_S)
+            producer.abort_transaction(ABORT_TIMEOUT_S)
         except KafkaException as exc:
             raise self._lost("abort_transaction", exc) from exc
         self._forget()

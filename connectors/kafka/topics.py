@@ -26,13 +26,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
 from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
-from connectors.kafka.source import topic_ids
+from connectors.kafka.source import ASK_TIMEOUT_S, topic_ids
 from delayservice.core.codes import TARGET_DOWN, TARGET_UNAUTHORIZED, TARGET_UNKNOWN
 from delayservice.errors import KafkaEdgeError
 from delayservice.settings import Settings
 
 REQUEST_TIMEOUT_S: Final = 15.0
 _RECHECK_S: Final = 0.25
+_UNSERVED_TIMEOUT_S: Final = 1.0
+"""A transaction is open meanwhile, and whoever asks asks again."""
 LETTER_EXTRA_BYTES: Final = 8 * 1024
 """What a dead letter's own headers may take, its reason and what it asked for included."""
 
@@ -68,7 +70,7 @@ class TargetTopics:
         self._known: dict[str, Access] = {}
         self._given_up: dict[str, int] = {}
         self._sought: set[str] = set()
-        self._asked_s = float("-inf")
+        self._asked_s: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def missing(
@@ -100,13 +102,15 @@ class TargetTopics:
             KafkaEdgeError: the cluster does not answer.
         """
         topics = {topic for topic, _ in targets}
-        self._ask(topics, _RECHECK_S)
+        self._ask(topics, _RECHECK_S, _UNSERVED_TIMEOUT_S)
         for topic in topics:
             self._give_up(topic)
         return self._obstacles(targets)
 
     def _give_up(self, topic: str) -> None:
-        access = self._known[topic]
+        access = self._known.get(topic)
+        if access is None:  # forgotten a moment ago
+            return
         in_sync = min(access.in_sync, default=access.copies)
         if in_sync >= access.copies:
             return
@@ -155,7 +159,7 @@ class TargetTopics:
         """The broker says that this topic is not what the cache says."""
         with self._lock:
             self._known = {t: access for t, access in self._known.items() if t != topic}
-            self._asked_s = float("-inf")
+            self._asked_s.pop(topic, None)
 
     def record_bytes_max(self, topic: str) -> int | None:
         """The topic's ``max.message.bytes``, or None when the cluster does not say."""
@@ -174,14 +178,19 @@ class TargetTopics:
         entry = entries.get(name)
         return None if entry is None else entry.value
 
-    def _ask(self, topics: set[str], age_s_max: float) -> None:
+    def _ask(
+        self, topics: Collection[str], age_s_max: float, timeout_s: float = ASK_TIMEOUT_S
+    ) -> None:
         """The lock is not held meanwhile: who knows enough must not wait for who does not."""
-        if self._monotonic_s() - self._asked_s < age_s_max and topics <= self._known.keys():
+        now_s = self._monotonic_s()
+        never_s = float("-inf")
+        old = [t for t in topics if now_s - self._asked_s.get(t, never_s) >= age_s_max]
+        if not old:
             return
-        found = ask_access(self._admin, topics)
+        found = ask_access(self._admin, old, timeout_s)
         with self._lock:
             self._known = self._known | found
-            self._asked_s = self._monotonic_s()
+            self._asked_s |= dict.fromkeys(found, self._monotonic_s())
             self._given_up = {
                 topic: needed
                 for topic, needed in self._given_up.items()

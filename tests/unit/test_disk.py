@@ -1,0 +1,193 @@
+"""What is still done while the disk fills up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.disk import DiskLevel, Watermarks
+from delayservice.core.role import Role
+from delayservice.core.settle import Routes
+from delayservice.cron import cron_time
+from delayservice.disk import DiskWatch, used_percent
+from delayservice.flow_options import Disk
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import Bounds, Run
+from delayservice.lanes.slice_loop import Limits
+from delayservice.store.memory import MemoryStore
+from tests.unit.test_loop_roles import Stage
+
+MARKS = Watermarks(warn=75, stop=85, full=90, resume_below=2)
+ROOM, WARN, STOP, FULL = DiskLevel
+TOPIC = "delay_topic_any"
+
+
+def levels(*used: float) -> list[DiskLevel]:
+    level, seen = ROOM, []
+    for percent in used:
+        level = MARKS.level(level, percent)
+        seen.append(level)
+    return seen
+
+
+def test_each_level_begins_at_its_mark() -> None:
+    assert levels(0, 74.9, 75, 84.9, 85, 89.9, 90, 100) == [
+        ROOM,
+        ROOM,
+        WARN,
+        WARN,
+        STOP,
+        STOP,
+        FULL,
+        FULL,
+    ]
+
+
+def test_a_level_ends_below_its_mark_not_at_it() -> None:
+    assert levels(91, 88.1, 88, 84, 83.1, 83, 74, 73) == [
+        FULL,
+        FULL,
+        STOP,
+        STOP,
+        STOP,
+        WARN,
+        WARN,
+        ROOM,
+    ]
+
+
+def test_a_disk_that_wavers_about_a_mark_changes_nothing() -> None:
+    assert set(levels(85, *[84.5, 85.5] * 10)) == {STOP}
+
+
+def test_marks_must_ascend() -> None:
+    assert Disk().watermarks == MARKS
+    with pytest.raises(ValueError, match="ascend"):
+        Disk(warn_percent=90)
+
+
+def test_the_watch_says_why_nothing_is_stored() -> None:
+    used = iter((50.0, 86.0, 84.0, 80.0))
+    watch = DiskWatch(MARKS, lambda: next(used))
+    alarms = []
+    for _ in range(4):
+        watch.look()
+        alarms.append(bool(watch.alarm))
+    assert alarms == [False, True, True, False]
+
+
+def test_a_disk_that_cannot_be_seen_keeps_its_level() -> None:
+    answers: list[float | OSError] = [86.0, OSError("gone")]
+
+    def look() -> float:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    watch = DiskWatch(MARKS, look)
+    watch.look()
+    watch.look()
+    assert watch.level == STOP
+
+
+def test_used_is_what_df_says(tmp_path: Path) -> None:
+    assert 0 < used_percent(tmp_path) <= 100
+
+
+class Log:
+    """A source that notes whether it is paused."""
+
+    def __init__(self) -> None:
+        self.state = "fetching"
+        self.position = -1
+
+    def seek(self, _topic: str, offset: int) -> None:
+        self.position = offset
+
+    def pause(self, _topic: str) -> None:
+        self.state = "paused"
+
+    def resume(self, _topic: str) -> None:
+        self.state = "fetching"
+
+
+def lane() -> tuple[Lane, Log]:
+    log = Log()
+    routes = Routes("letters", "outcomes", b"secret", 60_000, 0, (100,), cron_time)
+    made = Lane(TOPIC, 0, "id", MemoryStore(), cast("Any", log), routes)
+    made.adopt(Contracts([(0, Contract(allow=("*",)))]))
+    return made, log
+
+
+def rows(offsets: Iterable[int]) -> list[Any]:
+    headers = [("delay-after", b"1000"), ("delay-target-topic", b"orders")]
+    return [(offset, 1_000_000, None, b"v", list(headers)) for offset in offsets]
+
+
+def test_a_lane_that_may_not_store_fetches_nothing_more_and_goes_on_delivering() -> None:
+    made, log = lane()
+    made.take_over(Cursor(), Bounds(0, 10))
+    made.ingest(Run(TOPIC, 0, rows(range(10)), 10))
+    made.let_store(may_store=False)
+    assert log.state == "paused"
+    assert made.settle_late(1_002_000, 100) == []
+    delivered = [one for chunk in made.settle_due(1_002_000, 100, 1 << 20) for one in chunk]
+    assert len(delivered) == 10
+    made.committed()
+    assert log.state == "paused"
+    made.let_store(may_store=True)
+    assert log.state == "fetching"
+
+
+def test_what_is_stored_is_read_again_even_if_nothing_more_may_be_stored() -> None:
+    """Else H could not move over it, and what is late or cancelled below S would wait, too."""
+    made, log = lane()
+    made.follow(Cursor())
+    made.ingest(Run(TOPIC, 0, rows(range(10)), 10))
+    made.let_store(may_store=False)
+    assert log.state == "paused"
+    made.take_over(Cursor(), Bounds(0, 10))
+    assert log.state == "fetching"
+    assert log.position == 0
+    made.ingest(Run(TOPIC, 0, rows(range(10)), 10))
+    assert log.state == "paused"
+
+
+def test_an_owner_that_has_not_read_to_the_end_delivers_what_it_holds() -> None:
+    made, _ = lane()
+    made.follow(Cursor())
+    made.ingest(Run(TOPIC, 0, rows(range(10)), 10))
+    made.let_store(may_store=False)
+    made.take_over(Cursor((1, 0), 10), Bounds(0, 50))
+    delivered = [one for chunk in made.settle_due(1_002_000, 100, 1 << 20) for one in chunk]
+    assert len(delivered) == 10
+
+
+@pytest.mark.parametrize(
+    ("level", "may_store", "syncs"),
+    [(ROOM, True, True), (WARN, True, True), (STOP, False, True), (FULL, False, False)],
+)
+def test_a_loop_stops_storing_and_then_syncing(
+    level: DiskLevel,
+    may_store: bool,  # noqa: FBT001  # a parameter of the test
+    syncs: bool,  # noqa: FBT001
+) -> None:
+    stage = Stage(*[Role.REPLICA] * 4)
+    told: list[bool] = [True]
+    synced: list[bool] = []
+    stage.lane.let_store = lambda *, may_store: told.append(may_store)
+    stage.lane.store = SimpleNamespace(
+        stats=lambda: SimpleNamespace(durable_offset=-1), sync_soon=lambda: synced.append(True)
+    )
+    stage.loop.owner = False
+    stage.loop._disk_level = lambda: level
+    stage.loop._limits = Limits(sync_interval_s=0)
+    stage.loop.step(0)
+    assert (told[-1], bool(synced)) == (may_store, syncs)

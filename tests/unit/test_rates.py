@@ -1,0 +1,377 @@
+"""Limits of targets and of seconds, as the settler carries them out."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from delayservice.core import outcome
+from delayservice.core.codec import Payload, turn_of
+from delayservice.core.copies import read_copy
+from delayservice.core.flow import AHEAD_MS, Flow, FlowRules, SlotPolicy
+from delayservice.core.outcome import Output
+from delayservice.core.recurrence import Recurrence, encode
+from delayservice.core.settle import Routes, Settler, Verdicts
+from delayservice.cron import cron_time
+
+TOPIC, PARTITION = "delay_topic_any", 3
+SECRET = b"secret"
+NOW_MS = 1_900_000_000_000
+TICK_MS = 10
+
+
+def routes(window_ms: int = 3_600_000) -> Routes:
+    return Routes("letters", "outcomes", SECRET, window_ms, 0, (100, 1_000), cron_time)
+
+
+def payload(target: str = "orders", due_ms: int = NOW_MS, value: bytes = b"v") -> Payload:
+    return (target, -1, None, value, [], due_ms, None)
+
+
+def copied(output: Output) -> tuple[int, Payload]:
+    """Key and payload of a copy, as whoever reads the delay topic understands it."""
+    copy = read_copy(TOPIC, PARTITION, (SECRET,), (output[3], output[4], output[5]))
+    assert copy is not None
+    return copy[1], copy[2]
+
+
+@dataclass
+class World:
+    """A delay topic's partition and its owner, without anything between them."""
+
+    flow: Flow
+    verdicts: Verdicts = field(default_factory=Verdicts)
+    window_ms: int = 3_600_000
+    now_ms: int = NOW_MS
+    pending: list[tuple[int, int, Payload]] = field(default_factory=list)
+    outputs: list[tuple[int, Output]] = field(default_factory=list)
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        """The settler of the first owner."""
+        self.fail_over(self.flow)
+
+    def fail_over(self, flow: Flow) -> None:
+        """Another owner, who has read all copies."""
+        self.flow = flow
+        self.settler = Settler(TOPIC, PARTITION, routes(self.window_ms), self.verdicts, flow)
+        for _, _, pending in self.pending:
+            turn_ms = turn_of(pending[6])
+            if turn_ms is not None:
+                flow.observe(pending[0], turn_ms)
+
+    def append(self, key_ms: int, pending: Payload) -> None:
+        self.offset += 1
+        heapq.heappush(self.pending, (key_ms, self.offset, pending))
+
+    def turn(self) -> list[Output]:
+        """Settle what is due, in key order, and stage it."""
+        outputs = []
+        while self.pending and self.pending[0][0] <= self.now_ms:
+            key_ms, offset, pending = heapq.heappop(self.pending)
+            output = self.settler.settle(offset, key_ms, pending, self.now_ms, offset + 1)
+            assert output is not None
+            outputs.append(output)
+        return outputs
+
+    def commit(self, outputs: Iterable[Output]) -> None:
+        self.flow.commit(self.now_ms)
+        for output in outputs:
+            self.outputs.append((self.now_ms, output))
+            if output[0] in outcome.COPIES:
+                self.append(*copied(output))
+
+    def abort(self, before: list[tuple[int, int, Payload]]) -> None:
+        self.flow.abort()
+        self.pending = before
+
+    def run(self, until_ms: int) -> None:
+        while self.now_ms < until_ms:
+            self.commit(self.turn())
+            self.now_ms += TICK_MS
+
+    def delivered(self) -> list[tuple[int, bytes | None]]:
+        """``(now_ms, value)`` in the order of delivery."""
+        return [(at, out[4]) for at, out in self.outputs if out[0] == outcome.DELIVERED]
+
+    def kinds(self) -> Counter[int]:
+        return Counter(output[0] for _, output in self.outputs)
+
+
+def limited(rate: float, *more: tuple[str, float]) -> Flow:
+    return Flow(FlowRules((*more, ("orders*", rate))))
+
+
+def capped(count: int, policy: SlotPolicy) -> Flow:
+    return Flow(FlowRules(slot_records_max=count, slot_policy=policy))
+
+
+def burst(world: World, count: int, **more: int) -> None:
+    for number in range(count):
+        world.append(NOW_MS, payload(value=b"%d" % number, due_ms=more.get("due_ms", NOW_MS)))
+
+
+# --- rates ---------------------------------------------------------------------------------------
+
+
+def test_ten_seconds_worth_at_once_takes_ten_seconds_in_order_and_loses_none() -> None:
+    world = World(limited(100))
+    burst(world, 1_000)
+    world.run(NOW_MS + 15_000)
+    seen = world.delivered()
+    assert [value for _, value in seen] == [b"%d" % n for n in range(1_000)]
+    assert NOW_MS + 9_900 <= seen[-1][0] <= NOW_MS + 10_100
+    assert world.kinds()[outcome.PACED] <= 1_000
+
+
+def test_what_is_below_the_limit_is_never_copied() -> None:
+    world = World(limited(100))
+    for number in range(200):
+        world.append(NOW_MS + 10 * number, payload(due_ms=NOW_MS + 10 * number))
+    world.run(NOW_MS + 3_000)
+    assert world.kinds() == {outcome.DELIVERED: 200}
+
+
+def test_what_is_late_is_limited_too() -> None:
+    world = World(limited(10))
+    for number in range(30):
+        world.append(NOW_MS - 60_000, payload(due_ms=NOW_MS - 60_000, value=b"%d" % number))
+    world.run(NOW_MS + 5_000)
+    seen = world.delivered()
+    assert [value for _, value in seen] == [b"%d" % n for n in range(30)]
+    assert NOW_MS + 2_900 <= seen[-1][0] <= NOW_MS + 3_100
+
+
+def test_a_limited_target_does_not_hold_up_another() -> None:
+    world = World(limited(1))
+    burst(world, 100)
+    world.append(NOW_MS, payload("others", value=b"other"))
+    world.commit(world.turn())
+    assert (NOW_MS, b"other") in world.delivered()
+
+
+def test_the_first_pattern_that_matches_counts_and_nought_is_no_limit() -> None:
+    flow = limited(1, ("orders-bulk", 0.0), ("orders-fast", 1_000.0))
+    for target, late in (("orders-bulk", False), ("orders-fast", False), ("orders-x", True)):
+        turns = [flow.turn_ms(target, NOW_MS, NOW_MS) for _ in range(20)]
+        assert any(turn is not None for turn in turns) is late
+
+
+def test_a_turn_that_is_near_goes_at_once_but_overtakes_nobody() -> None:
+    flow = limited(100)  # 10 ms apart
+    turns = [flow.turn_ms("orders", NOW_MS, NOW_MS) for _ in range(7)]
+    assert turns == [*[None] * 6, NOW_MS + AHEAD_MS + 10]
+    later_ms = NOW_MS + 20  # the next turn is 50 ms away, and one was given to a copy before it
+    assert flow.turn_ms("orders", later_ms, later_ms) == NOW_MS + AHEAD_MS + 20
+
+
+def test_an_aborted_transaction_gives_its_turns_back() -> None:
+    flow = limited(10)
+    first = [flow.turn_ms("orders", NOW_MS, NOW_MS) for _ in range(50)]
+    for _ in range(10):
+        flow.abort()
+        assert [flow.turn_ms("orders", NOW_MS, NOW_MS) for _ in range(50)] == first
+    flow.commit(NOW_MS)
+    assert flow.turn_ms("orders", NOW_MS, NOW_MS) == NOW_MS + 5_000
+
+
+def test_a_new_owner_goes_on_where_the_copies_end() -> None:
+    flow, successor = limited(10), limited(10)
+    turns = [flow.turn_ms("orders", NOW_MS, NOW_MS) for _ in range(50)]
+    for turn_ms in turns:
+        if turn_ms is not None:
+            successor.observe("orders", turn_ms)
+    assert successor.turn_ms("orders", NOW_MS, NOW_MS) == NOW_MS + 5_000
+
+
+def test_what_a_copy_says_holds_though_the_transaction_beside_it_is_aborted() -> None:
+    flow = limited(10)
+    flow.turn_ms("orders", NOW_MS, NOW_MS)
+    flow.observe("orders", NOW_MS + 1_000)
+    flow.abort()
+    assert flow.turn_ms("orders", NOW_MS, NOW_MS) == NOW_MS + 1_100
+
+
+def test_a_copy_keeps_due_time_attempt_id_and_expiry() -> None:
+    world = World(limited(0.1))
+    meta = (b"id", b"source", 3, NOW_MS + 60_000)
+    record: Payload = ("orders", 2, b"k", b"v", [("own", b"1")], NOW_MS, meta)
+    world.flow.turn_ms("orders", NOW_MS, NOW_MS)
+    world.append(NOW_MS, record)
+    (output,) = world.turn()
+    key_ms, again = copied(output)
+    assert output[0] == outcome.PACED
+    assert key_ms == NOW_MS + 10_000
+    assert again == (*record[:6], (*meta, None, NOW_MS + 10_000))
+
+
+def test_a_record_that_expires_while_it_waits_is_expired() -> None:
+    world = World(limited(0.5))
+    for number in range(4):
+        meta = (None, None, 1, NOW_MS + 3_000)
+        world.append(NOW_MS, ("orders", -1, None, b"%d" % number, [], NOW_MS, meta))
+    world.run(NOW_MS + 10_000)
+    assert world.kinds()[outcome.DELIVERED] == 2
+    assert world.kinds()[outcome.EXPIRED] == 2
+
+
+def test_a_parked_record_asks_for_a_new_turn() -> None:
+    world = World(limited(1))
+    burst(world, 3)
+    world.commit(world.turn())
+    world.verdicts.blocked["orders", -1] = ("target-unknown", "")
+    world.run(NOW_MS + 1_050)
+    world.verdicts.blocked.clear()
+    world.run(NOW_MS + 10_000)
+    attempts = [dict(out[5]).get("delay-attempt") for at, out in world.outputs if out[0] == 0]
+    assert len(world.delivered()) == 3
+    assert b"2" in attempts
+
+
+def test_a_parked_occurrence_still_recurs_and_has_no_turn_any_more() -> None:
+    world = World(limited(1))
+    world.verdicts.blocked["orders", -1] = ("target-unknown", "")
+    meta = (b"id", b"source#1", 1, None, encode(Recurrence(every_ms=5_000)), NOW_MS)
+    parked = world.settler.settle(
+        1, NOW_MS, ("orders", -1, None, b"v", [], NOW_MS, meta), NOW_MS, 2
+    )
+    assert parked is not None
+    assert copied(parked)[1][6] == (b"id", b"source#1", 2, None, meta[4])
+
+
+def test_a_turn_beyond_the_roll_window_is_kept_over_several_copies() -> None:
+    world = World(limited(0.1), window_ms=3_000)
+    burst(world, 2)
+    world.run(NOW_MS + 12_000)
+    assert [at for at, _ in world.delivered()] == [NOW_MS, NOW_MS + 10_000]
+    assert world.kinds()[outcome.PACED] == 4
+
+
+def test_an_occurrence_that_waits_for_its_turn_is_followed_by_the_next_one() -> None:
+    world = World(limited(1))
+    world.flow.turn_ms("orders", NOW_MS, NOW_MS)
+    meta = (None, b"source#1", 1, None, encode(Recurrence(every_ms=5_000)))
+    world.append(NOW_MS, ("orders", -1, None, b"v", [], NOW_MS, meta))
+    (output,) = world.turn()
+    _, waiting = copied(output)
+    assert world.settler.following(output, 1, waiting, NOW_MS, 2) is None
+    delivered = world.settler.settle(2, NOW_MS + 1_000, waiting, NOW_MS + 1_000, 3)
+    assert delivered is not None
+    again = world.settler.following(delivered, 2, waiting, NOW_MS + 1_000, 3)
+    assert again is not None
+    key_ms, next_one = copied(again)
+    assert (key_ms, next_one[5]) == (NOW_MS + 5_000, NOW_MS + 5_000)
+    assert turn_of(next_one[6]) is None
+
+
+def test_where_no_copy_can_be_written_there_is_no_limit() -> None:
+    world = World(limited(1))
+    world.settler.copies_to = None
+    burst(world, 10)
+    world.commit(world.turn())
+    assert world.kinds() == {outcome.DELIVERED: 10}
+
+
+def test_a_fire_waits_for_no_turn() -> None:
+    world = World(limited(1))
+    burst(world, 5)
+    world.commit(world.turn())
+    fired = world.settler.fire(9, payload(due_ms=NOW_MS + 60_000), NOW_MS, 10)
+    assert fired[0] == outcome.FIRED
+
+
+def test_targets_and_seconds_that_have_passed_are_forgotten() -> None:
+    flow = Flow(FlowRules((("*", 1.0),), 1, "spread"))
+    for number in range(2_000):
+        now_ms = NOW_MS + 4_000 * number
+        flow.turn_ms(f"orders-{number}", now_ms, now_ms)
+        flow.second_ms(TOPIC, now_ms)
+        flow.commit(now_ms)
+    assert len(flow._intervals_ms) < 2_000
+    assert len(flow._next_ms._committed) < 2_000
+    assert len(flow._taken._committed) < 2_000
+
+
+# --- seconds -------------------------------------------------------------------------------------
+
+
+def test_a_second_with_ten_times_its_records_is_spread_over_ten_seconds() -> None:
+    world = World(capped(100, "spread"))
+    burst(world, 1_000)
+    world.run(NOW_MS + 15_000)
+    per_second = Counter((at - NOW_MS) // 1_000 for at, _ in world.delivered())
+    assert per_second == dict.fromkeys(range(10), 100)
+    assert world.flow.over_cap == 900
+
+
+def test_moved_records_take_the_places_of_the_seconds_after() -> None:
+    world = World(capped(10, "spread"))
+    burst(world, 15)
+    for number in range(10):
+        world.append(NOW_MS + 1_000, payload(due_ms=NOW_MS + 1_000, value=b"next %d" % number))
+    world.run(NOW_MS + 5_000)
+    per_second = Counter((at - NOW_MS) // 1_000 for at, _ in world.delivered())
+    assert per_second == {0: 10, 1: 10, 2: 5}
+    assert all(at >= out[6] for at, out in world.outputs if out[0] == outcome.DELIVERED)
+
+
+def test_late_records_go_at_once_for_the_seconds_after_have_passed_too() -> None:
+    world = World(capped(10, "spread"))
+    burst(world, 50, due_ms=NOW_MS - 60_000)
+    world.pending = [(NOW_MS - 60_000, offset, record) for _, offset, record in world.pending]
+    world.commit(world.turn())
+    assert world.kinds() == {outcome.DELIVERED: 50}
+
+
+def test_accept_only_counts() -> None:
+    world = World(capped(10, "accept"))
+    burst(world, 50)
+    outputs = world.turn()
+    assert world.flow.over_cap == 0
+    world.commit(outputs)
+    assert (world.kinds(), world.flow.over_cap) == ({outcome.DELIVERED: 50}, 40)
+
+
+def test_dead_letter_refuses_what_is_beyond() -> None:
+    world = World(capped(10, "dead-letter"))
+    burst(world, 12)
+    world.commit(world.turn())
+    codes = [dict(out[5])["delay-error"] for _, out in world.outputs if out[0] == 1]
+    assert codes == [b"slot-full"] * 2
+    assert len(world.delivered()) == 10
+
+
+def test_a_parked_record_does_not_count_again() -> None:
+    world = World(capped(1, "dead-letter"))
+    world.append(NOW_MS + 2_500, payload(due_ms=NOW_MS))
+    world.append(NOW_MS + 2_600, payload(due_ms=NOW_MS))
+    world.run(NOW_MS + 3_000)
+    assert world.kinds() == {outcome.DELIVERED: 2}
+
+
+@pytest.mark.parametrize("policy", ["spread", "dead-letter", "accept"])
+def test_an_abort_gives_places_back(policy: SlotPolicy) -> None:
+    flow = capped(3, policy)
+    first = [flow.second_ms(TOPIC, NOW_MS) for _ in range(10)]
+    flow.abort()
+    assert [flow.second_ms(TOPIC, NOW_MS) for _ in range(10)] == first
+    flow.commit(NOW_MS)
+    assert flow.over_cap == 7
+
+
+def test_shards_have_seconds_of_their_own() -> None:
+    flow = capped(1, "dead-letter")
+    assert [flow.second_ms(f"delay_topic_{n}", NOW_MS) for n in range(3)] == [None] * 3
+
+
+def test_both_limits_hold_together() -> None:
+    world = World(Flow(FlowRules((("orders", 5.0),), 10, "spread")))
+    burst(world, 30)
+    world.run(NOW_MS + 20_000)
+    assert len(world.delivered()) == 30
+    per_second = Counter((at - NOW_MS) // 1_000 for at, _ in world.delivered())
+    assert max(per_second.values()) <= 6
