@@ -1,0 +1,252 @@
+"""Recurring schedules and windows on a real broker: each occurrence once, none lost, none twice."""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.service import ServiceProcess
+from tests.integration.bench import Bench, Header, Seen, await_true, now_ms
+
+WINDOW_MS = 5_000
+SPREAD_MS = 2_000
+BERLIN = ZoneInfo("Europe/Berlin")
+SETS = ("wheel.slots=60", f"delivery.roll_window_ms={WINDOW_MS}")
+
+
+@pytest.fixture(scope="module")
+def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("recurring")
+    with Bench(cluster.bootstrap, folder, sets=SETS) as running:
+        service = running.serve()
+        yield running
+        assert service.stop() == 0
+        assert service.events("slice_failed") == []
+        assert service.events("worker_died") == []
+
+
+def series(bench: Bench, target: str, *headers: Header) -> tuple[int, int]:
+    """Begin one; its offset, and when it was written."""
+    asked: list[Header] = [("delay-target-topic", target), ("trace", b"\x00"), *headers]
+    return bench.send(asked, key=b"k", value=b"again")[1:]
+
+
+def assert_series(
+    bench: Bench, seen: list[Seen], offset: int, count: int | None = None
+) -> list[int]:
+    """Consecutive occurrences of one record, byte for byte, none early; when they were due."""
+    assert count is None or len(seen) == count
+    numbered = [f"{bench.any}:0:{offset}#{number + 1}" for number in range(len(seen))]
+    assert [one.header("delay-source") for one in seen] == numbered
+    dues = [int(one.header("delay-due-at") or 0) for one in seen]
+    for one, due_ms in zip(seen, dues, strict=True):
+        assert (one.key, one.value, one.own) == (b"k", b"again", [("trace", b"\x00")])
+        assert one.timestamp_ms >= due_ms or one.header("delay-fired-by")
+    return dues
+
+
+def copies_of(bench: Bench, offset: int) -> list[dict[str, object]]:
+    """What the copies of one record say, in the order they were written."""
+    stem = f"{bench.any}:0:{offset}"
+    said = [
+        json.loads(one.header("delay-copy") or "")
+        for one in bench.read_all(bench.any)
+        if one.header("delay-copy")
+    ]
+    return [s for s in said if base64.b64decode(s["source"]).decode().partition("#")[0] == stem]
+
+
+def fates(bench: Bench, record_id: str, count: int) -> list[str | None]:
+    found = bench.await_match(
+        bench.outcomes, lambda one: one.header("delay-id") == record_id, count
+    )
+    return [one.header("delay-outcome") for one in found]
+
+
+def test_schedules_recur_as_long_as_they_say(bench: Bench) -> None:
+    """All at once, for each takes a few seconds."""
+    targets = {
+        name: bench.target(name)
+        for name in ("every", "times", "start", "ends", "cron", "zone", "endless")
+    }
+    begin_ms = now_ms() // 1_000 * 1_000 + 3_000
+    every = series(bench, targets["every"], ("delay-every", b"PT1S"), ("delay-times", b"5"))
+    times = series(bench, targets["times"], ("delay-every", b"1000"), ("delay-times", b"2"))
+    start = series(
+        bench,
+        targets["start"],
+        ("delay-every", b"1500"),
+        ("delay-times", b"2"),
+        ("delay-at", str(begin_ms)),
+    )
+    ends = series(
+        bench,
+        targets["ends"],
+        ("delay-cron", b"* * * * * *"),
+        ("delay-at", str(begin_ms)),
+        ("delay-expires-at", str(begin_ms + 1_900)),
+    )
+    cron = series(bench, targets["cron"], ("delay-cron", b"*/2 * * * * *"), ("delay-times", b"3"))
+    zone = series(
+        bench,
+        targets["zone"],
+        ("delay-cron", b"30 7 * * *"),
+        ("delay-timezone", b"Europe/Berlin"),
+        ("delay-id", b"breakfast"),
+    )
+    endless = series(bench, targets["endless"], ("delay-every", b"1000"), ("delay-id", b"endless"))
+
+    bench.read(targets["endless"], 2)
+    bench.send([("delay-id", b"endless"), ("delay-op", b"cancel")])
+    assert fates(bench, "endless", 2) == ["cancelled", "cancelled"]
+    stopped = len(bench.read_all(targets["endless"]))
+
+    dues = assert_series(bench, bench.read(targets["every"], 5), every[0], 5)
+    assert all((due_ms - every[1]) % 1_000 == 0 for due_ms in dues)
+    assert dues == sorted(set(dues))
+    dues = assert_series(bench, bench.read(targets["start"], 2), start[0], 2)
+    assert dues[0] == begin_ms
+    assert (dues[1] - begin_ms) % 1_500 == 0
+    dues = assert_series(bench, bench.read(targets["cron"], 3), cron[0], 3)
+    assert all(due_ms % 2_000 == 0 for due_ms in dues)
+    assert dues == sorted(set(dues))
+    await_true(lambda: now_ms() > begin_ms + 4_000, "what ended would have gone on")
+    assert_series(bench, bench.read_all(targets["times"]), times[0], 2)
+    dues = assert_series(bench, bench.read_all(targets["ends"]), ends[0])
+    assert dues[0] == begin_ms
+    assert dues[-1] <= begin_ms + 1_900
+    assert len(bench.read_all(targets["every"], targets["start"], targets["cron"])) == 10
+    seen = bench.read_all(targets["endless"])
+    assert_series(bench, seen, endless[0], stopped)
+
+    written = datetime.fromtimestamp(zone[1] / 1_000, BERLIN)
+    breakfast = written.replace(hour=7, minute=30, second=0, microsecond=0)
+    if breakfast <= written:
+        breakfast += timedelta(days=1)
+    first = copies_of(bench, zone[0])[0]
+    assert first["due"] == int(breakfast.timestamp() * 1_000)
+    bench.send([("delay-id", b"breakfast"), ("delay-op", b"fire")])
+    (one,) = bench.read(targets["zone"], 1)
+    assert_series(bench, [one], zone[0])
+    assert one.header("delay-due-at") == str(first["due"])
+    assert one.header("delay-fired-by") is not None
+    after = copies_of(bench, zone[0])[-1]
+    assert after["due"] == int((breakfast + timedelta(days=1)).timestamp() * 1_000)
+    bench.send([("delay-id", b"breakfast"), ("delay-op", b"cancel")])
+    assert fates(bench, "breakfast", 3) == ["fired", "cancelled", "cancelled"]
+
+
+def test_what_cannot_recur_is_a_dead_letter(bench: Bench) -> None:
+    target = bench.target("wrong")
+    wrong: dict[int, str] = {}
+    for code, headers in (
+        ("cron-invalid", [("delay-cron", b"61 * * * *")]),
+        ("cron-invalid", [("delay-cron", b"every day")]),
+        ("cron-invalid", [("delay-cron", b"0 0 30 2 *")]),
+        ("cron-invalid", [("delay-every", b"999")]),
+        ("cron-invalid", [("delay-every", b"1000"), ("delay-cron", b"* * * * *")]),
+        ("cron-invalid", [("delay-every", b"1000"), ("delay-times", b"0")]),
+        ("zone-invalid", [("delay-cron", b"* * * * *"), ("delay-timezone", b"Europe/Bonn")]),
+        ("zone-invalid", [("delay-cron", b"* * * * *"), ("delay-timezone", b"../secret")]),
+    ):
+        wrong[series(bench, target, *headers)[0]] = code
+    found = bench.read(bench.dead_letter, len(wrong))
+    assert {
+        int(one.header("delay-settles") or -1): one.header("delay-error") for one in found
+    } == wrong
+    assert len(found) == len(wrong)
+    assert all(one.value == b"again" for one in found)
+    assert bench.read_all(target) == []
+
+
+def test_one_due_time_is_spread_over_its_window(bench: Bench) -> None:
+    target = bench.target("window")
+    due_ms = now_ms() + 1_500
+    for number in range(400):
+        bench.send_later(
+            [
+                ("delay-at", str(due_ms)),
+                ("delay-window-ms", str(SPREAD_MS)),
+                ("delay-target-topic", target),
+            ],
+            value=b"%d" % number,
+        )
+    bench.producer.flush()
+    seen = bench.read(target, 400)
+    dues = [int(one.header("delay-due-at") or 0) for one in seen]
+    assert all(due_ms <= moved_ms <= due_ms + SPREAD_MS for moved_ms in dues)
+    assert all(one.timestamp_ms >= moved for one, moved in zip(seen, dues, strict=True))
+    quarters = [sum(1 for moved_ms in dues if (moved_ms - due_ms) // 500 == q) for q in range(4)]
+    assert min(quarters) > 80, quarters
+    assert len({one.value for one in seen}) == len(bench.read_all(target)) == 400
+
+
+@pytest.mark.parametrize("store", ["wheel", "rocksdb"])
+def test_a_series_goes_on_where_the_service_was_killed(
+    cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory, store: str
+) -> None:
+    with Bench(cluster.bootstrap, tmp_path_factory.mktemp("killed"), sets=SETS) as bench:
+        service = bench.serve(f"node.store={store}")
+        targets = [bench.target(f"series{number}") for number in range(20)]
+        offsets = []
+        for number, target in enumerate(targets):
+            how: Header = ("delay-every", b"1000") if number % 2 else ("delay-cron", b"* * * * * *")
+            name = ("delay-id", b"series %d" % number)
+            offsets.append(series(bench, target, how, name, ("delay-times", b"5"))[0])
+        bench.read(targets[0], 2)
+        service.kill()
+        service = bench.serve(f"node.store={store}")
+        for target, offset in zip(targets, offsets, strict=True):
+            dues = assert_series(bench, bench.read(target, 5), offset, 5)
+            assert dues == sorted(set(dues))
+        assert len(bench.read_all(*targets)) == 5 * len(targets)
+        assert service.stop() == 0
+
+
+def last_epoch(node: ServiceProcess) -> int:
+    """Of its last take-over, which grows from owner to owner."""
+    return max((int(event["epoch"]) for event in node.events("took_over")), default=0)
+
+
+def test_another_node_goes_on_with_a_series(
+    cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("failover")
+    several = (
+        f"zookeeper.hosts={cluster.zookeeper}",
+        f"zookeeper.root=/kinds-{uuid.uuid4().hex[:8]}",
+        "zookeeper.session_timeout_s=4",
+        "node.workers=1",
+    )
+    with Bench(cluster.bootstrap, folder, sets=(*SETS, *several)) as bench:
+        nodes = {
+            name: bench.start(
+                f"node.node_id={name}", f"node.state_dir={folder / name}", log=f"{name}.log"
+            )
+            for name in ("n1", "n2")
+        }
+        await_true(
+            lambda: [name for name, node in nodes.items() if node.events("took_over")],
+            "a node delivers",
+            60,
+        )
+        target = bench.target("failover")
+        offset, _ = series(
+            bench, target, ("delay-every", b"1000"), ("delay-times", b"6"), ("delay-id", b"over")
+        )
+        bench.read(target, 2)
+        owner = max(nodes, key=lambda name: last_epoch(nodes[name]))
+        nodes.pop(owner).kill()
+        dues = assert_series(bench, bench.read(target, 6, 60), offset, 6)
+        assert dues == sorted(set(dues))
+        (heir,) = nodes.values()
+        assert heir.events("took_over")
+        assert heir.stop() == 0
+        assert len(bench.read_all(target)) == 6
