@@ -35,7 +35,13 @@ REASONS: Final = {
 """Why a dead letter is not replayed."""
 
 _ADDED: Final = frozenset(
-    {names.DELAY_ERROR, names.DELAY_ERROR_DETAIL, names.DELAY_SOURCE, names.DELAY_SETTLES}
+    {
+        names.DELAY_ERROR,
+        names.DELAY_ERROR_DETAIL,
+        names.DELAY_SOURCE,
+        names.DELAY_SETTLES,
+        names.DELAY_SHARD,
+    }
 )
 _REPLAY_PROVENANCE: Final = frozenset({names.DELAY_REPLAYED_FROM, names.DELAY_REPLAYS})
 _TARGET_TOPICS: Final = (

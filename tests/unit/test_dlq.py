@@ -187,7 +187,10 @@ def test_what_cannot_be_replayed_says_why() -> None:
 
 def test_a_stripped_dead_letter_is_not_replayed() -> None:
     settler = Settler(TOPIC, PARTITION, ROUTES, Verdicts(stripped={7}))
-    output = settler.dead_letter(7, (b"k", b"v", [("a", b"1")]), "time-missing", "no time")
+    level = b"delay_topic_1:3:9"  # its record was parked in this topic, which the letter says, too
+    original = (b"k", b"v", [("a", b"1")])
+    output = settler.dead_letter(7, original, "time-missing", "no time", source=level)
+    assert "delay-shard" in dict(output[5])
     letter = dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5]))
     assert letter is not None
     reason = dead_letters.refusal(letter, 3, lambda *_: True, retimed=False)
