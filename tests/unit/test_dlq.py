@@ -15,7 +15,7 @@ from delayservice.core.codes import EXPLANATIONS
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.dead_letters import DeadLetter, Filter, Source
 from delayservice.core.draft import RULES, Draft
-from delayservice.core.entry import INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Row
+from delayservice.core.entry import INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Original, Row
 from delayservice.core.provenance import dead_letter_headers
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Settler, Verdicts
@@ -188,7 +188,7 @@ def test_what_cannot_be_replayed_says_why() -> None:
 def test_a_stripped_dead_letter_is_not_replayed() -> None:
     settler = Settler(TOPIC, PARTITION, ROUTES, Verdicts(stripped={7}))
     level = b"delay_topic_1:3:9"  # its record was parked in this topic, which the letter says, too
-    original = (b"k", b"v", [("a", b"1")])
+    original: Original = (b"k", b"v", [("a", b"1")])
     output = settler.dead_letter(7, original, "time-missing", "no time", source=level)
     assert "delay-shard" in dict(output[5])
     letter = dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5]))
