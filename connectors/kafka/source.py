@@ -119,15 +119,18 @@ class KafkaSource:
     def _runs(self, messages: list[Any]) -> Iterator[Run]:
         rows: dict[str, list[Row]] = {}
         stops: dict[str, int] = {}
+        before = None
         for message in messages:
             error = message.error()
             if error is not None:
                 self._take_event(message, error, stops)
                 continue
             topic = message.topic()
-            offset = message.offset()
-            rows.setdefault(topic, []).append(_row(message))
-            stops[topic] = offset + 1
+            if topic != before:  # seldom, and comparing costs less than looking it up
+                before, add = topic, rows.setdefault(topic, []).append
+            add(_row(message))
+        for topic, taken in rows.items():
+            stops[topic] = max(stops.get(topic, 0), taken[-1][0] + 1)
         for topic, stop in stops.items():
             start = self._positions.get(topic)
             if start is not None and stop > start:

@@ -25,7 +25,7 @@ from delayservice.core.draft import RULES
 from delayservice.core.entry import INVALID, SCHEDULE, UNREADABLE, Headers, Row
 from delayservice.core.names import COPY_NAMES, DELAY_TARGET_TOPIC
 from delayservice.core.outcome import DELIVERED, Output
-from delayservice.core.provenance import Provenance
+from delayservice.core.provenance import Provenance, due_header
 from delayservice.core.record import PARTITION_BY_KEY, RecordReader
 from delayservice.core.settle import Settler, Verdicts
 
@@ -76,7 +76,8 @@ class LevelRecords:
         """
         outputs: list[Output] = []
         add = outputs.append
-        provenance = self._provenance.headers
+        origin = self._provenance.origin
+        stamped_ms, due = 0, due_header(0)
         verdicts = self._verdicts
         is_hindered = bool(verdicts.blocked or verdicts.refused or self._settler.has_limits)
         first, stop, level_ms, targets = self._first, self._stop, self._level_ms, self._targets
@@ -105,7 +106,9 @@ class LevelRecords:
                     own.append(header)
             target = targets.get(text) if is_plain else None
             if target is not None and not is_hindered:
-                own += provenance(offset, due_ms, None)
+                if due_ms != stamped_ms:  # all records of a producer's batch have one timestamp
+                    stamped_ms, due = due_ms, due_header(due_ms)
+                own += (due, *origin(offset))
                 add((DELIVERED, target, PARTITION_BY_KEY, key, value, own, due_ms, offset))
                 continue
             output = self._settle_any(row, now_ms, plain_text=text if is_plain else b"")

@@ -42,6 +42,11 @@ class Provenance:
             return meta[1]
         return self._prefix + b"%d" % offset
 
+    def origin(self, offset: int) -> tuple[Header, Header]:
+        """``delay-source`` and ``delay-settles`` of an output that settles a user's own record."""
+        settles = b"%d" % offset
+        return (DELAY_SOURCE, self._prefix + settles), (DELAY_SETTLES, settles)
+
     def settles(self, offset: int, source: bytes) -> Headers:
         """Which record an output settles: an offset of the partition that ``source`` lies in, or of
         another, which is named then: a record of a level topic was parked here.
@@ -65,14 +70,14 @@ class Provenance:
         """
         if meta is None:
             settles = b"%d" % offset
-            return [
+            return [  # in one piece, for every plain record goes through it (``bench whole``)
                 (DELAY_DUE_AT, b"%d" % due_ms),
                 (DELAY_SOURCE, self._prefix + settles),
                 (DELAY_SETTLES, settles),
             ]
         source = self.source(offset, meta)
         added: list[Header] = [
-            (DELAY_DUE_AT, b"%d" % due_ms),
+            due_header(due_ms),
             (DELAY_SOURCE, source),
             *self.settles(offset, source),
         ]
@@ -81,6 +86,11 @@ class Provenance:
         if meta[2] > 1:
             added.append((DELAY_ATTEMPT, b"%d" % meta[2]))
         return added
+
+
+def due_header(due_ms: int) -> Header:
+    """``delay-due-at`` of an output."""
+    return DELAY_DUE_AT, b"%d" % due_ms
 
 
 def provenance(topic: str, partition: int, offset: int, due_ms: int, meta: Meta | None) -> Headers:
