@@ -22,6 +22,8 @@ SlotPolicy: TypeAlias = Literal["accept", "spread", "dead-letter"]
 
 AHEAD_MS: Final = 50
 """A record whose turn is so near goes at once: a copy would take about as long."""
+BURST_MS: Final = 1_000
+"""So much of a rate may be made up for after a delay; more would be a burst."""
 _KEPT_S: Final = 3_600
 """How long a second is remembered after it has passed."""
 _SECOND_MS: Final = 1_000
@@ -97,8 +99,13 @@ class Flow:
         self._intervals_ms: dict[str, float] = {}
         self._next_ms: Staged[str, float] = Staged()
         self._moved_ms: Staged[str, int] = Staged()
+        self._went_ms: Staged[str, float] = Staged()
         self._taken: Staged[Second, int] = Staged()
         self._with_room: Staged[Second, int] = Staged()
+        self._all = (
+            *(self._next_ms, self._moved_ms, self._went_ms),
+            *(self._taken, self._with_room),
+        )
         self._over_cap = 0
         self._commits = 0
         self.over_cap = 0
@@ -152,10 +159,24 @@ class Flow:
         at_ms = max(self._next_ms.get(target, 0.0), float(now_ms))
         self._next_ms.put(target, at_ms + interval_ms)
         if at_ms <= now_ms + AHEAD_MS and self._moved_ms.get(target, 0) <= key_ms:
+            self._went_ms.put(target, self._earliest_ms(target, now_ms) + interval_ms)
             return None
         turn_ms = ceil(at_ms)
         self._moved_ms.put(target, turn_ms)
         return turn_ms
+
+    def may_go(self, target: str, now_ms: int) -> bool:
+        """Whether a record whose turn has come goes. While nobody served the slice many a turn may
+        have passed: all of them at once would be a burst, so most ask for another.
+        """
+        earliest_ms = self._earliest_ms(target, now_ms)
+        if earliest_ms > now_ms:
+            return False
+        self._went_ms.put(target, earliest_ms + self._interval_ms(target))
+        return True
+
+    def _earliest_ms(self, target: str, now_ms: int) -> float:
+        return max(self._went_ms.get(target, 0.0), float(now_ms - BURST_MS))
 
     def observe(self, target: str, turn_ms: int) -> None:
         """A copy in the log says that a turn was given: by this node or by an owner before it."""
@@ -195,7 +216,7 @@ class Flow:
 
     def commit(self, now_ms: int) -> None:
         """The transaction that carried the decisions is committed."""
-        for numbers in (self._next_ms, self._moved_ms, self._taken, self._with_room):
+        for numbers in self._all:
             numbers.commit()
         self.over_cap += self._over_cap
         self._over_cap = 0
@@ -205,7 +226,7 @@ class Flow:
 
     def abort(self) -> None:
         """Nothing of the transaction became visible: the same is decided again."""
-        for numbers in (self._next_ms, self._moved_ms, self._taken, self._with_room):
+        for numbers in self._all:
             numbers.abort()
         self._over_cap = 0
 
@@ -214,6 +235,6 @@ class Flow:
         since_s = now_ms // _SECOND_MS - _KEPT_S
         for seconds in (self._taken, self._with_room):
             seconds.keep(lambda second, _: second[1] >= since_s)
-        for instants in (self._next_ms, self._moved_ms):
-            instants.keep(lambda _, instant_ms: instant_ms > now_ms)
+        for instants in (self._next_ms, self._moved_ms, self._went_ms):
+            instants.keep(lambda _, instant_ms: instant_ms > now_ms - BURST_MS)
         self._intervals_ms.clear()

@@ -303,10 +303,10 @@ class Settler:
             if place_ms is not None and place_ms > now_ms:
                 return self._pace(offset, payload, place_ms, now_ms, base)
         turn_ms = turn_of(meta)
-        if turn_ms is None:
-            turn_ms = flow.turn_ms(target, key_ms, now_ms)
-        elif turn_ms <= now_ms:
+        if turn_ms is not None and turn_ms <= now_ms and flow.may_go(target, now_ms):
             return None
+        if turn_ms is None or turn_ms <= now_ms:
+            turn_ms = flow.turn_ms(target, key_ms, now_ms)
         if turn_ms is None:
             return None
         again = (*payload[:6], with_turn(meta, turn_ms))

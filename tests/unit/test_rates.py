@@ -12,7 +12,7 @@ import pytest
 from delayservice.core import outcome
 from delayservice.core.codec import Payload, turn_of
 from delayservice.core.copies import read_copy
-from delayservice.core.flow import AHEAD_MS, Flow, FlowRules, SlotPolicy
+from delayservice.core.flow import AHEAD_MS, BURST_MS, Flow, FlowRules, SlotPolicy
 from delayservice.core.outcome import Output
 from delayservice.core.recurrence import Recurrence, encode
 from delayservice.core.settle import Routes, Settler, Verdicts
@@ -144,6 +144,22 @@ def test_what_is_late_is_limited_too() -> None:
     seen = world.delivered()
     assert [value for _, value in seen] == [b"%d" % n for n in range(30)]
     assert NOW_MS + 2_900 <= seen[-1][0] <= NOW_MS + 3_100
+
+
+def test_turns_that_passed_while_nobody_served_are_no_burst() -> None:
+    world = World(limited(100))
+    burst(world, 1_000)
+    world.run(NOW_MS + 2_000)
+    world.now_ms += 5_000
+    resumed_ms = world.now_ms
+    world.fail_over(limited(100))
+    world.run(resumed_ms + 13_000)
+    times = [at for at, _ in world.delivered()]
+    assert len(times) == 1_000
+    for since_ms in range(resumed_ms, resumed_ms + 10_000, 500):
+        went = sum(since_ms <= at < since_ms + 2_000 for at in times)
+        assert went <= 2 * 100 + 100 * BURST_MS / 1_000 + 2
+    assert times[-1] <= resumed_ms + 9_000
 
 
 def test_a_limited_target_does_not_hold_up_another() -> None:

@@ -1,0 +1,180 @@
+"""One record in ten goes to a target that fails; how late are the others?
+
+``pytest -s tests/integration/test_never_blocked.py`` prints the figures of docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not re-exported
+
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.service import ServiceProcess
+from tests.integration.bench import Bench, Seen, await_true, now_ms
+
+PARTITIONS: Final = 4
+DELAY_MS: Final = 2_000
+PER_S: Final = 50
+CALM_S: Final = 8
+TROUBLE_S: Final = 15
+BAD_BROKER: Final = 3
+SOUND_BROKERS: Final = (1, 2)
+PAUSE_MS_MAX: Final = 3_000
+NOISE_MS: Final = 3_000
+"""What a machine that is busy with other tests adds at worst; alone it is 100 ms."""
+
+
+@dataclass
+class Stream:
+    """Records sent evenly, nine in ten to a sound target, and how late each was seen there."""
+
+    bench: Bench
+    sound: str
+    bad: str
+    sent: int = 0
+    late_ms: dict[int, list[int]] = field(default_factory=dict)
+    """By due second."""
+    sources: list[str | None] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _stop_sending: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Self:
+        """Begin to send and to read."""
+        self._threads = [threading.Thread(target=run) for run in (self._send, self._read)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End both."""
+        self._stop_sending.set()
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _send(self) -> None:
+        number = 0
+        while not self._stop_sending.wait(1 / PER_S):
+            number += 1
+            target = self.bad if number % 10 == 0 else self.sound
+            self.sent += target == self.sound
+            headers = self.bench.to(target, DELAY_MS)
+            self.bench.send_later(headers, partition=number % PARTITIONS)
+        self.bench.producer.flush()
+
+    def _read(self) -> None:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bench.bootstrap,
+                "group.id": uuid.uuid4().hex,
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 20,
+                "log_level": 0,
+            }
+        )
+        consumer.assign([TopicPartition(self.sound, 0, 0)])
+        while not self._stop.is_set():
+            messages = consumer.consume(1_000, 0.05)
+            at_ms = now_ms()
+            for seen in (Seen(message) for message in messages if message.error() is None):
+                due_ms = int(seen.header("delay-due-at") or 0)
+                self.late_ms.setdefault(due_ms // 1_000, []).append(at_ms - due_ms)
+                self.sources.append(seen.header("delay-source"))
+        consumer.close()
+
+    def finish(self) -> None:
+        """Send no more, and await what was sent to the sound target."""
+        self._stop_sending.set()
+        await_true(lambda: len(set(self.sources)) >= self.sent, "all are seen", 60)
+
+    def late_between(self, first_s: int, stop_s: int) -> list[int]:
+        """Lateness of what was due then, ascending, milliseconds."""
+        return sorted(
+            ms for s, late in self.late_ms.items() if first_s <= s < stop_s for ms in late
+        )
+
+
+def figures(late_ms: list[int]) -> str:
+    count = len(late_ms)
+    p50, p99 = late_ms[count // 2], late_ms[count * 99 // 100]
+    return f"p50 {p50} ms, p99 {p99} ms, max {late_ms[-1]} ms ({count} records)"
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(brokers=3, zookeepers=0) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def bench(brokers: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
+    sets = ("topics.replication_factor=3", "delivery.park_delays_ms=1s,5s,30s", "node.workers=1")
+    with Bench(brokers.bootstrap, tmp_path, partitions=PARTITIONS, sets=sets) as running:
+        yield running
+
+
+def place(bench: Bench, name: str, *copies: int) -> str:
+    """Make a target of one partition on these brokers."""
+    topic = bench.target_name(name)
+    new = NewTopic(topic, 1, replica_assignment=[list(copies)])
+    bench.admin.create_topics([new], operation_timeout=30)[topic].result(30)
+    return topic
+
+
+def play(bench: Bench, bad: str, fail: Callable[[], object]) -> ServiceProcess:
+    """Let the target fail amid the stream, and compare."""
+    sound = place(bench, "sound", *SOUND_BROKERS)
+    service = bench.serve()
+    pause = threading.Event()
+    with Stream(bench, sound, bad) as stream:
+        pause.wait(2 * DELAY_MS / 1_000)  # the first seconds of a service are no measure
+        calm_s = now_ms() // 1_000
+        pause.wait(CALM_S)
+        failed_s = now_ms() // 1_000
+        fail()
+        pause.wait(TROUBLE_S)
+        stream.finish()
+    known_s = failed_s + (PAUSE_MS_MAX + DELAY_MS) // 1_000
+    before = stream.late_between(calm_s, failed_s)
+    found_out = stream.late_between(failed_s, known_s)
+    after = stream.late_between(known_s, known_s + TROUBLE_S)
+    for name, late_ms in (("before", before), ("found out", found_out), ("after", after)):
+        sys.stdout.write(f"\n  {name}: {figures(late_ms)}")
+    assert len(stream.sources) == len(set(stream.sources))
+    assert found_out[-1] <= PAUSE_MS_MAX + NOISE_MS
+    assert after[len(after) // 2] <= before[len(before) // 2] + NOISE_MS
+    return service
+
+
+def test_a_target_that_never_existed_costs_no_pause(bench: Bench) -> None:
+    service = play(bench, bench.target_name("never"), lambda: None)
+    assert service.events("target_blocked")
+    assert not service.events("transaction_aborted")
+
+
+def test_a_target_that_is_deleted_costs_one_pause(bench: Bench) -> None:
+    bad = place(bench, "deleted", BAD_BROKER)
+    service = play(bench, bad, lambda: bench.admin.delete_topics([bad])[bad].result(30))
+    assert service.events("target_blocked")
+
+
+def test_a_target_whose_only_broker_is_stopped_costs_one_pause_and_gets_its_records_later(
+    bench: Bench, brokers: EmbeddedCluster
+) -> None:
+    bad = place(bench, "down", BAD_BROKER)
+    try:
+        service = play(bench, bad, lambda: brokers.stop_broker(BAD_BROKER))
+    finally:
+        brokers.start_broker(BAD_BROKER)
+    blocked = [target for event in service.events("target_blocked") for target in event["targets"]]
+    assert f"{bad}:-1" in blocked
+    bench.await_match(bad, lambda one: one.header("delay-attempt"))

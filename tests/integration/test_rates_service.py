@@ -1,0 +1,100 @@
+"""Limits of targets and of seconds, on a real broker, also through crashes."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.integration.bench import Bench, Seen, now_ms
+
+PARTITIONS = 2
+PER_S = 100
+RECORDS = 800
+WINDOW_MS = 2_000
+BURST_MS = 1_000
+BUSY_MS = 1_000
+"""By how much a turn may be late on a busy machine, so that more than a window's worth meet."""
+
+
+def limited_bench(cluster: EmbeddedCluster, folder: Path, *sets: str) -> Bench:
+    return Bench(cluster.bootstrap, folder, partitions=PARTITIONS, sets=sets)
+
+
+def send_burst(bench: Bench, target: str, due_ms: int) -> set[bytes]:
+    headers = [("delay-at", str(due_ms)), ("delay-target-topic", target)]
+    values = {b"%d" % number for number in range(RECORDS)}
+    for number in range(RECORDS):
+        bench.send_later(headers, value=b"%d" % number, partition=number % PARTITIONS)
+    bench.producer.flush()
+    return values
+
+
+def assert_within_limit(seen: Sequence[Seen]) -> None:
+    times = sorted(one.timestamp_ms for one in seen)
+    most = max(bisect_left(times, at + WINDOW_MS) - n for n, at in enumerate(times))
+    assert most <= PER_S * (WINDOW_MS + BURST_MS + BUSY_MS) / 1_000
+    assert times[-1] - times[0] >= 1_000 * (RECORDS / PER_S - 1)
+
+
+def test_a_burst_reaches_its_target_at_the_rate_while_another_target_is_not_held_up(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    run = limited_bench(cluster, tmp_path)
+    with run as bench:
+        target, other = bench.target("limited"), bench.target("other")
+        service = bench.serve(f'rates.per_s."{target}"={PER_S}')
+        due_ms = now_ms() + 3_000
+        values = send_burst(bench, target, due_ms)
+        beside = [("delay-at", str(due_ms + 500)), ("delay-target-topic", other)]
+        bench.send(beside, value=b"beside")
+        (one,) = bench.read(other, 1)
+        assert one.timestamp_ms - due_ms < 500 + BUSY_MS
+        seen = bench.read(target, RECORDS)
+        assert sorted(one.value or b"" for one in seen) == sorted(values)
+        assert_within_limit(seen)
+        assert {one.header("delay-due-at") for one in seen} == {str(due_ms)}
+        assert {one.header("delay-attempt") for one in seen} == {None}
+        assert min(one.timestamp_ms for one in seen) >= due_ms
+        settled = [part["settled"] for part in bench.status(service)["slices"]]
+        assert sum(part["paced"] for part in settled) > RECORDS / 2
+
+
+def test_records_that_wait_for_their_turn_survive_the_death_of_their_owner(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    run = limited_bench(cluster, tmp_path)
+    with run as bench:
+        target = bench.target("limited")
+        setting = f'rates.per_s."{target}"={PER_S}'
+        service = bench.serve(setting)
+        values = send_burst(bench, target, now_ms() + 2_000)
+        bench.read(target, RECORDS // 4)
+        service.kill()
+        bench.start(setting, f"node.state_dir={tmp_path / 'second'}", log="second.log")
+        seen = bench.read(target, RECORDS, 60)
+        assert sorted(one.value or b"" for one in bench.read_all(target)) == sorted(values)
+        assert_within_limit(seen)
+
+
+def test_what_a_second_does_not_take_goes_in_the_seconds_after_it(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    cap = PER_S // PARTITIONS
+    run = limited_bench(
+        cluster, tmp_path, "delivery.slot_policy=spread", f"delivery.slot_records_max={cap}"
+    )
+    with run as bench:
+        target = bench.target("capped")
+        service = bench.serve()
+        values = send_burst(bench, target, now_ms() + 2_000)
+        seen = bench.read(target, RECORDS)
+        assert sorted(one.value or b"" for one in seen) == sorted(values)
+        assert_within_limit(seen)
+        url = service.events("metrics_served")[-1]["url"]
+        with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as answer:
+            counted = re.findall(rb"^delay_slot_full_total\S* (\S+)$", answer.read(), re.MULTILINE)
+        assert sum(float(count) for count in counted) > RECORDS / 2
