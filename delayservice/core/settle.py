@@ -117,9 +117,13 @@ class Settler:
         if due_ms > now_ms and not _was_tried(payload):
             return self._roll(offset, payload, now_ms, base)
         output = self._settle_now(offset, payload, now_ms, base)
-        if self._flow is None or output[0] != outcome.DELIVERED:
+        if output[0] != outcome.DELIVERED:
             return output
-        return self._limit(self._flow, offset, key_ms, payload, now_ms, base) or output
+        if self._flow is not None:
+            limited = self._limit(self._flow, offset, key_ms, payload, now_ms, base)
+            if limited is not None:
+                return limited
+        return output if due_ms <= now_ms else (outcome.FIRED, *output[1:])
 
     def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
         """Deliver, unless it is too late or the target can't take it."""
