@@ -21,6 +21,10 @@ _CACHED = 1_024
 """Schedules mostly share a few expressions and come due together."""
 
 
+_barren: set[tuple[str, str]] = set()
+"""Expressions that match nothing, ever."""
+
+
 @lru_cache(_CACHED)
 def _zone(name: str) -> ZoneInfo:
     try:
@@ -41,15 +45,19 @@ def cron_time(cron: str, zone: str, after_ms: int) -> int | None:
     Raises:
         RecordRefusedError: ``cron-invalid`` or ``zone-invalid``.
     """
-    local = _zone(zone)
-    if zone == "UTC":
-        local_after = datetime.fromtimestamp(after_ms // _SECOND_MS, UTC)
-    else:
-        local_after = datetime.fromtimestamp(after_ms // _SECOND_MS, local)
+    local = UTC if zone == "UTC" else _zone(zone)
+    if (cron, zone) in _barren:
+        return None
     try:
-        found = next(CronSim(cron, local_after))
+        after = datetime.fromtimestamp(after_ms // _SECOND_MS, local)
+        found = next(CronSim(cron, after))
     except CronSimError as exc:
         raise RecordRefusedError(CRON_INVALID, f"{cron!r} is no cron expression: {exc}") from exc
-    except (StopIteration, OverflowError, ValueError):
+    except StopIteration:  # not within fifty years, so never; to find out takes a tenth of a second
+        if len(_barren) >= _CACHED:
+            _barren.clear()
+        _barren.add((cron, zone))
+        return None
+    except (OverflowError, ValueError, OSError):  # beyond the calendar
         return None
     return int(found.timestamp()) * _SECOND_MS

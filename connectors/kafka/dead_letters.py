@@ -36,7 +36,7 @@ Replay: TypeAlias = tuple[DeadLetter, Rewritten]
 Advance: TypeAlias = Callable[[int], None]
 """Told how many offsets were read."""
 
-_OF_ONE_RECORD: Final = REFUSALS.keys() - {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+_OF_ONE_RECORD: Final = REFUSALS.keys()
 """Errors that leave the other records of a batch alone."""
 
 

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from delayservice.core.codes import TARGET_REFUSED, TARGET_UNAUTHORIZED, TOO_LARGE
+from delayservice.core.codes import TARGET_REFUSED, TOO_LARGE
 
 Answer = TypeVar("Answer")
 
@@ -24,7 +24,6 @@ FENCED: Final = frozenset(
 REFUSALS: Final[dict[int, str]] = {
     KafkaError.MSG_SIZE_TOO_LARGE: TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE: TOO_LARGE,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: TARGET_UNAUTHORIZED,
     KafkaError.INVALID_RECORD: TARGET_REFUSED,
     KafkaError.POLICY_VIOLATION: TARGET_REFUSED,
 }
@@ -38,6 +37,9 @@ UNKNOWN_TARGETS: Final = frozenset(
     }
 )
 """Errors that may go away when somebody creates the target: its records are parked."""
+
+LOST_TARGETS: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""Errors of a target that was good a moment ago: asked again, it is found out and parked."""
 
 PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 """Records of a transaction that was aborted on purpose."""

@@ -23,7 +23,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from connectors.kafka.clients import flush, producer_client
-from connectors.kafka.errors import FENCED, PURGED, REFUSALS, UNKNOWN_TARGETS, error_of
+from connectors.kafka.errors import FENCED, LOST_TARGETS, PURGED, REFUSALS, error_of
 from connectors.kafka.topics import TargetTopics
 from delayservice import faults
 from delayservice.core.codes import TOO_LARGE
@@ -268,8 +268,8 @@ class KafkaSink:
             topic = message.topic()
             if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and topic is not None:
                 self._too_large.add(topic)
-            elif error.code() in UNKNOWN_TARGETS and topic is not None:
-                self._targets.forget(topic)  # asked again, found missing, and parked
+            elif error.code() in LOST_TARGETS and topic is not None:
+                self._targets.forget(topic)  # asked again, found unfit, and parked
 
     def _note_record(
         self, shard: str, offset: int, topic: str, error: KafkaError | None, _message: object
@@ -278,8 +278,8 @@ class KafkaSink:
         if error is None or error.code() in PURGED:
             return
         self._failed.append(error)
-        if error.code() in UNKNOWN_TARGETS:
-            self._targets.forget(topic)  # asked again, found missing, and parked
+        if error.code() in LOST_TARGETS:
+            self._targets.forget(topic)  # asked again, found unfit, and parked
         elif error.code() in REFUSALS:
             self._refusals[shard, offset] = (REFUSALS[error.code()], error.str())
 
@@ -467,4 +467,4 @@ def _bytes_min(output: Output) -> int:
 
 def _concerns_record(error: KafkaError) -> bool:
     """Whether an error is about one record or its target, not about the connection or the role."""
-    return error.code() in REFUSALS or error.code() in UNKNOWN_TARGETS
+    return error.code() in REFUSALS or error.code() in LOST_TARGETS

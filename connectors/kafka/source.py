@@ -80,6 +80,7 @@ class KafkaSource:
         self._admin = admin
         self._consumer = consumer_client(self._config)
         self._positions: dict[str, int] = {}
+        self._held: set[str] = set()
 
     # --- position ------------------------------------------------------------------------------
 
@@ -90,18 +91,23 @@ class KafkaSource:
             self._consumer.incremental_unassign([partition])
         self._consumer.incremental_assign([partition])
         self._positions[topic] = offset
+        if topic in self._held:  # the client forgets a pause of what was not assigned
+            self.pause(topic)
 
     def drop(self, topic: str) -> None:
         """Read this topic no longer."""
+        self._held.discard(topic)
         if self._positions.pop(topic, None) is not None:
             self._consumer.incremental_unassign([TopicPartition(topic, self._slice_no)])
 
     def pause(self, topic: str) -> None:
         """Fetch no more of it for now."""
+        self._held.add(topic)
         self._consumer.pause([TopicPartition(topic, self._slice_no)])
 
     def resume(self, topic: str) -> None:
         """Fetch again."""
+        self._held.discard(topic)
         self._consumer.resume([TopicPartition(topic, self._slice_no)])
 
     # --- read ----------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ _TARGET_TOPICS: Final = (
     "schedule_target_topic",
 )
 
-_PLACE: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
+_PLACE: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})(?:#\d{1,19})?")
 _COUNT: Final = re.compile(rb"\d{1,9}")
 _OFFSETS: Final = re.compile(rb"\d{1,19}(,\d{1,19})*")
 
@@ -196,7 +196,7 @@ def read_letter(partition: int, row: Row) -> DeadLetter | None:
 
 
 def read_source(text: bytes | None) -> Source | None:
-    """``topic:partition:offset``, or None when it is not that."""
+    """``topic:partition:offset``, perhaps of an occurrence (``#n``); None when it is not that."""
     found = _PLACE.fullmatch(text or b"")
     if found is None:
         return None

@@ -15,7 +15,7 @@ number are those of the design, section 5.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from delayservice.core import outcome
 from delayservice.core.codec import Payload, decode_payload
@@ -26,6 +26,9 @@ from delayservice.core.pending import NO_MARK, Additions, Frame
 from delayservice.core.recurrence import recurs
 from delayservice.core.settle import Settler
 from delayservice.core.storing import LatestUnmarked, RecentNames, Scans, additions, bearing_ids
+
+_FIRES_MAX: Final = 32
+"""In one walk: each reads a record that may lie anywhere, and takes up to 25 ms."""
 
 PendingAt: TypeAlias = Callable[[Key], Payload]
 """What is pending at a key: asked for the few records that are fired, which may be due years ahead
@@ -71,8 +74,8 @@ class Shard:
         self._forgot_some = False
         self._x_of_copies: dict[int, int] = {}
         self._victims: dict[int, dict[Key, None]] = {}
-        self._in_flight: set[tuple[bytes, int]] = set()
-        self._in_flight_staged: set[tuple[bytes, int]] = set()
+        self._in_flight = _Flights()
+        self._in_flight_staged = _Flights()
         self.owned = False
         self.stored = stored
         self.read = stored
@@ -197,7 +200,7 @@ class Shard:
                 continue
             known = self._names.first(record_id, base, offset)
             scans[offset] = scanned[offset] if known is None else known
-            self._in_flight.discard((record_id, base))
+            self._in_flight.discard(record_id, base)
         return scans
 
     def _queue_for_walk(
@@ -240,11 +243,14 @@ class Shard:
         queue, passed = self._queue, self._passed
         k = self.staged.key
         k_ms = k[0]
-        walked = 0
+        walked = fires = 0
         for entry in queue:
             # Plain pending records, nearly all, are passed in this line and forgotten: what a batch
             # takes in memory is taken again by the next while it is in the cache (bench whole).
             if entry[2] <= k_ms or entry[1] != SCHEDULE or entry[3] is not None:
+                fires += entry[1] == FIRE
+                if fires > _FIRES_MAX:
+                    break
                 if len(outputs) >= limit or not self._pass(entry, k, now_ms, pending_at, outputs):
                     break
                 passed.append(entry)
@@ -292,8 +298,9 @@ class Shard:
         """Whether an own roll of this id is not ingested yet; its offset must be known to be
         settled.
         """
-        flying = self._in_flight | self._in_flight_staged
-        return any(name == record_id and base <= offset for name, base in flying)
+        return self._in_flight.has(record_id, offset) or self._in_flight_staged.has(
+            record_id, offset
+        )
 
     def _pending_victims(self, offset: int, k: Key) -> list[Key]:
         """Everything pending that the user record at ``offset`` hits (rule 8)."""
@@ -339,7 +346,7 @@ class Shard:
             again = self._settler.following(output, offset, payload, now_ms, base)
             outputs += [] if again is None else [again]
         if meta[0] is not None and any(one[0] in outcome.COPIES for one in outputs):
-            self._in_flight_staged.add((meta[0], base))
+            self._in_flight_staged.add(meta[0], base)
         return outputs
 
     @property
@@ -398,7 +405,7 @@ class Shard:
 
     def commit(self) -> None:
         """The transaction that carried the staged cursor is committed."""
-        self._in_flight |= self._in_flight_staged
+        self._in_flight.update(self._in_flight_staged)
         self._in_flight_staged.clear()
         for entry in self._passed:
             self._victims.pop(entry[0], None)
@@ -422,6 +429,37 @@ class Shard:
         else:
             self._queue[:0] = self._passed
             self._passed.clear()
+
+
+class _Flights:
+    """Copies in flight by id: every record that bears one asks whether its own is among them."""
+
+    def __init__(self) -> None:
+        self._bases: dict[bytes, set[int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._bases)
+
+    def has(self, record_id: bytes, offset: int) -> bool:
+        """Whether one of this id has its base at or below the offset."""
+        return any(base <= offset for base in self._bases.get(record_id, ()))
+
+    def add(self, record_id: bytes, base: int) -> None:
+        self._bases.setdefault(record_id, set()).add(base)
+
+    def discard(self, record_id: bytes, base: int) -> None:
+        bases = self._bases.get(record_id)
+        if bases is not None:
+            bases.discard(base)
+            if not bases:
+                del self._bases[record_id]
+
+    def update(self, others: _Flights) -> None:
+        for record_id, bases in others._bases.items():  # of its own kind
+            self._bases.setdefault(record_id, set()).update(bases)
+
+    def clear(self) -> None:
+        self._bases.clear()
 
 
 def _content_bytes(entries: Iterable[Entry]) -> int:

@@ -113,7 +113,6 @@ def test_what_says_when_becomes_the_headers_of_the_contract(when: Any, headers: 
         ({"every": 999}, "delay-every is 999 ms: 1000 is the least"),
         ({"every": 1_000, "times": 0}, "delay-times is 0"),
         ({"every": 1_000, "times": True}, "times is True"),
-        ({"every": 1_000, "window": 1}, "window is for one delivery"),
         ({"cron": ""}, "no cron expression"),
         ({"cron": "0 9 * * *", "timezone": "no zone"}, "no name of a time zone"),
         ({"at": 10, "expires_at": 9}, "expires_at is before at"),

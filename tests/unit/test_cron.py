@@ -95,3 +95,20 @@ def test_some_days_never_come() -> None:
 def test_what_means_nothing_is_refused_with_its_code(cron: str, zone: str, code: str) -> None:
     with pytest.raises(RecordRefusedError, match=code):
         cron_time(cron, zone, 0)
+
+
+def test_what_lies_beyond_the_calendar_never_comes() -> None:
+    for after_ms in (2**52, 253_402_300_799_000 - 1):
+        for zone in ("UTC", BERLIN):
+            assert cron_time("* * * * *", zone, after_ms) is None
+
+
+def test_what_never_matches_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = "0 0 */31 * MON#5"
+    assert cron_time(never, "UTC", 0) is None
+
+    def search(*_: object) -> None:
+        raise AssertionError("searched again")
+
+    monkeypatch.setattr("delayservice.cron.CronSim", search)
+    assert cron_time(never, "UTC", 86_400_000) is None

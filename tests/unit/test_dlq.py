@@ -156,6 +156,17 @@ def test_every_time_header_of_every_system_is_known() -> None:
     assert timed == dead_letters.ALL_TIMES
 
 
+def test_an_occurrence_begins_its_schedule_again() -> None:
+    every: Header = ("delay-every", b"5000")
+    first = read([*ASKED, every, ("delay-times", b"4"), ("delay-id", b"id")])
+    letter = refused(first)
+    assert letter.source == Source(TOPIC, PARTITION, 7)
+    headers, second = again(letter)
+    assert every in headers
+    *asked, own, due_ms, meta = first[4]
+    assert second[4] == (*asked, own + PROVENANCE, due_ms, meta)
+
+
 def test_a_recurring_schedule_gets_no_other_time() -> None:
     headers: Headers = [("delay-cron", b"x"), ("delay-target-topic", b"orders")]
     letter = replace(refused(read([("delay-target-topic", b"orders")])), headers=headers)

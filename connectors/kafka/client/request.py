@@ -92,8 +92,6 @@ def when_headers(
     recurring = _recurring_headers(every, cron, timezone, times)
     headers = [*_due_headers(delay, at, is_needed=not recurring), *recurring]
     if window is not None:
-        if recurring:
-            raise InvalidRequestError("window is for one delivery: a recurring one keeps its times")
         headers.append((names.DELAY_WINDOW_MS, str(delay_ms("window", window))))
     if expires_at is not None:
         expires_ms = instant_ms("expires_at", expires_at)
