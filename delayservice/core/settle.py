@@ -299,7 +299,7 @@ class Settler:
         if self.copies_to is None:
             return None
         target, due_ms, meta = payload[0], payload[5], payload[6]
-        if flow.has_cap and key_ms <= due_ms:
+        if flow.has_cap and key_ms <= due_ms <= now_ms:
             place_ms = flow.second_ms(self.topic, due_ms)
             if place_ms is not None and flow.dead_letters:
                 detail = f"more records are due in the second of {due_ms} than it takes"

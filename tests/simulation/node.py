@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from delayservice.core.contract import Contract
+from delayservice.core.flow import Flow, FlowRules
 from delayservice.core.recurrence import CronTime
 from delayservice.core.settle import Routes
 from delayservice.errors import KafkaEdgeError
@@ -119,6 +120,7 @@ class Node:
                 transaction_interval_ms_max=2 * plan.transaction_interval_ms,
                 cursor_interval_ms=plan.cursor_interval_ms,
             ),
+            flow=Flow(FlowRules((("*", plan.rate_per_s),) if plan.rate_per_s else ())),
         )
         self._guarded(partial(self._add_lanes, plan.topics))
 
@@ -139,9 +141,10 @@ class Node:
         self.loop.add_lanes([self._lane(topic) for topic in topics])
 
     def _lane(self, topic: str) -> Lane:
+        assert self.loop is not None
         make = self._make_store
         store = self.disks[topic] if make is None else make(self.name, topic)
-        lane = Lane(topic, 0, topic_id(topic), store, self._source, self._routes())
+        lane = Lane(topic, 0, topic_id(topic), store, self._source, self._routes(), self.loop.flow)
         lane.shard._queue_max = self.world.plan.queue_max
         return lane
 

@@ -134,7 +134,7 @@ class Oracle:
         _require(identity == wish.record_id, f"{where}: id {identity!r}")
         _require(fields["due"] == placed.due_ms, f"{where}: due {fields['due']}")
         _require(fields["attempt"] == placed.attempt, f"{where}: attempt {fields['attempt']}")
-        waits = placed.attempt > 1 or placed.at_ms <= placed.due_ms
+        waits = placed.attempt > 1 or placed.at_ms <= placed.due_ms or "turn" in fields
         _require(waits, f"{where}: at {placed.at_ms}, due {placed.due_ms}")
         _require(written.key == wish.key, f"{where}: key")
         _require(written.value == wish.value, f"{where}: value")
@@ -167,6 +167,10 @@ class Oracle:
         if settled.wish.cron and not settled.number:
             _require(fields["due"] in _first_dues(settled), f"{where}: due {fields['due']}")
             again.number, again.due_ms = 1, fields["due"]
+            return again
+        if "turn" in fields:
+            is_due = settled.was_fired or settled.due_ms <= written.sender_ms
+            _require(is_due, f"{where}: over a limit before its time")
             return again
         early = shard.contracts and shard.key_of(settled)[0] < settled.due_ms
         _require(bool(early), f"{where}: rolled at its due time")

@@ -53,6 +53,8 @@ class Plan:
     """How soon they end: odds, whenever Kafka gets round to it."""
     lazy_markers: bool = False
     """Transaction markers are written some time after the commit was decided."""
+    rate_per_s: float = 0.0
+    """What a target may get; 0: there is no limit."""
     clock_back: bool = False
     retention: bool = False
     targets_fail: bool = False
@@ -68,6 +70,9 @@ THEMES: tuple[dict[str, Any], ...] = (
     {"roll_window_ms": 60, "ids": 1, "records": 16, "poll_records": 1, "append": 0.2, "far": 0.6},
     # Much is staged for long before it is committed, or lost.
     {"transaction_records": 50, "transaction_interval_ms": 200, "abort": 0.3, "near": 0.7},
+    # Turns at a target whose limit is far below what falls due.
+    {"rate_per_s": 20.0, "records": 24, "near": 0.9, "abort": 0.1, "tick": 0.05},
+    {"rate_per_s": 20.0, "records": 24, "ids": 1, "roll_window_ms": 150, "append": 0.1},
     # The clock steps back while records of the same due time still come.
     {"clock_back": True, "records": 16, "again": 0.5, "near": 0.9, "tick": 0.05, "append": 0.1},
     # A user's transaction hides a copy until K has passed it.
