@@ -26,6 +26,8 @@ BURST_MS: Final = 1_000
 """So much of a rate may be made up for after a delay; more would be a burst."""
 _KEPT_S: Final = 3_600
 """How long a second is remembered after it has passed."""
+_BEHIND_S: Final = 60
+"""A second is capped for so long after it has passed."""
 _SECOND_MS: Final = 1_000
 _FORGET_EVERY: Final = 1_024
 
@@ -187,8 +189,10 @@ class Flow:
 
     # --- caps ----------------------------------------------------------------------------------
 
-    def second_ms(self, shard: str, due_ms: int) -> int | None:
-        """Take a place in the second of a due time, or in a later one.
+    def second_ms(self, shard: str, due_ms: int, now_ms: int) -> int | None:
+        """Take a place in the second of a due time, or in a later one. What is far behind takes
+        none but to be refused: all of its seconds are over, and to look for a place in each of a
+        day's would take minutes.
 
         Returns:
             When the place is, epoch milliseconds, or None: in its own second, or it does not matter
@@ -196,6 +200,8 @@ class Flow:
         """
         cap = self._rules.slot_records_max
         due_s = due_ms // _SECOND_MS
+        if due_s < now_ms // _SECOND_MS - _BEHIND_S and not self.dead_letters:
+            return None
         taken = self._taken.get((shard, due_s), 0)
         if taken < cap:
             self._taken.put((shard, due_s), taken + 1)

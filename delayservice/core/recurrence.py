@@ -177,6 +177,16 @@ def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime)
     return at_occurrence(payload, after, source, due_ms)
 
 
+def left_after(payload: Payload) -> Payload:
+    """The schedule without its pending occurrence, to begin again after it."""
+    meta, recurrence = payload[6], recurrence_of(payload[6])
+    if meta is None or recurrence is None:
+        return payload
+    left = None if recurrence.left is None else recurrence.left - 1
+    rest = encode(msgspec.structs.replace(recurrence, left=left))
+    return (*payload[:5], payload[5] + 1, (*meta[:4], rest))
+
+
 def _next_ms(recurrence: Recurrence, due_ms: int, now_ms: int, cron_time: CronTime) -> int | None:
     if recurrence.every_ms:
         missed = max(now_ms - due_ms, 0) // recurrence.every_ms

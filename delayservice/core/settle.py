@@ -17,7 +17,7 @@ from delayservice.core.codes import CRON_INVALID, SLOT_FULL, RecordRefusedError
 from delayservice.core.copies import CONTINUES, write_copy
 from delayservice.core.entry import Original
 from delayservice.core.flow import Flow
-from delayservice.core.names import DELAY_FIRED_BY
+from delayservice.core.names import DELAY_FIRED_BY, DELAY_SETTLES
 from delayservice.core.outcome import Output
 from delayservice.core.record import Provenance, dead_letter_headers
 from delayservice.core.recurrence import (
@@ -26,6 +26,7 @@ from delayservice.core.recurrence import (
     at_occurrence,
     first_ms,
     following,
+    left_after,
     recurrence_of,
 )
 from delayservice.core.spread import spread_ms
@@ -168,7 +169,7 @@ class Settler:
         try:
             again = following(payload, source, now_ms, self._routes.cron_time)
         except RecordRefusedError as exc:
-            return self._dead_letter_payload(offset, payload, exc.code, exc.detail)
+            return self._dead_letter_rest(offset, payload, exc.code, exc.detail)
         if again is None:
             return None
         return self._copy(
@@ -279,6 +280,19 @@ class Settler:
         source = self._provenance.source(offset, meta)
         return self.dead_letter(offset, (key, value, asked), code, detail, due_ms, source)
 
+    def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
+        """What is left of a schedule whose next occurrence can't be computed here: it settles
+        nothing, for the occurrence at ``offset`` is delivered.
+        """
+        rest = left_after(payload)
+        kind, topic, partition, key, value, headers, due_ms, _ = self._dead_letter_payload(
+            offset, rest, code, detail
+        )
+        told: list[Header] = [
+            (name, b"%d" % CONTINUES if name == DELAY_SETTLES else text) for name, text in headers
+        ]
+        return (kind, topic, partition, key, value, told, due_ms, offset)
+
     def _roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
         at_ms = self._at_ms(offset, payload, now_ms)
         return self._copy(outcome.ROLLED, offset, payload, at_ms, base)
@@ -300,7 +314,7 @@ class Settler:
             return None
         target, due_ms, meta = payload[0], payload[5], payload[6]
         if flow.has_cap and key_ms <= due_ms <= now_ms:
-            place_ms = flow.second_ms(self.topic, due_ms)
+            place_ms = flow.second_ms(self.topic, due_ms, now_ms)
             if place_ms is not None and flow.dead_letters:
                 detail = f"more records are due in the second of {due_ms} than it takes"
                 return self._dead_letter_payload(offset, payload, SLOT_FULL, detail)

@@ -305,7 +305,7 @@ def test_targets_and_seconds_that_have_passed_are_forgotten() -> None:
     for number in range(2_000):
         now_ms = NOW_MS + 4_000 * number
         flow.turn_ms(f"orders-{number}", now_ms, now_ms)
-        flow.second_ms(TOPIC, now_ms)
+        flow.second_ms(TOPIC, now_ms, now_ms)
         flow.commit(now_ms)
     assert len(flow._intervals_ms) < 2_000
     assert len(flow._next_ms._committed) < 2_000
@@ -343,6 +343,14 @@ def test_late_records_go_at_once_for_the_seconds_after_have_passed_too() -> None
     assert world.kinds() == {outcome.DELIVERED: 50}
 
 
+def test_what_is_far_behind_takes_no_places() -> None:
+    """A day's seconds, each too full, would be searched and remembered one by one."""
+    flow = capped(10, "spread")
+    for number in range(1_000):
+        assert flow.second_ms(TOPIC, NOW_MS - 100_000 - number % 50 * 1_000, NOW_MS) is None
+    assert not flow._taken._staged
+
+
 def test_accept_only_counts() -> None:
     world = World(capped(10, "accept"))
     burst(world, 50)
@@ -372,16 +380,16 @@ def test_a_parked_record_does_not_count_again() -> None:
 @pytest.mark.parametrize("policy", ["spread", "dead-letter", "accept"])
 def test_an_abort_gives_places_back(policy: SlotPolicy) -> None:
     flow = capped(3, policy)
-    first = [flow.second_ms(TOPIC, NOW_MS) for _ in range(10)]
+    first = [flow.second_ms(TOPIC, NOW_MS, NOW_MS) for _ in range(10)]
     flow.abort()
-    assert [flow.second_ms(TOPIC, NOW_MS) for _ in range(10)] == first
+    assert [flow.second_ms(TOPIC, NOW_MS, NOW_MS) for _ in range(10)] == first
     flow.commit(NOW_MS)
     assert flow.over_cap == 7
 
 
 def test_shards_have_seconds_of_their_own() -> None:
     flow = capped(1, "dead-letter")
-    assert [flow.second_ms(f"delay_topic_{n}", NOW_MS) for n in range(3)] == [None] * 3
+    assert [flow.second_ms(f"delay_topic_{n}", NOW_MS, NOW_MS) for n in range(3)] == [None] * 3
 
 
 def test_both_limits_hold_together() -> None:

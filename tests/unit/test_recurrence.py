@@ -150,8 +150,11 @@ def test_a_cron_schedule_that_means_nothing_is_dead_lettered() -> None:
 
 
 def test_a_calendar_that_forgets_a_zone_ends_the_schedule_visibly() -> None:
-    delivered, letter = settled(payload(Recurrence(0, "bad")))
+    delivered, letter = settled(payload(Recurrence(0, "bad", left=5)))
     assert (delivered[0], letter[0]) == (outcome.DELIVERED, outcome.DEAD_LETTERED)
+    said = dict(letter[5])
+    assert said["delay-settles"] == b"%d" % CONTINUES
+    assert (said["delay-times"], said["delay-at"]) == (b"4", b"%d" % (NOW_MS + 1))
 
 
 def test_stores_keep_a_recurrence() -> None:
