@@ -7,6 +7,7 @@ was written before it has had its effect, so what did not happen by then never h
 from __future__ import annotations
 
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,6 +58,13 @@ class Stand:
         self.control(name, CANCEL)
         self.bench.await_match(self.bench.outcomes, lambda one: one.header("delay-id") == name)
 
+    def early(self) -> set[float]:
+        """What the service itself counts as delivered before its time."""
+        url = self.service.events("metrics_served")[-1]["url"]
+        with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return {float(line.split()[-1]) for line in lines if line.startswith("delay_early_total{")}
+
     def fates(self) -> dict[str, list[Fate]]:
         """Every outcome there is: ``(outcome, offset that it settles)`` by id."""
         found: dict[str, list[Fate]] = {}
@@ -77,6 +85,7 @@ def stand(
     with Bench(cluster.bootstrap, folder, sets=sets) as bench:
         stand = Stand(bench, request.param)
         yield stand
+        assert stand.early() == {0.0}
         assert stand.service.stop() == 0
         assert stand.service.events("slice_failed") == []
         assert stand.service.events("worker_died") == []
@@ -219,6 +228,7 @@ def test_a_fired_record_whose_target_is_missing_does_not_wait_for_its_year(stand
     (one,) = bench.read(target, 1, 60)
     assert one.header("delay-source") == source(bench, offset)
     assert int(one.header("delay-attempt") or 0) > 1
+    assert stand.early() == {0.0}
 
 
 def test_what_was_written_while_nobody_served_takes_effect_once(stand: Stand) -> None:

@@ -1,0 +1,262 @@
+"""What ids, cancels and recurring schedules cost: JSON lines.
+
+``python -m tests.kinds_bench ids|cancel|through|recurring|plain [--kind wheel] [--n 1000000]``
+
+``ids`` fills the id index, and says what it takes of disk and memory on the way. ``cancel`` reads,
+stores and settles that many cancels of pending records: all that the service does for one, but for
+the client library; ``through`` has a service do it with a broker of its own, where the cancels were
+written before it may begin. ``recurring`` stores schedules that recur, ``plain`` as many that
+don't. On a machine that others use, compare CPU time, not rates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.entry import Headers, Row
+from delayservice.core.record import RecordReader
+from delayservice.core.settle import Routes, Settler, Verdicts
+from delayservice.core.shard import Shard
+from delayservice.cron import cron_time
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.service import ServiceProcess
+from delayservice.store.base import Store
+from delayservice.store.rocksdb import RocksStore
+from delayservice.store.wheel import WheelStore
+from tests.integration.bench import Bench, await_true, now_ms
+
+START_MS = 1_800_000_000_000
+SPREAD_MS = 14 * 86_400_000
+RUN = 4_000
+TOPIC = "delay_topic_any"
+TARGET = ("delay-target-topic", b"orders")
+SECRET = b"only-for-benches"
+MAKERS: dict[str, type[WheelStore | RocksStore]] = {
+    "wheel": WheelStore,
+    "rocksdb": RocksStore,
+}
+
+
+def record_id(number: int) -> bytes:
+    """As long as most are: 20 bytes that compress badly."""
+    return b"o-%018x" % (number * 0x9E3779B97F4A7C15 % 2**72)
+
+
+def due_ms(number: int) -> int:
+    """Due within two weeks, in no order."""
+    return START_MS + number * 2_654_435_761 % SPREAD_MS
+
+
+class Meter:
+    """Time, memory and disk since it was made."""
+
+    def __init__(self, folder: Path) -> None:
+        gc.collect()
+        self._folder = folder
+        self._process = psutil.Process()
+        self._rss = self._process.memory_info().rss
+        self._cpu_s, self._wall_s = time.process_time(), time.perf_counter()
+
+    def report(self, records: int) -> dict[str, object]:
+        """What so many records came to."""
+        wall_s = time.perf_counter() - self._wall_s
+        cpu_s = time.process_time() - self._cpu_s
+        disk = sum(p.stat().st_blocks * 512 for p in self._folder.rglob("*") if p.is_file())
+        return {
+            "records": records,
+            "records_per_s": int(records / wall_s),
+            "records_per_cpu_s": int(records / cpu_s),
+            "cpu_us_per_record": round(1e6 * cpu_s / records, 2),
+            "rss_mib": self._process.memory_info().rss >> 20,
+            "rss_mib_grown": (self._process.memory_info().rss - self._rss) >> 20,
+            "disk_bytes_per_record": round(disk / records, 1),
+        }
+
+
+def fill_ids(store: Store, folder: Path, count: int) -> Iterator[dict[str, object]]:
+    """Name so many records, and look one in a thousand up again."""
+    meter = Meter(folder)
+    for start in range(0, count, RUN):
+        numbers = range(start, min(start + RUN, count))
+        named = [(record_id(number), due_ms(number), number) for number in numbers]
+        store.append([], named, [], numbers.stop)
+        if numbers.stop * 10 // count > start * 10 // count:
+            yield meter.report(numbers.stop)
+    store.sync()
+    yield {"phase": "synced"} | meter.report(count)
+    meter = Meter(folder)
+    for number in range(0, count, 1_000):
+        assert store.latest_unmarked(record_id(number), count) == (due_ms(number), number)
+    yield {"phase": "looked up"} | meter.report(count // 1_000)
+
+
+class Owner:
+    """A shard with its store, as its owner runs it."""
+
+    def __init__(self, store: Store) -> None:
+        routes = Routes("dead", "outcomes", SECRET, 3 * SPREAD_MS, 0, (), cron_time)
+        contracts = Contracts([(0, Contract(allow=("*",), roll_window_ms=3 * SPREAD_MS))])
+        self.reader = RecordReader(TOPIC, 0, contracts, (SECRET,))
+        self.store = store
+        self.shard = Shard(Settler(TOPIC, 0, routes, Verdicts()), store.open())
+        self.shard.take_over(Cursor((START_MS - 1, 0), 0), [], 0)
+        self.outputs = 0
+
+    def take(self, rows: list[Row]) -> None:
+        """Read, store, settle and commit one run of the log."""
+        shard, store = self.shard, self.store
+        start, stop = rows[0][0], rows[-1][0] + 1
+        added = shard.ingest(start, self.reader.read_batch(rows), stop, {}, store.latest_unmarked)
+        store.append(added.frames, added.named, added.marks, stop)
+        while shard.staged.offset < stop:
+            self.outputs += len(shard.advance_offset(START_MS, RUN, lambda _: None))  # type: ignore[arg-type, return-value]
+            shard.commit()
+        store.prune(shard.committed)
+
+    def write(self, numbers: range, headers: Headers | None = None) -> None:
+        """Records of these offsets; without headers, ones with an id."""
+        for start in range(numbers.start, numbers.stop, RUN):
+            run = range(start, min(start + RUN, numbers.stop))
+            self.take([(o, START_MS, b"key", b"x" * 100, headers or _named(o)) for o in run])
+
+
+def _named(number: int) -> Headers:
+    at = ("delay-at", b"%d" % due_ms(number))
+    return [at, TARGET, ("delay-id", record_id(number))]
+
+
+def cancel_all(store: Store, folder: Path, count: int) -> Iterator[dict[str, object]]:
+    """Schedule so many, then cancel each."""
+    owner = Owner(store)
+    meter = Meter(folder)
+    owner.write(range(count))
+    yield {"phase": "scheduled"} | meter.report(count)
+    meter = Meter(folder)
+    for start in range(0, count, RUN):
+        numbers = range(start, min(start + RUN, count))
+        owner.take(
+            [
+                (
+                    count + n,
+                    START_MS,
+                    None,
+                    None,
+                    [("delay-id", record_id(n)), ("delay-op", b"cancel")],
+                )
+                for n in numbers
+            ]
+        )
+    assert owner.outputs == 2 * count, "each cancel has an outcome, and so has what it cancelled"
+    yield {"phase": "cancelled"} | meter.report(count)
+
+
+def cancel_through_kafka(kind: str, folder: Path, count: int) -> Iterator[dict[str, object]]:
+    """The same on a cluster, from the moment that the service goes on until the last outcome."""
+    sets = (f"node.store={kind}", "wheel.slots=1209600")
+    with (
+        EmbeddedCluster() as cluster,
+        Bench(cluster.bootstrap, folder, partitions=4, sets=sets) as bench,
+    ):
+        service = bench.serve()
+        due = ("delay-at", str(now_ms() + SPREAD_MS // 2))
+        target = ("delay-target-topic", bench.target("cancelled"))
+        for number in range(count):
+            name = ("delay-id", record_id(number))
+            bench.send_later([due, target, name], partition=number % 4)
+        bench.producer.flush()
+        await_true(lambda: _metric(service, "delay_pending") >= count, "all wait", 300)
+        before = _cpu_s(service)
+        service.freeze()
+        for number in range(count):
+            op = ("delay-op", b"cancel")
+            bench.send_later([("delay-id", record_id(number)), op], partition=number % 4)
+        bench.producer.flush()
+        began_ms = now_ms()
+        service.thaw()
+        await_true(lambda: _settled(service) >= 2 * count, "all are cancelled", 300)
+        cpu_s = _cpu_s(service) - before
+        outcomes = bench.read_all(bench.outcomes)
+        assert [one.header("delay-outcome") for one in outcomes] == ["cancelled"] * 2 * count
+        took_ms = max(one.timestamp_ms for one in outcomes) - began_ms
+        yield {"records": count, "records_per_s": count * 1_000 // took_ms} | {
+            "cpu_us_per_record": round(1e6 * cpu_s / count, 1)
+        }
+
+
+def _metric(service: ServiceProcess, name: str, label: str = "") -> int:
+    """The sum of a metric over its slices, of those with a label."""
+    url = service.events("metrics_served")[-1]["url"]
+    with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(
+        int(float(line.split()[-1]))
+        for line in lines
+        if line.startswith(name + "{") and label in line
+    )
+
+
+def _settled(service: ServiceProcess) -> int:
+    return _metric(service, "delay_settled_total", 'outcome="cancelled"')
+
+
+def _cpu_s(service: ServiceProcess) -> float:
+    return sum(sum(worker.cpu_times()[:2]) for worker in service.workers())
+
+
+def store_all(
+    store: Store, folder: Path, count: int, headers: Headers
+) -> Iterator[dict[str, object]]:
+    """Store so many with these headers beside the target."""
+    owner = Owner(store)
+    meter = Meter(folder)
+    for part in range(4):
+        owner.write(range(part * count // 4, (part + 1) * count // 4), [TARGET, *headers])
+        yield meter.report((part + 1) * count // 4)
+    store.sync()
+    yield {"phase": "synced"} | meter.report(count)
+
+
+def main() -> None:
+    """Run one case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("case", choices=("ids", "cancel", "through", "recurring", "plain"))
+    parser.add_argument("--kind", choices=MAKERS, default="wheel")
+    parser.add_argument("--n", type=int, default=1_000_000)
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="kinds-bench-"))
+    store: Store = MAKERS[given.kind](folder / "store")
+    every: Headers = [("delay-every", b"P30D")]
+    after: Headers = [("delay-after", b"P30D")]
+    try:
+        if given.case == "ids":
+            store.open()
+            lines = fill_ids(store, folder, given.n)
+        elif given.case == "cancel":
+            lines = cancel_all(store, folder, given.n)
+        elif given.case == "through":
+            lines = cancel_through_kafka(given.kind, folder, given.n)
+        else:
+            lines = store_all(store, folder, given.n, every if given.case == "recurring" else after)
+        for line in lines:
+            sys.stdout.write(json.dumps({"case": given.case, "kind": given.kind} | line) + "\n")
+            sys.stdout.flush()
+        store.close()
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
