@@ -191,8 +191,8 @@ def test_a_missing_target_is_waited_for_in_the_topic_of_any_delay(bench: Bench) 
     }
     assert all(int(one.header("delay-attempt") or 0) > 1 for one in seen)
     assert {one.header("delay-shard") for one in seen} == {f"{bench.any}:0"}
-    settled = {one.header("delay-settles") for one in seen}
-    assert settled <= {str(one.offset) for one in bench.read_all(bench.any)}
+    settled_there = {one.header("delay-settles") for one in seen}
+    assert settled_there <= {str(one.offset) for one in bench.read_all(bench.any)}
     assert bench.read_all(bench.dead_letter) == []
 
 
