@@ -237,25 +237,29 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=1_000_000)
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kinds-bench-"))
-    store: Store = MAKERS[given.kind](folder / "store")
-    every: Headers = [("delay-every", b"P30D")]
-    after: Headers = [("delay-after", b"P30D")]
     try:
-        if given.case == "ids":
-            store.open()
-            lines = fill_ids(store, folder, given.n)
-        elif given.case == "cancel":
-            lines = cancel_all(store, folder, given.n)
-        elif given.case == "through":
-            lines = cancel_through_kafka(given.kind, folder, given.n)
-        else:
-            lines = store_all(store, folder, given.n, every if given.case == "recurring" else after)
-        for line in lines:
+        for line in lines_of(given.case, given.kind, folder, given.n):
             sys.stdout.write(json.dumps({"case": given.case, "kind": given.kind} | line) + "\n")
             sys.stdout.flush()
-        store.close()
     finally:
         shutil.rmtree(folder)
+
+
+def lines_of(case: str, kind: str, folder: Path, count: int) -> Iterator[dict[str, object]]:
+    """The report of one case."""
+    if case == "through":
+        yield from cancel_through_kafka(kind, folder, count)
+        return
+    store: Store = MAKERS[kind](folder / "store")
+    if case == "ids":
+        store.open()
+        yield from fill_ids(store, folder, count)
+    elif case == "cancel":
+        yield from cancel_all(store, folder, count)
+    else:
+        header = ("delay-every" if case == "recurring" else "delay-after", b"P30D")
+        yield from store_all(store, folder, count, [header])
+    store.close()
 
 
 if __name__ == "__main__":

@@ -91,6 +91,8 @@ class Oracle:
         where = f"{topic} offset {record.offset}"
         if outcome == "delivered":
             record.by = _number(headers.get("delay-fired-by", b"-1"))
+            if record.by >= 0 and record.wish.cron and not record.number:
+                _begin(record, record, _number(headers["delay-due-at"]), where)
             _check_delivery(shard, record, written, where)
             if record.wish.recurs:
                 dues = _next_dues(record, written.sender_ms)
@@ -161,12 +163,13 @@ class Oracle:
         ):  # H waits for a copy in flight: what H passes now, it has settled itself
             again.since = settled.by
         if fields["attempt"] == settled.attempt + 1:
+            if settled.wish.cron and not settled.number:
+                _begin(again, settled, fields["due"], where)
             again.attempt += 1
             again.was_fired = settled.was_fired or settled.by >= 0
             return again
         if settled.wish.cron and not settled.number:
-            _require(fields["due"] in _first_dues(settled), f"{where}: due {fields['due']}")
-            again.number, again.due_ms = 1, fields["due"]
+            _begin(again, settled, fields["due"], where)
             return again
         if "turn" in fields:
             is_due = settled.was_fired or settled.due_ms <= written.sender_ms
@@ -286,6 +289,12 @@ def _first_dues(record: Placed) -> set[int | None]:
     """When the first occurrence of a cron schedule may be due, by whoever's calendar."""
     after_ms = record.wish.due_ms - 1 if record.wish.due_ms else record.timestamp_ms
     return _before_end(record.wish, instants_after(record.wish.cron, after_ms))
+
+
+def _begin(record: Placed, written: Placed, due_ms: int, where: str) -> None:
+    """A cron schedule has its first occurrence: appended for its time, or fired."""
+    _require(due_ms in _first_dues(written), f"{where}: begins at {due_ms}")
+    record.number, record.due_ms = 1, due_ms
 
 
 def _next_dues(record: Placed, now_ms: int) -> set[int | None]:
