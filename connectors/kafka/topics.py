@@ -74,35 +74,38 @@ class TargetTopics:
         self._lock = threading.Lock()
 
     def missing(
-        self, targets: Iterable[tuple[str, int]], *, refresh: bool = False
+        self, targets: Collection[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[str, str]]:
         """``(topic, partition or -1)`` of those that can't be written to, with code and detail.
 
         What is not in the cache as good is asked of the cluster at once, for it may have been
-        created a moment ago; with ``refresh``, for what is known to be missing, four times a second
-        at most.
+        created a moment ago.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
         """
-        unsure = [t for t in targets if refresh or self._obstacle(t) is not None]
-        if not unsure:
-            return {}
-        self._ask({topic for topic, _ in unsure}, _RECHECK_S if refresh else 0.0)
-        return self._obstacles(unsure)
+        unsure = [target for target in targets if self._obstacle(target) is not None]
+        return self._look_at(unsure, 0.0, ASK_TIMEOUT_S) if unsure else {}
 
     def unserved(
         self, targets: Collection[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[str, str]]:
-        """Those of ``targets`` whose records nobody acknowledges, asked of the cluster: missing
-        ones, and ones without a leader or with too few copies in sync. The latter are given up:
-        they are missing, until they are served again.
+        """Those of ``targets`` whose records nobody acknowledges, as ``missing``, but asked of the
+        cluster in any case, four times a second at most.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
         """
+        return self._look_at(targets, _RECHECK_S, _UNSERVED_TIMEOUT_S)
+
+    def _look_at(
+        self, targets: Collection[tuple[str, int]], age_s_max: float, timeout_s: float
+    ) -> dict[tuple[str, int], tuple[str, str]]:
+        """What has no leader, or too few copies in sync, is given up until it is served again: were
+        it in a transaction, that could not be ended.
+        """
         topics = {topic for topic, _ in targets}
-        self._ask(topics, _RECHECK_S, _UNSERVED_TIMEOUT_S)
+        self._ask(topics, age_s_max, timeout_s)
         for topic in topics:
             self._give_up(topic)
         return self._obstacles(targets)
@@ -134,7 +137,7 @@ class TargetTopics:
         with self._lock:
             sought, self._sought = self._sought, set()
         try:
-            self._ask(sought, 0.0)
+            self._ask(sought, 0.0, ASK_TIMEOUT_S)
         except KafkaEdgeError as exc:
             _log.debug("targets_not_seen", why=str(exc))
 
@@ -178,9 +181,7 @@ class TargetTopics:
         entry = entries.get(name)
         return None if entry is None else entry.value
 
-    def _ask(
-        self, topics: Collection[str], age_s_max: float, timeout_s: float = ASK_TIMEOUT_S
-    ) -> None:
+    def _ask(self, topics: Collection[str], age_s_max: float, timeout_s: float) -> None:
         """The lock is not held meanwhile: who knows enough must not wait for who does not."""
         now_s = self._monotonic_s()
         never_s = float("-inf")

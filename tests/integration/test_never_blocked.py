@@ -122,10 +122,11 @@ def bench(brokers: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
         yield running
 
 
-def place(bench: Bench, name: str, *copies: int) -> str:
+def place(bench: Bench, name: str, *copies: int, in_sync_min: int = 1) -> str:
     """Make a target of one partition on these brokers."""
     topic = bench.target_name(name)
-    new = NewTopic(topic, 1, replica_assignment=[list(copies)])
+    config = {"min.insync.replicas": str(in_sync_min)}
+    new = NewTopic(topic, 1, replica_assignment=[list(copies)], config=config)
     bench.admin.create_topics([new], operation_timeout=30)[topic].result(30)
     return topic
 
@@ -177,4 +178,17 @@ def test_a_target_whose_only_broker_is_stopped_costs_one_pause_and_gets_its_reco
         brokers.start_broker(BAD_BROKER)
     blocked = [target for event in service.events("target_blocked") for target in event["targets"]]
     assert f"{bad}:-1" in blocked
+    bench.await_match(bad, lambda one: one.header("delay-attempt"))
+
+
+def test_a_target_with_too_few_copies_in_sync_from_the_start_costs_no_pause(
+    bench: Bench, brokers: EmbeddedCluster
+) -> None:
+    bad = place(bench, "few", 1, BAD_BROKER, in_sync_min=2)
+    brokers.stop_broker(BAD_BROKER)
+    try:
+        service = play(bench, bad, lambda: None)
+    finally:
+        brokers.start_broker(BAD_BROKER)
+    assert not service.events("transaction_aborted")
     bench.await_match(bad, lambda one: one.header("delay-attempt"))
