@@ -377,10 +377,9 @@ def uncertain_taken_for_committed() -> AbstractContextManager[Any]:
 def base_one_too_high() -> AbstractContextManager[Any]:
     """Rule 12: the base of a copy is one too high."""
 
-    def copy(
-        original: Any, settler: Settler, kind: int, offset: int, payload: Any, at_ms: int, base: int
-    ) -> Output:
-        output: Output = original(settler, kind, offset, payload, at_ms, base + 1)
+    def copy(original: Any, settler: Settler, *args: Any) -> Output:
+        kind, offset, payload, at_ms, base, *rest = args
+        output: Output = original(settler, kind, offset, payload, at_ms, base + 1, *rest)
         return output
 
     return _replaced(Settler, "_copy", copy)

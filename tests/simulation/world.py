@@ -158,14 +158,14 @@ class World:
 
     def _expire(self, topic: str) -> None:
         """Retention is longer than the roll window: it deletes what is settled, but no canceller
-        of a copy whose time has not come.
+        of a copy whose time has not come, or that H has not passed: it was written moments after.
         """
         shard, partition = self.oracle.shards[topic], self.log.partition(topic)
         pending = [o for o, record in shard.placed.items() if not record.outcome]
         cancellers = [
             shard.canceller_of(record)
             for record in shard.placed.values()
-            if record.op == COPY and shard.key_of(record) > shard.key
+            if record.op == COPY and (shard.key_of(record) > shard.key or record.offset >= shard.h)
         ]
         stop = min([*pending, shard.h, *(by for by in cancellers if by is not None)])
         partition.start = max(partition.start, self.rng.randint(0, stop))
