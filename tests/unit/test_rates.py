@@ -6,17 +6,25 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
+from unittest.mock import create_autospec
 
 import pytest
 
 from delayservice.core import outcome
 from delayservice.core.codec import Payload, turn_of
+from delayservice.core.contract import Contract, Contracts
 from delayservice.core.copies import read_copy
+from delayservice.core.cursor import Cursor
+from delayservice.core.entry import Headers, Row
 from delayservice.core.flow import AHEAD_MS, BURST_MS, Flow, FlowRules, SlotPolicy
 from delayservice.core.outcome import Output
 from delayservice.core.recurrence import Recurrence, encode
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.cron import cron_time
+from delayservice.lanes.level import FetchAhead, LevelLane
+from delayservice.lanes.ports import Bounds, Run, Source
 
 TOPIC, PARTITION = "delay_topic_any", 3
 SECRET = b"secret"
@@ -310,6 +318,29 @@ def test_targets_and_seconds_that_have_passed_are_forgotten() -> None:
     assert len(flow._intervals_ms) < 2_000
     assert len(flow._next_ms._committed) < 2_000
     assert len(flow._taken._committed) < 2_000
+
+
+def test_a_level_topic_sends_its_copies_to_the_precise_one_and_without_one_knows_no_limit() -> None:
+    for park_topic, delivered in ((TOPIC, 1), (None, 10)):
+        lane = LevelLane(
+            *("delay_topic_1", PARTITION, "id"),
+            create_autospec(Source, instance=True),
+            routes(),
+            FetchAhead(records=100, bytes=100_000),
+            partial(next, repeat(park_topic)),
+            limited(1),
+        )
+        lane.adopt(Contracts([(0, Contract(level_ms=1_000, allow=("orders",)))]))
+        lane.take_over(Cursor(), Bounds(0, 10))
+        headers: Headers = [("delay-target-topic", b"orders")]
+        rows: list[Row] = [(n, NOW_MS - 1_000, None, b"%d" % n, headers) for n in range(10)]
+        lane.ingest(Run("delay_topic_1", 0, rows, 10))
+        outputs = [one for chunk in lane.settle_due(NOW_MS, 100, 10**6) for one in chunk]
+        kinds = Counter((output[0], output[1]) for output in outputs)
+        assert kinds[outcome.DELIVERED, "orders"] == delivered
+        assert kinds[outcome.PACED, TOPIC] == 10 - delivered
+        turns = [copied(output)[0] for output in outputs if output[0] == outcome.PACED]
+        assert turns == [NOW_MS + 1_000 * n for n in range(1, 11 - delivered)]
 
 
 # --- seconds -------------------------------------------------------------------------------------
