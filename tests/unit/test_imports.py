@@ -19,6 +19,7 @@ LEAVES = frozenset(
         "cluster_options",
         "errors",
         "faults",
+        "flow_options",
         "level_options",
         "logs",
         "metrics",
@@ -38,7 +39,8 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     # lanes.ports holds the interfaces that the connectors fill.
     "connectors": LEAVES | {"delayservice.core", "delayservice.lanes.ports", "connectors"},
     "ha": LEAVES | {"delayservice.core", "ha"},
-    **dict.fromkeys(LEAVES, LEAVES | {"delayservice.core.levels"}),  # the presets
+    # The presets, and the marks.
+    **dict.fromkeys(LEAVES, LEAVES | {"delayservice.core.levels", "delayservice.core.disk"}),
 }
 CORE_FOREIGN = frozenset({"msgspec"})
 # A clock, a file, a socket, a thread or chance: what the core must be handed, and never take.
