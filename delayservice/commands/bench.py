@@ -87,6 +87,13 @@ _JudgeBeside = Annotated[
         help="Judge while passthrough runs, as with the service; or not before it is done.",
     ),
 ]
+_Full = Annotated[
+    bool,
+    typer.Option(
+        "--full",
+        help="Every feature: ids and expiries, limits too high to matter, level topics.",
+    ),
+]
 _WarmUp = Annotated[
     bool, typer.Option(help="Do everything once before, unmeasured: a fresh broker is slow.")
 ]
@@ -120,6 +127,7 @@ def bench(
     transaction_records: _TransactionRecords = 5_000,
     judge_beside: _JudgeBeside = True,
     warm_up: _WarmUp = True,
+    full: _Full = False,
     seed: _Seed = 20_260_101,
     bootstrap: _Bootstrap = "",
     sets: _Sets = None,
@@ -152,6 +160,7 @@ def bench(
         transaction_records=transaction_records,
         judge_beside=judge_beside,
         warm_up=warm_up,
+        full=full,
         seed=seed,
         sets=tuple(sets or ()),
         bootstrap=bootstrap,

@@ -39,6 +39,9 @@ class Due(msgspec.Struct, frozen=True):
     after_ms: int = 0
 
 
+_EXPIRES_MS: Final = 86_400_000
+
+
 class LoadPlan(msgspec.Struct, frozen=True):
     """What to write.
 
@@ -50,6 +53,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
         due: when they are due.
         rate_per_s: pace; 0 is as fast as possible.
         is_level: the topic says when, not the records.
+        is_full: every record has an id and an expiry.
         is_open: the word ``stop`` ends the load, wherever it is in the batch.
         transactional_id: write all in one transaction of this id, which stays open, so that nobody
             sees a record, until the word ``show``; empty for none.
@@ -63,6 +67,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
     rate_per_s: float = 0.0
     is_open: bool = False
     is_level: bool = False
+    is_full: bool = False
     transactional_id: str = ""
 
 
@@ -149,12 +154,15 @@ class _Loader:
         from_ms = due.from_ms or int(time.time() * 1_000) + due.after_ms
         random_, span_ms, topic = self._random, due.span_ms, self._plan.topic
         target, tag, filler, known_keys = self._target, self._tag, self._filler, self._keys
-        is_level = self._plan.is_level
+        is_level, is_full = self._plan.is_level, self._plan.is_full
         for number in range(start, stop):
             due_ms = from_ms + int(random_() * span_ms)
             value = pack(number, due_ms, tag) + filler
             key = known_keys[number % KEYS]
             headers: Headers = [target] if is_level else [("delay-at", b"%d" % due_ms), target]
+            if is_full:
+                headers.append(("delay-id", b"record-%d" % number))
+                headers.append(("delay-expires-at", b"%d" % (due_ms + _EXPIRES_MS)))
             try:
                 produce(topic, value, key, headers=headers)
             except BufferError:

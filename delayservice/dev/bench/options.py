@@ -64,6 +64,15 @@ _USUAL: Final[Mapping[Bench, Usual]] = {
 }
 
 
+_FULL: Final = (
+    "rates.per_s.*=10000000",
+    "delivery.slot_records_max=1000000",
+    "delivery.slot_policy=spread",
+    "levels.preset=default",
+    "levels.prefix=bench_level_",
+)
+
+
 def usual(bench: Bench, nodes: int | None) -> Usual:
     """What this bench takes on so many nodes; None: on as many as it usually has."""
     found = _USUAL[bench]
@@ -95,6 +104,8 @@ class Options:
         transaction_records: of passthrough where no service tells its own.
         judge_beside: read and judge while passthrough runs, not afterwards.
         warm_up: do everything once, unmeasured, before.
+        full: all records bear an id and an expiry, targets and seconds have limits that none of
+            them meets, and level topics are served beside.
         seed: of due times and filler.
         sets: settings of the service, ``section.key=value``; they win over everything here.
         bootstrap: a cluster that is there; empty for an embedded one.
@@ -117,6 +128,7 @@ class Options:
     transaction_records: int
     judge_beside: bool
     warm_up: bool
+    full: bool
     seed: int
     sets: tuple[str, ...]
     bootstrap: str
@@ -154,6 +166,7 @@ class Options:
             f"node.workers={self.workers}",
             f"delivery.mode={self.delivery}",
             f"node.cluster_secret={SECRET}",
+            *(_FULL if self.full else ()),
             *sets,
             *self.sets,
         ]

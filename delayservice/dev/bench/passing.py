@@ -45,6 +45,7 @@ def load_plan(
         rate_per_s=rate_per_s,
         is_open=is_open,
         is_level=names.level_ms > 0,
+        is_full=stand.options.full,
         transactional_id=f"{names.prefix}_load" if is_hidden else "",
     )
 
