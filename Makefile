@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test demo simulate crash faults fault-tools lock lock-jars clean
+.PHONY: help venv check format test demo simulate crash long faults fault-tools lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,7 +52,7 @@ format: $(STAMP)  ## put the code in its format and repair what ruff can
 test: check  ## check, then every test; ARGS reach pytest
 	@status=0; \
 	$(BIN)/pytest -n auto -m "not cluster and not fault" $(ARGS) || status=1; \
-	$(BIN)/pytest -m "cluster and not fault or quick" $(ARGS) || status=1; \
+	$(BIN)/pytest -m "cluster and not fault and not long or quick" $(ARGS) || status=1; \
 	exit $$status
 
 demo: $(STAMP)  ## the main job on a real cluster, with the service killed in it
@@ -63,6 +63,9 @@ simulate: $(STAMP)  ## the simulation in its long mode; ARGS reach pytest
 
 crash: $(STAMP)  ## the crash sweeps of the durable stores, in full
 	CRASH_MODE=long $(BIN)/pytest tests/crash --timeout=0 $(ARGS)
+
+long: $(STAMP)  ## the tests on a cluster that make test leaves out; ARGS reach pytest
+	$(BIN)/pytest -m long $(ARGS)
 
 # Without these packages, or without root, the scenarios that need them are skipped and say so.
 faults: $(STAMP) fault-tools  ## every fault on real processes; ARGS reach pytest

@@ -3,6 +3,8 @@
 An order's value is the name of an article; the articles in stock are in a file.
 """
 
+import signal
+import threading
 from pathlib import Path
 
 import typer
@@ -37,7 +39,10 @@ def main(
     delay_topic: str = "delay_topic_any",
     delay_ms: list[int] | None = None,
 ) -> None:
-    """Consume until Ctrl-C."""
+    """Consume until Ctrl-C: what is being dealt with then is finished."""
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -52,7 +57,7 @@ def main(
     shipped = Deduplicator()
     consumer.subscribe([topic, ladder.retry_topic])
     try:
-        while True:
+        while not stopping.is_set():
             order = consumer.poll(1.0)
             if order is None:
                 continue
@@ -68,7 +73,6 @@ def main(
                 ladder.confirm()  # it is at the broker, so nothing is lost by the commit below
                 print(f"{error!r}: failure {step.attempt}, sent to {step.topic}", flush=True)
             consumer.commit(message=order, asynchronous=False)
-    except KeyboardInterrupt:
         print("stopped", flush=True)
     finally:
         consumer.close()

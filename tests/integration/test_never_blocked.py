@@ -127,7 +127,7 @@ def place(bench: Bench, name: str, *copies: int, in_sync_min: int = 1) -> str:
     topic = bench.target_name(name)
     config = {"min.insync.replicas": str(in_sync_min)}
     new = NewTopic(topic, 1, replica_assignment=[list(copies)], config=config)
-    bench.admin.create_topics([new], operation_timeout=30)[topic].result(30)
+    bench.admin.create_topics([new], operation_timeout=30)[topic].result(60)
     return topic
 
 
@@ -156,6 +156,7 @@ def play(bench: Bench, bad: str, fail: Callable[[], object]) -> ServiceProcess:
     return service
 
 
+@pytest.mark.long
 def test_a_target_that_never_existed_costs_no_pause(bench: Bench) -> None:
     service = play(bench, bench.target_name("never"), lambda: None)
     assert service.events("target_blocked")
@@ -168,6 +169,7 @@ def test_a_target_that_is_deleted_costs_one_pause(bench: Bench) -> None:
     assert service.events("target_blocked")
 
 
+@pytest.mark.long
 def test_a_target_whose_only_broker_is_stopped_costs_one_pause_and_gets_its_records_later(
     bench: Bench, brokers: EmbeddedCluster
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_target_whose_only_broker_is_stopped_costs_one_pause_and_gets_its_reco
     bench.await_match(bad, lambda one: one.header("delay-attempt"))
 
 
+@pytest.mark.long
 def test_a_target_with_too_few_copies_in_sync_from_the_start_costs_no_pause(
     bench: Bench, brokers: EmbeddedCluster
 ) -> None:

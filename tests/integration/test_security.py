@@ -170,6 +170,7 @@ def test_every_right_of_the_service_is_tried() -> None:
     assert len(set(SERVICE)) == len(SERVICE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("right", WITHOUT, ids=str)
 def test_without_a_right_the_service_says_which_and_goes_on_once_it_has_it(
     secure: SecureCluster, bench: Bench, right: Right
@@ -190,6 +191,7 @@ def test_without_a_right_the_service_says_which_and_goes_on_once_it_has_it(
     assert len(service.events("ownership_lost")) + len(service.events("slice_interrupted")) < 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("right", CREATES, ids=str)
 def test_without_a_right_to_make_topics_the_service_says_which_topic(
     secure: SecureCluster, bench: Bench, right: Right
