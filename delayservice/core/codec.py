@@ -53,19 +53,20 @@ def turn_of(meta: Meta | None) -> int | None:
 def with_turn(meta: Meta | None, turn_ms: int) -> Meta:
     """The same record with a turn."""
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
-    return (record_id, source, attempt, expires_ms, _recurrence(meta), turn_ms)
+    return (record_id, source, attempt, expires_ms, packed_recurrence(meta), turn_ms)
 
 
 def next_attempt(meta: Meta | None) -> Meta:
     """The same record, to be tried once more; its turn, if it had one, is over."""
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
-    recurrence = _recurrence(meta)
+    recurrence = packed_recurrence(meta)
     if recurrence is None:
         return (record_id, source, attempt + 1, expires_ms)
     return (record_id, source, attempt + 1, expires_ms, recurrence)
 
 
-def _recurrence(meta: Meta | None) -> bytes | None:
+def packed_recurrence(meta: Meta | None) -> bytes | None:
+    """What ``recurrence.encode`` made of the record's recurrence; None: it has one occurrence."""
     return meta[4] if meta is not None and len(meta) >= _RECURRING_FIELDS else None
 
 

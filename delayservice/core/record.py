@@ -114,6 +114,7 @@ class RecordReader:
         self._topic = topic
         self._partition = partition
         self._secrets = tuple(secrets)
+        self._provenance = Provenance(topic, partition)
         self.adopt(contracts)
 
     def adopt(self, contracts: Contracts) -> None:
@@ -282,7 +283,7 @@ class RecordReader:
         source = None
         if recurrence.every_ms:
             due_ms = (start_ms or due_ms + recurrence.every_ms) + shift_ms
-            source = numbered(b"%s:%d:%d" % (self._topic.encode(), self._partition, offset), 1)
+            source = numbered(self._provenance.source(offset, None), 1)
         due_ms = self._bounded_due_ms(due_ms, timestamp_ms)
         payload = self._payload(draft, identity, due_ms, headers)
         expires_ms = payload[6][3] if payload[6] is not None else None

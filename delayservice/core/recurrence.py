@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from delayservice.core import names
-from delayservice.core.codec import Header, Meta, Payload
+from delayservice.core.codec import Header, Meta, Payload, packed_recurrence
 from delayservice.core.codes import CRON_INVALID, ZONE_INVALID, RecordRefusedError
 from delayservice.core.times import DUE_STOP_MS
 
@@ -35,7 +35,6 @@ _CRON = re.compile(rb"[0-9A-Za-z*/,#? -]{1,256}")
 _ZONE = re.compile(rb"[0-9A-Za-z_+/-]{1,64}")
 _UTC: Final = "UTC"
 _TIMES_MAX: Final = 2**31
-_PLAIN_META: Final = 4
 
 
 class Recurrence(msgspec.Struct, array_like=True, frozen=True):
@@ -59,6 +58,11 @@ class Recurrence(msgspec.Struct, array_like=True, frozen=True):
     start_ms: int = 0
     shift_ms: int = 0
 
+    @property
+    def left_after(self) -> int | None:
+        """Occurrences yet to come after the pending one; None: without end."""
+        return None if self.left is None else self.left - 1
+
     def headers(self) -> list[Header]:
         """The input headers that say the same, for a dead letter that can be sent again."""
         said: list[Header] = []
@@ -81,14 +85,13 @@ decode: Callable[[bytes], Recurrence] = msgspec.msgpack.Decoder(Recurrence).deco
 
 def recurs(meta: Meta) -> bool:
     """Whether a payload's meta speaks of more than one occurrence."""
-    return len(meta) > _PLAIN_META and meta[4] is not None
+    return packed_recurrence(meta) is not None
 
 
 def recurrence_of(meta: Meta | None) -> Recurrence | None:
     """What a payload's meta says of its occurrences; None for a record with only one."""
-    if meta is None or len(meta) == _PLAIN_META or meta[4] is None:
-        return None
-    return decode(meta[4])
+    packed = packed_recurrence(meta)
+    return None if packed is None else decode(packed)
 
 
 def parse_cron(value: bytes | None) -> str:
@@ -172,8 +175,9 @@ def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime)
     if recurrence is None or recurrence.left == 1:
         return None
     due_ms = _next_ms(recurrence, payload[5], now_ms, cron_time)
-    left = None if recurrence.left is None else recurrence.left - 1
-    after = msgspec.structs.replace(recurrence, number=recurrence.number + 1, left=left)
+    after = msgspec.structs.replace(
+        recurrence, number=recurrence.number + 1, left=recurrence.left_after
+    )
     return at_occurrence(payload, after, source, due_ms)
 
 
@@ -182,8 +186,7 @@ def left_after(payload: Payload) -> Payload:
     meta, recurrence = payload[6], recurrence_of(payload[6])
     if meta is None or recurrence is None:
         return payload
-    left = None if recurrence.left is None else recurrence.left - 1
-    rest = encode(msgspec.structs.replace(recurrence, left=left))
+    rest = encode(msgspec.structs.replace(recurrence, left=recurrence.left_after))
     return (*payload[:5], payload[5] + 1, (*meta[:4], rest))
 
 
