@@ -69,6 +69,11 @@ class Verdicts:
                 self.stripped.add(offset)
             self.refused.setdefault(offset, reason)
 
+    def settled(self) -> None:
+        """What was refused is committed, and never comes again; what is blocked may be so still."""
+        self.refused.clear()
+        self.stripped.clear()
+
 
 class Settler:
     """Builds the outputs of one shard."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from delayservice.core.checkpoint import ShardCheckpoint
@@ -122,9 +122,6 @@ class AnyLane(Protocol):
 
     def aborted(self) -> None:
         """The transaction was aborted for certain."""
-
-    def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
-        """Settle these offsets as dead letters when they come again."""
 
     def close(self) -> None:
         """Make durable what there is, and let go."""

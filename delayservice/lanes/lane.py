@@ -379,8 +379,7 @@ class Lane:
     def committed(self) -> None:
         """The staged cursor is committed."""
         self.shard.commit()
-        self.verdicts.refused.clear()
-        self.verdicts.stripped.clear()
+        self.verdicts.settled()
         self._go_to_wanted()
         self._hold_back()
 
@@ -389,12 +388,6 @@ class Lane:
         self.shard.abort()
         self._go_to_wanted()
         self._hold_back()
-
-    def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
-        """Settle these offsets as dead letters when they come again; those whose dead letter was
-        refused too, as ones without content.
-        """
-        self.verdicts.refuse(refusals)
 
     def close(self) -> None:
         """Make durable what there is, and let go."""

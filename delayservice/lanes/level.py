@@ -7,7 +7,7 @@ decided in ``core.level``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -245,20 +245,13 @@ class LevelLane:
     def committed(self) -> None:
         """The staged cursor is committed."""
         self.shard.commit()
-        self.verdicts.refused.clear()
-        self.verdicts.stripped.clear()
+        self.verdicts.settled()
         self._hold_back()
 
     def aborted(self) -> None:
         """The transaction was aborted for certain."""
         self.shard.abort()
         self._hold_back()
-
-    def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
-        """Settle these offsets as dead letters when they come again; those whose dead letter was
-        refused too, as ones without content.
-        """
-        self.verdicts.refuse(refusals)
 
     def close(self) -> None:
         """Let go."""

@@ -302,7 +302,7 @@ class SliceLoop:
 
     def _put_back(self, refused: RefusedError) -> None:
         for (topic, offset), reason in refused.refusals.items():
-            self.lanes[topic].refuse([(offset, reason)])
+            self.lanes[topic].verdicts.refuse([(offset, reason)])
         self._start_over("records_refused", why=str(refused))
 
     def _aborted(self) -> None:
