@@ -56,9 +56,12 @@ def test_a_throttled_service_is_late_and_loses_doubles_and_aborts_nothing(
         for value in values:
             bench.send_later(headers, value=value)
         bench.producer.flush()
-        seen = bench.read(target, RECORDS, TIMEOUT_S)
+        bench.read(target, RECORDS, TIMEOUT_S)
+        # When they arrived, and not their timestamps: a timestamp is taken when the record enters
+        # the client's queue, and the broker answers late only then.
+        late_ms = now_ms() - due_ms
         assert service.stop() == 0
         assert sorted(one.value or b"" for one in bench.read_all(target)) == sorted(values)
-        assert max(one.timestamp_ms for one in seen) - due_ms > THROTTLED_MS_MIN
+        assert late_ms > THROTTLED_MS_MIN
         for event in ("transaction_aborted", "ownership_lost", "slice_interrupted"):
             assert service.events(event) == []
