@@ -18,7 +18,8 @@ endif
 
 # The stamp's name is made of what the venv was made of. File times would not do: a checkout may
 # bring an older lock with a newer time, and a copied .venv still belongs to the folder it was in.
-SOURCES := requirements/dev.txt requirements/run.in requirements/dev.in pyproject.toml
+SOURCES := requirements/dev.txt requirements/run.in requirements/spark.in \
+	requirements/dev.in pyproject.toml
 STAMP := $(VENV)/.built-$(shell { pwd; $(PYTHON) -V; cat $(SOURCES); } 2>&1 | cksum | cut -d' ' -f1)
 
 help:  ## show this list
@@ -83,9 +84,10 @@ fault-tools:  ## install what the fault suite needs of Debian, if root and missi
 
 lock: $(STAMP)  ## write the lock files anew from requirements/*.in
 	$(COMPILE) requirements/run.in -o requirements/run.txt
-	$(COMPILE) -c requirements/run.txt requirements/run.in requirements/dev.in \
-		-o requirements/dev.txt
-	$(COMPILE) requirements/spark.in -o requirements/spark.txt
+	$(COMPILE) -c requirements/run.txt requirements/run.in requirements/spark.in \
+		-o requirements/spark.txt
+	$(COMPILE) -c requirements/spark.txt requirements/run.in requirements/spark.in \
+		requirements/dev.in -o requirements/dev.txt
 
 lock-jars: $(STAMP)  ## write the lock of the jars anew
 	$(BIN)/python -m delayservice.dev.lock_jars
