@@ -66,11 +66,13 @@ class Files:
 
     Args:
         handles_max: files kept open at once; the least recently used is closed first.
+        read_only: files are opened for reading only: the folder is somebody else's.
     """
 
-    def __init__(self, handles_max: int = 256) -> None:
+    def __init__(self, handles_max: int = 256, *, read_only: bool = False) -> None:
         self._handles: OrderedDict[str, int] = OrderedDict()
         self._handles_max = handles_max
+        self._read_flags = os.O_RDONLY if read_only else os.O_RDWR
 
     def twin(self) -> Files:
         """The same disk with open files of its own, for a thread beside the owner's."""
@@ -95,7 +97,7 @@ class Files:
         Raises:
             OSError: the file is missing or the medium fails.
         """
-        handle = self._handle(path, os.O_RDWR)
+        handle = self._handle(path, self._read_flags)
         data = os.pread(handle, size, position)
         while 0 < len(data) < size:
             more = os.pread(handle, size - len(data), position + len(data))

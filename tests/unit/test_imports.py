@@ -37,12 +37,17 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     "delayservice.lanes": LEAVES
     | {"delayservice.core", "delayservice.store", "delayservice.lanes"},
     # lanes.ports holds the interfaces that the connectors fill.
+    # Stores that no node has open: a disk to be looked at, or a backup of one.
+    **dict.fromkeys(
+        ("connectors.spark.wheel_hours", "connectors.spark.rocks_export"),
+        LEAVES | {"delayservice.core", "delayservice.store", "connectors.spark"},
+    ),
     "connectors": LEAVES | {"delayservice.core", "delayservice.lanes.ports", "connectors"},
     "ha": LEAVES | {"delayservice.core", "ha"},
     # The presets, and the marks.
     **dict.fromkeys(LEAVES, LEAVES | {"delayservice.core.levels", "delayservice.core.disk"}),
 }
-CORE_FOREIGN = frozenset({"msgspec"})
+CORE_FOREIGN = frozenset({"msgspec", "xxhash"})
 # A clock, a file, a socket, a thread or chance: what the core must be handed, and never take.
 CORE_FORBIDDEN = frozenset(
     [

@@ -97,6 +97,11 @@ class Block(NamedTuple):
         """Position of the byte after the block."""
         return self.position + HEADER_BYTES + self.length
 
+    @property
+    def has_marks(self) -> bool:
+        """Whether any of its rows is marked, or is a mark."""
+        return bool(self.flags & _HAS_MARKS)
+
 
 def seed_of(second: int, width: int) -> int:
     """What the checksum chain of a slot starts from."""
@@ -193,7 +198,7 @@ def decode_block(second: int, block: Block, body: bytes) -> list[Frame]:
     offsets = _unpack("q", body, 4 * count, count)
     sizes = _unpack("I", body, 12 * count, count)
     position = 16 * count
-    if not block.flags & _HAS_MARKS:
+    if not block.has_marks:
         payloads = _slices(body, position, sizes)
         return list(zip([start_ms + k for k in keys], offsets, repeat(NO_MARK), payloads))
     marks = _unpack("q", body, position, count)

@@ -23,11 +23,10 @@ from delayservice.store.wheel.block import (
     BlockDamagedError,
     decode_block,
     parse_header,
-    seed_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from delayservice.store.files import Files
     from delayservice.store.wheel.slots import Slot
@@ -221,23 +220,34 @@ def extend_window(files: Files, path: str, slot: Slot, window: Window, limit: in
     )
 
 
+def read_blocks(read: Callable[[int, int], bytes], slot: Slot) -> Iterator[Block]:
+    """The blocks of a slot's file that have not moved to finer slots, by their headers.
+
+    Args:
+        read: bytes of the file, by position and size.
+        slot: what the index says of it.
+
+    Raises:
+        BlockDamagedError, OSError: the file is damaged or missing; what came before is good.
+    """
+    position, crc = slot.moved, slot.moved_crc
+    while position < slot.size:
+        block = parse_header(read(position, HEADER_BYTES), position, crc)
+        if block.end > slot.size:
+            raise BlockDamagedError(f"the block at byte {position} is cut short")
+        yield block
+        position, crc = block.end, block.crc
+    if position != slot.size or crc != slot.crc:
+        raise BlockDamagedError(f"the blocks end at byte {position} and not at {slot.size}")
+
+
 def _read_headers(
     files: Files, path: str, slot: Slot, whole_bytes_max: int
 ) -> tuple[list[Block], bytes]:
     """Blocks of a slot file, and its content if that is small enough to be read at once."""
     whole = files.read_at(path, 0, slot.size) if 0 < slot.size <= whole_bytes_max else b""
-    blocks: list[Block] = []
-    position, crc = 0, seed_of(slot.second, slot.width)
-    while position < slot.size:
-        if whole:
-            data = whole[position : position + HEADER_BYTES]
-        else:
-            data = files.read_at(path, position, HEADER_BYTES)
-        block = parse_header(data, position, crc)
-        if block.end > slot.size:
-            raise BlockDamagedError(f"the block at byte {position} is cut short")
-        blocks.append(block)
-        position, crc = block.end, block.crc
-    if position != slot.size or crc != slot.crc:
-        raise BlockDamagedError(f"the blocks end at byte {position} and not at {slot.size}")
-    return blocks, whole
+
+    def read(position: int, size: int) -> bytes:
+        return whole[position : position + size] or files.read_at(path, position, size)
+
+    return list(read_blocks(read, slot)), whole
