@@ -1,0 +1,1 @@
+"""Spark jobs that prove, repair, report and schedule. They need the extra ``spark``."""

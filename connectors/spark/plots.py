@@ -1,0 +1,117 @@
+"""The kinds of figure that the pages have: plain numbers in, an ``<svg>`` element out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC
+
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from connectors.spark.html import FIGURE_INCHES, FIRST, style, svg
+from delayservice.units import DAY_MS
+
+_BAR_INCHES = 0.26
+_AXIS_INCHES = 0.9
+_LABEL_CHARS_MAX = 28
+_LOG_RATIO = 1_000
+"""A range of more than so many times its least is shown on a logarithmic scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line: a name, a value for each instant, and one of the colours of ``html``."""
+
+    name: str
+    values: Sequence[float]
+    colour: str = FIRST
+    is_filled: bool = False
+
+
+def columns(
+    labels: Sequence[str], counts: Sequence[int], label: str, *, x: str, colour: str = FIRST
+) -> Markup:
+    """Counts of classes that have an order, such as a histogram; ``x`` names the classes."""
+    with style():
+        figure, axes = _axes(FIGURE_INCHES)
+        axes.bar(range(len(labels)), counts, color=colour, width=0.85)
+        axes.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 6 else 0)  # noqa: PLR2004
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel(x)
+        _count_axis(axes, counts)
+        return svg(figure, label)
+
+
+def bars(
+    labels: Sequence[str], counts: Sequence[int], label: str, *, colour: str = FIRST
+) -> Markup:
+    """Counts of named things, the first one on top."""
+    with style():
+        figure, axes = _axes((FIGURE_INCHES[0], _AXIS_INCHES + _BAR_INCHES * max(len(labels), 1)))
+        axes.barh(range(len(labels)), counts, color=colour, height=0.7)
+        axes.set_yticks(range(len(labels)), [_shortened(text) for text in labels])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.set_xlim(left=0)
+        axes.set_xlabel("records")
+        return svg(figure, label)
+
+
+def lines(times_ms: Sequence[int], series: Sequence[Series], label: str, *, y: str) -> Markup:
+    """Values over time, epoch milliseconds, shown in UTC; ``y`` names them with their unit."""
+    days = [time_ms / DAY_MS for time_ms in times_ms]  # matplotlib's dates, since its epoch 1970
+    with style():
+        figure, axes = _axes(FIGURE_INCHES)
+        for one in series:
+            mark = "o" if len(times_ms) == 1 else ""
+            axes.plot(days, one.values, marker=mark, label=one.name, color=one.colour)
+            if one.is_filled:
+                axes.fill_between(days, list(one.values), color=one.colour, alpha=0.25, linewidth=0)
+        _time_axis(axes)
+        axes.set_xlabel("UTC")
+        axes.set_ylabel(y)
+        _scale(axes, [value for one in series for value in one.values])
+        if len(series) > 1:
+            axes.legend(loc="upper left", ncols=len(series), bbox_to_anchor=(0, 1.15))
+        return svg(figure, label)
+
+
+def _axes(inches: tuple[float, float]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=inches, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _time_axis(axes: Axes) -> None:
+    locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+
+
+def _count_axis(axes: Axes, counts: Sequence[int]) -> None:
+    axes.set_ylabel("records")
+    _scale(axes, counts)
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """From zero; with small and very large values beside each other, by powers of ten."""
+    above = [value for value in values if value > 0]
+    if above and max(above) / min(above) > _LOG_RATIO:
+        axes.set_yscale("symlog", linthresh=1)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_ylim(bottom=0)
+
+
+def _shortened(text: str) -> str:
+    """A name that leaves room for the figure; its table has it whole."""
+    if len(text) <= _LABEL_CHARS_MAX:
+        return text
+    half = _LABEL_CHARS_MAX // 2
+    return f"{text[: half - 1]}…{text[-half:]}"

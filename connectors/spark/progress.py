@@ -1,0 +1,150 @@
+"""How far Spark's work is, on standard error: a bar on a terminal, elsewhere a line now and then.
+
+Spark's own progress and log lines are for its developers; ``QUIET`` and ``hush`` keep them away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from pyspark import StatusTracker
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+Say: TypeAlias = Callable[[str], None]
+"""Tells people what is being done now, in a few words."""
+
+QUIET: Final = MappingProxyType(
+    {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+)
+"""Configuration of a session that leaves standard error to us."""
+
+LINE_EVERY_S: Final = 30.0
+_LOOK_EVERY_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Of the stages that are running now."""
+
+    stages: int
+    total: int
+    running: int
+    done: int
+    failed: int
+
+    def __str__(self) -> str:
+        """One line for people."""
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.done} of {self.total} tasks done, {self.running} running{failed}"
+
+
+def hush(spark: SparkSession) -> None:
+    """Let Spark write errors only; for a session that was opened without ``QUIET``."""
+    spark.sparkContext.setLogLevel("ERROR")
+
+
+def running_tasks(tracker: StatusTracker) -> Tasks:
+    """What the scheduler is at; all zero between two jobs."""
+    found = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    stages = [stage for stage in found if stage is not None]  # None: it has just ended
+    return Tasks(
+        stages=len(stages),
+        total=sum(stage.numTasks for stage in stages),
+        running=sum(stage.numActiveTasks for stage in stages),
+        done=sum(stage.numCompletedTasks for stage in stages),
+        failed=sum(stage.numFailedTasks for stage in stages),
+    )
+
+
+@contextmanager
+def shown(
+    spark: SparkSession, console: Console, *, is_plain: bool = False, every_s: float = LINE_EVERY_S
+) -> Iterator[Say]:
+    """Show progress while the block runs; what is yielded says what the block is at.
+
+    Args:
+        spark: the session that works.
+        console: on standard error.
+        is_plain: lines instead of a bar, on a terminal too, as where programs read the output.
+        every_s: how often there is a line.
+    """
+    tracker = spark.sparkContext.statusTracker()
+    is_over = threading.Event()
+    view = _Lines(console, every_s) if is_plain or not console.is_terminal else _Bar(console)
+    follower = threading.Thread(
+        target=_follow, args=(tracker, view, is_over), name="spark-progress", daemon=True
+    )
+    with view:
+        follower.start()
+        try:
+            yield view.say
+        finally:
+            is_over.set()
+            follower.join()
+
+
+def _follow(tracker: StatusTracker, view: _Bar | _Lines, is_over: threading.Event) -> None:
+    while not is_over.wait(_LOOK_EVERY_S):
+        view.update(running_tasks(tracker))
+
+
+class _Bar:
+    """A bar of the tasks of the stages that run; it moves under the words of the step."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[tasks]}", style="dim"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", total=None, tasks="")
+
+    def __enter__(self) -> None:
+        self._progress.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, what: str) -> None:
+        self._progress.update(self._task, description=what, total=None, completed=0, tasks="")
+
+    def update(self, tasks: Tasks) -> None:
+        if tasks.stages:
+            self._progress.update(
+                self._task, total=tasks.total, completed=tasks.done, tasks=str(tasks)
+            )
+
+
+class _Lines:
+    """A line when a long time has passed since the last one; short work says nothing."""
+
+    def __init__(self, console: Console, every_s: float) -> None:
+        self._console = console
+        self._every_s = every_s
+        self._what = "starting"
+        self._next_s = time.monotonic() + every_s
+
+    def __enter__(self) -> None:
+        self._next_s = time.monotonic() + self._every_s
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, what: str) -> None:
+        self._what = what
+
+    def update(self, tasks: Tasks) -> None:
+        if tasks.stages and time.monotonic() >= self._next_s:
+            self._next_s += self._every_s
+            self._console.print(f"{self._what}: {tasks}", markup=False)
