@@ -1,0 +1,331 @@
+"""The consistent cut that a job judges by: cursors of all shards, and how far every log is read.
+
+The order of the questions is what makes it right:
+
+1. the *earlier* checkpoints, then
+2. the ends of all topics that are read, then
+3. the *later* checkpoints.
+
+What an output settles is committed with it. So a record that the earlier checkpoint says is settled
+has its output below those ends, or it is lost; and an output below those ends settles what the
+later checkpoint says is settled, or it is not checkpointed. What lies between may be either.
+
+Ends are high watermarks, and one waits until no transaction below them is open: another producer's
+open transaction would hide records that are committed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not re-exported
+
+from connectors.kafka.clients import KafkaAdmin, admin_client
+from connectors.kafka.errors import answer_of
+from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, scan_partition, topic_ids
+from connectors.spark.topics import Place
+from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint
+from delayservice.core.contract import Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.errors import KafkaEdgeError
+
+SETTLE_TIMEOUT_S: Final = 150.0
+"""Longer than a broker leaves a dead producer's transaction open."""
+_LOOK_BACK: Final = 64
+_TICK_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``[start, end)`` of one partition's log, as it is read."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCut:
+    """One shard: a partition of a delay topic that is served.
+
+    ``earlier`` and ``later`` are its cursors before and after the ends were pinned, ``span`` its
+    log, ``contracts`` what its records are read by.
+    """
+
+    topic: str
+    partition: int
+    topic_id: str
+    earlier: Cursor
+    later: Cursor
+    contracts: Contracts
+    span: Span
+
+    @property
+    def name(self) -> str:
+        """``topic:partition``, as headers spell it."""
+        return f"{self.topic}:{self.partition}"
+
+    def to_json(self) -> dict[str, object]:
+        """For the summary of a job."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "topic_id": self.topic_id,
+            "earlier": {"k": list(self.earlier.key), "h": self.earlier.offset},
+            "later": {"k": list(self.later.key), "h": self.later.offset},
+            "start": self.span.start,
+            "end": self.span.end,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A consistent cut of a cluster.
+
+    Attributes:
+        taken_ms: when its ends were pinned, by the clock of this machine.
+        shards: all that are served, by topic and partition.
+        others: the logs of every other topic that is read.
+        partitions: how many partitions each topic of the cluster has.
+        notes: what is not judged and why, a sentence each.
+    """
+
+    taken_ms: int
+    shards: tuple[ShardCut, ...]
+    others: Mapping[Place, Span]
+    partitions: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def spans(self) -> dict[Place, Span]:
+        """Every log that is read."""
+        own = {(shard.topic, shard.partition): shard.span for shard in self.shards}
+        return {**self.others, **own}
+
+    @property
+    def delay_topics(self) -> list[str]:
+        """The topics of the shards, in order."""
+        return sorted({shard.topic for shard in self.shards})
+
+    def starts(self, places: Iterable[Place] | None = None) -> dict[Place, int]:
+        """First offsets as ``read_topic`` takes them; of all, or of some places."""
+        spans = self.spans
+        return {place: spans[place].start for place in (spans if places is None else places)}
+
+    def ends(self, places: Iterable[Place] | None = None) -> dict[Place, int]:
+        """End offsets as ``read_topic`` takes them; of all, or of some places."""
+        spans = self.spans
+        return {place: spans[place].end for place in (spans if places is None else places)}
+
+    def to_json(self) -> dict[str, object]:
+        """For the summary of a job."""
+        return {
+            "taken_ms": self.taken_ms,
+            "shards": [shard.to_json() for shard in self.shards],
+            "others": [
+                {"topic": topic, "partition": partition, "start": span.start, "end": span.end}
+                for (topic, partition), span in sorted(self.others.items())
+            ],
+            "notes": list(self.notes),
+        }
+
+
+Choose = Callable[[Collection[Contracts], Collection[str]], Collection[str]]
+"""``(contracts of all shards, all topics of the cluster)`` to the topics to read beside the delay
+topics."""
+
+
+def take_cut(
+    client: Mapping[str, str],
+    checkpoint: str,
+    choose: Choose,
+    *,
+    timeout_s: float = SETTLE_TIMEOUT_S,
+) -> Cut:
+    """A consistent cut, taken now.
+
+    Args:
+        client: options of librdkafka.
+        checkpoint: the checkpoint topic.
+        choose: which other topics are to be read.
+        timeout_s: how long to wait until transactions below the ends are over.
+
+    Raises:
+        KafkaEdgeError: the cluster does not answer, a checkpoint can't be read, or a transaction
+            stays open.
+    """
+    desk = _Desk(client, timeout_s)
+    partitions = desk.partitions()
+    if checkpoint not in partitions:
+        raise KafkaEdgeError(
+            f"there is no topic {checkpoint}: name the service's checkpoint topic, as its setting "
+            "topics.checkpoint does"
+        )
+    slices = [(checkpoint, number) for number in range(partitions[checkpoint])]
+    earlier = desk.checkpoints(slices)
+    served = _served(earlier)
+    topics = {topic for topic, _ in served} & partitions.keys()
+    contracts = [shard.contracts for shard in served.values()]
+    chosen = set(choose(contracts, partitions.keys())) & partitions.keys()
+    taken_ms = time.time_ns() // 1_000_000
+    spans = desk.settled_spans(
+        [(topic, number) for topic in topics | chosen for number in range(partitions[topic])]
+    )
+    later = _served(desk.checkpoints(slices))
+    ids = topic_ids(desk.admin, sorted(topics)) if topics else {}
+    cut = Cut(taken_ms, (), {p: s for p, s in spans.items() if p[0] not in topics}, partitions)
+    return _with_shards(cut, served, later, {p: s for p, s in spans.items() if p[0] in topics}, ids)
+
+
+def _with_shards(
+    cut: Cut,
+    earlier: Mapping[Place, ShardCheckpoint],
+    later: Mapping[Place, ShardCheckpoint],
+    spans: Mapping[Place, Span],
+    ids: Mapping[str, str],
+) -> Cut:
+    """The cut with every shard that can be judged, and a note for every other one."""
+    shards: list[ShardCut] = []
+    notes: list[str] = []
+    for place in sorted(earlier.keys() | spans.keys()):
+        topic, partition = place
+        first, last = earlier.get(place), later.get(place)
+        if first is None or last is None:
+            notes.append(f"{topic}:{partition} is in no checkpoint: nobody has served it yet")
+        elif place not in spans:
+            notes.append(f"{topic}:{partition} is in the checkpoint, and not in the cluster")
+        elif ids.get(topic) not in (None, last.topic_id):
+            notes.append(f"{topic}:{partition} was made anew, and nobody has served the new one")
+        else:
+            began = first.cursor if first.topic_id == last.topic_id else Cursor()
+            shards.append(
+                ShardCut(
+                    topic,
+                    partition,
+                    last.topic_id,
+                    began,
+                    last.cursor,
+                    last.contracts,
+                    spans[place],
+                )
+            )
+    return replace(cut, shards=tuple(shards), notes=tuple(notes))
+
+
+def _served(checkpoints: Mapping[int, Checkpoint]) -> dict[Place, ShardCheckpoint]:
+    return {
+        (topic, slice_no): shard
+        for slice_no, checkpoint in checkpoints.items()
+        for topic, shard in checkpoint.shards.items()
+    }
+
+
+class LogStarts:
+    """Where logs start now: asked again when a job has read them, for retention goes on."""
+
+    def __init__(self, client: Mapping[str, str]) -> None:
+        self._desk = _Desk(client, SETTLE_TIMEOUT_S)
+
+    def of(self, places: Collection[Place]) -> dict[Place, int]:
+        """First retained offsets.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
+        return self._desk.offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+
+class _Desk:
+    """Asks the cluster."""
+
+    def __init__(self, client: Mapping[str, str], timeout_s: float) -> None:
+        self._client = {n: v for n, v in client.items() if not n.startswith("java.")}
+        self._timeout_s = timeout_s
+        self.admin: KafkaAdmin = admin_client(self._client)
+
+    def partitions(self) -> dict[str, int]:
+        """How many partitions each topic has."""
+        try:
+            found = self.admin.list_topics(timeout=ASK_TIMEOUT_S)
+        except KafkaException as exc:
+            raise KafkaEdgeError(
+                f"the cluster's topics can't be listed: {self.admin.explain(exc)}"
+            ) from exc
+        return {name: len(t.partitions) for name, t in found.topics.items() if t.error is None}
+
+    def checkpoints(self, slices: Collection[Place]) -> dict[int, Checkpoint]:
+        """The newest committed checkpoint of every slice that has one."""
+        config = consumer_config(self._client, "spark-cut")
+        found = {}
+        for (topic, slice_no), span in self.settled_spans(slices).items():
+            data = _newest(config, topic, slice_no, span)
+            if data is not None:
+                found[slice_no] = decode_checkpoint(data)
+        return found
+
+    def settled_spans(self, places: Collection[Place]) -> dict[Place, Span]:
+        """Logs up to their high watermarks, once no transaction below those is open."""
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        ends = self.offsets(places, latest)
+        waiting = set(ends)
+        deadline_s = time.monotonic() + self._timeout_s
+        tick = threading.Event()
+        while waiting:
+            stable = self.offsets(waiting, latest, IsolationLevel.READ_COMMITTED)
+            waiting = {place for place in waiting if stable[place] < ends[place]}
+            if waiting and time.monotonic() > deadline_s:
+                topic, partition = min(waiting)
+                raise KafkaEdgeError(
+                    f"a transaction in {topic}:{partition} has been open for "
+                    f"{self._timeout_s:.0f} s, and hides what comes after it: find its producer "
+                    "(kafka-transactions.sh find-hanging), or try again later"
+                )
+            if waiting:
+                tick.wait(_TICK_S)
+        # After the ends: retention may pass an end that was asked for before.
+        starts = self.offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return {place: Span(starts[place], max(ends[place], starts[place])) for place in ends}
+
+    def offsets(
+        self,
+        places: Collection[Place],
+        spec: Any,  # noqa: ANN401  # the client's stubs leave it untyped
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> dict[Place, int]:
+        """One offset of every place, asked all at once."""
+        if not places:
+            return {}
+        asked = self.admin.list_offsets(
+            {TopicPartition(*place): spec for place in places},
+            isolation_level=isolation,
+            request_timeout=ASK_TIMEOUT_S,
+        )
+        return dict(self._answers(asked))
+
+    def _answers(self, asked: Mapping[TopicPartition, Any]) -> Iterator[tuple[Place, int]]:
+        for place, future in asked.items():
+            try:
+                yield (place.topic, place.partition), int(answer_of(future, ASK_TIMEOUT_S).offset)
+            except KafkaException as exc:
+                raise KafkaEdgeError(
+                    f"how far {place.topic}:{place.partition} goes can't be asked: "
+                    f"{self.admin.explain(exc)}"
+                ) from exc
+
+
+def _newest(config: Mapping[str, Any], topic: str, partition: int, span: Span) -> bytes | None:
+    """The last committed record below the end: a little is read first, for markers follow it."""
+    look = _LOOK_BACK
+    while span.start < span.end:
+        since = max(span.start, span.end - look)
+        newest: bytes | None = None
+        for run in scan_partition(config, topic, partition, since, span.end):
+            newest = run.rows[-1][3] if run.rows else newest
+        if newest is not None or since == span.start:
+            return newest
+        look *= 2
+    return None

@@ -1,0 +1,159 @@
+"""Topics as Spark reads them: committed records only, between offsets that are pinned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from delayservice.errors import DelayServiceError
+
+Place: TypeAlias = tuple[str, int]
+"""Topic and partition."""
+Offsets: TypeAlias = Mapping[Place, int]
+
+_FETCH: Final = {
+    "kafka.isolation.level": "read_committed",
+    "kafka.max.poll.records": "20000",
+    "kafka.fetch.max.bytes": "67108864",
+    "kafka.max.partition.fetch.bytes": "16777216",
+    "kafka.receive.buffer.bytes": "1048576",
+}
+_PLAIN_LOGIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
+_SCRAM_LOGIN: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
+_SHARED: Final = frozenset(
+    {"bootstrap.servers", "security.protocol", "sasl.mechanism", "client.id"}
+)
+"""Options of librdkafka whose name and meaning Java's client shares; others are about performance
+of a client that is not used here."""
+
+
+def read_topic(
+    spark: SparkSession,
+    client: Mapping[str, str],
+    topics: Collection[str],
+    starts: Offsets,
+    ends: Offsets,
+    min_partitions: int,
+) -> DataFrame:
+    """Records of ``topics`` in ``[start, end)`` of every partition that ``ends`` names.
+
+    Args:
+        spark: the session.
+        client: options of librdkafka, as the service's own ``[kafka]`` section has them.
+        topics: what to read; only places of these count.
+        starts: first offset by place; one that is missing is 0.
+        ends: end offset by place, exclusive; nothing is read of places that are missing here.
+        min_partitions: tasks at least, where there are records enough.
+
+    Returns:
+        ``topic`` string, ``partition`` int, ``offset`` long, ``timestamp_ms`` long, ``key`` and
+        ``value`` binary, ``headers`` array of ``{key: string, value: binary}``, null where none.
+    """
+    wanted = {place for place in ends if place[0] in topics}
+    spans = {place: (starts.get(place, 0), ends[place]) for place in wanted}
+    filled = {place: span for place, span in spans.items() if span[0] < span[1]}
+    if not filled:
+        return spark.createDataFrame([], ROW_SCHEMA)
+    options = {
+        **java_options(client),
+        **_FETCH,
+        "assign": _by_topic({place: place[1] for place in filled}, as_list=True),
+        "startingOffsets": _by_topic({place: span[0] for place, span in filled.items()}),
+        "endingOffsets": _by_topic({place: span[1] for place, span in filled.items()}),
+        "minPartitions": str(min_partitions),
+        "includeHeaders": "true",
+        "failOnDataLoss": "false",  # retention may go on meanwhile: who reads asks again after
+    }
+    return as_rows(spark.read.format("kafka").options(**options).load())
+
+
+ROW_SCHEMA: Final = (
+    "topic string, partition int, offset long, timestamp_ms long, key binary, value binary, "
+    "headers array<struct<key: string, value: binary>>"
+)
+
+
+def as_rows(records: DataFrame) -> DataFrame:
+    """Kafka's own columns as ``ROW_SCHEMA``."""
+    return records.select(
+        "topic",
+        "partition",
+        "offset",
+        sf.unix_millis("timestamp").alias("timestamp_ms"),
+        "key",
+        "value",
+        "headers",
+    )
+
+
+def java_options(client: Mapping[str, str]) -> dict[str, str]:
+    """Options of librdkafka as those of the connector, ``kafka.`` before each.
+
+    A user name and password become a login module, PEM files are handed over by content: so the
+    executors need no files. Options that begin with ``java.`` are passed on as they are, without
+    that word, for what this does not translate.
+
+    Raises:
+        DelayServiceError: a way of logging in that this does not translate.
+    """
+    options = {name: value for name, value in client.items() if name in _SHARED}
+    options |= _sasl(client) | _tls(client)
+    options |= {n.removeprefix("java."): v for n, v in client.items() if n.startswith("java.")}
+    return {f"kafka.{name}": value for name, value in options.items()}
+
+
+def _sasl(client: Mapping[str, str]) -> dict[str, str]:
+    mechanism = client.get("sasl.mechanism") or client.get("sasl.mechanisms")
+    if "sasl.username" not in client:
+        return {"sasl.mechanism": mechanism} if mechanism else {}
+    mechanism = mechanism or "PLAIN"
+    modules = {"PLAIN": _PLAIN_LOGIN}
+    modules |= dict.fromkeys(("SCRAM-SHA-256", "SCRAM-SHA-512"), _SCRAM_LOGIN)
+    if mechanism not in modules:
+        raise DelayServiceError(
+            f"sasl.mechanism {mechanism} is not translated for Spark: give java.sasl.jaas.config"
+        )
+    user, password = (_quoted(client.get(f"sasl.{n}", "")) for n in ("username", "password"))
+    login = f"{modules[mechanism]} required username={user} password={password};"
+    return {"sasl.mechanism": mechanism, "sasl.jaas.config": login}
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _tls(client: Mapping[str, str]) -> dict[str, str]:
+    options = {}
+    if "ssl.ca.location" in client:
+        options["ssl.truststore.type"] = "PEM"
+        options["ssl.truststore.certificates"] = _content(client["ssl.ca.location"])
+    if "ssl.certificate.location" in client and "ssl.key.location" in client:
+        options["ssl.keystore.type"] = "PEM"
+        options["ssl.keystore.certificate.chain"] = _content(client["ssl.certificate.location"])
+        options["ssl.keystore.key"] = _content(client["ssl.key.location"])
+    if "ssl.key.password" in client:
+        options["ssl.key.password"] = client["ssl.key.password"]
+    return options
+
+
+def _content(path: str) -> str:
+    try:
+        return Path(path).read_text("ascii")
+    except OSError as exc:
+        raise DelayServiceError(f"{path} can't be read ({exc}): Spark needs what is in it") from exc
+
+
+def _by_topic(numbers: Mapping[Place, int], *, as_list: bool = False) -> str:
+    """The connector's JSON: partitions to offsets by topic, or lists of partitions."""
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), number in sorted(numbers.items()):
+        found.setdefault(topic, {})[str(partition)] = number
+    if as_list:
+        return json.dumps({topic: sorted(held.values()) for topic, held in found.items()})
+    return json.dumps(found)
