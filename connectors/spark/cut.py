@@ -28,7 +28,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # no
 from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.errors import answer_of
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, scan_partition, topic_ids
-from connectors.spark.topics import Place
+from connectors.spark.topics import Place, native_options
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import Cursor
@@ -181,6 +181,21 @@ def take_cut(
     return _with_shards(cut, served, later, {p: s for p, s in spans.items() if p[0] in topics}, ids)
 
 
+def settled_spans(
+    client: Mapping[str, str], topics: Collection[str], *, timeout_s: float = SETTLE_TIMEOUT_S
+) -> dict[Place, Span]:
+    """The logs of whole topics as they are now, no open transaction below their ends.
+
+    Raises:
+        KafkaEdgeError: as ``take_cut``.
+    """
+    desk = _Desk(client, timeout_s)
+    counts = desk.partitions()
+    return desk.settled_spans(
+        [(topic, number) for topic in topics for number in range(counts.get(topic, 0))]
+    )
+
+
 def _with_shards(
     cut: Cut,
     earlier: Mapping[Place, ShardCheckpoint],
@@ -243,7 +258,7 @@ class _Desk:
     """Asks the cluster."""
 
     def __init__(self, client: Mapping[str, str], timeout_s: float) -> None:
-        self._client = {n: v for n, v in client.items() if not n.startswith("java.")}
+        self._client = native_options(client)
         self._timeout_s = timeout_s
         self.admin: KafkaAdmin = admin_client(self._client)
 

@@ -1,6 +1,6 @@
 """How far Spark's work is, on standard error: a bar on a terminal, elsewhere a line now and then.
 
-Spark's own progress and log lines are for its developers; ``QUIET`` and ``hush`` keep them away.
+Spark's own progress and log lines are for its developers; ``hush`` keeps them away.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from pyspark import StatusTracker
@@ -20,11 +19,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 Say: TypeAlias = Callable[[str], None]
 """Tells people what is being done now, in a few words."""
-
-QUIET: Final = MappingProxyType(
-    {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-)
-"""Configuration of a session that leaves standard error to us."""
 
 LINE_EVERY_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.25
@@ -47,7 +41,7 @@ class Tasks:
 
 
 def hush(spark: SparkSession) -> None:
-    """Let Spark write errors only; for a session that was opened without ``QUIET``."""
+    """Let Spark write errors only; a session that ``spark-submit`` brings writes all it does."""
     spark.sparkContext.setLogLevel("ERROR")
 
 

@@ -107,6 +107,11 @@ def java_options(client: Mapping[str, str]) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in options.items()}
 
 
+def native_options(client: Mapping[str, str]) -> dict[str, str]:
+    """Those that librdkafka itself takes: without what is for Java's client only."""
+    return {name: value for name, value in client.items() if not name.startswith("java.")}
+
+
 def _sasl(client: Mapping[str, str]) -> dict[str, str]:
     mechanism = client.get("sasl.mechanism") or client.get("sasl.mechanisms")
     if "sasl.username" not in client:
