@@ -17,7 +17,7 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -132,6 +132,29 @@ def read_copy(
     message = _message(f"{topic}:{partition}", text, (key, value, own))
     if not any(hmac.compare_digest(_sign(secret, message), mac) for secret in secrets):
         return None
+    claim = read_claim(original)
+    return None if claim is None else (claim.base, claim.at_ms, claim.payload)
+
+
+class Claim(NamedTuple):
+    """What a record says that claims to be a copy; ``shard`` is None where it is its own."""
+
+    settles: int
+    shard: str | None
+    base: int
+    at_ms: int
+    payload: Payload
+
+
+def read_claim(original: Original) -> Claim | None:
+    """What a copy says, its signature not looked at; None: it claims nothing that can be read.
+
+    For those who read topics without the cluster's secret. Never raises.
+    """
+    key, value, headers = original
+    own, text, mac = _split(headers)
+    if text is None or mac is None:
+        return None
     try:
         fields = _decode(text)
     except (msgspec.DecodeError, ValueError):
@@ -144,7 +167,7 @@ def read_copy(
     elif fields.recur is not None:
         meta = (*meta[:4], fields.recur)
     payload = (fields.target, fields.partition, key, value, own, fields.due, meta)
-    return fields.base, fields.at, payload
+    return Claim(fields.settles, fields.shard, fields.base, fields.at, payload)
 
 
 def _split(headers: Headers) -> tuple[Headers, bytes | None, bytes | None]:
