@@ -1,0 +1,172 @@
+"""Records of Arrow batches, on the executors: without pandas, one Python object for each value.
+
+Batches have the columns of ``topics.ROW_SCHEMA``. Lists of headers are read from their flat child
+arrays, and cut by the list's offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from delayservice.core.codes import COPY_FORGED
+from delayservice.core.contract import Contracts
+from delayservice.core.copies import Claim, read_claim
+from delayservice.core.entry import COPY, INVALID, UNREADABLE, Entry, Headers, Row
+from delayservice.core.record import RecordReader
+
+NO_KEY: Final = -1
+"""Key hash of a record without a key, or with an empty one: any partition is right."""
+
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+_MASK31: Final = 0x7FFFFFFF
+
+
+class Run(NamedTuple):
+    """Part of a batch that comes from one partition."""
+
+    topic: str
+    partition: int
+    batch: pa.RecordBatch
+
+
+def runs(batch: pa.RecordBatch) -> Iterator[Run]:
+    """A batch by partition. Nearly always one, for a task reads one partition."""
+    topics = batch.column("topic").dictionary_encode()
+    place = topics.indices.to_numpy().astype(np.int64) << 32
+    place |= batch.column("partition").to_numpy()
+    bounds = [0, *(np.flatnonzero(np.diff(place)) + 1).tolist(), batch.num_rows]
+    names = topics.dictionary.to_pylist()
+    for start, stop in pairwise(bounds):
+        if start < stop:
+            at = int(place[start])
+            yield Run(names[at >> 32], at & 0xFFFFFFFF, batch.slice(start, stop - start))
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    """The records of a batch as ``RecordReader`` takes them, headers as the service reads them."""
+    return list(
+        zip(
+            batch.column("offset").to_pylist(),
+            batch.column("timestamp_ms").to_pylist(),
+            batch.column("key").to_pylist(),
+            batch.column("value").to_pylist(),
+            headers_of(batch),
+            strict=True,
+        )
+    )
+
+
+def headers_of(batch: pa.RecordBatch) -> list[Headers]:
+    """The headers of each record, in order; ``UNREADABLE`` where a name is not UTF-8.
+
+    Java shows the bytes of such a name as replacement characters, and the service's client can't
+    read the record's headers. It cuts a name at a zero byte, which Java does not.
+    """
+    column = batch.column("headers")
+    names = column.values.field("key")
+    odd = any("\0" in name or _REPLACEMENT in name for name in pc.unique(names).to_pylist())
+    pairs = list(zip(names.to_pylist(), column.values.field("value").to_pylist(), strict=True))
+    found = [pairs[start:stop] for start, stop in pairwise(column.offsets.to_pylist())]
+    return [_as_service_reads(headers) for headers in found] if odd else found
+
+
+def _as_service_reads(headers: Headers) -> Headers:
+    if any(_REPLACEMENT in name for name, _ in headers):
+        return UNREADABLE
+    return [(name.partition("\0")[0], value) for name, value in headers]
+
+
+class ShardReader:
+    """Reads the records of one shard as the service does.
+
+    Args:
+        topic: the delay topic.
+        partition: its partition.
+        contracts: what its records are read by.
+        secrets: the cluster's; none: copies are believed, as nobody can check them.
+    """
+
+    def __init__(
+        self, topic: str, partition: int, contracts: Contracts, secrets: Sequence[bytes]
+    ) -> None:
+        self._reader = RecordReader(topic, partition, contracts, secrets)
+        self._believes = not secrets
+
+    def read(self, rows: Sequence[Row]) -> list[Entry]:
+        """What the records are; see ``RecordReader.read_batch``."""
+        entries = self._reader.read_batch(rows)
+        if not self._believes:
+            return entries
+        return [self._believed(e) if e[1] == INVALID else e for e in entries]
+
+    def _believed(self, entry: Entry) -> Entry:
+        """A copy that counts as forged only because nobody knows the secret."""
+        offset, _, _, _, original, (code, _) = entry
+        claim = read_claim(original) if code == COPY_FORGED else None
+        if claim is None:
+            return entry
+        meta = claim.payload[6]
+        identity = meta[0] if meta else None
+        return (offset, COPY, claim.at_ms, identity, claim.payload, claim.base)
+
+
+def claim_of(row: Row) -> Claim | None:
+    """What the row says as a copy; None: it is none."""
+    return read_claim((row[2], row[3], row[4] or []))
+
+
+def key_hashes(keys: pa.BinaryArray) -> NDArray[np.int32]:
+    """31 bits of murmur2 of every key, which a partition is chosen by; ``NO_KEY`` where none.
+
+    Source: as ``delayservice.core.partitioner``, here over all keys of one length at a time.
+    """
+    found = np.full(len(keys), NO_KEY, np.int32)
+    _, offsets_buffer, data_buffer = keys.buffers()
+    if data_buffer is None or offsets_buffer is None:
+        return found
+    offsets = np.frombuffer(offsets_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    data = np.frombuffer(data_buffer, np.uint8)
+    lengths = np.diff(offsets)
+    for length in np.unique(lengths).tolist():
+        if length:
+            rows = np.flatnonzero(lengths == length)
+            taken = data[offsets[:-1][rows, None] + np.arange(length)]
+            found[rows] = _murmur2(taken) & _MASK31
+    return found
+
+
+def _murmur2(keys: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """The hash of keys of one length, a row each."""
+    count, length = keys.shape
+    whole = length & ~3
+    multiplier = np.uint32(0x5BD1E995)
+    hashed = np.full(count, 0x9747B28C ^ length, np.uint32)
+    words = np.ascontiguousarray(keys[:, :whole]).view("<u4").reshape(count, whole // 4)
+    for word in words.T:
+        mixed = word * multiplier
+        mixed ^= mixed >> np.uint32(24)
+        hashed = hashed * multiplier ^ mixed * multiplier
+    if length > whole:
+        for at in range(length - whole):
+            hashed ^= keys[:, whole + at].astype(np.uint32) << np.uint32(8 * at)
+        hashed *= multiplier
+    hashed ^= hashed >> np.uint32(13)
+    hashed *= multiplier
+    return hashed ^ (hashed >> np.uint32(15))
+
+
+def readers(
+    contracts: Mapping[tuple[str, int], Contracts], secrets: Sequence[bytes]
+) -> dict[tuple[str, int], ShardReader]:
+    """One reader for each shard, made where they are used."""
+    return {
+        place: ShardReader(*place, contracts=held, secrets=secrets)
+        for place, held in contracts.items()
+    }

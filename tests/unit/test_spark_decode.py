@@ -1,0 +1,155 @@
+"""Arrow batches are read as the service reads records."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from connectors.spark.decode import (
+    NO_KEY,
+    ShardReader,
+    claim_of,
+    headers_of,
+    key_hashes,
+    rows_of,
+    runs,
+)
+from connectors.spark.topics import java_options
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.copies import write_copy
+from delayservice.core.entry import COPY, INVALID, SCHEDULE, UNREADABLE, Headers, Row
+from delayservice.core.partitioner import partition_for
+from delayservice.errors import DelayServiceError
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+CONTRACTS = Contracts([(0, Contract(allow=("to_*",)))])
+
+
+def batch_of(rows: list[Row], topic: str = "delay_topic_any", partition: int = 3) -> pa.RecordBatch:
+    offsets, times, keys, values, headers = zip(*rows, strict=True)
+    shaped = [
+        None if held is None else [{"key": name, "value": value} for name, value in held]
+        for held in headers
+    ]
+    return pa.record_batch(
+        {
+            "topic": pa.array([topic] * len(rows)),
+            "partition": pa.array([partition] * len(rows), pa.int32()),
+            "offset": pa.array(offsets, pa.int64()),
+            "timestamp_ms": pa.array(times, pa.int64()),
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": pa.array(shaped, HEADERS),
+        }
+    )
+
+
+def test_rows_are_those_that_were_written_also_in_a_slice() -> None:
+    rows: list[Row] = [
+        (7, 1_000, b"k", b"v", [("a", b"1"), ("a", None), ("b", b"")]),
+        (8, 1_001, None, None, []),
+        (9, 1_002, b"", b"\x00\xff", [("c", b"\xfe")]),
+    ]
+    batch = batch_of(rows)
+    assert rows_of(batch) == rows
+    assert rows_of(batch.slice(1)) == rows[1:]
+
+
+def test_a_record_without_headers_has_none() -> None:
+    batch = batch_of([(0, 0, None, None, None), (1, 0, None, None, [("a", b"1")])])
+    assert headers_of(batch) == [[], [("a", b"1")]]
+
+
+def test_names_are_cut_and_refused_as_by_the_services_client() -> None:
+    odd: Headers = [("\N{REPLACEMENT CHARACTER}x", b"1")]
+    found = headers_of(batch_of([(0, 0, None, None, [("a\0b", b"1")]), (1, 0, None, None, odd)]))
+    assert found[0] == [("a", b"1")]
+    assert found[1] is UNREADABLE
+
+
+def test_a_batch_is_parted_by_the_partition_that_records_come_from() -> None:
+    parts = [batch_of([(n, 0, None, None, None)], t, p) for n, t, p in [(1, "a", 0), (2, "b", 0)]]
+    parts.append(batch_of([(3, 0, None, None, None), (4, 0, None, None, None)], "b", 70_000))
+    joined = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+    found = [(run.topic, run.partition, run.batch.num_rows) for run in runs(joined)]
+    assert found == [("a", 0, 1), ("b", 0, 1), ("b", 70_000, 2)]
+
+
+def test_keys_are_hashed_as_a_producer_does() -> None:
+    generator = random.Random(7)
+    keys = [generator.randbytes(generator.randrange(1, 40)) for _ in range(500)]
+    hashes = key_hashes(pa.array([*keys, None, b""], pa.binary()))
+    assert [int(found) % 12 for found in hashes[:-2]] == [partition_for(key, 12) for key in keys]
+    assert hashes[-2:].tolist() == [NO_KEY, NO_KEY]
+    assert key_hashes(pa.array(keys, pa.binary()).slice(100)).tolist() == hashes[100:-2].tolist()
+
+
+def copy_row(offset: int) -> Row:
+    payload = ("to_a", -1, b"k", b"v", [("own", b"1")], 5_000, None)
+    key, value, headers = write_copy(
+        *("delay_topic_any", 3, b"the secret"),
+        settles=4,
+        source=b"delay_topic_any:3:4",
+        base=5,
+        at_ms=4_000,
+        payload=payload,
+    )
+    return (offset, 2_000, key, value, headers)
+
+
+def test_a_copy_is_verified_with_a_secret_and_believed_without() -> None:
+    row = copy_row(9)
+    kinds = {
+        secret: ShardReader("delay_topic_any", 3, CONTRACTS, secret).read([row])[0][1]
+        for secret in [(), (b"the secret",), (b"another",)]
+    }
+    assert kinds == {(): COPY, (b"the secret",): COPY, (b"another",): INVALID}
+    claim = claim_of(row)
+    assert claim is not None
+    assert (claim.settles, claim.base, claim.at_ms) == (4, 5, 4_000)
+
+
+def test_believed_or_verified_a_copy_reads_the_same() -> None:
+    found = [
+        ShardReader("delay_topic_any", 3, CONTRACTS, secrets).read([copy_row(9)])
+        for secrets in [(), (b"the secret",)]
+    ]
+    assert found[0] == found[1]
+
+
+def test_other_records_are_not_touched_by_believing() -> None:
+    rows: list[Row] = [
+        (1, 0, None, b"v", [("delay-at", b"9"), ("delay-target-topic", b"to_a")]),
+        (2, 0, None, b"v", [("delay-at", b"soon"), ("delay-target-topic", b"to_a")]),
+        (3, 0, None, b"v", [("delay-copy", b"{}"), ("delay-copy-mac", b"00")]),
+    ]
+    read = ShardReader("delay_topic_any", 3, CONTRACTS, ()).read(rows)
+    assert [entry[1] for entry in read] == [SCHEDULE, INVALID, INVALID]
+
+
+def test_a_password_becomes_a_login_module() -> None:
+    options = java_options(
+        {
+            "bootstrap.servers": "b:1",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": "audit",
+            "sasl.password": 'a"b\\',
+            "fetch.wait.max.ms": "5",
+            "java.ssl.endpoint.identification.algorithm": "",
+        }
+    )
+    assert options["kafka.sasl.jaas.config"].endswith(
+        'ScramLoginModule required username="audit" password="a\\"b\\\\";'
+    )
+    assert options["kafka.bootstrap.servers"] == "b:1"
+    assert options["kafka.ssl.endpoint.identification.algorithm"] == ""
+    assert "kafka.fetch.wait.max.ms" not in options
+    assert "kafka.sasl.password" not in options
+
+
+def test_a_login_that_is_not_known_is_refused() -> None:
+    with pytest.raises(DelayServiceError, match=r"java\.sasl\.jaas\.config"):
+        java_options({"sasl.mechanism": "GSSAPI", "sasl.username": "a", "sasl.password": "b"})
