@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from delayservice.core.codec import Payload, decode_payload
-from delayservice.core.digest import frame_hash
+from delayservice.core.digest import SLOT_MS, frame_hash
 from delayservice.core.pending import NO_MARK, Frame
 
 DDL: Final = """
@@ -88,12 +88,13 @@ class ShardName:
     topic: str | None = None
 
     def batch(
-        self, slot_ms: tuple[int, int], frames: Sequence[Frame], *, content: bool
+        self, slot_ms: tuple[int, int] | None, frames: Sequence[Frame], *, content: bool
     ) -> pa.RecordBatch:
-        """Frames of one slot.
+        """Some frames.
 
         Args:
-            slot_ms: first and exclusive last millisecond of the slot.
+            slot_ms: first and exclusive last millisecond of the slot that holds them; None: the
+                minute of each.
             frames: in any order.
             content: with keys, values and headers; they are most of the bytes.
 
@@ -103,8 +104,7 @@ class ShardName:
         decoded = [(frame, decode_payload(frame[3])) for frame in frames]
         count = len(frames)
         columns: dict[str, list[object]] = {
-            "slot_start_ms": [slot_ms[0]] * count,
-            "slot_stop_ms": [slot_ms[1]] * count,
+            **_slot_columns(slot_ms, frames),
             **_key_columns(decoded),
             **_payload_columns(decoded, self._prefix()),
         }
@@ -145,6 +145,16 @@ class ShardName:
 def signed(hashed: int) -> int:
     """An unsigned number of 64 bits as Spark and Arrow keep one."""
     return int(struct.unpack("<q", hashed.to_bytes(8, "little"))[0])
+
+
+def _slot_columns(
+    slot_ms: tuple[int, int] | None, frames: Sequence[Frame]
+) -> dict[str, list[object]]:
+    names = ("slot_start_ms", "slot_stop_ms")
+    if slot_ms is not None:
+        return _columns(names, [slot_ms] * len(frames))
+    starts = [frame[0] - frame[0] % SLOT_MS for frame in frames]
+    return _columns(names, [(start, start + SLOT_MS) for start in starts])
 
 
 def _key_columns(decoded: Iterable[_Decoded]) -> dict[str, list[object]]:

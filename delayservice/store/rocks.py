@@ -14,6 +14,7 @@ Found by trying, with rocksdict 0.3.29:
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     DBCompressionType,
@@ -128,6 +130,48 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
     write.sync = False
     database.set_write_options(write)
     return database
+
+
+def open_to_read(path: Path, options: RocksOptions, view: Path) -> Rdict:
+    """Open the database in ``path`` as it is now, write-ahead log included, without a lock.
+
+    rocksdict writes a file beside every database that it opens. So what is opened is ``view``, an
+    empty folder that gets links to the files, and a copy of what says which of them count.
+
+    Raises:
+        Exception: it is missing or damaged, or changed meanwhile (rocksdict has no narrower class).
+    """
+    for source in sorted(path.iterdir(), key=lambda file: not _is_manifest(file)):
+        if _is_manifest(source):
+            shutil.copyfile(source, view / source.name)
+        elif source.suffix in {".sst", ".log"}:
+            (view / source.name).symlink_to(source.resolve())
+    native = _to_native(options)
+    native.create_if_missing(False)  # noqa: FBT003 - so it is in rocksdict
+    access = AccessType.read_only(error_if_log_file_exist=False)
+    return Rdict(str(view), native, access_type=access)
+
+
+def _is_manifest(file: Path) -> bool:
+    return file.name == "CURRENT" or file.name.startswith("MANIFEST-")
+
+
+@contextmanager
+def guarded_read(what: str) -> Iterator[None]:
+    """Whatever RocksDB raises in a database that is only looked at becomes a ``StoreError``.
+
+    Raises:
+        StoreError: the read failed.
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as exc:
+        raise StoreError(
+            f"can't read {what}: {exc}; if a node has it open, read a backup or try again; if it "
+            "is damaged, its node puts it aside and rebuilds it from Kafka"
+        ) from exc
 
 
 def condemn(path: Path) -> None:

@@ -26,7 +26,15 @@ from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store, StoreSta
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
 from delayservice.store.ids import IdRows
-from delayservice.store.rocks import RocksOptions, guarded, open_database, read_keys, read_rows
+from delayservice.store.rocks import (
+    RocksOptions,
+    guarded,
+    guarded_read,
+    open_database,
+    open_to_read,
+    read_keys,
+    read_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,6 +109,10 @@ class RocksStore(Store):
             database = open_database(self._path / "db", self._options)
         except Exception:  # noqa: BLE001 - rocksdict raises no narrower class
             return False
+        return self._attach_filled(database)
+
+    def _attach_filled(self, database: Rdict) -> bool:
+        """Attach a database and take its horizon, label and count; whether it has them."""
         horizon, count = database.get(_HORIZON), database.get(_COUNT)
         self._attach(database)
         if horizon is None or count is None:
@@ -334,3 +346,46 @@ class RocksStore(Store):
         return StoreStats(
             max(0, self._count - self._passed), stored, oldest_ms, self._durable_offset
         )
+
+
+class RocksReader(RocksStore):
+    """The database of a running node or a backup: no lock is taken and nothing is written.
+
+    Args:
+        path: folder of the shard's store.
+        view: an empty folder for links to its files.
+    """
+
+    def __init__(self, path: Path, view: Path) -> None:
+        # All table files are opened at once, so that none goes while it is read.
+        super().__init__(path, RocksOptions(open_files_max=-1))
+        self._view = view
+
+    def open(self) -> int:
+        """Open it as it is now, and return S.
+
+        Raises:
+            StoreError: there is none of this format, or it is damaged.
+        """
+        self._check_format()
+        with self._guard("open"):
+            found = open_to_read(self._path / "db", self._options, self._view)
+            if self._attach_filled(found):
+                return self._stop_offset
+        raise StoreError(f"{self._path} has no horizon: its node starts it over from the log")
+
+    def _check_format(self) -> None:
+        try:
+            text = (self._path / "VERSION").read_text("ascii").strip()
+        except (OSError, ValueError) as exc:
+            raise StoreError(f"{self._path} is no folder of a store ({exc})") from exc
+        if text != f"rocksdb {FORMAT}":
+            raise StoreError(f"{self._path} holds {text!r}, and this reads 'rocksdb {FORMAT}'")
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._release()
+
+    def _guard(self, deed: str) -> AbstractContextManager[None]:
+        del deed
+        return guarded_read(f"the store {self._path}")

@@ -1,0 +1,94 @@
+"""A shard's RocksDB as Parquet, with the columns of the wheel's data source (``stored.DDL``).
+
+Executors don't read RocksDB themselves: what in its files counts, only the database knows. So an
+export reads one here, in key order, and writes Parquet for Spark. Nothing is locked or written in
+the store's folder. Beside a running node the export is the store as it was at one moment.
+
+Memory: one batch of rows, and what RocksDB keeps of a database of this size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import pyarrow.parquet as pq
+
+from connectors.spark.stored import SCHEMA, ShardName
+from connectors.spark.wheel_hours import EVERYTHING, Bounds
+from delayservice.store.base import Frame
+from delayservice.store.rocksdb import RocksReader
+
+_BATCH_ROWS: Final = 65_536
+_BATCH_BYTES: Final = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written: ``stop_offset`` is S of the store, below which the export is complete."""
+
+    path: Path
+    rows: int
+    stop_offset: int
+
+
+def export_rocks(
+    shard: Path,
+    target: Path,
+    *,
+    bounds: Bounds = EVERYTHING,
+    topic: str | None = None,
+    content: bool = True,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Exported:
+    """Write one shard to a Parquet file. Only a whole file is ever at ``target``.
+
+    Args:
+        shard: its folder, ``<state>/rocksdb/<hash>/<partition>``.
+        target: the file, replaced if it is there.
+        bounds: keys that are asked for.
+        topic: name of the delay topic, where it is known.
+        content: with keys, values and headers.
+        on_progress: told after each batch how many rows there are by now.
+
+    Raises:
+        StoreError: the store is missing, damaged or of another format.
+        OSError: the target can't be written.
+    """
+    folder = shard.resolve()
+    name = ShardName(folder.parent.name, int(folder.name), topic)
+    unfinished = target.with_name(f"{target.name}.new")
+    rows = 0
+    with TemporaryDirectory() as view:
+        store = RocksReader(folder, Path(view))
+        stop_offset = store.open()
+        try:
+            with pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer:
+                for frames in _batches(store, bounds):
+                    writer.write_batch(name.batch(None, frames, content=content))
+                    rows += len(frames)
+                    on_progress(rows)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        finally:
+            store.close()
+    unfinished.replace(target)
+    return Exported(target, rows, stop_offset)
+
+
+def _batches(store: RocksReader, bounds: Bounds) -> Iterator[list[Frame]]:
+    """Frames in key order, a row group of the file at a time."""
+    batch: list[Frame] = []
+    size = 0
+    for frame in store.scan((bounds.from_ms, -1), bounds.to_ms - 1):
+        batch.append(frame)
+        size += len(frame[3])
+        if len(batch) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
