@@ -1,0 +1,140 @@
+"""What the service would say to a record that is not written yet: its own reader decides.
+
+This runs on executors: it gets Arrow batches and gives them back with a verdict on each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from delayservice.core.codes import OP_INVALID, TARGET_UNKNOWN, TOO_LARGE
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.entry import INVALID, SCHEDULE, Entry, Headers, Refusal, Row
+from delayservice.core.record import RecordReader
+
+Check: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+RECORD_EXTRA_BYTES: Final = 128
+"""What a batch of one record takes beside key, value and headers, generously."""
+
+_HEADER_EXTRA_BYTES: Final = 10
+_BEYOND_ALL_OFFSETS: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What rows are judged by.
+
+    Attributes:
+        topic: the delay topic.
+        contracts: what holds at the end of its partitions now; several while nodes change it: a
+            record has to be good by each of them.
+        now_ms: stands for the moment at which the record will be appended, epoch milliseconds.
+        partitions: how many each topic of the cluster has.
+        record_bytes_max: the delay topic's ``max.message.bytes``.
+    """
+
+    topic: str
+    contracts: tuple[Contract, ...]
+    now_ms: int
+    partitions: Mapping[str, int]
+    record_bytes_max: int
+
+
+def check(rules: Rules) -> Check:
+    """A function for ``DataFrame.mapInArrow`` over ``row_mapping.DRAFT_COLUMNS``.
+
+    It appends ``code`` and ``reason``, both null of a good row, and empties ``row`` of those: only
+    what is rejected is looked at again as it was.
+    """
+
+    def judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        judge = Judge(rules)
+        for batch in batches:
+            refusals = [judge.refusal(row) for row in _rows(batch, rules.now_ms)]
+            yield _with_verdicts(batch, refusals)
+
+    return judged
+
+
+class Judge:
+    """Tells why a record would not be delivered."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._readers = [
+            RecordReader(rules.topic, 0, Contracts([(0, contract)]), ())
+            for contract in rules.contracts
+        ]
+
+    def refusal(self, row: Row) -> Refusal | None:
+        """Code and reason; None: the service will deliver it."""
+        size = _size(row)
+        if size > self._rules.record_bytes_max:
+            return TOO_LARGE, (
+                f"the record has about {size} bytes, {self._rules.topic} takes "
+                f"{self._rules.record_bytes_max}"
+            )
+        for reader in self._readers:
+            refusal = self._refusal_of(reader.read(*row))
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _refusal_of(self, entry: Entry) -> Refusal | None:
+        _, kind, _, _, payload, extra = entry
+        if kind == INVALID:
+            code, detail = extra
+            return code, detail
+        if kind != SCHEDULE:
+            return OP_INVALID, "the record would not schedule anything"
+        target, partition = payload[0], payload[1]
+        count = self._rules.partitions.get(target, 0)
+        if not count:
+            return TARGET_UNKNOWN, f"there is no topic {target}"
+        if partition >= count:
+            return TARGET_UNKNOWN, f"{target} has partitions 0 to {count - 1} only"
+        return None
+
+
+def _rows(batch: pa.RecordBatch, now_ms: int) -> Iterator[Row]:
+    """As a consumer would hand them over; the id is the key, so that records of an id meet."""
+    keys = batch.column("id").to_pylist()
+    values = batch.column("value").to_pylist()
+    for key, value, headers in zip(keys, values, _headers(batch.column("headers")), strict=True):
+        yield _BEYOND_ALL_OFFSETS, now_ms, key, value, headers
+
+
+def _headers(column: pa.ListArray) -> Iterator[Headers]:
+    """Of each row; whole columns at a time, for a dictionary per header would cost the most."""
+    bounds = column.offsets.to_pylist()
+    first = bounds[0]
+    flat = column.values.slice(first, bounds[-1] - first)
+    pairs = list(zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True))
+    for start, stop in pairwise(bounds):
+        yield pairs[start - first : stop - first]
+
+
+def _size(row: Row) -> int:
+    _, _, key, value, headers = row
+    named = sum(
+        len(name) + len(content or b"") + _HEADER_EXTRA_BYTES for name, content in headers or ()
+    )
+    return len(key or b"") + len(value or b"") + named + RECORD_EXTRA_BYTES
+
+
+def _with_verdicts(batch: pa.RecordBatch, refusals: list[Refusal | None]) -> pa.RecordBatch:
+    codes = pa.array([refusal and refusal[0] for refusal in refusals], pa.string())
+    reasons = pa.array([refusal and refusal[1] for refusal in refusals], pa.string())
+    nothing = pa.scalar(None, batch.schema.field("row").type)
+    place = batch.schema.get_field_index("row")
+    kept = batch.set_column(
+        place, "row", pc.if_else(pc.is_null(codes), nothing, batch.column("row"))
+    )
+    return kept.append_column("code", codes).append_column("reason", reasons)

@@ -1,0 +1,214 @@
+"""Rows of any DataFrame as delayed records: which column, or which fixed text, is what.
+
+Everything here is an expression of Spark's own; no row passes through Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, types
+from pyspark.sql import functions as sf
+
+from connectors.kafka.client.request import instant_ms
+from delayservice.core import names
+from delayservice.core.record import STRIPPED
+from delayservice.errors import InvalidRequestError
+from delayservice.units import parse_duration_ms
+
+FIXED: Final = "="
+"""In front of a text that is no column's name, whatever columns there are."""
+
+MAPPABLE: Final = frozenset(
+    {
+        names.DELAY_EXPIRES_AT,
+        names.DELAY_WINDOW_MS,
+        names.DELAY_TARGET_PARTITION,
+        names.DELAY_CRON,
+        names.DELAY_EVERY,
+        names.DELAY_TIMES,
+        names.DELAY_TIMEZONE,
+    }
+)
+"""Input headers that may be given as headers are; the others have a field of their own."""
+
+DRAFT_COLUMNS: Final = ("file", "id", "value", "headers", "row")
+
+_ID_DIGITS: Final = 32
+_WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
+_NESTED = (types.StructType, types.ArrayType, types.MapType)
+_US_PER_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """What of a row becomes what of a record.
+
+    ``at``, ``after``, ``target`` and the right sides of ``headers`` name a column, or else are
+    fixed; with ``=`` in front they are fixed in any case. The others name columns.
+
+    Attributes:
+        target: the target topic; None: the delay topic's default target.
+        at: due time: a timestamp, epoch milliseconds or RFC 3339. This or ``after``.
+        after: delay from the moment of writing: milliseconds or an ISO 8601 duration; fixed also
+            as ``30s`` or ``2h``.
+        value: None: the whole row, as JSON. Columns of columns are JSON, others text or bytes.
+        key: of the output; None: no key.
+        id: None: made of ``job`` and a hash of the row.
+        headers: pairs of a header's name and what it holds.
+        job: begins every id that is made.
+    """
+
+    target: str | None = None
+    at: str | None = None
+    after: str | None = None
+    value: str | None = None
+    key: str | None = None
+    id: str | None = None
+    headers: Sequence[tuple[str, str]] = ()
+    job: str = ""
+
+
+def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
+    """The record that each row asks for, not checked yet.
+
+    Returns:
+        ``DRAFT_COLUMNS``: ``file`` string, the file that the row is in, empty where it is in none;
+        ``id`` and ``value`` binary; ``headers`` array of ``{key: string, value: binary}``, in the
+        order in which they are written; ``row`` string, the row as JSON.
+
+    Raises:
+        InvalidRequestError: a column is missing, its type can't be what it is mapped to, or the
+            fields contradict each other.
+    """
+    as_json = sf.to_json(sf.struct(*(_column(name) for name in rows.columns)))
+    return rows.select(
+        sf.input_file_name().alias("file"),
+        _id(rows, fields, as_json).alias("id"),
+        _value(rows, fields, as_json).alias("value"),
+        sf.array(*_headers(rows, fields, as_json)).alias("headers"),
+        as_json.alias("row"),
+    )
+
+
+def _id(rows: DataFrame, fields: Fields, as_json: Column) -> Column:
+    if fields.id is not None:
+        return _bytes(rows, "id", fields.id)
+    digest = sf.substring(sf.sha2(as_json, 256), 1, _ID_DIGITS)
+    return sf.concat(sf.lit(f"{fields.job}:"), digest).cast("binary")
+
+
+def _value(rows: DataFrame, fields: Fields, as_json: Column) -> Column:
+    return as_json.cast("binary") if fields.value is None else _bytes(rows, "value", fields.value)
+
+
+def _headers(rows: DataFrame, fields: Fields, as_json: Column) -> list[Column]:
+    """When, where and under which name first, then the user's own in their order."""
+    found = [_header(*_time(rows, fields))]
+    if fields.target is not None:
+        found.append(_header(names.DELAY_TARGET_TOPIC, _chosen(rows, "target", fields.target)))
+    found.append(_header(names.DELAY_ID, _id(rows, fields, as_json)))
+    no_key = sf.lit(None).cast("binary")
+    key = no_key if fields.key is None else _bytes(rows, "key", fields.key)
+    found.append(_header(names.DELAY_TARGET_KEY, key))
+    for name, text in fields.headers:
+        if name in STRIPPED and name not in MAPPABLE:
+            raise InvalidRequestError(
+                f"header {name} is the service's and can't be mapped: use the option of that "
+                f"meaning, or one of {', '.join(sorted(MAPPABLE))}"
+            )
+        found.append(_header(name, _chosen(rows, f"header {name}", text)))
+    return found
+
+
+def _header(name: str, value: Column) -> Column:
+    return sf.struct(sf.lit(name).alias("key"), value.alias("value"))
+
+
+def _time(rows: DataFrame, fields: Fields) -> tuple[str, Column]:
+    if (fields.at is None) == (fields.after is None):
+        raise InvalidRequestError("a row needs one due time: give at or after, and not both")
+    if fields.at is not None:
+        at = _chosen(rows, "at", fields.at, _instant, lambda text: str(instant_ms("at", text)))
+        return names.DELAY_AT, at
+    return names.DELAY_AFTER, _chosen(rows, "after", fields.after or "", _delay, _fixed_delay)
+
+
+def _chosen(
+    rows: DataFrame,
+    what: str,
+    text: str,
+    of_column: Callable[[DataFrame, str, str], Column] | None = None,
+    of_text: Callable[[str], str] = str,
+) -> Column:
+    """The column of that name as header bytes, or the fixed text if there is none."""
+    if not text.startswith(FIXED) and text in rows.columns:
+        return (of_column or _bytes)(rows, what, text)
+    try:
+        fixed = of_text(text.removeprefix(FIXED))
+    except InvalidRequestError as exc:
+        raise InvalidRequestError(f"{exc}; {_no_column(rows, text)}") from exc
+    return sf.lit(fixed).cast("binary")
+
+
+def _bytes(rows: DataFrame, what: str, name: str) -> Column:
+    """A column as the bytes that are written: as they are, as JSON, or as text in UTF-8."""
+    column, kind = _column(name), _type(rows, what, name)
+    if isinstance(kind, types.BinaryType):
+        return column
+    if isinstance(kind, _NESTED):
+        return sf.to_json(column).cast("binary")
+    return column.cast("string").cast("binary")
+
+
+def _instant(rows: DataFrame, what: str, name: str) -> Column:
+    """A due time as header bytes; a part of a millisecond is rounded up: nothing is early."""
+    kind = _type(rows, what, name)
+    if isinstance(kind, types.TimestampType):
+        us = sf.unix_micros(_column(name))
+        return sf.ceil(us / sf.lit(_US_PER_MS)).cast("string").cast("binary")
+    if isinstance(kind, (*_WHOLE, types.StringType)):
+        return _bytes(rows, what, name)
+    hint = "text in RFC 3339, whole epoch milliseconds or a timestamp with a time zone is expected"
+    raise InvalidRequestError(f"column {name} can't be a due time: it is {_shown(kind)}; {hint}")
+
+
+def _delay(rows: DataFrame, what: str, name: str) -> Column:
+    kind = _type(rows, what, name)
+    if isinstance(kind, (*_WHOLE, types.StringType)):
+        return _bytes(rows, what, name)
+    raise InvalidRequestError(
+        f"column {name} can't be a delay: it is {_shown(kind)}; whole milliseconds or an ISO 8601 "
+        "duration as text are expected"
+    )
+
+
+def _fixed_delay(text: str) -> str:
+    if text.isdecimal():
+        return text
+    try:
+        return str(parse_duration_ms(text))
+    except ValueError as exc:
+        raise InvalidRequestError(f"after: {exc}") from exc
+
+
+def _type(rows: DataFrame, what: str, name: str) -> types.DataType:
+    if name not in rows.columns:
+        raise InvalidRequestError(f"{what}: {_no_column(rows, name)}")
+    return rows.schema[name].dataType
+
+
+def _no_column(rows: DataFrame, name: str) -> str:
+    return f"the input has no column {name!r}, it has {', '.join(rows.columns)}"
+
+
+def _column(name: str) -> Column:
+    """A column by its name as it stands, dots and all."""
+    escaped = name.replace("`", "``")
+    return sf.col(f"`{escaped}`")
+
+
+def _shown(kind: types.DataType) -> str:
+    return kind.simpleString()

@@ -1,0 +1,365 @@
+"""Delayed records from a DataFrame: all checked before one is written, each written once.
+
+    map     rows to records                                   ``row_mapping``
+    check   by the service's own reader; ids are compared     ``row_check``
+    reject  what is bad, to Parquet; by default that is the end
+    sieve   leave out what the delay topic holds already
+    write   with Kafka's sink of Spark
+
+A run that ended half way is run again as it was: what it wrote is found by id and content.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from connectors.kafka.clients import admin_client
+from connectors.kafka.dead_letters import partition_counts
+from connectors.kafka.topics import TargetTopics
+from connectors.spark.cut import settled_spans, take_cut
+from connectors.spark.progress import Say
+from connectors.spark.row_check import Rules, check
+from connectors.spark.row_mapping import Fields, drafts
+from connectors.spark.topics import java_options, native_options, read_topic
+from delayservice.core import names
+from delayservice.core.contract import Contract
+from delayservice.errors import DelayServiceError, InvalidRequestError
+
+ID_DUPLICATE: Final = "id-duplicate"
+"""Code of a row whose id other rows have too. Not a dead letter's code: it is never written."""
+
+FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
+
+WRITE_CONF: Final[Mapping[str, str]] = MappingProxyType(
+    {"spark.task.maxFailures": "1", "spark.stage.maxConsecutiveAttempts": "1"}
+)
+"""Of a session that schedules: a task that is tried again would write its records again, while a
+run that is tried again looks first."""
+
+_JUDGED: Final = (
+    "file string, id binary, value binary, headers array<struct<key: string, value: binary>>, "
+    "row string, code string, reason string"
+)
+_RECORD_BYTES_DEFAULT: Final = 1_048_588
+"""Of a broker that does not say."""
+_SAMPLE_CHARS_MAX: Final = 200
+_ROOM_BYTES: Final = 64 * 1024
+_KEPT: Final = StorageLevel.DISK_ONLY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOptions:
+    """What is scheduled, and how.
+
+    Attributes:
+        topic: the delay topic.
+        fields: what of a row becomes what of a record.
+        rejected_path: folder of Parquet files for rejected rows; made anew by each run.
+        skip_rejected: write the good rows although there are bad ones.
+        dry_run: write nothing.
+        min_partitions: tasks at least that read the delay topic.
+        sample_rows: how many records are shown.
+    """
+
+    topic: str
+    fields: Fields
+    rejected_path: str
+    skip_rejected: bool = False
+    dry_run: bool = False
+    min_partitions: int = 8
+    sample_rows: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """What a run did, or would do.
+
+    Attributes:
+        rows: of the input.
+        rejected: how many by code.
+        there: good rows that the delay topic holds already, with the same content.
+        fresh: good rows that it does not hold.
+        replacing: those of them whose id it holds with another content; what is pending of those
+            is replaced.
+        written: records that were written.
+        sample: some of the fresh ones: id, headers and value as text.
+    """
+
+    rows: int
+    rejected: dict[str, int]
+    there: int
+    fresh: int
+    replacing: int
+    written: int
+    seconds: float
+    rejected_path: str | None
+    sample: list[dict[str, object]] = field(default_factory=list)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether there were bad rows."""
+        return bool(self.rejected)
+
+
+def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataFrame:
+    """The rows of a file, a folder, a pattern of either, or a table.
+
+    CSV has names in its first line, and every value of it is text.
+
+    Raises:
+        InvalidRequestError: what it is can't be told from its name, or it can't be read.
+    """
+    found = kind or Path(where.rstrip("/*")).suffix.removeprefix(".")
+    if found not in FORMATS:
+        raise InvalidRequestError(
+            f"what {where} holds can't be told from its name: give the format, one of "
+            f"{', '.join(FORMATS)}"
+        )
+    try:
+        if found == "table":
+            return spark.table(where)
+        return spark.read.format(found).options(header="true").load(where)
+    except PySparkException as exc:
+        raise InvalidRequestError(f"{where} can't be read as {found}: {_first_line(exc)}") from exc
+
+
+def schedule(
+    rows: DataFrame,
+    client: Mapping[str, str],
+    contracts: Sequence[Contract],
+    options: ScheduleOptions,
+    say: Say,
+) -> Scheduled:
+    """Write the records that rows ask for, those that are not there yet.
+
+    Args:
+        rows: any DataFrame that gives the same rows each time: ids are compared in a reading of its
+            own.
+        client: options of librdkafka, as the service's own ``[kafka]`` section has them.
+        contracts: what holds at the end of the delay topic's partitions.
+        options: see there.
+        say: told what is being done.
+
+    Returns:
+        What was done. Nothing was written when rows were rejected and not to be skipped.
+
+    Raises:
+        InvalidRequestError: the mapping does not fit the input, or the delay topic takes no ids.
+        DelayServiceError: the delay topic is missing, a row can't be read or a record not written.
+    """
+    started_s = time.monotonic()
+    rules = _rules(client, contracts, options.topic)
+    judged = _judged(rows, options.fields, rules).persist(_KEPT)
+    fresh: DataFrame | None = None
+    try:
+        say("checking every row")
+        counts = _counts(judged)
+        rejected = {code: n for code, n in counts.items() if code is not None}
+        if rejected:
+            say("writing the rejected rows")
+            _write_rejected(judged, options.rejected_path)
+        say("looking what is there already")
+        good = judged.where("code IS NULL").select("id", "value", "headers")
+        held = _held(rows.sparkSession, client, options)
+        fresh = _missing(good, held).persist(_KEPT)
+        total, replacing = _count_fresh(fresh)
+        is_written = not options.dry_run and (not rejected or options.skip_rejected)
+        report = Scheduled(
+            rows=sum(counts.values()),
+            rejected=rejected,
+            there=counts.get(None, 0) - total,
+            fresh=total,
+            replacing=replacing,
+            written=total if is_written else 0,
+            seconds=0.0,
+            rejected_path=options.rejected_path if rejected else None,
+            sample=_sample(fresh, options.sample_rows),
+        )
+        if is_written and total:
+            say(f"writing {total:,} records")
+            _write(fresh, client, options.topic, rules.record_bytes_max)
+    finally:
+        judged.unpersist()
+        if fresh is not None:
+            fresh.unpersist()
+    return replace(report, seconds=round(time.monotonic() - started_s, 3))
+
+
+def served_contracts(
+    client: Mapping[str, str], checkpoint: str, topic: str
+) -> tuple[Contract, ...]:
+    """What the newest checkpoints say of records that are written to a delay topic from now on.
+
+    One contract, but for the moment in which the nodes change it; none when nobody has served the
+    topic yet.
+
+    Raises:
+        KafkaEdgeError: the cluster does not answer, or a checkpoint can't be read.
+    """
+    if checkpoint not in partition_counts(admin_client(native_options(client))):
+        return ()
+    cut = take_cut(client, checkpoint, lambda _contracts, _topics: ())
+    newest = {s.contracts.entries()[-1][1]: None for s in cut.shards if s.topic == topic}
+    return tuple(newest)
+
+
+# --- check ---------------------------------------------------------------------------------------
+
+
+def _rules(client: Mapping[str, str], contracts: Sequence[Contract], topic: str) -> Rules:
+    """What rows are judged by.
+
+    Raises:
+        InvalidRequestError: there is no such topic, or it takes no ids.
+    """
+    if any(contract.level_ms for contract in contracts):
+        raise InvalidRequestError(
+            f"{topic} is a level topic: its records have neither ids nor times, so nothing could "
+            "tell a second run from the first; schedule into a precise delay topic"
+        )
+    admin = admin_client(native_options(client))
+    partitions = partition_counts(admin)
+    if topic not in partitions:
+        raise InvalidRequestError(
+            f"there is no delay topic {topic}: start the service, which creates its topics, or "
+            "name the one that it serves"
+        )
+    bytes_max = TargetTopics(admin).record_bytes_max(topic) or _RECORD_BYTES_DEFAULT
+    now_ms = time.time_ns() // 1_000_000
+    return Rules(topic, tuple(contracts), now_ms, partitions, bytes_max)
+
+
+def _judged(rows: DataFrame, fields: Fields, rules: Rules) -> DataFrame:
+    """Every row with its verdict: the reader's, or that its id is not its own."""
+    asked = drafts(rows, fields)
+    checked = asked.mapInArrow(check(rules), _JUDGED)
+    # From what was asked, not from what was checked: that would be checked twice.
+    doubled = asked.groupBy("id").count().where("count > 1").select("id", "count")
+    is_doubled = sf.col("count").isNotNull() & sf.col("code").isNull()
+    many = sf.format_string("%d rows have this id", "count")
+    return checked.join(doubled, "id", "left").select(
+        "file",
+        "id",
+        "value",
+        "headers",
+        "row",
+        sf.when(is_doubled, sf.lit(ID_DUPLICATE)).otherwise(sf.col("code")).alias("code"),
+        sf.when(is_doubled, many).otherwise(sf.col("reason")).alias("reason"),
+    )
+
+
+def _counts(judged: DataFrame) -> dict[str | None, int]:
+    """Rows by code; None: good ones."""
+    try:
+        return {row["code"]: row["count"] for row in judged.groupBy("code").count().collect()}
+    except PySparkException as exc:
+        raise DelayServiceError(f"the rows can't be read: {_first_line(exc)}") from exc
+
+
+def _write_rejected(judged: DataFrame, path: str) -> None:
+    bad = judged.where("code IS NOT NULL")
+    text = sf.col("id").cast("string").alias("id")
+    bad.select("file", text, "code", "reason", "row").write.mode("overwrite").parquet(path)
+
+
+# --- sieve ---------------------------------------------------------------------------------------
+
+
+def _held(spark: SparkSession, client: Mapping[str, str], options: ScheduleOptions) -> DataFrame:
+    """``id`` and ``digest`` of every record with an id that the delay topic holds now; the
+    service's own copies have their ids elsewhere.
+    """
+    spans = settled_spans(client, [options.topic])
+    records = read_topic(
+        spark,
+        client,
+        [options.topic],
+        {place: span.start for place, span in spans.items()},
+        {place: span.end for place, span in spans.items()},
+        options.min_partitions,
+    )
+    ids = sf.filter("headers", lambda header: header["key"] == names.DELAY_ID)
+    named = records.withColumn("id", sf.try_element_at(ids, sf.lit(-1))["value"])
+    return named.where("id IS NOT NULL").select("id", _digest().alias("digest"))
+
+
+def _digest() -> Column:
+    """Of what a record says, its time and target included. With the id beside it 64 bits will do:
+    two contents of one id would have to collide.
+    """
+    return sf.xxhash64("id", "value", "headers")
+
+
+def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
+    """Records that were never written with this id and content; ``is_replacing`` says whether the
+    id is there with another one.
+    """
+    contents = held.groupBy("id").agg(sf.collect_set("digest").alias("digests"))
+    is_there = sf.array_contains("digests", _digest())
+    return (
+        good.join(contents, "id", "left")
+        .where(~sf.coalesce(is_there, sf.lit(False)))  # noqa: FBT003  # a literal of Spark's
+        .select("id", "value", "headers", sf.col("digests").isNotNull().alias("is_replacing"))
+    )
+
+
+def _count_fresh(fresh: DataFrame) -> tuple[int, int]:
+    """How many records, and how many of them replace one."""
+    (row,) = fresh.select(sf.count("*"), sf.count_if("is_replacing")).collect()
+    return row[0], row[1]
+
+
+def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
+    return [
+        {
+            "id": _text(row["id"]),
+            "headers": {name: _text(content) for name, content in row["headers"]},
+            "value": (_text(row["value"]) or "")[:_SAMPLE_CHARS_MAX],
+        }
+        for row in fresh.limit(rows).collect()
+    ]
+
+
+# --- write ---------------------------------------------------------------------------------------
+
+
+def _write(fresh: DataFrame, client: Mapping[str, str], topic: str, record_bytes_max: int) -> None:
+    """With the id as key, which Java's partitioner takes to the partition of that id.
+
+    Raises:
+        DelayServiceError: the cluster refused a record, or did not answer in time.
+    """
+    options = {
+        **java_options(client),
+        "kafka.acks": "all",
+        "kafka.enable.idempotence": "true",
+        "kafka.max.request.size": str(record_bytes_max + _ROOM_BYTES),
+        "topic": topic,
+    }
+    records = fresh.select(sf.col("id").alias("key"), "value", "headers")
+    try:
+        records.write.format("kafka").options(**options).save()
+    except PySparkException as exc:
+        raise DelayServiceError(
+            f"not all records were written to {topic}: {_first_line(exc)}; run the same again, "
+            "which writes what is missing"
+        ) from exc
+
+
+def _first_line(exc: PySparkException) -> str:
+    """What happened, without the trace of it."""
+    return next(iter(str(exc).strip().splitlines()), type(exc).__name__)
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else bytes(content).decode("utf-8", "replace")

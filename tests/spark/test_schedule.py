@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from connectors.kafka.client.producer import DelayProducer
+from connectors.kafka.clients import admin_client
+from connectors.kafka.dead_letters import partition_counts
+from connectors.spark.row_mapping import Fields, drafts
+from connectors.spark.schedule import (
+    ID_DUPLICATE,
+    Scheduled,
+    ScheduleOptions,
+    read_rows,
+    schedule,
+)
+from delayservice.core.contract import Contract
+from delayservice.core.partitioner import partition_for
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.errors import InvalidRequestError
+from tests.conftest import MakeTopic
+from tests.integration.bench import Reader, Seen, await_true
+
+PARTITIONS = 5
+CONTRACT = Contract(allow=("to_*",))
+DUE_MS = 2_000_000_000_000
+
+pytestmark = pytest.mark.cluster
+
+
+class Desk:
+    """A delay topic, a target, and schedules into the one for the other."""
+
+    def __init__(
+        self, spark: SparkSession, bootstrap: str, topic: str, target: str, folder: Path
+    ) -> None:
+        self.spark = spark
+        self.bootstrap = bootstrap
+        self.client = {"bootstrap.servers": bootstrap}
+        self.topic = topic
+        self.target = target
+        self.rejected_path = str(folder / "rejected")
+
+    def rows(self, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+        return self.spark.createDataFrame([dict(row) for row in rows])
+
+    def reminders(self, count: int, **changed: object) -> list[dict[str, object]]:
+        return [
+            {"name": f"reminder-{n}", "due": DUE_MS + n, "text": f"text {n}", "user": f"u{n % 7}"}
+            | changed
+            for n in range(count)
+        ]
+
+    def fields(self, **changed: Any) -> Fields:
+        usual: dict[str, Any] = {
+            "target": self.target,
+            "at": "due",
+            "value": "text",
+            "key": "user",
+            "id": "name",
+        }
+        return Fields(**usual | changed)
+
+    def run(
+        self,
+        rows: DataFrame,
+        fields: Fields | None = None,
+        contract: Contract = CONTRACT,
+        **options: Any,
+    ) -> Scheduled:
+        chosen = ScheduleOptions(
+            topic=self.topic,
+            fields=fields or self.fields(),
+            rejected_path=self.rejected_path,
+            min_partitions=2,
+        )
+        said: list[str] = []
+        chosen = replace(chosen, **options)
+        return schedule(rows, self.client, [contract], chosen, said.append)
+
+    def written(self) -> list[Seen]:
+        with Reader(self.bootstrap, [self.topic]) as reader:
+            return reader.to_end()
+
+    def rejected(self) -> dict[str, str]:
+        """Id to code."""
+        found = self.spark.read.parquet(self.rejected_path).collect()
+        return {row["id"]: row["code"] for row in found}
+
+
+@pytest.fixture
+def desk(
+    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
+) -> Desk:
+    topics = {make_topic("delay_topic", partitions=PARTITIONS), make_topic("to")}
+    admin = admin_client({"bootstrap.servers": cluster.bootstrap})
+    # What the controller has made, the broker tells a moment later.
+    await_true(lambda: topics <= partition_counts(admin).keys(), "the topics are there")
+    topic, target = sorted(topics)
+    return Desk(spark, cluster.bootstrap, topic, target, tmp_path)
+
+
+def test_every_row_becomes_the_record_that_a_delay_producer_would_write_and_where(
+    desk: Desk, make_topic: MakeTopic
+) -> None:
+    rows = desk.reminders(60)
+    other = make_topic("delay_topic", partitions=PARTITIONS)
+    with DelayProducer({"bootstrap.servers": desk.bootstrap}, other) as producer:
+        for row in rows:
+            producer.send(
+                desk.target,
+                str(row["text"]),
+                key=str(row["name"]),
+                id=str(row["name"]),
+                target_key=str(row["user"]),
+                at=int(str(row["due"])),
+            )
+    report = desk.run(desk.rows(rows))
+    assert (report.rows, report.written, report.rejected) == (60, 60, {})
+    with Reader(desk.bootstrap, [other]) as reader:
+        expected = {seen.key: seen for seen in reader.to_end()}
+    found = {seen.key: seen for seen in desk.written()}
+    assert len(found) == 60
+    assert len({seen.partition for seen in found.values()}) == PARTITIONS
+    for key, seen in found.items():
+        assert seen.partition == expected[key].partition == partition_for(key or b"", PARTITIONS)
+        assert seen.value == expected[key].value
+        assert sorted(seen.headers) == sorted(expected[key].headers)
+
+
+def test_nothing_is_written_while_any_row_is_bad_and_each_is_reported_with_its_code(
+    desk: Desk,
+) -> None:
+    good = desk.reminders(3)
+    spoiled: dict[str, dict[str, object]] = {
+        "time-invalid": {"due": "tomorrow"},
+        "target-denied": {"where": "elsewhere"},
+        "target-unknown": {"where": "to_nobody"},
+        "target-invalid": {"where": "no topic!"},
+        "delay-too-long": {"due": str(2**52)},
+        "too-large": {"text": "x" * 1_100_000},
+        "header-too-large": {"name": "n" * 600},
+    }
+    rows = [{**row, "due": str(row["due"]), "where": desk.target} for row in good]
+    for code, change in spoiled.items():
+        rows.append({**rows[0], "name": code, **change})
+    rows += [{**rows[0], "name": "twice"}, {**rows[0], "name": "twice", "text": "other"}]
+    report = desk.run(desk.rows(rows), desk.fields(target="where"))
+    assert report.rejected == {**dict.fromkeys(spoiled, 1), ID_DUPLICATE: 2}
+    assert (report.written, report.fresh, report.is_refused) == (0, 3, True)
+    assert desk.written() == []
+    rejected = {name: code for name, code in desk.rejected().items() if name[0] != "n"}
+    expected = {code: code for code in spoiled if code != "header-too-large"}
+    assert rejected == {**expected, "twice": ID_DUPLICATE}
+
+    report = desk.run(desk.rows(rows), desk.fields(target="where"), skip_rejected=True)
+    assert (report.written, sum(report.rejected.values())) == (3, 9)
+    assert {seen.key for seen in desk.written()} == {str(r["name"]).encode() for r in good}
+
+
+def test_a_rejected_row_can_be_read_as_it_was_with_the_reason_beside_it(
+    desk: Desk, tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    desk.rows([{"name": "a", "due": "never", "text": "t", "user": "u"}]).write.csv(
+        str(source), header=True
+    )
+    desk.run(read_rows(desk.spark, str(source), "csv"))
+    (row,) = desk.spark.read.parquet(desk.rejected_path).collect()
+    assert json.loads(row["row"]) == {"name": "a", "due": "never", "text": "t", "user": "u"}
+    assert row["file"].startswith(f"file://{source}/part-")
+    assert row["code"] == "time-invalid"
+    assert "never" in row["reason"]
+
+
+def test_a_run_that_is_repeated_writes_only_what_is_missing(desk: Desk) -> None:
+    rows = desk.reminders(40)
+    assert desk.run(desk.rows(rows[:15])).written == 15
+    report = desk.run(desk.rows(rows))
+    assert (report.there, report.written, report.replacing) == (15, 25, 0)
+    assert desk.run(desk.rows(rows)).written == 0
+    assert Counter(seen.key for seen in desk.written()).most_common(1)[0][1] == 1
+
+
+def test_a_row_without_an_id_of_its_own_has_the_same_one_in_every_run(desk: Desk) -> None:
+    rows = desk.reminders(10)
+    fields = desk.fields(id=None, job="spring")
+    assert desk.run(desk.rows(rows), fields).written == 10
+    assert desk.run(desk.rows(list(reversed(rows))), fields).written == 0
+    assert all((seen.key or b"").startswith(b"spring:") for seen in desk.written())
+    assert desk.run(desk.rows(rows), desk.fields(id=None, job="summer")).written == 10
+
+
+def test_an_id_with_another_content_is_written_and_counted_as_a_replacement(desk: Desk) -> None:
+    desk.run(desk.rows(desk.reminders(4)))
+    report = desk.run(desk.rows([*desk.reminders(2), *desk.reminders(4, text="new")[2:]]))
+    assert (report.there, report.fresh, report.replacing, report.written) == (2, 2, 2, 2)
+
+
+def test_a_dry_run_shows_and_writes_nothing(desk: Desk) -> None:
+    report = desk.run(desk.rows(desk.reminders(9)), dry_run=True, sample_rows=2)
+    assert (report.rows, report.fresh, report.written) == (9, 9, 0)
+    assert len(report.sample) == 2
+    assert str(report.sample[0]["id"]).startswith("reminder-")
+    assert desk.written() == []
+
+
+def test_an_expired_policy_of_past_times_is_the_contracts_own(desk: Desk) -> None:
+    rows = desk.rows(desk.reminders(1, due=1_000))
+    strict = replace(CONTRACT, past_due="dead-letter")
+    assert desk.run(rows, contract=strict).rejected == {"time-past": 1}
+    assert desk.run(rows).written == 1
+
+
+def test_a_level_topic_is_refused(desk: Desk) -> None:
+    with pytest.raises(InvalidRequestError, match="level topic"):
+        desk.run(desk.rows(desk.reminders(1)), contract=Contract(level_ms=5_000))
+
+
+def drafted(rows: DataFrame, **fields: Any) -> dict[str, Any]:
+    (row,) = drafts(rows, Fields(**fields)).collect()
+    headers = {header["key"]: header["value"] for header in row["headers"]}
+    return {"id": row["id"], "value": row["value"], **headers}
+
+
+def test_a_timestamp_is_rounded_up_to_the_millisecond(spark: SparkSession) -> None:
+    due = datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+    rows = spark.createDataFrame([(due,)], "due timestamp")
+    assert drafted(rows, at="due")["delay-at"] == b"1893456000001"
+
+
+def test_columns_of_columns_are_json_and_bytes_are_as_they_are(spark: SparkSession) -> None:
+    rows = spark.createDataFrame(
+        [(b"\xff\x00", {"a": 1}, 7, None)],
+        "raw binary, map map<string,int>, `a.b` int, none string",
+    )
+    found = drafted(
+        rows,
+        after="=90s",
+        value="raw",
+        key="none",
+        headers=[("m", "map"), ("n", "a.b"), ("fixed", "==a.b"), ("null", "none")],
+    )
+    assert found["value"] == b"\xff\x00"
+    assert found["delay-after"] == b"90000"
+    assert found["delay-target-key"] is None
+    assert (found["m"], found["n"], found["fixed"]) == (b'{"a":1}', b"7", b"=a.b")
+    assert found["null"] is None
+
+
+def test_without_a_value_the_row_is_the_value(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("x", 1)], "a string, b int")
+    assert json.loads(drafted(rows, after="1000")["value"]) == {"a": "x", "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "one due time"),
+        ({"at": "due", "after": "1s"}, "one due time"),
+        ({"at": "soon"}, "no column 'soon'"),
+        ({"after": "soon"}, "no column 'soon'"),
+        ({"at": "local"}, "time zone"),
+        ({"after": "part"}, "can't be a delay"),
+        ({"after": "1s", "value": "nothing"}, "it has due, local, part"),
+        ({"after": "1s", "headers": [("delay-op", "=cancel")]}, "delay-op"),
+    ],
+)
+def test_a_mapping_that_does_not_fit_is_refused_with_what_there_is(
+    spark: SparkSession, fields: dict[str, Any], words: str
+) -> None:
+    rows = spark.createDataFrame([], "due long, local timestamp_ntz, part double")
+    with pytest.raises(InvalidRequestError, match=words):
+        drafts(rows, Fields(**fields))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "json", "orc"])
+def test_files_are_read_by_their_name_or_by_the_given_format(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    where = tmp_path / f"rows.{kind}"
+    rows = spark.createDataFrame([("1", "x")], "a string, b string")
+    rows.write.format(kind).options(header="true").save(str(where))
+    assert [tuple(row) for row in read_rows(spark, str(where)).collect()] == [("1", "x")]
+    assert read_rows(spark, f"{where}/*", kind).columns == ["a", "b"]
+
+
+def test_a_table_is_read_by_its_name(spark: SparkSession) -> None:
+    spark.createDataFrame([(1,)], "a int").createOrReplaceTempView("reminders")
+    assert read_rows(spark, "reminders", "table").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"), [("rows", None), ("/nowhere.csv", None), ("t", "table")]
+)
+def test_what_can_not_be_read_is_told(spark: SparkSession, where: str, kind: str | None) -> None:
+    with pytest.raises(InvalidRequestError, match=where):
+        read_rows(spark, where, kind)
