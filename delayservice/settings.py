@@ -24,6 +24,7 @@ from pydantic import (
 
 from delayservice.client_options import Kafka
 from delayservice.cluster_options import Placement, ZooKeeper
+from delayservice.digest_options import Digests
 from delayservice.errors import SettingsError
 from delayservice.flow_options import Disk, Rates
 from delayservice.level_options import Levels
@@ -143,6 +144,13 @@ class Topics(Section):
     outcomes: Topic = Field(
         default="delay_outcomes", description="Holds cancelled, expired and the like."
     )
+    digests: Topic = Field(
+        default="delay_digests", description="Holds what each node's copies have pending, in sums."
+    )
+    repairs: Topic = Field(
+        default="delay_repairs", description="Holds what copies are asked to do, and the answers."
+    )
+    audit: Topic = Field(default="delay_audit", description="Holds what audits found.")
     create: bool = Field(default=True, description="Create what is missing at start.")
     partitions: int = Field(
         default=4, ge=1, le=1000, description="Partitions of created topics: slices."
@@ -156,13 +164,25 @@ class Topics(Section):
 
     @model_validator(mode="after")
     def _all_differ(self) -> Self:
-        names = [*self.delay, self.checkpoint, self.dead_letter, self.outcomes]
+        names = [*self.delay, *self.own]
         doubled = {name for name in names if names.count(name) > 1}
         if doubled:
             raise ValueError(f"one topic can't have two roles: {', '.join(sorted(doubled))}")
         if self.replication_factor == 0:
             raise ValueError("replication_factor is -1 (the broker's default) or 1 and above")
         return self
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The service's own topics, which are never delay topics."""
+        return (
+            self.checkpoint,
+            self.dead_letter,
+            self.outcomes,
+            self.digests,
+            self.repairs,
+            self.audit,
+        )
 
 
 class TargetRules(Section):
@@ -370,6 +390,7 @@ class Settings(Section):
     delivery: Delivery = Delivery()
     rates: Rates = Rates()
     disk: Disk = Disk()
+    digests: Digests = Digests()
     wheel: Wheel = Wheel()
     rocksdb: RocksDb = RocksDb()
     outage: Outage = Outage()
@@ -388,7 +409,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def _levels_have_topics_of_their_own(self) -> Self:
         topics = self.topics
-        taken = {*topics.delay, topics.checkpoint, topics.dead_letter, topics.outcomes}
+        taken = {*topics.delay, *topics.own}
         both = sorted(taken & self.levels.by_topic.keys())
         if both:
             raise ValueError(

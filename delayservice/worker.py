@@ -18,6 +18,7 @@ import structlog
 
 from connectors.kafka.checkpoint import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
+from connectors.kafka.copies import CopyLog, RepairCommands
 from connectors.kafka.reach import KafkaReach
 from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource, log_ends
@@ -25,13 +26,17 @@ from connectors.kafka.topics import DelayTopic, TargetTopics, TopicKeeper
 from delayservice import logs
 from delayservice.clock import ClockWatch, SystemClock
 from delayservice.core.contract import Contract
+from delayservice.core.digest_rows import Place, retired_row
 from delayservice.core.flow import Flow, FlowRules
+from delayservice.core.repair import Command
 from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
 from delayservice.disk import DiskWatch, used_percent
 from delayservice.errors import KafkaEdgeError
 from delayservice.garbage import GarbageCollector
 from delayservice.lanes.any_lane import AnyLane
+from delayservice.lanes.copies import CopyKeeper
+from delayservice.lanes.digests import ScanTurns, SliceDigests
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.level import FetchAhead, LevelLane
 from delayservice.lanes.slice_loop import REPLICA_WAIT_MS, Limits, SliceLoop
@@ -50,6 +55,7 @@ TURN_S = 1.0
 REACH_TURN_S = 0.5
 TARGETS_TURN_S = 0.25
 STOP_TIMEOUT_S = 20.0
+FLUSH_TIMEOUT_S = 2.0
 RETIRE_TIMEOUT_S = 5.0
 EXIT_FAILED = 70
 EXIT_ORPHANED = 71
@@ -91,6 +97,14 @@ def _end_with_supervisor(pipe: Connection) -> None:
         os._exit(EXIT_ORPHANED)
 
     threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+
+
+def make_copy_log(settings: Settings) -> CopyLog | None:
+    """Where digests go; None where there are to be none."""
+    if not settings.digests.enabled:
+        return None
+    topics = settings.topics
+    return CopyLog(settings.kafka.client_config("producer"), topics.digests, topics.repairs)
 
 
 def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
@@ -140,7 +154,10 @@ class Worker:
             self._admin,
             self._clock,
             f"{settings.node.node_id}-{index}",
+            settings.digests.interval_ms if settings.digests.enabled else 0,
         )
+        self._copy_log = make_copy_log(settings)
+        self._scan_turns = ScanTurns()
         self._routes = Routes(
             dead_letter=settings.topics.dead_letter,
             outcomes=settings.topics.outcomes,
@@ -154,6 +171,7 @@ class Worker:
             settings.disk.watermarks, lambda: used_percent(settings.node.state_dir)
         )
         self._slices: dict[int, SliceThread] = {}
+        self._keepers: dict[int, CopyKeeper] = {}
         self._retiring: set[int] = set()
         self._slices_there = range(0)
         self._topics: list[DelayTopic] = []
@@ -173,6 +191,14 @@ class Worker:
             self._repeat(
                 "kafka-reach", REACH_TURN_S, lambda: self._ownership.fit(is_fit=reach.check())
             )
+        if self._copy_log is not None:
+            RepairCommands(
+                self._settings.topics.repairs,
+                self._settings.kafka.client_config("consumer"),
+                self._settings.node.node_id,
+                str(self._index),
+                self._ask_copy,
+            )
         while not stopping.is_set():
             self._place()
             if self._has_failed:
@@ -180,6 +206,8 @@ class Worker:
             if self._settings.node.store != "memory":
                 self._disk.look()
             self._publish(publish)
+            if self._copy_log is not None:
+                self._copy_log.serve()
             garbage.collect_when_time()
             stopping.wait(TURN_S)
         return self._stop()
@@ -220,6 +248,8 @@ class Worker:
             for number, thread in self._slices.items()
             if not thread.join(max(deadline_s - time.monotonic(), 0.0))
         ]
+        if self._copy_log is not None:
+            self._copy_log.flush(FLUSH_TIMEOUT_S)
         if late:
             _log.error("slices_did_not_stop", slices=late, waited_s=STOP_TIMEOUT_S)
         return bool(late) or self._has_failed
@@ -310,9 +340,13 @@ class Worker:
             _log.warning("slice_did_not_stop", slice=slice_no, waited_s=RETIRE_TIMEOUT_S)
             return
         del self._slices[slice_no]
+        self._keepers.pop(slice_no, None)
         self._retiring.remove(slice_no)
         for topic in self._topics:
             remove_store(self._settings, topic.topic_id, slice_no)
+            if self._copy_log is not None:
+                place = Place(self._settings.node.node_id, topic.name, "", slice_no, "")
+                self._copy_log.write(retired_row(place), lambda: None)
         _log.info("slice_retired", slice=slice_no)
 
     def _explain(self, found: list[DelayTopic]) -> None:
@@ -342,6 +376,7 @@ class Worker:
         metrics = SliceMetrics(slice=slice_no)
         gate = ThreadGate(self._ownership, self._clock_watch)
         flow = Flow(self._flow_rules())
+        digests = self._make_digests(slice_no)
         loop = SliceLoop(
             slice_no,
             node_id=settings.node.node_id,
@@ -356,6 +391,7 @@ class Worker:
             limits=self._limits(),
             flow=flow,
             disk_level=lambda: self._disk.level,
+            copies=self._keepers.get(slice_no),
         )
 
         def park_topic() -> str | None:
@@ -366,11 +402,36 @@ class Worker:
             if topic.name in settings.levels.by_topic:
                 return LevelLane(*place, source, self._routes, self._fetch_ahead, park_topic, flow)
             store = make_store(settings, topic.topic_id, partition)
+            if digests is not None:
+                store = digests.keep(topic.name, topic.topic_id, store)
             return Lane(*place, store, source, self._routes, flow)
 
         return SliceThread(
             loop, metrics, gate, self._clock, make_lane, source.close, lambda: self._disk.alarm
         )
+
+    def _make_digests(self, slice_no: int) -> SliceDigests | None:
+        settings, log = self._settings, self._copy_log
+        if log is None:
+            return None
+        digests = SliceDigests(
+            slice_no,
+            settings.node.node_id,
+            checkpoints=self._checkpoints,
+            clock=self._clock,
+            log=log,
+            turns=self._scan_turns,
+            scan_interval_ms=settings.digests.scan_interval_ms,
+            store_kind=settings.node.store,
+        )
+        self._keepers[slice_no] = CopyKeeper(digests, log, settings.node.node_id, self._clock)
+        return digests
+
+    def _ask_copy(self, command: Command) -> None:
+        """Hand a command to the slice that it is for; several workers of a node hear it."""
+        keeper = self._keepers.get(command.partition)
+        if keeper is not None:
+            keeper.ask(command)
 
     @property
     def _fetch_ahead(self) -> FetchAhead:

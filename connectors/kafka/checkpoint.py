@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -26,6 +27,9 @@ _TAIL_WAIT_S: Final = 0.5
 _TAIL_BEHIND_S: Final = 0.1
 _RECORD_AND_MARKER: Final = 2
 _NOTHING: Final = (-1, None)
+_CUTS_MAX: Final = 16
+"""A slice that takes none for so many intervals has other worries than to be compared."""
+_SHIFT_MS: Final = 7_919
 
 _log = structlog.get_logger(__name__)
 
@@ -34,8 +38,17 @@ class KafkaCheckpoints:
     """Checkpoints of all slices of a worker. One thread tails them; any thread may ask."""
 
     def __init__(
-        self, topic: str, client: Mapping[str, str], admin: AdminClient, clock: Clock, name: str
+        self,
+        topic: str,
+        client: Mapping[str, str],
+        admin: AdminClient,
+        clock: Clock,
+        name: str,
+        cut_interval_ms: int = 0,
     ) -> None:
+        """``cut_interval_ms``: one checkpoint in so long is a cut, see ``take_cuts``; 0: none."""
+        self._cut_interval_ms = cut_interval_ms
+        self._cuts: dict[int, deque[ReadBack]] = {}
         self._topic = topic
         self._clock = clock
         self._config = consumer_config(client, f"checkpoint-{name}")
@@ -123,6 +136,11 @@ class KafkaCheckpoints:
         """The newest checkpoint read back in passing; the same object until a newer one comes."""
         return self._tailed.get(slice_no, _NOTHING)[1]
 
+    def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
+        """The first checkpoint of every interval by the broker's clock; see the port."""
+        cuts = self._cuts.get(slice_no, ())
+        return [cuts.popleft() for _ in range(len(cuts))] if cuts else ()
+
     def await_read_back(self, slice_no: int, data: bytes, timeout_s: float) -> bool:
         """Until the checkpoint ``data`` is read back; see the port."""
 
@@ -164,11 +182,24 @@ class KafkaCheckpoints:
             if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 _log.error("topic_not_readable", topic=self._topic, hint=READ_HINT)
             if error is None and value is not None:
-                broker_ms = message.timestamp()[1]
-                read_back = ReadBack(value, broker_ms, wall_ms, boot_ms)
-                self._tailed[message.partition()] = (message.offset(), read_back)
+                broker_ms, slice_no = message.timestamp()[1], message.partition()
+                read_back = ReadBack(value, broker_ms, wall_ms, boot_ms, message.offset())
+                if self._begins_interval(slice_no, broker_ms):
+                    self._cuts.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
+                self._tailed[slice_no] = (message.offset(), read_back)
         with self._news:
             self._news.notify_all()
+
+    def _begins_interval(self, slice_no: int, broker_ms: int) -> bool:
+        """Not all slices at once; and never the first that is read, for nobody knows what was
+        before it.
+        """
+        every_ms = self._cut_interval_ms
+        before = self.read_back(slice_no)
+        if not every_ms or before is None:
+            return False
+        shift_ms = slice_no * _SHIFT_MS
+        return (broker_ms + shift_ms) // every_ms > (before.broker_ms + shift_ms) // every_ms
 
 
 def _tail_from(consumer: Consumer, topic: str, slice_no: int) -> int:

@@ -249,6 +249,7 @@ class TopicKeeper:
             topics.checkpoint: (slices, _CHECKPOINT_CONFIG),
             topics.dead_letter: (1, _LETTER_CONFIG),
             topics.outcomes: (1, _LETTER_CONFIG),
+            **self._topics_about_copies,
             **{name: (topics.partitions, self._delay_config(name)) for name in topics.delay},
             **{name: (level_partitions, self._delay_config(name)) for name in self._levels},
         }
@@ -261,6 +262,17 @@ class TopicKeeper:
         self._create(missing)
         self._check_rights()
 
+    @property
+    def _topics_about_copies(self) -> dict[str, tuple[int, Mapping[str, str]]]:
+        topics = self._settings.topics
+        if not self._settings.digests.enabled:
+            return {}
+        return {
+            topics.digests: (1, _DIGEST_CONFIG),
+            topics.repairs: (1, _SHORT_CONFIG),
+            topics.audit: (1, _SHORT_CONFIG),
+        }
+
     def _check_rights(self) -> None:
         """On what serves every delay topic; a delay topic's own are its own problem."""
         topics = self._settings.topics
@@ -269,6 +281,8 @@ class TopicKeeper:
             topics.dead_letter: (WRITE,),
             topics.outcomes: (WRITE,),
         }
+        if self._settings.digests.enabled:
+            needed |= {topics.digests: (WRITE,), topics.repairs: (READ, WRITE)}
         told = complaints(ask_access(self._admin, needed.keys()), needed)
         if told:
             raise KafkaEdgeError("; ".join(told))
@@ -321,7 +335,7 @@ class TopicKeeper:
         """Every delay topic there is, judged."""
         topics = self._settings.topics
         existing = self._list()
-        own = {topics.checkpoint, topics.dead_letter, topics.outcomes}
+        own = set(topics.own)
         names = [
             name
             for name in sorted(existing)
@@ -432,6 +446,16 @@ _RETENTION_MS: Final = 7 * 86_400_000
 """Kafka's own default, so that a created topic keeps at least as much as any other."""
 
 _DELAY_CONFIG: Final = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
+
+_DIGEST_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(64 * 1024 * 1024),
+    "segment.ms": "3600000",
+    "min.compaction.lag.ms": "3600000",
+}
+"""Rows are compared at a cut that all copies have, so those just before the newest are kept."""
+
+_SHORT_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
 
 _CHECKPOINT_CONFIG: Final = {
     "cleanup.policy": "compact",

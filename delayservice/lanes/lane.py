@@ -358,13 +358,38 @@ class Lane:
             else:
                 return
 
-    def _mend(self, damage: SlotDamagedError) -> None:
+    def repair(self, start_ms: int, stop_ms: int, first_offset: int, stop_offset: int) -> int:
+        """Read the records of a range of keys again from the log, whatever is stored of them.
+
+        Args:
+            start_ms: the first key, epoch milliseconds.
+            stop_ms: the end of the range.
+            first_offset: where the log has the first record that belongs there.
+            stop_offset: the end of these offsets; 0: nobody knows, so all of the log is read.
+
+        Returns:
+            How many records there are now.
+        """
+        aside = self.store.set_aside(start_ms, stop_ms)
+        stop_offset = stop_offset or self.shard.stored
+        return self._mend(
+            SlotDamagedError(
+                "a repair was asked for",
+                start_ms=aside.start_ms,
+                stop_ms=aside.stop_ms,
+                first_offset=min(aside.first_offset, first_offset),
+                stop_offset=max(aside.stop_offset, stop_offset),
+            )
+        )
+
+    def _mend(self, damage: SlotDamagedError) -> int:
         _log.error("slot_damaged", topic=self.topic, partition=self.partition, why=str(damage))
         frames = reread_slot(
             self._source, self.reader, self.topic, damage, self.shard.stored, self._scan_one_back
         )
         self.store.rebuild(damage.start_ms, damage.stop_ms, frames)
         _log.warning("slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames))
+        return len(frames)
 
     def next_due_ms(self) -> int | None:
         """When to look again, if nothing else happens before."""

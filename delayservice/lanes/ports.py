@@ -4,7 +4,7 @@ simulation in ``tests/simulation`` implements them with a model log that crashes
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from delayservice.core.entry import Row
@@ -32,13 +32,15 @@ class Bounds(NamedTuple):
 
 class ReadBack(NamedTuple):
     """A checkpoint as it came back from Kafka: ``broker_ms`` is when the broker appended it,
-    ``wall_ms`` and ``boot_ms`` are this machine's clocks when it arrived.
+    ``wall_ms`` and ``boot_ms`` are this machine's clocks when it arrived, ``offset`` is its place
+    in its partition of the checkpoint topic.
     """
 
     data: bytes
     broker_ms: int
     wall_ms: int
     boot_ms: int
+    offset: int
 
 
 class Source(Protocol):
@@ -147,6 +149,25 @@ class Checkpoints(Protocol):
         """The newest checkpoint that was read back in passing, for pruning; may lag. The same
         object until a newer one comes.
         """
+
+    def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
+        """Those that were read back since the last call and at which copies are to be compared: the
+        same on every node, and none newer than what ``read_back`` gives by then.
+        """
+
+
+class DigestLog(Protocol):
+    """The digest topic."""
+
+    def write(self, row: tuple[bytes, bytes | None], on_lost: Callable[[], None]) -> None:
+        """Write a row, some time soon; ``on_lost`` is called, by another thread, if it can't be."""
+
+
+class RepairLog(Protocol):
+    """The repair topic."""
+
+    def answer(self, plan: str, value: bytes) -> None:
+        """Write an answer to a command of ``plan``, some time soon."""
 
 
 class Clock(Protocol):

@@ -35,6 +35,7 @@ from delayservice.errors import (
     TransactionAbortedError,
 )
 from delayservice.lanes.any_lane import AnyLane
+from delayservice.lanes.copies import CopyKeeper
 from delayservice.lanes.follower import Follower
 from delayservice.lanes.ports import (
     Checkpoints,
@@ -53,6 +54,8 @@ _ASK_THE_TIME_S = 1.0
 _RECHECK_BLOCKED_S = 0.25
 _NOT_SETTLING_WAIT_MS = 50.0
 _HEIR_WAIT_MS = 5.0
+_BUSY_WAIT_MS = 5.0
+"""While a copy is read from the disk: a core is not to be filled with that."""
 _LEAST_WAIT_MS = 0.5
 _COMPLETE_S_MAX = 0.2
 _TAKE_OVERS_MAX = 2
@@ -109,9 +112,10 @@ class SliceLoop:
         limits: Limits,
         flow: Flow | None = None,
         disk_level: Callable[[], DiskLevel] = lambda: DiskLevel.ROOM,
+        copies: CopyKeeper | None = None,
     ) -> None:
         """``contract_of``: what the settings ask for, by delay topic; ``flow``: limits that all
-        lanes share, None: there are none.
+        lanes share, None: there are none; ``copies``: compares and repairs them, None: nobody does.
         """
         self.slice_no = slice_no
         self.lanes: dict[str, AnyLane] = {}
@@ -129,6 +133,7 @@ class SliceLoop:
         self._limits = limits
         self.flow = flow or Flow(FlowRules())
         self._disk_level = disk_level
+        self._copies = copies
         self._may_store = True
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         self._last_committed = b""
@@ -161,6 +166,8 @@ class SliceLoop:
             _log.warning("ownership_lost", slice=self.slice_no, why=str(lost))
             self._take_over_failed(str(lost))
             self.release()
+        if self._copies is not None:
+            self._copies.turn(self.lanes, is_owner=self.owner)
         self._prune()
         self._sync_when_time()
 
@@ -232,6 +239,8 @@ class SliceLoop:
         wait_ms = float(self._limits.idle_wait_ms)
         if self._role is Role.HEIR:
             return _HEIR_WAIT_MS
+        if self._copies is not None and self._copies.is_busy:
+            wait_ms = _BUSY_WAIT_MS
         if self._role is Role.REPLICA:
             return min(wait_ms, self._limits.replica_wait_ms)
         if not self.owner or self._role is Role.PAUSED or self._gate.frozen() is not None:

@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from delayservice.core.cursor import Cursor, Key
+from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.core.pending import NO_MARK, Frame, Mark, Named
+from delayservice.errors import SlotDamagedError
 
 __all__ = ["NO_MARK", "Frame", "Mark", "Named", "Store", "StoreStats"]
 
@@ -96,6 +97,24 @@ class Store(ABC):
         """Replace what is stored for keys in ``[start_ms, stop_ms)`` by ``frames``, which were
         read again from the log, marks included, after a ``SlotDamagedError``.
         """
+
+    def set_aside(self, start_ms: int, stop_ms: int) -> SlotDamagedError:
+        """Have what is stored for keys in ``[start_ms, stop_ms)`` read again, though nothing seems
+        wrong with it: a comparison with other copies says so. Until ``rebuild`` the range can't be
+        read.
+
+        Returns:
+            What to read again: the range, or more if a file holds more, and the offsets of what was
+            there. Not raised; the caller adds the offsets of what should have been there.
+        """
+        offsets = [frame[1] for frame in self.scan((start_ms, -1), stop_ms - 1)]
+        return SlotDamagedError(
+            "set aside for a repair",
+            start_ms=start_ms,
+            stop_ms=stop_ms,
+            first_offset=min(offsets, default=OFFSET_MAX),
+            stop_offset=max(offsets, default=-1) + 1,
+        )
 
     @abstractmethod
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:

@@ -64,6 +64,7 @@ class Node:
         self._roll_window_ms = roll_window_ms
         self._cron_time = cron_time
         self._make_store = make_store
+        self._book = world.book
 
     def _rng(self) -> Random:
         return Random(self.world.rng.random())
@@ -121,6 +122,7 @@ class Node:
                 cursor_interval_ms=plan.cursor_interval_ms,
             ),
             flow=Flow(FlowRules((("*", plan.rate_per_s),) if plan.rate_per_s else ())),
+            copies=None if self._book is None else self._book.keeper(self),
         )
         self._guarded(partial(self._add_lanes, plan.topics))
 
@@ -144,6 +146,8 @@ class Node:
         assert self.loop is not None
         make = self._make_store
         store = self.disks[topic] if make is None else make(self.name, topic)
+        if self._book is not None:
+            store = self._book.keep(self, topic, store)
         lane = Lane(topic, 0, topic_id(topic), store, self._source, self._routes(), self.loop.flow)
         lane.shard._queue_max = self.world.plan.queue_max
         return lane

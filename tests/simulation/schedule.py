@@ -12,6 +12,7 @@ import structlog
 
 from tests.simulation.node import MakeStore
 from tests.simulation.plan import Plan, draw_plan
+from tests.simulation.sim_digests import DigestBook
 from tests.simulation.world import World
 
 
@@ -35,6 +36,8 @@ def silenced() -> Iterator[None]:
     with (
         patch("delayservice.lanes.lane._log", quiet),
         patch("delayservice.lanes.slice_loop._log", quiet),
+        patch("delayservice.lanes.digests._log", quiet),
+        patch("delayservice.lanes.copies._log", quiet),
     ):
         yield
 
@@ -45,9 +48,10 @@ def run_schedule(
     plan: Plan | None = None,
     tell: Callable[[str], None] | None = None,
     make_store: MakeStore | None = None,
+    book: DigestBook | None = None,
 ) -> Verdict:
     """Run one schedule. Whatever the service raises counts as a broken promise."""
-    world = World(seed, plan or draw_plan(seed), tell, make_store)
+    world = World(seed, plan or draw_plan(seed), tell, make_store, book)
     if tell is not None:
         tell(str(world.plan))
     broken = None

@@ -20,12 +20,13 @@ from delayservice.errors import (
 )
 from delayservice.lanes.ports import Bounds, ReadBack, Run
 from tests.simulation.history import ViolationError
-from tests.simulation.sim_log import OPEN, Transaction, topic_id
+from tests.simulation.sim_log import OPEN, Transaction, Written, topic_id
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
 
 CHECKPOINTS = "delay_checkpoint"
+CUT_EVERY = 4
 TARGET_DOWN = ("target-unknown", "not there")
 REFUSAL = ("too-large", "more than max.message.bytes")
 
@@ -216,6 +217,7 @@ class SimCheckpoints:
         self._node = node
         self._log = node.world.log
         self._read_back: ReadBack | None = None
+        self._cuts: list[ReadBack] = []
         self.seen = 0
 
     def latest(self, slice_no: int) -> bytes | None:
@@ -250,8 +252,23 @@ class SimCheckpoints:
         newest = seen[-1]
         if self._read_back is None or self._read_back.data is not newest.value:
             self._node.trace(f"has read back checkpoint {newest.offset}")
-            now_ms = self._node.world.now_ms + self._node.skew_ms
-            self._read_back = ReadBack(newest.value or b"", newest.timestamp_ms, now_ms, now_ms)
+            first = newest.offset if self._read_back is None else self._read_back.offset
+            self._cuts += [
+                self._as_read_back(written)
+                for written in seen
+                if written.offset > first and written.offset % CUT_EVERY == 0
+            ]
+            self._read_back = self._as_read_back(newest)
+
+    def _as_read_back(self, written: Written) -> ReadBack:
+        now_ms = self._node.world.now_ms + self._node.skew_ms
+        return ReadBack(written.value or b"", written.timestamp_ms, now_ms, now_ms, written.offset)
+
+    def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
+        """See the port: checkpoints at every so many offsets, which all nodes agree on."""
+        del slice_no
+        cuts, self._cuts = self._cuts, []
+        return cuts
 
     def read_back(self, slice_no: int) -> ReadBack | None:
         """See the port."""

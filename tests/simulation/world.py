@@ -10,6 +10,7 @@ from tests.simulation.history import COPY, ViolationError
 from tests.simulation.node import MakeStore, Node, SimCrashError
 from tests.simulation.oracle import Oracle
 from tests.simulation.plan import Plan
+from tests.simulation.sim_digests import DigestBook
 from tests.simulation.sim_log import SimLog
 from tests.simulation.users import TARGETS, TOO_LARGE, Users
 
@@ -28,8 +29,12 @@ class World:
         plan: Plan,
         tell: Callable[[str], None] | None = None,
         make_store: MakeStore | None = None,
+        book: DigestBook | None = None,
     ) -> None:
-        """``tell`` is given each line of the trace."""
+        """``tell`` is given each line of the trace; ``book`` collects digests, None: nobody keeps
+        any.
+        """
+        self.book = book
         self.rng = Random(seed)
         self.plan = plan
         self.now_ms = START_MS

@@ -43,7 +43,7 @@ class Replica:
         self.pruned_to.append(cursor)
 
     def hears(self, data: bytes) -> None:
-        self.checkpoints.read_back.return_value = ReadBack(data, 0, 0, 0)
+        self.checkpoints.read_back.return_value = ReadBack(data, 0, 0, 0, 0)
         self.follower.prune({"topic": self.lane}, is_owner=False)
 
     def lag_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from delayservice.core.cursor import OFFSET_MAX
 from delayservice.errors import SlotDamagedError
 from delayservice.store.wheel.block import SLOT_MS
 from delayservice.store.wheel.slots import count_records
@@ -65,6 +66,22 @@ class Mender:
             self._mark(following, stop_offset)
             last = following
         return self._damaged(slot, last, f"slot {slot.name}: {reason}")
+
+    def set_aside_range(self, start_ms: int, stop_ms: int, stop_offset: int) -> SlotDamagedError:
+        """Set aside every slot that reaches into ``[start_ms, stop_ms)``; see
+        ``Store.set_aside``.
+        """
+        reason = "set aside for a repair"
+        slots = self._filing.table.within(start_ms // SLOT_MS, -(-stop_ms // SLOT_MS))
+        errors = [self.set_aside(slot, reason, stop_offset) for slot in slots if slot.stop is None]
+        errors += [self.damage_of(slot) for slot in slots]
+        return SlotDamagedError(
+            reason,
+            start_ms=min([start_ms, *(error.start_ms for error in errors)]),
+            stop_ms=max([stop_ms, *(error.stop_ms for error in errors)]),
+            first_offset=min([error.first_offset for error in errors], default=OFFSET_MAX),
+            stop_offset=max([error.stop_offset for error in errors], default=0),
+        )
 
     def damage_of(self, slot: Slot) -> SlotDamagedError:
         """The error of a slot that was set aside and not rebuilt yet."""

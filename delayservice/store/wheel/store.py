@@ -251,6 +251,10 @@ class WheelStore(Store):
     def _set_aside(self, slot: Slot, reason: str) -> SlotDamagedError:
         return self._mender.set_aside(slot, reason, self._stop_offset)
 
+    def set_aside(self, start_ms: int, stop_ms: int) -> SlotDamagedError:
+        """See ``Store.set_aside``: whole slots, whose files go to quarantine."""
+        return self._mender.set_aside_range(start_ms, stop_ms, self._stop_offset)
+
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """See ``Store.rebuild``. Rows that came after the damage was reported are kept."""
         self._mender.rebuild(start_ms, stop_ms, frames, self._opener)

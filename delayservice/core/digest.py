@@ -1,0 +1,248 @@
+"""The digest of a shard's copy: how many records are pending in each minute, and a hash of them.
+
+Copies are compared by these, a row for each hour, instead of record by record. The set is that of
+the design, section 10: offsets below H with keys above K, less those that an offset below H cancels
+or replaces. It is kept up incrementally: what is stored above H waits in ``_later`` until H passes.
+
+A hash is a sum modulo 2^64, so the order does not matter and a record can be taken out again. What
+cancels a record knows its key and its id but not its payload; so a record that bears an id is
+hashed with the id instead. Its payload is compared when single records are (``detail``).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from xxhash import xxh3_64_intdigest
+
+from delayservice.core.cursor import Cursor, Key
+from delayservice.core.pending import Frame, Mark, Named
+
+SLOT_MS: Final = 60_000
+HOUR_MS: Final = 3_600_000
+SLOTS: Final = HOUR_MS // SLOT_MS
+LATER_MAX: Final = 200_000
+"""Changes that wait for H. Beyond, they are counted before their time, and nothing is published
+until H has come so far: a copy that stores on while nobody owns the slice must stay bounded."""
+
+_NEAR_SLOTS: Final = 2
+_MASK: Final = 2**64 - 1
+_GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
+_NOTHING: Final = bytes(8 * SLOTS)
+
+_Change: TypeAlias = tuple[int, int, int, int, int]
+"""``(from_offset, key_ms, offset, sign, hash)``: counts once H is above ``from_offset``."""
+
+
+def frame_hash(key_ms: int, offset: int, record_id: bytes | None, payload: bytes) -> int:
+    """A pending record as a number of 64 bits.
+
+    Args:
+        key_ms: its key, epoch milliseconds.
+        offset: its offset in the delay topic.
+        record_id: its ``delay-id``, which is hashed instead of the payload.
+        payload: as ``codec.encode_payload`` made it.
+    """
+    seed = (key_ms * _GOLDEN + offset) & _MASK
+    hashed: int = xxh3_64_intdigest(payload if record_id is None else record_id, seed)
+    return hashed
+
+
+class HourRow(NamedTuple):
+    """What is pending in one hour: ``(index in the hour, count, hash)`` of each slot with any."""
+
+    hour_ms: int
+    slots: list[tuple[int, int, int]]
+
+
+class SlotSums:
+    """Count and hash of every slot, an hour in 960 bytes."""
+
+    def __init__(self) -> None:
+        self._hours: dict[int, tuple[array[int], array[int]]] = {}
+        self.changed: set[int] = set()
+        """Hours whose row is not what was last published of it."""
+
+    @property
+    def hours(self) -> set[int]:
+        """Hours with any slot."""
+        return set(self._hours)
+
+    def add(self, key_ms: int, sign: int, hashed: int) -> None:
+        """Count a record in, or out with ``sign`` -1."""
+        hour, within = divmod(key_ms, HOUR_MS)
+        sums = self._hours.get(hour)
+        if sums is None:
+            sums = self._hours[hour] = (array("q", _NOTHING), array("Q", _NOTHING))
+        index = within // SLOT_MS
+        sums[0][index] += sign
+        sums[1][index] = (sums[1][index] + sign * hashed) & _MASK
+        self.changed.add(hour)
+
+    def forget_below(self, key_ms: int) -> None:
+        """Drop every slot that begins below ``key_ms``, which is a slot's start."""
+        last, within = divmod(key_ms, HOUR_MS)
+        for hour in [hour for hour in self._hours if hour < last]:
+            del self._hours[hour]
+            self.changed.add(hour)
+        sums = self._hours.get(last)
+        gone = within // SLOT_MS
+        if sums is not None and any(sums[0][:gone]):
+            for column, kind in zip(sums, "qQ", strict=True):
+                column[:gone] = array(kind, bytes(8 * gone))
+            self.changed.add(last)
+
+    def all_changed(self) -> None:
+        """Have every hour published anew."""
+        self.changed.update(self._hours)
+
+    def take_changed(self) -> list[HourRow]:
+        """The rows to publish now; one without slots says that nothing is left in the hour."""
+        rows = [self._row(hour) for hour in sorted(self.changed)]
+        self.changed.clear()
+        return rows
+
+    def _row(self, hour: int) -> HourRow:
+        sums = self._hours.get(hour)
+        if sums is None:
+            return HourRow(hour * HOUR_MS, [])
+        counted = zip(range(SLOTS), *sums, strict=True)
+        slots = [slot for slot in counted if slot[1] or slot[2]]
+        if not slots:
+            del self._hours[hour]
+        return HourRow(hour * HOUR_MS, slots)
+
+    def totals(self) -> tuple[int, int, int]:
+        """Hours, count and hash of all slots together."""
+        count = sum(sum(counts) for counts, _ in self._hours.values())
+        hashed = sum(sum(hashes) for _, hashes in self._hours.values())
+        return len(self._hours), count, hashed & _MASK
+
+
+class ShardDigest:
+    """The sums of one shard's copy, and a second set that is being made of what the disk holds.
+
+    Attributes:
+        sums: of what is pending below ``counted``; None until they were made once.
+        counted: the offset up to which records and marks count in ``sums``.
+        stored: S, as the store was told last.
+        from_ms: slots that begin below are not summed: they are settled, or about to be.
+    """
+
+    def __init__(self, stored: int) -> None:
+        self.sums: SlotSums | None = SlotSums() if stored == 0 else None
+        self.counted = self.stored = stored
+        self.from_ms = 0
+        self._later: list[_Change] = []
+        self._making: SlotSums | None = None
+        self._made_upto: Key = (0, 0)
+
+    # --- what is stored ------------------------------------------------------------------------
+
+    def store(
+        self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop: int
+    ) -> None:
+        """What a store was given in one ``append``."""
+        ids = {offset: record_id for record_id, _, offset in named}
+        near = self.from_ms
+        changes: list[_Change] = [
+            (offset, key_ms, offset, 1, frame_hash(key_ms, offset, ids.get(offset), payload))
+            for key_ms, offset, _, payload in frames
+            if key_ms >= near
+        ]
+        if marks:
+            changes += [
+                (max(mark, offset), key_ms, offset, -1, frame_hash(key_ms, offset, record_id, b""))
+                for record_id, key_ms, offset, mark in marks
+                if key_ms >= near
+            ]
+            changes.sort()
+        self._later += changes
+        self.stored = stop
+        if len(self._later) > LATER_MAX:
+            self._count(self._later[-1][0] + 1)
+
+    def reset(self) -> None:
+        """The store has forgotten everything, and starts over."""
+        self._later.clear()
+        before, self.sums, self._making = self.sums, SlotSums(), None
+        if before is not None:
+            self.sums.changed |= before.changed | before.hours
+        self.counted = self.stored = 0
+
+    # --- the cursor ----------------------------------------------------------------------------
+
+    def follow(self, cursor: Cursor) -> None:
+        """A cursor as committed: count what H has passed, forget what K has."""
+        if cursor.offset > self.counted:
+            self._count(min(cursor.offset, self.stored))
+        self.pass_key(cursor.key)
+
+    def pass_key(self, key: Key) -> None:
+        """K is at ``key`` at least, so what is stored from now on lies above: forget what does not,
+        and what is so near that it will be gone before anybody compares it.
+        """
+        near_ms = (key[0] // SLOT_MS + _NEAR_SLOTS) * SLOT_MS
+        if near_ms > self.from_ms:
+            self.from_ms = near_ms
+            for sums in (self.sums, self._making):
+                if sums is not None:
+                    sums.forget_below(near_ms)
+
+    def _count(self, stop: int) -> None:
+        """Count every change from an offset below ``stop``."""
+        later = self._later
+        end = bisect_left(later, (stop,))
+        near, upto = self.from_ms, self._made_upto
+        for _, key_ms, offset, sign, hashed in later[:end]:
+            if key_ms < near:
+                continue
+            if self.sums is not None:
+                self.sums.add(key_ms, sign, hashed)
+            if self._making is not None and (key_ms, offset) <= upto:
+                self._making.add(key_ms, sign, hashed)
+        del later[:end]
+        self.counted = max(self.counted, stop)
+
+    def is_exact_at(self, offset: int) -> bool:
+        """Whether the sums are those of H = ``offset``."""
+        return self.sums is not None and self.counted <= offset <= self.stored
+
+    # --- made anew of what the disk holds --------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin to make the sums anew."""
+        self._making, self._made_upto = SlotSums(), (0, 0)
+
+    def scanned(self, frames: Iterable[tuple[Frame, bytes | None]], upto: Key) -> None:
+        """What the disk holds above the last ``upto`` and up to this one, each record with its id.
+        What is above ``counted`` comes by ``_later``.
+        """
+        making = self._making
+        if making is None:
+            raise AssertionError("scanned before begin")
+        counted, near = self.counted, self.from_ms
+        for (key_ms, offset, mark, payload), record_id in frames:
+            if key_ms < near or offset >= counted or 0 <= mark < counted:
+                continue
+            making.add(key_ms, 1, frame_hash(key_ms, offset, record_id, payload))
+        self._made_upto = upto
+
+    def finish(self) -> bool:
+        """Go on with the sums of the disk; whether they differ from those that were kept up."""
+        before, made = self.sums, self._making
+        if made is None:
+            raise AssertionError("finished before begin")
+        differs = before is not None and before.totals() != made.totals()
+        made.all_changed()
+        if before is not None:
+            made.changed |= before.changed | before.hours
+        self.sums, self._making = made, None
+        return differs
+
+    def abandon(self) -> None:
+        """Drop what was begun."""
+        self._making = None

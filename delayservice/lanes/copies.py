@@ -1,0 +1,140 @@
+"""Keeps a slice's copies comparable, and carries out what a repair plan asks of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final
+
+import structlog
+
+from delayservice.core.digest import frame_hash
+from delayservice.core.repair import Command, Detail, Report, encode_message
+from delayservice.errors import DelayServiceError, SlotDamagedError
+from delayservice.lanes.any_lane import AnyLane
+from delayservice.lanes.digests import SliceDigests
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import Clock, RepairLog
+
+_DETAIL_ROWS: Final = 2_000
+
+_log = structlog.get_logger(__name__)
+
+
+class CopyKeeper:
+    """The digests of a slice's copies, and the commands that came for them.
+
+    Args:
+        digests: of the slice.
+        log: where answers go.
+        node_id: this node.
+        clock: for what has expired.
+    """
+
+    def __init__(self, digests: SliceDigests, log: RepairLog, node_id: str, clock: Clock) -> None:
+        self.digests = digests
+        self._log = log
+        self._node_id = node_id
+        self._clock = clock
+        self._commands: deque[Command] = deque()
+        self._task: Iterator[None] | None = None
+
+    def ask(self, command: Command) -> None:
+        """Take a command, to be carried out by the slice's thread. Any thread may call this."""
+        self._commands.append(command)
+
+    def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
+        """Do a little of everything that is to be done."""
+        self.digests.turn(lanes, is_owner=is_owner)
+        if self._task is None and self._commands:
+            self._task = self._carry_out(self._commands.popleft(), lanes)
+        if self._task is not None and next(self._task, self) is self:
+            self._task = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is more to do at once."""
+        return self.digests.is_reading or self._task is not None or bool(self._commands)
+
+    # --- commands ------------------------------------------------------------------------------
+
+    def _carry_out(self, command: Command, lanes: Mapping[str, AnyLane]) -> Iterator[None]:
+        lane = lanes.get(command.topic)
+        if command.expires_ms < self._clock.wall_ms():
+            self._failed(command, "it had expired when its turn came")
+        elif not isinstance(lane, Lane):
+            self._failed(command, f"{command.topic}:{command.partition} is not kept here")
+        elif command.command == "scan":
+            self.digests.ask_scan(command.topic, lambda: self._done(command, 0))
+        elif command.command == "detail":
+            yield from self._detail(command, lane)
+        else:
+            self._rebuild(command, lane)
+
+    def _detail(self, command: Command, lane: Lane) -> Iterator[None]:
+        after, told = (command.start_ms, -1), 0
+        while True:
+            try:
+                frames = list(islice(lane.store.scan(after, command.stop_ms - 1), _DETAIL_ROWS))
+            except SlotDamagedError as damage:
+                self._failed(command, str(damage))
+                return
+            last = len(frames) < _DETAIL_ROWS
+            rows = [
+                (key_ms, offset, mark, f"{frame_hash(key_ms, offset, None, payload):016x}")
+                for key_ms, offset, mark, payload in frames
+            ]
+            self._answer(
+                Detail(
+                    plan=command.plan,
+                    step=command.step,
+                    node=self._node_id,
+                    topic=command.topic,
+                    partition=command.partition,
+                    rows=rows,
+                    last=last,
+                )
+            )
+            told += len(rows)
+            if last:
+                break
+            after = frames[-1][:2]
+            yield
+        self._done(command, told)
+
+    def _rebuild(self, command: Command, lane: Lane) -> None:
+        try:
+            frames = lane.repair(
+                command.start_ms, command.stop_ms, command.first_offset, command.stop_offset
+            )
+        except DelayServiceError as exc:
+            self._failed(command, str(exc))
+            raise
+        self.digests.ask_scan(command.topic, lambda: self._done(command, frames))
+
+    # --- answers -------------------------------------------------------------------------------
+
+    def _done(self, command: Command, frames: int) -> None:
+        _log.info("command_done", command=command.command, topic=command.topic, frames=frames)
+        self._report(command, "", frames)
+
+    def _failed(self, command: Command, why: str) -> None:
+        _log.warning("command_failed", command=command.command, topic=command.topic, why=why)
+        self._report(command, why, 0)
+
+    def _report(self, command: Command, why: str, frames: int) -> None:
+        self._answer(
+            Report(
+                plan=command.plan,
+                step=command.step,
+                node=self._node_id,
+                status="failed" if why else "done",
+                detail=why,
+                frames=frames,
+                at_ms=self._clock.wall_ms(),
+            )
+        )
+
+    def _answer(self, answer: Report | Detail) -> None:
+        self._log.answer(answer.plan, encode_message(answer))

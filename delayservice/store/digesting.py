@@ -1,0 +1,192 @@
+"""A store with the digest of what it holds: told of everything that the store is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from delayservice.core.codec import decode_payload
+from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
+from delayservice.core.digest import ShardDigest
+from delayservice.core.digest_rows import Unreadable
+from delayservice.core.times import DUE_STOP_MS
+from delayservice.errors import SlotDamagedError
+from delayservice.store.base import Frame, Mark, Named, Store, StoreStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCAN_ROWS: Final = 4_096
+"""Read in one turn of a scan: as many as a block of the wheel has, about 10 ms."""
+
+
+class DigestingStore(Store):
+    """Hands everything on to another store, and keeps its digest.
+
+    Args:
+        inner: the store.
+        on_close: told when the store is closed.
+
+    Attributes:
+        digest: of what is pending in it.
+        damaged: what the last scan could not read.
+        wants_scan: some of the store was rebuilt since the last scan began.
+    """
+
+    def __init__(self, inner: Store, on_close: Callable[[], None] = lambda: None) -> None:
+        self.inner = inner
+        self.digest = ShardDigest(0)
+        self.damaged: list[Unreadable] = []
+        self.wants_scan = False
+        self.cursor: Cursor | None = None
+        """The newest that it was pruned by; None before the first."""
+        self._on_close = on_close
+        self._scan_after: Key | None = None
+        self._found: list[Unreadable] = []
+
+    # --- digest --------------------------------------------------------------------------------
+
+    @property
+    def is_scanning(self) -> bool:
+        """Whether a scan has begun and not ended."""
+        return self._scan_after is not None
+
+    @property
+    def may_scan(self) -> bool:
+        """Whether what is on the disk is what belongs there: not while what was stored after the
+        last sync of an earlier life is read again, for what it marks may be pruned already.
+        """
+        return self.cursor is not None and self.digest.stored >= self.cursor.offset
+
+    def begin_scan(self) -> None:
+        """Make the digest anew of what the disk holds; one that is under way begins anew."""
+        self.digest.begin()
+        self._scan_after = (0, 0)
+        self._found = []
+        self.wants_scan = False
+
+    def scan_on(self) -> bool:
+        """Read a little further; whether the scan has ended with that. What can't be read is noted
+        and left as it is: whoever delivers it mends it, or a repair.
+        """
+        after = self._scan_after
+        if after is None:
+            raise AssertionError("no scan has begun")
+        rows: list[Frame] = []
+        ended = False
+        try:
+            for row in islice(self.inner.scan(after, DUE_STOP_MS), SCAN_ROWS):
+                rows.append(row)  # noqa: PERF402 (what was read before damage counts)
+            ended = len(rows) < SCAN_ROWS
+            upto: Key = (DUE_STOP_MS, OFFSET_MAX) if ended else rows[-1][:2]
+        except SlotDamagedError as damage:
+            self._found.append(_damage_of(damage))
+            upto = max(after, (damage.stop_ms - 1, OFFSET_MAX))
+        self.digest.scanned([(row, _id_of(row)) for row in rows], upto)
+        self._scan_after = None if ended else upto
+        if ended:
+            self.damaged = self._found
+        return ended
+
+    # --- store ---------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """See ``Store.open``."""
+        stored = self.inner.open()
+        self.digest = ShardDigest(stored)
+        return stored
+
+    @property
+    def label(self) -> bytes:
+        """See ``Store.label``."""
+        return self.inner.label
+
+    def set_label(self, label: bytes) -> None:
+        """See ``Store.set_label``."""
+        self.inner.set_label(label)
+
+    def append(
+        self,
+        frames: Sequence[Frame],
+        named: Sequence[Named],
+        marks: Sequence[Mark],
+        stop_offset: int,
+    ) -> None:
+        """See ``Store.append``."""
+        self.inner.append(frames, named, marks, stop_offset)
+        self.digest.store(frames, named, marks, stop_offset)
+
+    def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
+        """See ``Store.read_due``."""
+        return self.inner.read_due(after, upto_ms, limit)
+
+    def next_due_ms(self, after: Key) -> int | None:
+        """See ``Store.next_due_ms``."""
+        return self.inner.next_due_ms(after)
+
+    def set_aside(self, start_ms: int, stop_ms: int) -> SlotDamagedError:
+        """See ``Store.set_aside``."""
+        return self.inner.set_aside(start_ms, stop_ms)
+
+    def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
+        """See ``Store.rebuild``. What the last scan could not read is missing in its sums, so the
+        damage stands until the next scan.
+        """
+        self.inner.rebuild(start_ms, stop_ms, frames)
+        self.wants_scan = True
+        if self.is_scanning:
+            self.begin_scan()
+
+    def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
+        """See ``Store.latest_unmarked``."""
+        return self.inner.latest_unmarked(record_id, below)
+
+    def marked_from(self, mark: int) -> list[tuple[int, Key]]:
+        """See ``Store.marked_from``."""
+        return self.inner.marked_from(mark)
+
+    def prune(self, cursor: Cursor) -> None:
+        """See ``Store.prune``."""
+        self.inner.prune(cursor)
+        self.cursor = cursor
+
+    def sync(self) -> int:
+        """See ``Store.sync``."""
+        return self.inner.sync()
+
+    def sync_soon(self) -> None:
+        """See ``Store.sync_soon``."""
+        self.inner.sync_soon()
+
+    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
+        """See ``Store.scan``."""
+        return self.inner.scan(after, upto_ms)
+
+    def stats(self) -> StoreStats:
+        """See ``Store.stats``."""
+        return self.inner.stats()
+
+    def reset(self) -> None:
+        """See ``Store.reset``."""
+        self.inner.reset()
+        self.digest.reset()
+        self.wants_scan = False
+        self.damaged = []
+        self._scan_after = None
+
+    def close(self) -> None:
+        """See ``Store.close``."""
+        self._on_close()
+        self.inner.close()
+
+
+def _damage_of(error: SlotDamagedError) -> Unreadable:
+    return Unreadable(
+        error.start_ms, error.stop_ms, error.first_offset, error.stop_offset, str(error)
+    )
+
+
+def _id_of(row: Frame) -> bytes | None:
+    meta = decode_payload(row[3])[6]
+    return None if meta is None else meta[0]
