@@ -1,0 +1,156 @@
+"""The wheel's files as a DataFrame of Spark: the columns, the options, the input partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from connectors.spark.stored import signed
+from connectors.spark.wheel_hours import Bounds
+from connectors.spark.wheel_source import FORMAT, WheelOptions, read_wheel, shard_name
+from delayservice.core.codec import encode_payload
+from delayservice.core.digest import frame_hash
+from delayservice.store.base import NO_MARK, Frame
+from delayservice.store.wheel import WheelStore
+
+START_MS = 1_795_226_400_000  # an hour
+HOUR_MS = 3_600_000
+HOURS = 5
+TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+TOPICS = {TOPIC_ID: "delay_topic_any"}
+
+
+def a_frame(offset: int) -> Frame:
+    meta = (b"id-%d" % offset, None, 2, START_MS + 1) if offset % 10 == 0 else None
+    own = [("own", b"\x00\xff"), ("empty", None)]
+    payload = encode_payload(("orders", offset % 4 - 1, b"k", b"v%d" % offset, own, 77, meta))
+    return (START_MS + offset * 17_989 % (HOURS * HOUR_MS), offset, NO_MARK, payload)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A node's state folder with two shards, one of them in use."""
+    state = tmp_path_factory.mktemp("n1")
+    stores = []
+    for partition in (0, 1):
+        folder = state / "wheel" / shard_name(TOPIC_ID) / str(partition)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        store = WheelStore(folder)
+        store.open()
+        given = [a_frame(offset) for offset in range(1_000)]
+        store.append(given, [], [], 1_000)
+        store.append([], [], [(b"id-20", *given[20][:2], 1_000)], 1_001)
+        store.sync()
+        stores.append(store)
+    stores[0].close()
+    yield state
+    stores[1].close()
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_each_hour_of_a_shard_is_an_input_partition(spark: SparkSession, node: Path) -> None:
+    rows = read_wheel(spark, WheelOptions(str(node)))
+    assert rows.rdd.getNumPartitions() == 2 * HOURS
+    hours = rows.select(
+        (sf.col("key_ms") / HOUR_MS).cast("long"), "partition", sf.spark_partition_id()
+    )
+    assert hours.distinct().count() == 2 * HOURS
+    coarse = read_wheel(spark, WheelOptions(str(node), hours_per_task=3))
+    assert coarse.rdd.getNumPartitions() == 4
+    assert coarse.count() == 2_000
+
+
+def test_every_column_says_what_the_store_holds(spark: SparkSession, node: Path) -> None:
+    options = WheelOptions(str(node), topics=TOPICS, partitions=(1,))
+    found = {row["offset"]: row for row in read_wheel(spark, options).collect()}
+    assert sorted(found) == list(range(1_000))
+    for offset, row in found.items():
+        frame = a_frame(offset)
+        named = offset % 10 == 0
+        assert (row["shard"], row["topic"], row["partition"]) == (
+            shard_name(TOPIC_ID),
+            "delay_topic_any",
+            1,
+        )
+        assert row["slot_start_ms"] <= frame[0] == row["key_ms"] < row["slot_stop_ms"]
+        assert row["mark"] == (1_000 if offset == 20 else None)
+        assert row["record_id"] == (b"id-%d" % offset if named else None)
+        assert (row["target"], row["key"], row["value"]) == ("orders", b"k", b"v%d" % offset)
+        assert row["target_partition"] == (offset % 4 - 1 if offset % 4 else None)
+        assert [tuple(header) for header in row["headers"]] == [
+            ("own", b"\x00\xff"),
+            ("empty", None),
+        ]
+        assert (row["due_ms"], row["attempt"]) == (77, 2 if named else 1)
+        assert row["expires_ms"] == (START_MS + 1 if named else None)
+        assert row["source"] == f"delay_topic_any:1:{offset}"
+        assert row["payload_hash"] == signed(frame_hash(frame[0], offset, None, frame[3]))
+        assert row["damage"] is None
+
+
+def test_a_time_range_and_shards_are_chosen_by_options(spark: SparkSession, node: Path) -> None:
+    bounds = Bounds(START_MS + HOUR_MS + 5, START_MS + 2 * HOUR_MS)
+    rows = read_wheel(spark, WheelOptions(str(node), bounds, content=False))
+    expected = [f for f in map(a_frame, range(1_000)) if bounds.from_ms <= f[0] < bounds.to_ms]
+    assert rows.rdd.getNumPartitions() == 2
+    assert rows.count() == 2 * len(expected) > 0
+    assert rows.where("value is not null or headers is not null").count() == 0
+    others = WheelOptions(str(node), topics={"other": "delay_topic_other"})
+    assert read_wheel(spark, others).count() == 0
+
+
+def test_damage_is_a_row_or_an_error_as_the_mode_says(
+    spark: SparkSession, node: Path, tmp_path: Path
+) -> None:
+    shard = node / "wheel" / shard_name(TOPIC_ID) / "0"
+    copy = tmp_path / "7"
+    copy.mkdir()
+    for name in ("VERSION", "horizon", "index.1"):
+        (copy / name).write_bytes((shard / name).read_bytes())
+    for file in (shard / "slots").glob("*/*"):
+        target = copy / file.relative_to(shard)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes())
+    first, second = sorted((copy / "slots").glob("*/*"))[:2]
+    first.unlink()
+    flip_last_byte(second)
+    rows = read_wheel(spark, WheelOptions(str(copy))).cache()
+    damaged = rows.where("damage is not null").orderBy("slot_start_ms").collect()
+    assert [(row["partition"], row["slot_start_ms"]) for row in damaged] == [
+        (7, START_MS),
+        (7, START_MS + HOUR_MS),
+    ]
+    assert ["No such file" in row["damage"] for row in damaged] == [True, False]
+    later = [f for f in map(a_frame, range(1_000)) if f[0] >= START_MS + 2 * HOUR_MS]
+    assert rows.where(f"key_ms >= {START_MS + 2 * HOUR_MS}").count() == len(later)
+    for row in damaged:
+        lost = [
+            f[1] for f in map(a_frame, range(1_000)) if 0 <= f[0] - row["slot_start_ms"] < HOUR_MS
+        ]
+        assert row["first_offset"] == min(lost)
+        has_mark = row["slot_start_ms"] == START_MS
+        assert row["stop_offset"] == (1_001 if has_mark else max(lost) + 1)
+    with pytest.raises(PySparkException, match="is damaged"):
+        read_wheel(spark, WheelOptions(str(copy), failfast=True)).count()
+    (copy / "index.1").write_bytes(b"garbage")
+    (untrusted,) = read_wheel(spark, WheelOptions(str(copy))).collect()
+    assert "starts this shard" in untrusted["damage"]
+    assert (untrusted["first_offset"], untrusted["stop_offset"]) == (0, None)
+
+
+def test_wrong_options_say_what_is_wrong(spark: SparkSession, node: Path) -> None:
+    read_wheel(spark, WheelOptions(str(node)))
+    with pytest.raises(PySparkException, match="mode permissive or failfast"):
+        spark.read.format(FORMAT).option("mode", "perhaps").load(str(node)).count()
+    with pytest.raises(PySparkException, match="holds no shard"):
+        spark.read.format(FORMAT).load(str(node / "nothing")).count()
