@@ -1,0 +1,364 @@
+"""The rows of the digest topic: which cuts can be compared, and what the copies have there.
+
+What is chosen is decided on the driver from a few cut rows of each copy (``choose``); hour rows, of
+which there are many, stay in Spark. ``docs/reconcile.md`` has the format.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as sf
+
+from connectors.spark.stored import Damage
+from connectors.spark.topics import Place
+from delayservice.core.cursor import Cursor
+
+NO_CURSOR: Final = Cursor()
+CUTS_KEPT: Final = 32
+"""Of each copy so many cut rows are looked at; copies that have none of them in common are apart
+by that many intervals.
+"""
+
+SUMS: Final = (
+    "node string, topic string, partition int, slot_start_ms bigint, slot_stop_ms bigint, "
+    "count bigint, hash bigint"
+)
+"""What one copy has pending in one slot; the hash is a signed number of 64 bits."""
+
+_CUT: Final = (
+    "topic_id string, life string, cut bigint, cut_ms bigint, k array<bigint>, h bigint, "
+    "stored bigint, from_ms bigint, count bigint, hash string, scanned_ms bigint, "
+    "behind boolean, role string, store string, "
+    "damaged array<struct<start_ms: bigint, stop_ms: bigint, first_offset: bigint, "
+    "stop_offset: bigint, why: string>>"
+)
+_HOUR: Final = "life string, cut bigint, slot_ms bigint, slots array<array<string>>"
+_COPY: Final = ("node", "topic", "partition")
+_LOW: Final = 0xFFFF_FFFF
+_HEX_HALF: Final = 8
+
+Copy: TypeAlias = tuple[str, str, int]
+"""Node, topic and partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutRow:
+    """What a cut row says; ``row`` is its own offset in the digest topic, ``hash`` is signed."""
+
+    node: str
+    topic: str
+    partition: int
+    row: int
+    topic_id: str
+    life: str
+    cut: int
+    cut_ms: int
+    cursor: Cursor
+    stored: int
+    from_ms: int
+    count: int
+    hash: int
+    scanned_ms: int
+    behind: bool
+    role: str
+    store: str
+    damaged: tuple[Damage, ...] = ()
+
+    @property
+    def copy(self) -> Copy:
+        """Whose copy of which shard."""
+        return self.node, self.topic, self.partition
+
+
+class Retired(NamedTuple):
+    """A tombstone of cut rows: the node keeps no copy of the shard any more."""
+
+    node: str
+    topic: str
+    partition: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Which copies should be there.
+
+    Attributes:
+        nodes: of every shard, if ``replicas`` is 0; else the nodes that there are.
+        replicas: copies of each shard at least.
+        behind_ms: a copy whose newest cut is so much older than another's is behind.
+    """
+
+    nodes: tuple[str, ...] = ()
+    replicas: int = 0
+    behind_ms: int = 600_000
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What is compared of one shard.
+
+    Attributes:
+        topic: the delay topic.
+        partition: its partition.
+        cursor: K and H at which the copies are compared.
+        from_ms: only slots from here on are.
+        cut: offset of the checkpoint; None: not by digests.
+        cut_ms: when the broker appended it.
+        rows: the cut rows of the copies that are compared.
+        behind: nodes whose copy can't be compared, and why.
+        silent: nodes without a report, ``""`` for one of unknown name, and why.
+    """
+
+    topic: str
+    partition: int
+    cursor: Cursor = NO_CURSOR
+    from_ms: int = 0
+    cut: int | None = None
+    cut_ms: int | None = None
+    rows: list[CutRow] = field(default_factory=list)
+    behind: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+    @property
+    def nodes(self) -> list[str]:
+        """Whose copies are compared."""
+        return sorted(row.node for row in self.rows)
+
+
+# --- choose --------------------------------------------------------------------------------------
+
+
+def choose(
+    rows: Iterable[CutRow | Retired], topic_ids: Mapping[Place, str], expected: Expected
+) -> list[Comparison]:
+    """For each shard the newest cut that its copies have in common.
+
+    Args:
+        rows: of the copies, some of the newest of each.
+        topic_ids: the shards to compare, with the id of the topic that is served now.
+        expected: which copies should be there.
+    """
+    copies: dict[Copy, list[CutRow | Retired]] = {}
+    for row in sorted(rows, key=lambda row: -row.row):
+        copies.setdefault((row.node, row.topic, row.partition), []).append(row)
+    found = []
+    for place, topic_id in sorted(topic_ids.items()):
+        lives = {
+            copy[0]: _this_life(told, topic_id)
+            for copy, told in copies.items()
+            if copy[1:] == place
+        }
+        found.append(_compare(place, {n: told for n, told in lives.items() if told}, expected))
+    return found
+
+
+def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
+    """The cut rows that hold now, newest first; each cut once."""
+    newest = told[0]
+    if isinstance(newest, Retired):
+        return []
+    cuts: dict[int, CutRow] = {}
+    for row in told:
+        if isinstance(row, Retired) or row.life != newest.life or row.topic_id != topic_id:
+            break
+        cuts.setdefault(row.cut, row)
+    return list(cuts.values())
+
+
+def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expected) -> Comparison:
+    found = Comparison(*place, silent=_silent(lives.keys(), expected))
+    if not lives:
+        return found
+    newest_ms = max(told[0].cut_ms for told in lives.values())
+    for node, told in sorted(lives.items()):
+        late_ms = newest_ms - told[0].cut_ms
+        if told[0].behind:
+            found.behind[node] = f"has stored up to {told[0].stored} and not to {told[0].cursor[1]}"
+        elif late_ms > expected.behind_ms:
+            found.behind[node] = f"its newest cut is {late_ms // 1000} s older than another's"
+    fresh = {node: told for node, told in lives.items() if node not in found.behind}
+    usable = {
+        node: {row.cut: row for row in told if not row.behind} for node, told in fresh.items()
+    }
+    shared = Counter(cut for cuts in usable.values() for cut in cuts)
+    cut = max(shared, key=lambda cut: (shared[cut], cut))
+    for node, cuts in sorted(usable.items()):
+        if cut in cuts:
+            found.rows.append(cuts[cut])
+        else:
+            found.behind[node] = f"it has no cut in common with the others, such as {cut}"
+    found.cut, found.cut_ms = cut, found.rows[0].cut_ms
+    found.cursor = found.rows[0].cursor
+    found.from_ms = max(row.from_ms for row in found.rows)
+    return found
+
+
+def _silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:
+    if expected.replicas:
+        missing = expected.replicas - len(nodes)
+        why = f"{len(nodes)} copies report, and {expected.replicas} are expected"
+        return {"": why} if missing > 0 else {}
+    absent = [node for node in expected.nodes if node not in nodes]
+    return dict.fromkeys(absent, "it has not reported this shard")
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def parse_keys(records: DataFrame) -> DataFrame:
+    """Records of the digest topic by what their keys say.
+
+    Returns:
+        ``kind`` (``c`` or ``h``), ``node``, ``topic``, ``partition``, ``hour_ms``, ``row`` (the
+        offset), and ``value``, text.
+    """
+    parts = sf.split(sf.col("key").cast("string"), "/")
+    return records.select(
+        sf.get(parts, sf.lit(0)).alias("kind"),
+        sf.get(parts, sf.lit(1)).alias("node"),
+        sf.get(parts, sf.lit(2)).alias("topic"),
+        sf.get(parts, sf.lit(3)).try_cast("int").alias("partition"),
+        sf.get(parts, sf.lit(4)).try_cast("bigint").alias("hour_ms"),
+        sf.col("offset").alias("row"),
+        sf.col("value").cast("string").alias("value"),
+    )
+
+
+def newest_cuts(rows: DataFrame) -> list[CutRow | Retired]:
+    """The newest cut rows of each copy, at most ``CUTS_KEPT``."""
+    order = Window.partitionBy(*_COPY).orderBy(sf.desc("row"))
+    newest = (
+        rows.where("kind = 'c'")
+        .withColumn("rank", sf.row_number().over(order))
+        .where(sf.col("rank") <= CUTS_KEPT)
+        .select(*_COPY, "row", sf.from_json("value", _CUT).alias("said"))
+        .withColumn("bits", from_hex(sf.col("said.hash")))
+    )
+    return [_cut_row(row.asDict(recursive=True)) for row in newest.toLocalIterator()]
+
+
+def _cut_row(row: Mapping[str, object]) -> CutRow | Retired:
+    place = {name: row[name] for name in (*_COPY, "row")}
+    said = row["said"]
+    if not isinstance(said, dict):
+        return Retired(**place)  # type: ignore[arg-type] # as the schema says
+    damaged = tuple(Damage(**damage) for damage in said.pop("damaged") or ())
+    k_ms, k_offset = said.pop("k")
+    cursor = Cursor((k_ms, k_offset), said.pop("h"))
+    said["hash"] = row["bits"]
+    return CutRow(**place, **said, cursor=cursor, damaged=damaged)  # type: ignore[arg-type] # ditto
+
+
+def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
+    """The hours of every copy that is compared, as of its cut.
+
+    Returns:
+        ``node, topic, partition, hour_ms, slot_ms, slots`` with ``slots`` an array of
+        ``[index, count, hash]`` as text, ordered.
+    """
+    cuts = [(*row.copy, row.life, row.row, row.cut) for one in compared for row in one.rows]
+    at_cut = spark.createDataFrame(
+        cuts,
+        "node string, topic string, partition int, cut_life string, cut_row bigint, at_cut bigint",
+    )
+    hour = (
+        rows.where("kind = 'h'")
+        .join(sf.broadcast(at_cut), list(_COPY))
+        .where("row < cut_row")
+        .groupBy(*_COPY, "hour_ms", "cut_life", "at_cut")
+        .agg(sf.max_by(sf.struct("value"), "row").alias("last"))
+        .withColumn("said", sf.from_json("last.value", _HOUR))
+        # A tombstone has no life; whatever it ends is over in any.
+        .where("said.life = cut_life and said.cut <= at_cut")
+    )
+    ordered = sf.array_sort("said.slots")
+    return hour.select(*_COPY, "hour_ms", "said.slot_ms", ordered.alias("slots"))
+
+
+def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
+    """Slots, records and signed hash of each copy, to be held against its cut row."""
+    summed = (
+        hours.select(*_COPY, sf.explode("slots").alias("slot"))
+        .groupBy(*_COPY)
+        .agg(
+            sf.count("*").alias("slots"),
+            sf.sum(sf.col("slot")[1].cast("bigint")).alias("records"),
+            sum64(from_hex(sf.col("slot")[2])).alias("hash"),
+        )
+    )
+    return {
+        (row["node"], row["topic"], row["partition"]): (row["slots"], row["records"], row["hash"])
+        for row in summed.collect()
+    }
+
+
+def compared_slots(
+    spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
+) -> DataFrame:
+    """The hours with only those slots that all copies of the shard speak of."""
+    bounds = spark.createDataFrame(
+        [(*one.place, one.from_ms, len(one.rows)) for one in compared],
+        "topic string, partition int, from_ms bigint, copies int",
+    )
+    start = "hour_ms + cast(slot[0] as bigint) * slot_ms"
+    return (
+        hours.join(sf.broadcast(bounds), ["topic", "partition"])
+        .withColumn("slots", sf.expr(f"filter(slots, slot -> {start} >= from_ms)"))
+        .where("size(slots) > 0")
+    )
+
+
+def differing_hours(hours: DataFrame) -> DataFrame:
+    """``topic, partition, hour_ms`` of the hours that are not the same in all copies."""
+    said = sf.struct("slot_ms", "slots")
+    return (
+        hours.groupBy("topic", "partition", "hour_ms")
+        .agg(
+            sf.min(said).alias("least"),
+            sf.max(said).alias("most"),
+            sf.count("*").alias("rows"),
+            sf.first("copies").alias("copies"),
+        )
+        .where("rows < copies or least != most")
+        .select("topic", "partition", "hour_ms")
+    )
+
+
+def slot_sums(hours: DataFrame) -> DataFrame:
+    """Hours as ``SUMS``: a row for each slot."""
+    start = sf.col("hour_ms") + sf.col("slot")[0].cast("bigint") * sf.col("slot_ms")
+    return hours.select(*_COPY, "hour_ms", "slot_ms", sf.explode("slots").alias("slot")).select(
+        *_COPY,
+        start.alias("slot_start_ms"),
+        (start + sf.col("slot_ms")).alias("slot_stop_ms"),
+        sf.col("slot")[1].cast("bigint").alias("count"),
+        from_hex(sf.col("slot")[2]).alias("hash"),
+    )
+
+
+# --- numbers of 64 bits --------------------------------------------------------------------------
+
+
+def from_hex(digits: Column) -> Column:
+    """16 hexadecimal digits as a signed number."""
+    high = sf.conv(sf.substring(digits, 1, _HEX_HALF), 16, 10).cast("bigint")
+    low = sf.conv(sf.substring(digits, _HEX_HALF + 1, _HEX_HALF), 16, 10).cast("bigint")
+    return sf.shiftleft(high, 32).bitwiseOR(low)
+
+
+def sum64(numbers: Column) -> Column:
+    """The sum modulo 2^64 of signed numbers: by halves, for Spark's own sum may not overflow."""
+    low = sf.sum(numbers.bitwiseAND(sf.lit(_LOW)))
+    high = sf.sum(sf.shiftrightunsigned(numbers, 32)) + sf.shiftright(low, 32)
+    return sf.shiftleft(high, 32).bitwiseOR(low.bitwiseAND(sf.lit(_LOW)))
