@@ -23,11 +23,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not re-exported
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 
-from connectors.kafka.clients import KafkaAdmin, admin_client
+from connectors.kafka.clients import KafkaAdmin, admin_client, consumer_client
 from connectors.kafka.errors import answer_of
-from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, scan_partition, topic_ids
+from connectors.kafka.source import (
+    ASK_TIMEOUT_S,
+    SCAN_STALL_S,
+    consumer_config,
+    scan_partition,
+    topic_ids,
+)
 from connectors.spark.topics import Place, native_options
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint
 from delayservice.core.contract import Contracts
@@ -38,6 +48,7 @@ SETTLE_TIMEOUT_S: Final = 150.0
 """Longer than a broker leaves a dead producer's transaction open."""
 _LOOK_BACK: Final = 64
 _TICK_S: Final = 0.1
+_FIRST_BATCH: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +183,17 @@ def take_cut(
     contracts = [shard.contracts for shard in served.values()]
     chosen = set(choose(contracts, partitions.keys())) & partitions.keys()
     taken_ms = time.time_ns() // 1_000_000
-    spans = desk.settled_spans(
-        [(topic, number) for topic in topics | chosen for number in range(partitions[topic])]
-    )
+    # The delay topics last: what an output names is in them by then.
+    others = desk.settled_spans(_places(chosen - topics, partitions))
+    spans = desk.settled_spans(_places(topics, partitions))
     later = _served(desk.checkpoints(slices))
     ids = topic_ids(desk.admin, sorted(topics)) if topics else {}
-    cut = Cut(taken_ms, (), {p: s for p, s in spans.items() if p[0] not in topics}, partitions)
-    return _with_shards(cut, served, later, {p: s for p, s in spans.items() if p[0] in topics}, ids)
+    cut = Cut(taken_ms, (), others, partitions)
+    return _with_shards(cut, served, later, spans, ids)
+
+
+def _places(topics: Collection[str], partitions: Mapping[str, int]) -> list[Place]:
+    return [(topic, number) for topic in topics for number in range(partitions[topic])]
 
 
 def settled_spans(
@@ -252,6 +267,70 @@ class LogStarts:
             KafkaEdgeError: the cluster does not answer.
         """
         return self._desk.offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+    def since(self, places: Collection[Place], time_ms: int) -> dict[Place, int]:
+        """Offsets of the first records of that time or later; places without one are left out.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
+        found = self._desk.offsets(places, OffsetSpec.for_timestamp(time_ms))
+        return {place: offset for place, offset in found.items() if offset >= 0}
+
+
+def first_times(client: Mapping[str, str], spans: Mapping[Place, Span]) -> dict[Place, int]:
+    """When the first record of each log was written, epoch milliseconds; none of empty logs.
+
+    Raises:
+        KafkaEdgeError: nothing came for a minute.
+    """
+    waiting = {place: span for place, span in spans.items() if span.start < span.end}
+    options = {n: v for n, v in client.items() if not n.startswith("java.")}
+    # One small fetch of each partition is all that is wanted.
+    config = consumer_config(options, "spark-first") | {"fetch.message.max.bytes": 1_024}
+    consumer = consumer_client(config)
+    found: dict[Place, int] = {}
+    try:
+        consumer.assign([TopicPartition(*place, span.start) for place, span in waiting.items()])
+        heard_s = time.monotonic()
+        while waiting:
+            for message in consumer.consume(_FIRST_BATCH, _TICK_S):
+                place = (message.topic(), message.partition())
+                if place not in waiting:
+                    continue
+                heard_s = time.monotonic()
+                del waiting[place]
+                consumer.pause([TopicPartition(*place)])
+                if message.error() is None:
+                    found[place] = message.timestamp()[1]
+            if time.monotonic() - heard_s > SCAN_STALL_S:
+                raise KafkaEdgeError(f"{min(waiting)} gave nothing for {SCAN_STALL_S:.0f} s")
+    finally:
+        consumer.close()
+    return found
+
+
+def compacted(client: Mapping[str, str], topics: Collection[str]) -> set[str]:
+    """Those of ``topics`` that keep the last record of a key only.
+
+    Raises:
+        KafkaEdgeError: the cluster does not say.
+    """
+    admin = admin_client({n: v for n, v in client.items() if not n.startswith("java.")})
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
+    asked = admin.describe_configs(resources) if resources else {}
+    found = set()
+    for resource, future in asked.items():
+        try:
+            policy = answer_of(future, ASK_TIMEOUT_S).get("cleanup.policy")
+        except KafkaException as exc:
+            raise KafkaEdgeError(
+                f"the configuration of {resource.name} can't be read: {admin.explain(exc)}; give "
+                "this user DescribeConfigs on it"
+            ) from exc
+        if policy is not None and "compact" in (policy.value or ""):
+            found.add(resource.name)
+    return found
 
 
 class _Desk:
