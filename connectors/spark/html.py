@@ -48,7 +48,7 @@ _STYLE: Final[dict[Any, Any]] = {
     "svg.hashsalt": "delayservice",
     "lines.linewidth": 1.4,
     "font.family": "sans-serif",
-    "font.size": 9,
+    "font.size": 10,
     "text.color": INK,
     "axes.edgecolor": LINE,
     "axes.labelcolor": MUTED,
@@ -65,7 +65,7 @@ _STYLE: Final[dict[Any, Any]] = {
     "legend.frameon": False,
 }
 
-FIGURE_INCHES: Final = (5.2, 3.0)
+FIGURE_INCHES: Final = (4.7, 2.9)
 """About the width of a phone, so that text has its own size there and is larger elsewhere."""
 
 _ANCHOR: Final = re.compile(r'(\bid="|url\(#|href="#)')

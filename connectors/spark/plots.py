@@ -15,9 +15,9 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from connectors.spark.html import FIGURE_INCHES, FIRST, style, svg
 from delayservice.units import DAY_MS
 
-_BAR_INCHES = 0.26
+_BAR_INCHES = 0.28
 _AXIS_INCHES = 0.9
-_LABEL_CHARS_MAX = 28
+_LABEL_CHARS_MAX = 22
 _LOG_RATIO = 1_000
 """A range of more than so many times its least is shown on a logarithmic scale."""
 
@@ -33,16 +33,17 @@ class Series:
 
 
 def columns(
-    labels: Sequence[str], counts: Sequence[int], label: str, *, x: str, colour: str = FIRST
+    labels: Sequence[str], values: Sequence[float], label: str, *, x: str, y: str
 ) -> Markup:
-    """Counts of classes that have an order, such as a histogram; ``x`` names the classes."""
+    """Values of classes that have an order, such as a histogram; ``x`` names the classes."""
     with style():
         figure, axes = _axes(FIGURE_INCHES)
-        axes.bar(range(len(labels)), counts, color=colour, width=0.85)
+        axes.bar(range(len(labels)), values, color=FIRST, width=0.85)
         axes.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 6 else 0)  # noqa: PLR2004
         axes.grid(visible=False, axis="x")
         axes.set_xlabel(x)
-        _count_axis(axes, counts)
+        axes.set_ylabel(y)
+        _scale(axes, values)
         return svg(figure, label)
 
 
@@ -91,11 +92,6 @@ def _time_axis(axes: Axes) -> None:
     locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
-
-
-def _count_axis(axes: Axes, counts: Sequence[int]) -> None:
-    axes.set_ylabel("records")
-    _scale(axes, counts)
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:

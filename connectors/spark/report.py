@@ -1,0 +1,354 @@
+"""How late records were, what is to come, and what became of the others: figures for people.
+
+Everything is counted in Spark. What reaches the driver is bounded: a row for each target, hour and
+class of delays up to a limit, and a few hundred points of the forecast. The rest is in Parquet.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as sf
+
+from connectors.spark.audit import AuditOptions
+from connectors.spark.cut import Cut, LogStarts, take_cut
+from connectors.spark.files import write_text
+from connectors.spark.pending import pending
+from connectors.spark.progress import Say
+from connectors.spark.report_facts import (
+    DELAY_BOUNDS,
+    DELAY_LONGER,
+    DELAY_RECURRING,
+    DELAY_UNKNOWN,
+    DELAYS,
+    HOUR_MS,
+    HOURS_MAX,
+    LATENESS_BOUNDS_MS,
+    NOTHING_LATE,
+    Count,
+    Lateness,
+    Load,
+    Report,
+    Waiting,
+)
+from connectors.spark.report_page import page
+from connectors.spark.topics import read_topic
+from delayservice.core import names
+from delayservice.core.contract import Contracts
+from delayservice.units import DAY_MS, MINUTE_MS
+
+QUANTILES: Final = (0.5, 0.9, 0.99)
+_ACCURACY: Final = 1_000
+"""A quantile's rank is right to one part in so many."""
+
+FORECAST_STEPS_MAX: Final = 1_440
+_STEPS_MS: Final = (MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS)
+_TASK_RECORDS: Final = 1_000_000
+_SECOND_MS: Final = 1_000
+_NAMES_MAX: Final = 50
+_BY_TARGET, _BY_HOUR, _BY_DELAY, _WHOLE = 0b011, 0b101, 0b110, 0b111
+"""Values of ``grouping_id``: a bit for each column that is not grouped by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What to report.
+
+    Attributes:
+        client: options of librdkafka, ``bootstrap.servers`` at least.
+        out: folder or URL for the results; what a former report wrote there is replaced.
+        checkpoint: the service's checkpoint topic.
+        dead_letter: its dead-letter topic.
+        outcomes: its outcome topic.
+        targets: target topics to read; none: every topic that a contract allows.
+        secrets: the cluster's secrets, to tell forged copies; none: copies are believed.
+        since_ms: count what was written to its topic at or after this, epoch milliseconds.
+        until_ms: and before this.
+        horizon_ms: how far ahead the load is foretold.
+        top: how many targets are shown.
+    """
+
+    client: Mapping[str, str]
+    out: str
+    checkpoint: str = "delay_checkpoint"
+    dead_letter: str = "delay_dead_letter"
+    outcomes: str = "delay_outcomes"
+    targets: tuple[str, ...] = ()
+    secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    since_ms: int | None = None
+    until_ms: int | None = None
+    horizon_ms: int = DAY_MS
+    top: int = 20
+
+    def choose(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
+        """The topics that an audit would read beside the delay topics."""
+        audit = AuditOptions(
+            client=self.client,
+            out=self.out,
+            checkpoint=self.checkpoint,
+            dead_letter=self.dead_letter,
+            outcomes=self.outcomes,
+            targets=self.targets,
+        )
+        return audit.choose(contracts, topics)
+
+
+def report(spark: SparkSession, options: ReportOptions, say: Say) -> Report:
+    """Count, and write ``report.html``, ``report.json`` and the Parquet data sets ``lateness`` and
+    ``forecast``.
+
+    Raises:
+        KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
+    """
+    began_s = time.monotonic()
+    say("taking a cut of all logs")
+    cut = take_cut(options.client, options.checkpoint, options.choose)
+    work = _Work(spark, options, cut)
+    say("lateness of what was delivered")
+    lateness = work.lateness()
+    say("what is pending")
+    waiting, forecast, pending_targets = work.load()
+    say("outcomes and dead letters")
+    found = Report(
+        since_ms=options.since_ms,
+        until_ms=options.until_ms,
+        **lateness,
+        waiting=waiting,
+        horizon_ms=options.horizon_ms,
+        step_ms=work.step_ms,
+        forecast=forecast,
+        pending_targets=pending_targets,
+        outcomes=work.named(options.outcomes, "delay-outcome"),
+        letters=work.named(options.dead_letter, names.DELAY_ERROR),
+        seconds=round(time.monotonic() - began_s, 3),
+        cut=cut,
+    )
+    write_text(spark, f"{work.out}/report.json", json.dumps(found.to_json(), ensure_ascii=False))
+    write_text(spark, f"{work.out}/report.html", page(found))
+    return found
+
+
+class _Work:
+    """The countings of one report, at one cut."""
+
+    def __init__(self, spark: SparkSession, options: ReportOptions, cut: Cut) -> None:
+        self._spark = spark
+        self._options = options
+        self._cut = cut
+        self.out = options.out.rstrip("/")
+        steps = (step for step in _STEPS_MS if options.horizon_ms <= step * FORECAST_STEPS_MAX)
+        self.step_ms = next(steps, _STEPS_MS[-1])
+
+    # --- read ------------------------------------------------------------------------------------
+
+    def _read(self, topics: Collection[str], *, since_ms: int | None = None) -> DataFrame:
+        """Records of whole topics, from an instant on where one is given."""
+        places = [place for place in self._cut.spans if place[0] in topics]
+        starts, ends = self._cut.starts(places), self._cut.ends(places)
+        if since_ms is not None and places:
+            later = LogStarts(self._options.client).since(places, since_ms)
+            starts = {place: max(starts[place], later.get(place, ends[place])) for place in places}
+        tasks = self._tasks(sum(ends[place] - starts[place] for place in places))
+        return read_topic(self._spark, self._options.client, topics, starts, ends, tasks)
+
+    def _tasks(self, records: int) -> int:
+        return max(2 * self._spark.sparkContext.defaultParallelism, records // _TASK_RECORDS + 1)
+
+    def _outputs(self, topics: Collection[str]) -> DataFrame:
+        """What was written to topics in the time that is reported."""
+        options = self._options
+        records = self._read(topics, since_ms=options.since_ms)
+        if options.since_ms is not None:
+            records = records.where(sf.col("timestamp_ms") >= options.since_ms)
+        if options.until_ms is not None:
+            records = records.where(sf.col("timestamp_ms") < options.until_ms)
+        return records
+
+    # --- lateness --------------------------------------------------------------------------------
+
+    def lateness(self) -> dict[str, Any]:
+        """Facts of ``Report`` about deliveries; all of them are in the data set ``lateness``."""
+        delivered = self._delivered()
+        groups = delivered.groupingSets(
+            [["target"], ["hour_ms"], ["delay"], []], "target", "hour_ms", "delay"
+        ).agg(sf.grouping_id().alias("group"), *_figures())
+        groups.write.mode("overwrite").parquet(f"{self.out}/lateness")
+        found = self._spark.read.parquet(f"{self.out}/lateness")
+        top, total = self._largest(found.where(f"group = {_BY_TARGET}"))
+        hours = found.where(f"group = {_BY_HOUR}").orderBy(sf.desc("hour_ms")).limit(HOURS_MAX)
+        delays = {row["delay"]: row for row in found.where(f"group = {_BY_DELAY}").collect()}
+        whole = found.where(f"group = {_WHOLE}").collect()
+        return {
+            "whole": _lateness("all", whole[0]) if whole else NOTHING_LATE,
+            "targets": tuple(_lateness(row["target"], row) for row in top),
+            "targets_total": total,
+            "hours": tuple(_lateness(row["hour_ms"], row) for row in reversed(hours.collect())),
+            "delays": tuple(_lateness(name, delays[name]) for name in DELAYS if name in delays),
+        }
+
+    def _largest(self, targets: DataFrame) -> tuple[list[Row], int]:
+        return targets.orderBy(sf.desc("records")).limit(
+            self._options.top
+        ).collect(), targets.count()
+
+    def _delivered(self) -> DataFrame:
+        """A row for each delivery: ``target``, ``hour_ms``, ``delay``, ``late_ms``, ``fired``."""
+        options = self._options
+        beside = {options.dead_letter, options.outcomes, *self._cut.delay_topics}
+        targets = {topic for topic, _ in self._cut.spans if topic not in beside}
+        outputs = self._outputs(targets).withColumn("source", _text(names.DELAY_SOURCE))
+        place = sf.split("source", ":")
+        delivered = outputs.where("source IS NOT NULL").select(
+            sf.col("topic").alias("target"),
+            sf.col("timestamp_ms").alias("at_ms"),
+            _text(names.DELAY_DUE_AT).try_cast("long").alias("due_ms"),
+            _text(names.DELAY_FIRED_BY).isNotNull().alias("fired"),
+            (_bytes("key") + _bytes("value")).alias("bytes"),
+            sf.try_element_at(place, sf.lit(1)).alias("topic"),
+            sf.try_element_at(place, sf.lit(2)).try_cast("int").alias("partition"),
+            sf.substring_index(sf.try_element_at(place, sf.lit(3)), "#", 1)
+            .try_cast("long")
+            .alias("offset"),
+            sf.col("source").contains("#").alias("recurring"),
+        )
+        written = self._read(self._cut.delay_topics).select(
+            "topic", "partition", "offset", sf.col("timestamp_ms").alias("written_ms")
+        )
+        known = delivered.where("due_ms IS NOT NULL").join(
+            written, ["topic", "partition", "offset"], "left"
+        )
+        # Due before it was written: from its writing on nobody could have been faster.
+        armed_ms = sf.greatest("due_ms", sf.coalesce("written_ms", "due_ms"))
+        return known.select(
+            "target",
+            (sf.floor(armed_ms / HOUR_MS) * HOUR_MS).alias("hour_ms"),
+            _delay().alias("delay"),
+            "bytes",
+            "fired",
+            sf.when(~sf.col("fired"), sf.col("at_ms") - armed_ms).alias("late_ms"),
+        )
+
+    # --- load ------------------------------------------------------------------------------------
+
+    def load(self) -> tuple[Waiting, tuple[Load, ...], tuple[Count, ...]]:
+        """What is pending; the data set ``forecast`` has it by second and target."""
+        options, now_ms = self._options, self._cut.taken_ms
+        tasks = self._tasks(sum(s.span.end - s.span.start for s in self._cut.shards))
+        waiting = pending(self._spark, options.client, self._cut, options.secrets, tasks)
+        second_ms = (sf.floor(sf.col("send_ms") / _SECOND_MS) * _SECOND_MS).alias("second_ms")
+        path = f"{self.out}/forecast"
+        waiting.groupBy(second_ms, "target").agg(
+            sf.count("*").alias("records"), sf.sum("bytes").alias("bytes")
+        ).write.mode("overwrite").parquet(path)
+        seconds = self._spark.read.parquet(path)
+        end_ms = now_ms + options.horizon_ms
+        (row,) = seconds.agg(
+            sf.sum("records").alias("records"),
+            sf.sum("bytes").alias("bytes"),
+            sf.sum(sf.when(sf.col("second_ms") + _SECOND_MS <= now_ms, sf.col("records"))).alias(
+                "overdue"
+            ),
+            sf.sum(sf.when(sf.col("second_ms") >= end_ms, sf.col("records"))).alias("beyond"),
+            sf.max("second_ms").alias("last_ms"),
+        ).collect()
+        targets = seconds.groupBy("target").agg(sf.sum("records").alias("records"))
+        largest = targets.orderBy(sf.desc("records")).limit(options.top).collect()
+        return (
+            Waiting(
+                records=row["records"] or 0,
+                bytes=row["bytes"] or 0,
+                overdue=row["overdue"] or 0,
+                beyond=row["beyond"] or 0,
+                last_ms=row["last_ms"],
+            ),
+            self._forecast(seconds, end_ms),
+            tuple(Count(one["target"], one["records"]) for one in largest),
+        )
+
+    def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[Load, ...]:
+        """By steps from now to the horizon; what is overdue comes at once, in the first of them."""
+        now_ms, step_ms = self._cut.taken_ms, self.step_ms
+        each = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms")
+        sums = each.agg(sf.sum("records").alias("records"), sf.sum("bytes").alias("bytes"))
+        at_ms = sf.greatest(sf.col("second_ms"), sf.lit(now_ms))
+        start_ms = (sf.floor(at_ms / step_ms) * step_ms).alias("start_ms")
+        steps = sums.groupBy(start_ms).agg(
+            sf.sum("records").alias("records"),
+            sf.sum("bytes").alias("bytes"),
+            sf.max("records").alias("peak"),
+        )
+        rows = steps.orderBy("start_ms").limit(FORECAST_STEPS_MAX + 1).collect()
+        return tuple(Load(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
+
+    # --- others ----------------------------------------------------------------------------------
+
+    def named(self, topic: str, header: str) -> tuple[Count, ...]:
+        """Records of a topic by what a header says; those without it don't count."""
+        said = self._outputs([topic]).select(_text(header).alias("name")).where("name IS NOT NULL")
+        rows = said.groupBy("name").count().orderBy(sf.desc("count")).limit(_NAMES_MAX).collect()
+        return tuple(Count(row["name"], row["count"]) for row in rows)
+
+
+# --- expressions of Spark ------------------------------------------------------------------------
+
+
+def _text(header: str) -> Column:
+    """What the last header of a name says, as text; null: there is none."""
+    found = sf.filter("headers", lambda one: one["key"] == header)
+    return sf.try_element_at(found, sf.lit(-1))["value"].cast("string")
+
+
+def _bytes(column: str) -> Column:
+    return sf.coalesce(sf.octet_length(column), sf.lit(0)).cast("long")
+
+
+def _delay() -> Column:
+    """The class of the time from a record's writing until it was due."""
+    delay_ms = sf.col("due_ms") - sf.col("written_ms")
+    found = sf.when(sf.col("recurring"), DELAY_RECURRING).when(delay_ms.isNull(), DELAY_UNKNOWN)
+    for name, bound_ms in DELAY_BOUNDS:
+        found = found.when(delay_ms <= bound_ms, name)
+    return found.otherwise(DELAY_LONGER)
+
+
+def _histogram() -> Column:
+    """How many are in each class of lateness."""
+    late_ms, bounds = sf.col("late_ms"), LATENESS_BOUNDS_MS
+    between = [(late_ms > low) & (late_ms <= high) for low, high in pairwise(bounds)]
+    classes = [late_ms <= bounds[0], *between, late_ms > bounds[-1]]
+    return sf.array(*(sf.count_if(one) for one in classes))
+
+
+def _figures() -> list[Column]:
+    quantiles = sf.percentile_approx("late_ms", list(QUANTILES), _ACCURACY)
+    return [
+        sf.count("*").alias("records"),
+        sf.sum("bytes").alias("bytes"),
+        sf.count_if(sf.col("late_ms") < 0).alias("early"),
+        sf.count_if("fired").alias("fired"),
+        quantiles.alias("quantiles_ms"),
+        sf.max("late_ms").alias("max_ms"),
+        _histogram().alias("histogram"),
+    ]
+
+
+def _lateness(name: str | int, row: Row) -> Lateness:
+    p50_ms, p90_ms, p99_ms = row["quantiles_ms"] or (None, None, None)
+    return Lateness(
+        name=name,
+        records=row["records"],
+        bytes=row["bytes"] or 0,
+        early=row["early"],
+        fired=row["fired"],
+        p50_ms=p50_ms,
+        p90_ms=p90_ms,
+        p99_ms=p99_ms,
+        max_ms=row["max_ms"],
+        histogram=tuple(row["histogram"]),
+    )

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from connectors.spark.cut import Cut, ShardCut, Span
+from connectors.spark.html import number, render
+from connectors.spark.report_facts import (
+    DELAYS,
+    LATENESS_BOUNDS_MS,
+    NOTHING_LATE,
+    Count,
+    Lateness,
+    Load,
+    Report,
+    Waiting,
+)
+from connectors.spark.report_page import class_names, continuous, page
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+
+HOUR_MS = 3_600_000
+NOW_MS = 1_795_000_000_000 // HOUR_MS * HOUR_MS
+HOSTILE = "<script>alert(1)</script>&\"'"
+CLASSES = len(LATENESS_BOUNDS_MS) + 1
+
+
+def group(name: str | int, records: int = 1_000, p99_ms: int = 90) -> Lateness:
+    counts = [0] * CLASSES
+    counts[5:9] = [records // 4] * 4
+    return Lateness(
+        name,
+        records,
+        records * 100,
+        0,
+        0,
+        p99_ms // 4,
+        p99_ms // 2,
+        p99_ms,
+        p99_ms * 3,
+        tuple(counts),
+    )
+
+
+def made(**changed: object) -> Report:
+    shard = ShardCut(
+        "delay_topic_any",
+        0,
+        "id",
+        Cursor((NOW_MS, 5), 7),
+        Cursor((NOW_MS, 5), 7),
+        Contracts([(0, Contract())]),
+        Span(0, 9),
+    )
+    facts: dict[str, object] = {
+        "since_ms": None,
+        "until_ms": None,
+        "whole": group("all", 4_321_000),
+        "targets": (group("orders"), group(HOSTILE, 500), group("a" * 249, 3)),
+        "targets_total": 5,
+        "hours": tuple(group(NOW_MS - n * HOUR_MS, 100, 50 + n) for n in range(24, 0, -1)),
+        "delays": tuple(group(name, 100, 40 + 30 * n) for n, name in enumerate(DELAYS)),
+        "waiting": Waiting(12_345, 1_234_500, 3, 10, NOW_MS + 9 * HOUR_MS),
+        "horizon_ms": 24 * HOUR_MS,
+        "step_ms": 60_000,
+        "forecast": tuple(
+            Load(NOW_MS + n * 60_000, n % 70, n * 10, n % 9) for n in range(0, 900, 3)
+        ),
+        "pending_targets": (Count("orders", 12_000), Count("mails", 345)),
+        "outcomes": (Count("cancelled", 30), Count("expired", 2)),
+        "letters": (Count("target-unknown", 4),),
+        "seconds": 12.3,
+        "cut": Cut(NOW_MS, (shard,), {}, {"orders": 1}, ("x:1 was made anew",)),
+    }
+    return Report(**{**facts, **changed})  # type: ignore[arg-type]
+
+
+class Tags(HTMLParser):
+    """Every start tag with its attributes, and whether all of them were closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_page_needs_nothing_from_elsewhere() -> None:
+    text = page(made())
+    found = Tags(text)
+    assert "http" not in text
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in found.tags}
+    sources = [name for _, attributes in found.tags for name in attributes if name == "src"]
+    assert not sources
+    assert not re.findall(r"url\((?!#)", text)
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_whatever_a_name_holds_it_is_only_text() -> None:
+    found = Tags(page(made()))
+    assert HOSTILE in found.text
+    assert not [tag for tag, _ in found.tags if tag == "script"]
+
+
+def test_every_figure_has_a_label_and_its_facts_as_a_table() -> None:
+    found = Tags(page(made()))
+    figures = [attributes for tag, attributes in found.tags if tag == "svg"]
+    assert len(figures) == 8
+    assert all(figure["aria-label"] and figure["role"] == "img" for figure in figures)
+    assert [tag for tag, _ in found.tags].count("details") == len(figures)
+    assert "4,321,000" in found.text
+
+
+def test_ids_are_those_of_one_element_each() -> None:
+    ids = [attributes["id"] for _, attributes in Tags(page(made())).tags if "id" in attributes]
+    assert ids
+    assert len(ids) == len(set(ids))
+
+
+def test_colours_are_the_page_s_own() -> None:
+    text = page(made())
+    assert "#0a0b0" not in text
+    figure = text[text.index("<svg") : text.index("</svg")]
+    assert "var(--first)" in figure
+    assert not re.findall(r"(?:fill|stroke): #", figure)
+
+
+def test_a_cluster_that_has_done_nothing_yet_has_a_page_too() -> None:
+    nothing: dict[str, object] = dict.fromkeys(
+        ("targets", "hours", "delays", "forecast", "pending_targets", "outcomes", "letters"), ()
+    )
+    waiting = Waiting(0, 0, 0, 0, None)
+    text = page(made(whole=NOTHING_LATE, waiting=waiting, targets_total=0, **nothing))
+    assert "0 records with 0 bytes are pending" in Tags(text).text
+
+
+def test_early_records_are_said_aloud() -> None:
+    early = Lateness("all", 10, 0, 3, 0, 1, 1, 1, 1, (3, *(0,) * (CLASSES - 1)))
+    assert "3 records were delivered before their due time" in Tags(page(made(whole=early))).text
+    assert "before their due time." not in Tags(page(made())).text
+
+
+def test_a_fact_that_is_missing_is_an_error_and_no_blank() -> None:
+    with pytest.raises(Exception, match="report"):
+        render("report.html")
+
+
+def test_classes_of_lateness_have_a_name_each() -> None:
+    names = class_names()
+    assert len(names) == CLASSES
+    assert (names[0], names[1], names[2], names[-2], names[-1]) == (
+        "early",
+        "0",
+        "1ms",
+        "1d",
+        "later",
+    )
+
+
+def test_empty_steps_are_part_of_the_line_and_it_ends_at_zero() -> None:
+    steps = continuous([Load(0, 5, 50, 5), Load(180, 1, 1, 1)], 60)
+    assert [(s.start_ms, s.records) for s in steps] == [
+        (0, 5),
+        (60, 0),
+        (120, 0),
+        (180, 1),
+        (240, 0),
+    ]
+    assert continuous([], 60) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "\N{EN DASH}"),
+        (1234567, "1,234,567"),
+        (0.123456, "0.123"),
+        (12345.6, "12,346"),
+        (True, "yes"),
+        ("a", "a"),
+    ],
+)
+def test_a_cell_is_written_for_people(value: object, text: str) -> None:
+    assert number(value) == text
