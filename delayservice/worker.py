@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 
 import structlog
@@ -25,7 +26,7 @@ from connectors.kafka.source import KafkaSource, log_ends
 from connectors.kafka.topics import DelayTopic, TargetTopics, TopicKeeper
 from delayservice import logs
 from delayservice.clock import ClockWatch, SystemClock
-from delayservice.core.contract import Contract
+from delayservice.contracts import contract_for
 from delayservice.core.digest_rows import Place, retired_row
 from delayservice.core.flow import Flow, FlowRules
 from delayservice.core.repair import Command
@@ -387,7 +388,7 @@ class Worker:
             gate=gate,
             observer=MetricsObserver(metrics),
             routes=self._routes,
-            contract_of=self._contract_of,
+            contract_of=partial(contract_for, settings),
             limits=self._limits(),
             flow=flow,
             disk_level=lambda: self._disk.level,
@@ -458,26 +459,4 @@ class Worker:
             visible_at_commit=delivery.mode == "exactly_once",
             transaction_interval_ms_min=max(delivery.transaction_interval_ms_min, budget_ms),
             transaction_interval_ms_max=max(delivery.transaction_interval_ms_max, budget_ms),
-        )
-
-    def _contract_of(self, topic: str) -> Contract:
-        """What the settings ask for, for records of a delay topic from now on."""
-        settings = self._settings
-        rules = settings.targets_for(topic)
-        return Contract(
-            roll_window_ms=settings.roll_window_ms,
-            roll_spread_ms=settings.roll_spread_ms,
-            max_delay_ms=settings.delivery.max_delay_ms,
-            clamp=settings.delivery.clamp,
-            past_due=settings.delivery.past_due,
-            header_bytes_max=int(settings.delivery.header_bytes_max),
-            id_bytes_max=int(settings.delivery.id_bytes_max),
-            default_target=rules.default_target,
-            level_ms=settings.levels.by_topic.get(topic, 0),
-            allow=rules.allow,
-            reserved=(
-                settings.topics.checkpoint,
-                settings.topics.dead_letter,
-                settings.topics.outcomes,
-            ),
         )
