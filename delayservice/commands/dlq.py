@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from delayservice.commands.options import (
     JsonOption,
     SetOption,
     load_settings,
+    moment_ms,
 )
 from delayservice.core import dead_letters, names
 from delayservice.core.codec import Header
@@ -257,26 +257,12 @@ def _filter(
     topic, partition, offset = place.groups() if place is not None else (None, None, None)
     return Filter(
         codes=frozenset(codes or ()),
-        since_ms=_moment_ms("--since", since),
-        until_ms=_moment_ms("--until", until),
+        since_ms=moment_ms("--since", since),
+        until_ms=moment_ms("--until", until),
         topic=topic,
         partition=None if partition is None else int(partition),
         offset=None if offset is None else int(offset),
     )
-
-
-def _moment_ms(option: str, text: str | None) -> int | None:
-    """A point in time, or so long ago."""
-    from delayservice.commands.send import instant_ms
-    from delayservice.units import parse_duration_ms
-
-    if text is None:
-        return None
-    try:
-        ago_ms = parse_duration_ms(text)
-    except ValueError:
-        return instant_ms(option, text)
-    return time.time_ns() // 1_000_000 - ago_ms
 
 
 def _new_time(at: str | None, delay: str | None) -> Header | None:

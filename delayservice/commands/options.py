@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,3 +53,21 @@ def load_settings(
     """
     named = [f"kafka.bootstrap={bootstrap}"] if bootstrap else []
     return load(config, [*(sets or []), *named]).settings
+
+
+def moment_ms(option: str, text: str | None) -> int | None:
+    """A point in time that an option gives, or so long ago: RFC 3339, epoch milliseconds, ``2h``.
+
+    Raises:
+        DelayServiceError: it can't be read.
+    """
+    from delayservice.commands.send import instant_ms  # noqa: PLC0415  # as above
+    from delayservice.units import parse_duration_ms  # noqa: PLC0415  # as above
+
+    if text is None:
+        return None
+    try:
+        ago_ms = parse_duration_ms(text)
+    except ValueError:
+        return instant_ms(option, text)
+    return time.time_ns() // 1_000_000 - ago_ms
