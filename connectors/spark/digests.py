@@ -25,8 +25,7 @@ by that many intervals.
 """
 
 SUMS: Final = (
-    "node string, topic string, partition int, slot_start_ms bigint, slot_stop_ms bigint, "
-    "count bigint, hash bigint"
+    "node string, topic string, partition int, slot_start_ms bigint, count bigint, hash bigint"
 )
 """What one copy has pending in one slot; the hash is a signed number of 64 bits."""
 
@@ -110,7 +109,9 @@ class Comparison:
         from_ms: only slots from here on are.
         cut: offset of the checkpoint; None: not by digests.
         cut_ms: when the broker appended it.
-        rows: the cut rows of the copies that are compared.
+        nodes: whose copies are compared.
+        rows: their cut rows, if it is by digests.
+        damaged: what a node could not read of its copy.
         behind: nodes whose copy can't be compared, and why.
         silent: nodes without a report, ``""`` for one of unknown name, and why.
     """
@@ -121,7 +122,9 @@ class Comparison:
     from_ms: int = 0
     cut: int | None = None
     cut_ms: int | None = None
+    nodes: list[str] = field(default_factory=list)
     rows: list[CutRow] = field(default_factory=list)
+    damaged: dict[str, tuple[Damage, ...]] = field(default_factory=dict)
     behind: dict[str, str] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
 
@@ -130,10 +133,26 @@ class Comparison:
         """Topic and partition."""
         return self.topic, self.partition
 
-    @property
-    def nodes(self) -> list[str]:
-        """Whose copies are compared."""
-        return sorted(row.node for row in self.rows)
+    def to_json(self) -> dict[str, object]:
+        """For the summary."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "cut": self.cut,
+            "cut_ms": self.cut_ms,
+            "k": list(self.cursor.key),
+            "h": self.cursor.offset,
+            "from_ms": self.from_ms,
+            "compared": self.nodes,
+            "behind": self.behind,
+            "silent": self.silent,
+        }
+
+    def leave_out(self, node: str, why: str) -> None:
+        """A copy turned out to say nothing."""
+        self.nodes.remove(node)
+        self.rows = [row for row in self.rows if row.node != node]
+        self.behind[node] = why
 
 
 # --- choose --------------------------------------------------------------------------------------
@@ -177,11 +196,13 @@ def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
 
 
 def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expected) -> Comparison:
-    found = Comparison(*place, silent=_silent(lives.keys(), expected))
+    found = Comparison(*place, silent=silent(lives.keys(), expected))
     if not lives:
         return found
     newest_ms = max(told[0].cut_ms for told in lives.values())
     for node, told in sorted(lives.items()):
+        if told[0].damaged:
+            found.damaged[node] = told[0].damaged
         late_ms = newest_ms - told[0].cut_ms
         if told[0].behind:
             found.behind[node] = f"has stored up to {told[0].stored} and not to {told[0].cursor[1]}"
@@ -192,9 +213,12 @@ def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expe
         node: {row.cut: row for row in told if not row.behind} for node, told in fresh.items()
     }
     shared = Counter(cut for cuts in usable.values() for cut in cuts)
+    if not shared:
+        return found
     cut = max(shared, key=lambda cut: (shared[cut], cut))
     for node, cuts in sorted(usable.items()):
         if cut in cuts:
+            found.nodes.append(node)
             found.rows.append(cuts[cut])
         else:
             found.behind[node] = f"it has no cut in common with the others, such as {cut}"
@@ -204,11 +228,14 @@ def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expe
     return found
 
 
-def _silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:
+def silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:
+    """Nodes that should have a copy of a shard and are not among ``nodes``, and why."""
     if expected.replicas:
         missing = expected.replicas - len(nodes)
         why = f"{len(nodes)} copies report, and {expected.replicas} are expected"
         return {"": why} if missing > 0 else {}
+    if not nodes and not expected.nodes:
+        return {"": "no copy reports this shard"}
     absent = [node for node in expected.nodes if node not in nodes]
     return dict.fromkeys(absent, "it has not reported this shard")
 
@@ -308,7 +335,7 @@ def compared_slots(
 ) -> DataFrame:
     """The hours with only those slots that all copies of the shard speak of."""
     bounds = spark.createDataFrame(
-        [(*one.place, one.from_ms, len(one.rows)) for one in compared],
+        [(*one.place, one.from_ms, len(one.nodes)) for one in compared],
         "topic string, partition int, from_ms bigint, copies int",
     )
     start = "hour_ms + cast(slot[0] as bigint) * slot_ms"
@@ -341,7 +368,6 @@ def slot_sums(hours: DataFrame) -> DataFrame:
     return hours.select(*_COPY, "hour_ms", "slot_ms", sf.explode("slots").alias("slot")).select(
         *_COPY,
         start.alias("slot_start_ms"),
-        (start + sf.col("slot_ms")).alias("slot_stop_ms"),
         sf.col("slot")[1].cast("bigint").alias("count"),
         from_hex(sf.col("slot")[2]).alias("hash"),
     )

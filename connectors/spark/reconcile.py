@@ -1,0 +1,404 @@
+"""Do all copies hold the same, and is that what the delay topics say?
+
+Copies are first compared with each other by sums of slots, for that is a row for each slot and not
+one for each record. Where they differ, the log decides which is right: what it says is pending is
+summed up in the same way, and copies with other sums are held against it record by record. All of
+that is Spark's work; the driver sees counts, bounded samples and the steps of the plan.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import KafkaException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from connectors.kafka.clients import admin_client
+from connectors.kafka.repairs import RepairDesk
+from connectors.kafka.source import ASK_TIMEOUT_S
+from connectors.spark import digests
+from connectors.spark.cut import Cut, take_cut
+from connectors.spark.digests import Comparison, Expected
+from connectors.spark.files import delete_folder, write_text
+from connectors.spark.logged import LogPart, pending_records
+from connectors.spark.plan import Plan
+from connectors.spark.progress import Say
+from connectors.spark.reconcile_report import heat, page
+from connectors.spark.reconcile_slots import (
+    COPY,
+    FINDING,
+    KINDS,
+    SHARD,
+    SLOT,
+    damage_findings,
+    outside,
+    plan_steps,
+    ranges_of,
+    record_findings,
+    slot_findings,
+    suspects,
+    wrong_slots,
+)
+from connectors.spark.replicas import Live, OnDisk, Replicas, served, slot_start
+from connectors.spark.topics import Place, native_options, read_topic
+from delayservice.core.digest import SLOT_MS
+from delayservice.core.times import DUE_STOP_MS
+from delayservice.errors import KafkaEdgeError
+
+SAMPLE_ROWS: Final = 20
+VERSION: Final = 1
+
+
+class _Slots(NamedTuple):
+    """How many were held against the log, and how many of the wrong ones K has passed since."""
+
+    differing: int
+    passed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileOptions:
+    """What to compare and how.
+
+    Attributes:
+        client: options of librdkafka, ``bootstrap.servers`` at least.
+        out: folder or URL for the results, as Spark names them; what it holds is replaced.
+        checkpoint: the service's checkpoint topic.
+        digests: its digest topic.
+        repairs: its repair topic.
+        folders: copies on disks, a node's state folder by its name; none: running nodes, by their
+            digests.
+        expected: which copies should be there.
+        deep: hold every slot against the delay topics, not only where copies differ.
+        details: ask running nodes for the records of slots that are wrong.
+        secrets: the cluster's, to tell forged copies; none: copies are believed.
+        behind_records: a copy on a disk that lacks more of the log than this is behind.
+        answer_timeout_s: how long to wait for the details of some slots.
+        min_partitions: tasks at least that read a topic.
+    """
+
+    client: Mapping[str, str]
+    out: str
+    checkpoint: str = "delay_checkpoint"
+    digests: str = "delay_digests"
+    repairs: str = "delay_repairs"
+    folders: Mapping[str, str] = field(default_factory=dict)
+    expected: Expected = field(default_factory=Expected)
+    deep: bool = False
+    details: bool = True
+    secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    behind_records: int = 100_000
+    answer_timeout_s: float = 60.0
+    min_partitions: int = 8
+
+    def path(self, name: str) -> str:
+        """Something in ``out``."""
+        return f"{self.out.rstrip('/')}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileResult:
+    """What a comparison came to.
+
+    Attributes:
+        findings: how many of each kind; kinds without any are left out.
+        slot_rows: rows of digests that were read: one for each slot of a copy; 0 on disks.
+        slots_differing: slots that were held against the log.
+        slots_passed: of those, how many K passed meanwhile: what was found there is left out.
+        seconds: for all of it.
+        findings_path: the Parquet dataset.
+        summary_path: the JSON file.
+        plan_path: the repair plan.
+        report_path: the page for people.
+        plan: what it says.
+        sample: the first findings, for people.
+        compared: every shard, with what was compared.
+    """
+
+    findings: Mapping[str, int]
+    slot_rows: int
+    slots_differing: int
+    slots_passed: int
+    seconds: float
+    findings_path: str
+    summary_path: str
+    plan_path: str
+    report_path: str
+    plan: Plan
+    sample: tuple[Mapping[str, Any], ...]
+    compared: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    def to_json(self) -> dict[str, object]:
+        """As ``summary.json`` holds it."""
+        return {
+            "v": VERSION,
+            "kind": "reconcile",
+            "at_ms": self.plan.made_ms,
+            "clean": self.is_clean,
+            "findings": dict(self.findings),
+            "slot_rows": self.slot_rows,
+            "slots_differing": self.slots_differing,
+            "slots_passed": self.slots_passed,
+            "seconds": round(self.seconds, 3),
+            "findings_path": self.findings_path,
+            "plan_path": self.plan_path,
+            "report_path": self.report_path,
+            "plan_id": self.plan.id,
+            "steps": len(self.plan.steps),
+            "shards": [one.to_json() for one in self.compared],
+            "notes": list(self.notes),
+        }
+
+
+def reconcile(
+    spark: SparkSession, options: ReconcileOptions, say: Say = lambda _: None
+) -> ReconcileResult:
+    """Compare the copies of a cluster, and write findings, a summary, a page and a repair plan.
+
+    Args:
+        spark: the session.
+        options: what and how.
+        say: told in a few words what is being done.
+
+    Raises:
+        KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
+        StoreError: a folder holds no wheel, or may not be read.
+    """
+    return _Reconciling(spark, options, say).run()
+
+
+class _Reconciling:
+    """One comparison, step by step; what steps hand to each other lies in ``<out>/work``."""
+
+    def __init__(self, spark: SparkSession, options: ReconcileOptions, say: Say) -> None:
+        self._spark = spark
+        self._options = options
+        self._say = say
+        self._began_s = time.monotonic()
+
+    def run(self) -> ReconcileResult:
+        """Take all steps."""
+        options = self._options
+        self._say("looking at the checkpoints")
+        cut = self._take_cut()
+        self._say("reading the copies")
+        replicas = self._replicas(cut)
+        copies = self._of_shards(
+            "nodes array<string>", {o.place: (o.nodes,) for o in replicas.compared if o.nodes}
+        )
+        self._say("comparing slots")
+        sums = replicas.sums(every=options.deep)
+        suspected = self._kept("suspects", suspects(sums, copies, every=options.deep))
+        self._say("reading the delay topics where copies differ")
+        logged = self._kept("logged", self._logged(cut, replicas, suspected))
+        damaged = replicas.damaged()
+        wrong = self._kept("wrong", wrong_slots(suspected, logged, copies, damaged))
+        self._say("comparing records")
+        passed, found = self._findings(cut, replicas, wrong, logged)
+        found.coalesce(1).write.mode("overwrite").parquet(options.path("findings"))
+        found = self._spark.read.schema(FINDING).parquet(options.path("findings"))
+        plan = self._plan(cut.taken_ms, replicas, found, logged)
+        slots = _Slots(suspected.count(), passed)
+        result = self._result(cut.notes, replicas, found, plan, slots)
+        self._write(result, found)
+        return result
+
+    # --- what there is -------------------------------------------------------------------------
+
+    def _take_cut(self) -> Cut:
+        wanted = set() if self._options.folders else {self._options.digests}
+        cut = take_cut(self._options.client, self._options.checkpoint, lambda *_: wanted)
+        missing = wanted - cut.partitions.keys()
+        if missing:
+            raise KafkaEdgeError(
+                f"there is no topic {', '.join(missing)}: name it as the setting topics.digests "
+                "does, enable digests on the nodes, or compare the nodes' folders"
+            )
+        return cut
+
+    def _replicas(self, cut: Cut) -> Live | OnDisk:
+        options = self._options
+        if options.folders:
+            expected = options.expected
+            if not expected.replicas:
+                expected = replace(expected, nodes=tuple(sorted(options.folders)))
+            return OnDisk(
+                self._spark,
+                options.folders,
+                cut,
+                expected,
+                options.behind_records,
+                options.path("work/copies"),
+            )
+        places = [(options.digests, number) for number in range(cut.partitions[options.digests])]
+        rows = digests.parse_keys(
+            read_topic(
+                self._spark,
+                options.client,
+                [options.digests],
+                cut.starts(places),
+                cut.ends(places),
+                options.min_partitions,
+            )
+        )
+        ids = {place: shard.topic_id for place, shard in served(cut).items()}
+        compared = digests.choose(digests.newest_cuts(rows), ids, options.expected)
+        desk = RepairDesk(native_options(options.client), options.repairs)
+        return Live(
+            self._spark,
+            rows,
+            compared,
+            desk if options.details else None,
+            options.path("work/details"),
+            options.answer_timeout_s,
+        )
+
+    def _kept(self, name: str, rows: DataFrame) -> DataFrame:
+        """Written down, for it is used several times."""
+        path = self._options.path(f"work/{name}")
+        rows.write.mode("overwrite").parquet(path)
+        return self._spark.read.schema(rows.schema).parquet(path)
+
+    def _of_shards(self, columns: str, facts: Mapping[Place, tuple[object, ...]]) -> DataFrame:
+        """A small data frame with a row for each shard."""
+        rows = [(*place, *fact) for place, fact in facts.items()]
+        return self._spark.createDataFrame(rows, f"topic string, partition int, {columns}")
+
+    # --- the log -------------------------------------------------------------------------------
+
+    def _logged(self, cut: Cut, replicas: Replicas, suspected: DataFrame) -> DataFrame:
+        """What the log says is pending in the suspected slots."""
+        shards, compared = served(cut), {one.place: one for one in replicas.compared}
+        parts = {
+            place: LogPart(
+                shards[place].contracts,
+                shards[place].span.start,
+                compared[place].cursor.offset,
+                *bounds,
+            )
+            for place, bounds in self._bounds(replicas, suspected).items()
+        }
+        options = self._options
+        records = pending_records(
+            self._spark, options.client, parts, options.secrets, options.min_partitions
+        ).withColumn("slot_start_ms", slot_start(sf.col("key_ms")))
+        if options.deep:
+            return records
+        return records.join(suspected.select(*SLOT), SLOT, "left_semi")
+
+    def _bounds(self, replicas: Replicas, suspected: DataFrame) -> dict[Place, tuple[int, int]]:
+        """Of each shard, the first and last key that matter."""
+        if self._options.deep:
+            return {one.place: (one.from_ms, DUE_STOP_MS) for one in replicas.compared if one.nodes}
+        found = suspected.groupBy(*SHARD).agg(
+            sf.min("slot_start_ms"), sf.max("slot_start_ms") + SLOT_MS
+        )
+        return {(topic, number): (first, stop) for topic, number, first, stop in found.collect()}
+
+    # --- findings ------------------------------------------------------------------------------
+
+    def _findings(
+        self, cut: Cut, replicas: Replicas, wrong: DataFrame, logged: DataFrame
+    ) -> tuple[int, DataFrame]:
+        """How many wrong slots K has passed meanwhile, and all findings but those of these."""
+        told, unanswered = replicas.records(ranges_of(wrong))
+        starts = {place: (shard.span.start,) for place, shard in served(cut).items()}
+        records = self._kept(
+            "records",
+            record_findings(
+                outside(wrong, unanswered),
+                logged,
+                told,
+                self._of_shards("log_start bigint", starts),
+            ),
+        )
+        found = records.union(slot_findings(wrong, records, unanswered))
+        # What K passes while this works is delivered, and pruned on one node before another.
+        later = served(take_cut(self._options.client, self._options.checkpoint, lambda *_: ()))
+        passed = self._of_shards(
+            "k_ms bigint", {place: (shard.later.key[0],) for place, shard in later.items()}
+        )
+        found = found.join(sf.broadcast(passed), SHARD).where("slot_start_ms > k_ms").drop("k_ms")
+        count = wrong.join(sf.broadcast(passed), SHARD).where("slot_start_ms <= k_ms").count()
+        damaged = damage_findings(replicas.damaged())
+        return count, found.select(*damaged.columns).union(damaged).union(self._absent(replicas))
+
+    def _absent(self, replicas: Replicas) -> DataFrame:
+        """Copies that can't be compared."""
+        rows = [
+            (kind, node or None, *one.place, None, None, None, None, why)
+            for one in replicas.compared
+            for kind, said in (("behind", one.behind), ("silent", one.silent))
+            for node, why in said.items()
+        ]
+        return self._spark.createDataFrame(rows, FINDING)
+
+    def _plan(self, made_ms: int, replicas: Replicas, found: DataFrame, logged: DataFrame) -> Plan:
+        below = self._of_shards(
+            "below bigint", {one.place: (one.cursor.offset,) for one in replicas.compared}
+        )
+        steps = plan_steps(found, logged, replicas.damaged(), below)
+        cluster = cluster_id(self._options.client)
+        return Plan(id=uuid.uuid4().hex, cluster=cluster, made_ms=made_ms, steps=tuple(steps))
+
+    # --- result --------------------------------------------------------------------------------
+
+    def _result(
+        self,
+        notes: tuple[str, ...],
+        replicas: Replicas,
+        found: DataFrame,
+        plan: Plan,
+        slots: _Slots,
+    ) -> ReconcileResult:
+        options = self._options
+        counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
+        order = ["kind", *COPY, "slot_start_ms", "offset"]
+        return ReconcileResult(
+            findings={kind: counts[kind] for kind in KINDS if kind in counts},
+            slot_rows=replicas.slots,
+            slots_differing=slots.differing,
+            slots_passed=slots.passed,
+            seconds=time.monotonic() - self._began_s,
+            findings_path=options.path("findings"),
+            summary_path=options.path("summary.json"),
+            plan_path=options.path("plan.json"),
+            report_path=options.path("report.html"),
+            plan=plan,
+            sample=tuple(r.asDict() for r in found.orderBy(*order).limit(SAMPLE_ROWS).collect()),
+            compared=tuple(replicas.compared),
+            notes=notes,
+        )
+
+    def _write(self, result: ReconcileResult, found: DataFrame) -> None:
+        summary = json.dumps(result.to_json(), indent=2) + "\n"
+        write_text(self._spark, result.summary_path, summary)
+        write_text(self._spark, result.plan_path, result.plan.encode())
+        write_text(self._spark, result.report_path, page(result, heat(found)))
+        delete_folder(self._spark, self._options.path("work"))
+
+
+def cluster_id(client: Mapping[str, str]) -> str:
+    """The id of a Kafka cluster: what a plan is made for.
+
+    Raises:
+        KafkaEdgeError: it does not answer.
+    """
+    admin = admin_client(native_options(client))
+    try:
+        found = admin.list_topics(timeout=ASK_TIMEOUT_S)
+    except KafkaException as exc:
+        raise KafkaEdgeError(f"the cluster does not say its id: {admin.explain(exc)}") from exc
+    return str(found.cluster_id)
