@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import typer
 
 from delayservice import __version__
-from delayservice.commands import bench, dlq
+from delayservice.commands import bench, dlq, spark
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import (
     BootstrapOption,
@@ -272,6 +272,7 @@ def demo(
 
 app.command(epilog=bench.EPILOG)(bench.bench)
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(spark.app, name="spark")
 
 
 def main() -> None:

@@ -98,6 +98,10 @@ class ReportOptions:
         )
         return audit.choose(contracts, topics)
 
+    def path(self, name: str) -> str:
+        """Something in ``out``."""
+        return f"{self.out.rstrip('/')}/{name}"
+
 
 def report(spark: SparkSession, options: ReportOptions, say: Say) -> Report:
     """Count, and write ``report.html``, ``report.json`` and the Parquet data sets ``lateness`` and
@@ -129,8 +133,8 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> Report:
         seconds=round(time.monotonic() - began_s, 3),
         cut=cut,
     )
-    write_text(spark, f"{work.out}/report.json", json.dumps(found.to_json(), ensure_ascii=False))
-    write_text(spark, f"{work.out}/report.html", page(found))
+    write_text(spark, options.path("report.json"), json.dumps(found.to_json(), ensure_ascii=False))
+    write_text(spark, options.path("report.html"), page(found))
     return found
 
 
@@ -141,7 +145,6 @@ class _Work:
         self._spark = spark
         self._options = options
         self._cut = cut
-        self.out = options.out.rstrip("/")
         steps = (step for step in _STEPS_MS if options.horizon_ms <= step * FORECAST_STEPS_MAX)
         self.step_ms = next(steps, _STEPS_MS[-1])
 
@@ -178,8 +181,8 @@ class _Work:
         groups = delivered.groupingSets(
             [["target"], ["hour_ms"], ["delay"], []], "target", "hour_ms", "delay"
         ).agg(sf.grouping_id().alias("group"), *_figures())
-        groups.write.mode("overwrite").parquet(f"{self.out}/lateness")
-        found = self._spark.read.parquet(f"{self.out}/lateness")
+        groups.write.mode("overwrite").parquet(self._options.path("lateness"))
+        found = self._spark.read.parquet(self._options.path("lateness"))
         top, total = self._largest(found.where(f"group = {_BY_TARGET}"))
         hours = found.where(f"group = {_BY_HOUR}").orderBy(sf.desc("hour_ms")).limit(HOURS_MAX)
         delays = {row["delay"]: row for row in found.where(f"group = {_BY_DELAY}").collect()}
@@ -242,7 +245,7 @@ class _Work:
         tasks = self._tasks(sum(s.span.end - s.span.start for s in self._cut.shards))
         waiting = pending(self._spark, options.client, self._cut, options.secrets, tasks)
         second_ms = (sf.floor(sf.col("send_ms") / _SECOND_MS) * _SECOND_MS).alias("second_ms")
-        path = f"{self.out}/forecast"
+        path = options.path("forecast")
         waiting.groupBy(second_ms, "target").agg(
             sf.count("*").alias("records"), sf.sum("bytes").alias("bytes")
         ).write.mode("overwrite").parquet(path)

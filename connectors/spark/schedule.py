@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from pyspark import StorageLevel
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -27,6 +26,7 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.topics import TargetTopics
 from connectors.spark.cut import settled_spans, take_cut
+from connectors.spark.failures import FAILURES, reason
 from connectors.spark.progress import Say
 from connectors.spark.row_check import Rules, check
 from connectors.spark.row_mapping import Fields, drafts
@@ -37,6 +37,8 @@ from delayservice.errors import DelayServiceError, InvalidRequestError
 
 ID_DUPLICATE: Final = "id-duplicate"
 """Code of a row whose id other rows have too. Not a dead letter's code: it is never written."""
+
+VERSION: Final = 1
 
 FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 
@@ -110,6 +112,10 @@ class Scheduled:
         """Whether there were bad rows."""
         return bool(self.rejected)
 
+    def to_json(self) -> dict[str, object]:
+        """For programs."""
+        return {"v": VERSION, "kind": "schedule", **asdict(self)}
+
 
 def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataFrame:
     """The rows of a file, a folder, a pattern of either, or a table.
@@ -129,8 +135,8 @@ def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataF
         if found == "table":
             return spark.table(where)
         return spark.read.format(found).options(header="true").load(where)
-    except PySparkException as exc:
-        raise InvalidRequestError(f"{where} can't be read as {found}: {_first_line(exc)}") from exc
+    except FAILURES as exc:
+        raise InvalidRequestError(f"{where} can't be read as {found}: {reason(exc)}") from exc
 
 
 def schedule(
@@ -262,8 +268,8 @@ def _counts(judged: DataFrame) -> dict[str | None, int]:
     """Rows by code; None: good ones."""
     try:
         return {row["code"]: row["count"] for row in judged.groupBy("code").count().collect()}
-    except PySparkException as exc:
-        raise DelayServiceError(f"the rows can't be read: {_first_line(exc)}") from exc
+    except FAILURES as exc:
+        raise DelayServiceError(f"the rows can't be read: {reason(exc)}") from exc
 
 
 def _write_rejected(judged: DataFrame, path: str) -> None:
@@ -349,16 +355,11 @@ def _write(fresh: DataFrame, client: Mapping[str, str], topic: str, record_bytes
     records = fresh.select(sf.col("id").alias("key"), "value", "headers")
     try:
         records.write.format("kafka").options(**options).save()
-    except PySparkException as exc:
+    except FAILURES as exc:
         raise DelayServiceError(
-            f"not all records were written to {topic}: {_first_line(exc)}; run the same again, "
+            f"not all records were written to {topic}: {reason(exc)}; run the same again, "
             "which writes what is missing"
         ) from exc
-
-
-def _first_line(exc: PySparkException) -> str:
-    """What happened, without the trace of it."""
-    return next(iter(str(exc).strip().splitlines()), type(exc).__name__)
 
 
 def _text(content: bytes | None) -> str | None:

@@ -1,0 +1,38 @@
+"""What went wrong in Spark, in a sentence instead of several pages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+FAILURES: Final = (PySparkException, Py4JJavaError)
+"""Whatever a failed job raises: the second is the first that PySpark has no class for."""
+
+_TRACEBACK: Final = "Traceback (most recent call last)"
+_CHARS_MAX: Final = 500
+
+
+def reason(exc: PySparkException | Py4JJavaError) -> str:
+    """The innermost cause: of Java's chain, or the last line of a Python worker's traceback."""
+    text = _innermost(exc) if isinstance(exc, Py4JJavaError) else str(exc)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return type(exc).__name__
+    if _TRACEBACK in text:
+        own = [line for line in text.rpartition(_TRACEBACK)[2].splitlines() if _is_error(line)]
+        return (own or lines)[0][:_CHARS_MAX]
+    return lines[0][:_CHARS_MAX]
+
+
+def _is_error(line: str) -> bool:
+    """Whether this is the line of a traceback that names the error: it alone is not indented."""
+    return bool(line) and not line[0].isspace() and ":" in line
+
+
+def _innermost(exc: Py4JJavaError) -> str:
+    cause = exc.java_exception
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    return str(cause.toString())

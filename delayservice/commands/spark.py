@@ -1,0 +1,353 @@
+"""``delayservice spark``: jobs that prove, compare, report and schedule, by Spark."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from delayservice.commands import spark_schedule
+from delayservice.commands.console import err, out, print_error, print_json
+from delayservice.commands.options import (
+    BootstrapOption,
+    ConfigOption,
+    JsonOption,
+    SetOption,
+    load_settings,
+    moment_ms,
+)
+from delayservice.commands.spark_session import (
+    EXIT_FINDINGS,
+    STATUS,
+    ConfOption,
+    MasterOption,
+    pairs,
+    require_extra,
+    running,
+)
+from delayservice.errors import DelayServiceError
+
+if TYPE_CHECKING:
+    from delayservice.settings import Settings
+
+# Help is read more often than anything runs: what is heavy is imported by the command.
+# ruff: noqa: PLC0415
+
+EXIT_ERROR: Final = 1
+
+app = typer.Typer(
+    help="Prove, compare, report and schedule with Spark, here or on a cluster.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Since = Annotated[
+    str | None, typer.Option(help="Written at or after: RFC 3339, or 2h for two hours ago.")
+]
+_Until = Annotated[str | None, typer.Option(help="Written before; as --since.")]
+_Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target", "-t", metavar="TOPIC", help="Read this target; repeatable. Default: all."
+    ),
+]
+_Out = Annotated[
+    str, typer.Option("--out", help="Folder or URL of the results; former ones are replaced.")
+]
+
+
+@app.command(
+    epilog="Examples: [bold]delayservice spark audit -b localhost:9092 --late 5s[/]"
+    "\n\n[bold]delayservice spark audit -c delayservice.toml --all-topics --publish[/]"
+    f"\n\n{STATUS}"
+)
+def audit(
+    *,
+    output: _Out = "delay-audit",
+    targets: _Targets = None,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="Read every topic, whatever is allowed.")
+    ] = False,
+    late: Annotated[
+        str | None, typer.Option(help="What is later than this is a finding: 500ms, 5s.")
+    ] = None,
+    early: Annotated[str, typer.Option(help="What is early by no more than this is none.")] = "0",
+    grace: Annotated[
+        str, typer.Option(help="At least once: younger outputs may be ahead of the checkpoint.")
+    ] = "0",
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Findings go to the topic `topics.audit`, too.")
+    ] = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    bootstrap: BootstrapOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove from the topics that every settled record has exactly one settlement, and a right one.
+
+    Findings are written as Parquet, each with its offset.
+    """
+    require_extra()
+    from connectors.spark.audit import AuditOptions
+    from connectors.spark.audit import audit as run
+    from delayservice.commands.send import delay_ms
+
+    settings = load_settings(config, sets, bootstrap)
+    topics = settings.topics
+    options = AuditOptions(
+        client=settings.kafka.client_config("consumer"),
+        out=output,
+        checkpoint=topics.checkpoint,
+        dead_letter=topics.dead_letter,
+        outcomes=topics.outcomes,
+        targets=tuple(targets or ()),
+        all_topics=all_topics,
+        secrets=_secrets(settings),
+        late_ms=None if late is None else delay_ms("--late", late),
+        early_ms=delay_ms("--early", early),
+        grace_ms=delay_ms("--grace", grace),
+        topic=topics.audit if publish else None,
+    )
+    with running("audit", master, conf, as_json=as_json) as job:
+        job.say("auditing")
+        found = run(job.spark, options)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        rate = f"{found.seconds:,.0f} s, {found.rows_per_s:,.0f} records/s"
+        out.print(f"{found.records:,} records audited in {rate}")
+        for note in found.cut.notes:
+            err.print(f"not audited: {note}", style="yellow", markup=False)
+        _show_findings(found.findings, found.sample, found.findings_path)
+    raise typer.Exit(0 if found.is_clean else EXIT_FINDINGS)
+
+
+@app.command(
+    epilog="Examples: [bold]delayservice spark reconcile -c delayservice.toml[/]"
+    "\n\n[bold]delayservice spark reconcile --folder n1=/backup/n1 --folder n2=/backup/n2 -b B[/]"
+    f"\n\n{STATUS}"
+)
+def reconcile(
+    *,
+    output: _Out = "delay-reconcile",
+    folders: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--folder",
+            metavar="NODE=FOLDER",
+            help="Compare state folders on disk instead of running nodes; repeatable.",
+        ),
+    ] = None,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="NODE", help="A node that should report; repeatable."),
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option(min=0, help="Copies that each shard should have; 0: one on every node.")
+    ] = 0,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Hold every slot against the delay topics.")
+    ] = False,
+    details: Annotated[
+        bool, typer.Option("--details/--no-details", help="Ask nodes for records that differ.")
+    ] = True,
+    behind: Annotated[str, typer.Option(help="A copy that is so much older is behind.")] = "10m",
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    bootstrap: BootstrapOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the copies that nodes hold, and write what differs, a page and a repair plan."""
+    require_extra()
+    from connectors.spark.digests import Expected
+    from connectors.spark.reconcile import ReconcileOptions
+    from connectors.spark.reconcile import reconcile as run
+    from delayservice.commands.send import delay_ms
+
+    settings = load_settings(config, sets, bootstrap)
+    options = ReconcileOptions(
+        client=settings.kafka.client_config("consumer"),
+        out=output,
+        checkpoint=settings.topics.checkpoint,
+        digests=settings.topics.digests,
+        repairs=settings.topics.repairs,
+        folders=dict(pairs("--folder", folders)),
+        expected=Expected(tuple(nodes or ()), replicas, delay_ms("--behind", behind)),
+        deep=deep,
+        details=details,
+        secrets=_secrets(settings),
+    )
+    with running("reconcile", master, conf, as_json=as_json) as job:
+        found = run(job.spark, options, job.say)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        out.print(f"{len(found.compared):,} shards compared in {found.seconds:,.0f} s")
+        for note in found.notes:
+            err.print(note, style="yellow", markup=False)
+        _show_findings(found.findings, found.sample, found.findings_path)
+        out.print(f"page {found.report_path}\nplan {found.plan_path}", markup=False)
+    raise typer.Exit(0 if found.is_clean else EXIT_FINDINGS)
+
+
+@app.command(
+    epilog="Examples: [bold]delayservice spark repair delay-reconcile/plan.json[/]"
+    "\n\n[bold]delayservice spark repair delay-reconcile/plan.json --yes[/]"
+    f"\n\n{STATUS}"
+)
+def repair(
+    plan: Annotated[Path, typer.Argument(help="The plan.json that reconcile wrote.")],
+    *,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Carry it out; otherwise it is only shown.")
+    ] = False,
+    timeout: Annotated[str, typer.Option(help="How long nodes may take for some steps.")] = "10m",
+    bootstrap: BootstrapOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have nodes read the ranges of a repair plan again; without --yes, only show them."""
+    require_extra()
+    from delayservice.commands import spark_repair
+    from delayservice.commands.send import delay_ms
+
+    settings = load_settings(config, sets, bootstrap)
+    timeout_s = delay_ms("--timeout", timeout) / 1_000
+    is_done = spark_repair.run(settings, plan, is_dry=not yes, timeout_s=timeout_s, as_json=as_json)
+    raise typer.Exit(0 if is_done else EXIT_FINDINGS)
+
+
+@app.command(
+    epilog="Examples: [bold]delayservice spark report -b localhost:9092 --since 1d[/]"
+    "\n\n[bold]delayservice spark report -c delayservice.toml --horizon 7d --out s3a://ops/delay[/]"
+)
+def report(
+    *,
+    output: _Out = "delay-report",
+    targets: _Targets = None,
+    since: _Since = None,
+    until: _Until = None,
+    horizon: Annotated[str, typer.Option(help="How far ahead load is foretold: 6h, 7d.")] = "1d",
+    top: Annotated[int, typer.Option(min=1, max=200, help="Targets that are shown.")] = 20,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    bootstrap: BootstrapOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how late records were, what load is to come, and what became of the others.
+
+    Writes report.html, which needs nothing else, report.json and Parquet.
+    """
+    require_extra()
+    from connectors.spark.report import ReportOptions
+    from connectors.spark.report import report as run
+    from delayservice.commands.send import delay_ms
+
+    settings = load_settings(config, sets, bootstrap)
+    options = ReportOptions(
+        client=settings.kafka.client_config("consumer"),
+        out=output,
+        checkpoint=settings.topics.checkpoint,
+        dead_letter=settings.topics.dead_letter,
+        outcomes=settings.topics.outcomes,
+        targets=tuple(targets or ()),
+        secrets=_secrets(settings),
+        since_ms=moment_ms("--since", since),
+        until_ms=moment_ms("--until", until),
+        horizon_ms=delay_ms("--horizon", horizon),
+        top=top,
+    )
+    with running("report", master, conf, as_json=as_json) as job:
+        found = run(job.spark, options, job.say)
+    if as_json:
+        print_json({**found.to_json(), "path": options.path("report.html")})
+        return
+    whole, waiting = found.whole, found.waiting
+    out.print(f"{whole.records:,} delivered, lateness ", end="")
+    out.print(f"p50 {whole.p50_ms} ms, p99 {whole.p99_ms} ms, max {whole.max_ms} ms")
+    out.print(f"{waiting.records:,} pending, {waiting.overdue:,} of them overdue")
+    out.print(options.path("report.html"), style="bold green", markup=False)
+
+
+app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
+
+
+@app.command(epilog="Example: [bold]delayservice spark export delayservice-state --out exported[/]")
+def export(
+    state: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="A node's state folder, or a copy.")
+    ],
+    *,
+    output: Annotated[
+        Path, typer.Option("--out", help="Folder for a Parquet file of each shard.")
+    ] = Path("delay-export"),
+    content: Annotated[
+        bool, typer.Option("--content/--no-content", help="With keys, values and headers.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a node's RocksDB stores as Parquet, to be read by Spark. Nothing is locked."""
+    require_extra()
+    from connectors.spark.rocks_export import export_rocks
+
+    shards = sorted(path for path in state.glob("rocksdb/*/*") if path.name.isdigit())
+    if not shards:
+        raise DelayServiceError(
+            f"{state} holds no RocksDB store: give the folder that node.state_dir names; a wheel "
+            "needs no export"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    for shard in shards:
+        target = output / f"{shard.parent.name}-{shard.name}.parquet"
+        done = export_rocks(shard, target, content=content)
+        facts = {"path": str(done.path), "rows": done.rows, "stop_offset": done.stop_offset}
+        if as_json:
+            print_json(facts)
+        else:
+            out.print(f"{done.rows:,} records below offset {done.stop_offset} in ", end="")
+            out.print(str(done.path), style="bold green", markup=False)
+
+
+def main() -> None:
+    """Run these commands by themselves, as a cluster does, and end with their exit status."""
+    try:
+        app(prog_name="job.py")
+    except DelayServiceError as exc:
+        if "--debug" in sys.argv:
+            err.print_exception()
+        print_error(str(exc))
+        sys.exit(EXIT_ERROR)
+
+
+# --- show ----------------------------------------------------------------------------------------
+
+
+def _show_findings(
+    findings: Mapping[str, int], sample: Sequence[Mapping[str, object]], path: str
+) -> None:
+    if not findings:
+        out.print("nothing was found", style="bold green")
+        return
+    for kind, count in findings.items():
+        out.print(f"{count:,} {kind}", style="bold red", markup=False)
+    for row in sample:
+        place = f"{row['topic']}:{row['partition']}:{row['offset']}"
+        out.print(f"  {row['kind']} {place}  {row['detail']}", markup=False)
+    out.print(f"all of them are in {path}", style="dim", markup=False)
+
+
+def _secrets(settings: Settings) -> tuple[bytes, ...]:
+    secret = settings.node.secret_bytes()
+    return () if secret is None else (secret,)

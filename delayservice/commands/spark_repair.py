@@ -1,0 +1,95 @@
+"""``delayservice spark repair``: a repair plan shown, or carried out by the nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+
+from connectors.kafka.clients import admin_client
+from connectors.kafka.repairs import RepairDesk
+from connectors.kafka.source import ASK_TIMEOUT_S
+from connectors.spark.plan import Outcome, Plan, carry_out, decode_plan
+from delayservice.commands.console import err, out, print_json
+from delayservice.core.repair import Report
+from delayservice.errors import DelayServiceError, KafkaEdgeError
+from delayservice.settings import Settings
+
+
+def run(settings: Settings, path: Path, *, is_dry: bool, timeout_s: float, as_json: bool) -> bool:
+    """Show a plan, or have it carried out.
+
+    Returns:
+        Whether nothing is left to do, or nothing was to be done here.
+
+    Raises:
+        PlanError: it is no plan, or of another cluster.
+        DelayServiceError: the file can't be read.
+        KafkaEdgeError: the cluster does not answer.
+    """
+    plan = decode_plan(_read(path))
+    if is_dry:
+        _show(plan, as_json=as_json)
+        return True
+    client = settings.kafka.client_config("producer")
+    desk = RepairDesk(client, settings.topics.repairs)
+    outcome = carry_out(plan, desk, _cluster_id(client), _progress, timeout_s=timeout_s)
+    _tell(plan, outcome, as_json=as_json)
+    return outcome.is_complete
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise DelayServiceError(f"{path} can't be read: {exc.strerror or exc}") from exc
+
+
+def _cluster_id(client: dict[str, str]) -> str:
+    admin = admin_client(client)
+    try:
+        found = admin.list_topics(timeout=ASK_TIMEOUT_S)
+    except KafkaException as exc:
+        raise KafkaEdgeError(f"no broker answers: {admin.explain(exc)}") from exc
+    return str(found.cluster_id)
+
+
+def _show(plan: Plan, *, as_json: bool) -> None:
+    by_node = Counter(step.node for step in plan.steps)
+    if as_json:
+        print_json({"plan": plan.id, "steps": len(plan.steps), "nodes": dict(by_node)})
+        return
+    for step in plan.steps:
+        place = f"{step.node}: {step.command} {step.topic}:{step.partition}"
+        keys = f"keys [{step.start_ms}, {step.stop_ms}) ms"
+        out.print(f"{place} {keys}  {step.why}", markup=False)
+    out.print(f"{len(plan.steps):,} steps; add --yes to have them carried out", style="bold")
+
+
+def _progress(over: int, total: int, report: Report | None) -> None:
+    if report is not None:
+        said = f"{over} of {total}: {report.node} {report.status} {report.detail}"
+        err.print(said, style="dim" if report.status == "done" else "red", markup=False)
+
+
+def _tell(plan: Plan, outcome: Outcome, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "plan": plan.id,
+                "steps": len(plan.steps),
+                "done": outcome.done,
+                "frames": outcome.frames,
+                "failed": {str(number): why for number, why in outcome.failed.items()},
+                "silent": list(outcome.silent),
+            }
+        )
+        return
+    out.print(f"{outcome.done:,} of {len(plan.steps):,} steps done", style="bold", end="")
+    out.print(f", {outcome.frames:,} records read again")
+    for number, why in outcome.failed.items():
+        out.print(f"step {number} failed: {why}", style="red", markup=False)
+    for number in outcome.silent:
+        node = plan.steps[number].node
+        out.print(f"step {number}: {node} did not report in time", style="red", markup=False)

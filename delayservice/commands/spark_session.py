@@ -1,0 +1,159 @@
+"""What every Spark command has: its options, a session that says little, and progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from delayservice.commands.console import err
+from delayservice.errors import DelayServiceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from connectors.spark.progress import Say
+
+# Help is read more often than anything runs: Spark is imported by the command that needs it.
+# ruff: noqa: PLC0415
+
+NEEDED: Final = ("pyspark", "pyarrow", "pandas", "matplotlib", "jinja2")
+"""What the extra ``spark`` brings."""
+
+EXIT_FINDINGS: Final = 3
+STATUS: Final = "Exit status: 0 clean, 1 an error, 2 wrong usage, 3 something was found."
+
+_STDERR: Final = 2
+_LOG_TAIL_CHARS: Final = 4_000
+
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="local[4], spark://host:7077 or another of Spark's masters.",
+        show_default="all cores of this machine; with spark-submit, its own",
+    ),
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A session, and how to say what is being done in it."""
+
+    spark: SparkSession
+    say: Say
+
+
+@contextmanager
+def running(
+    command: str,
+    master: str | None,
+    conf: Sequence[str] | None,
+    *,
+    as_json: bool,
+    usual: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Running]:
+    """A session for one command, with progress on standard error.
+
+    Args:
+        command: its name.
+        master: where Spark runs.
+        conf: ``name=value`` settings of Spark; they win.
+        as_json: a program reads the output: no bar.
+        usual: settings of Spark that the command needs.
+
+    Raises:
+        DelayServiceError: the extra is not installed, there is no Java for Spark, or a setting has
+            no ``=``.
+    """
+    require_extra()
+    from pyspark.sql import SparkSession
+
+    from connectors.spark.failures import FAILURES, reason
+    from connectors.spark.progress import hush, shown
+    from connectors.spark.session import open_session
+
+    settings = {**usual, **dict(pairs("--conf", conf))}
+    is_ours = SparkSession.getActiveSession() is None
+    try:
+        with _unseen():
+            spark = open_session(f"delayservice {command}", master=master, conf=settings)
+    except FAILURES as exc:
+        raise DelayServiceError(f"Spark did not start: {reason(exc)}") from exc
+    try:
+        hush(spark)
+        with shown(spark, err, is_plain=as_json) as say:
+            yield Running(spark, say)
+    except FAILURES as exc:
+        raise DelayServiceError(f"Spark failed: {reason(exc)}") from exc
+    finally:
+        if is_ours:
+            spark.stop()
+
+
+def require_extra() -> None:
+    """Make sure of what the Spark jobs are made with.
+
+    Raises:
+        DelayServiceError: something is not installed.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise DelayServiceError(
+            f"the Spark commands need {', '.join(missing)}, which is not installed: install the "
+            "extra, pip install 'kafka-delay-service[spark]'"
+        )
+
+
+def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
+    """What ``name=text`` options say.
+
+    Raises:
+        DelayServiceError: one has no ``=`` or no name.
+    """
+    found = []
+    for text in texts or ():
+        name, equals, said = text.partition("=")
+        if not (equals and name):
+            raise DelayServiceError(f"{option} {text!r} must be NAME=VALUE")
+        found.append((name, said))
+    return found
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Keep what a Java process says that is started meanwhile: a page that nobody asked for, before
+    any setting of its log can reach it. It is shown if the start fails, or with ``--debug``.
+    """
+    if "--debug" in sys.argv:
+        yield
+        return
+    sys.stderr.flush()
+    own = os.dup(_STDERR)
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), _STDERR)
+        try:
+            yield
+        except DelayServiceError:
+            raise
+        except Exception:
+            os.dup2(own, _STDERR)
+            log.seek(0)
+            said = log.read().decode("utf-8", "replace").strip()
+            err.print(said[-_LOG_TAIL_CHARS:], style="dim", markup=False)
+            raise
+        finally:
+            os.dup2(own, _STDERR)
+            os.close(own)
