@@ -1,4 +1,4 @@
-"""Ask the nodes something about their copies, and hear their answers: the other end of ``copies``."""
+"""Ask the nodes something about their copies, and hear the answers: the other end of ``copies``."""
 
 from __future__ import annotations
 

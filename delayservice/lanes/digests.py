@@ -8,6 +8,7 @@ interval, by the broker's timestamps, and the last one before a pause.
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -101,7 +102,6 @@ class SliceDigests:
         self._copies: dict[str, _Copy] = {}
         self._reading: _Copy | None = None
         self._last_cut: tuple[ReadBack, Checkpoint] | None = None
-        self._lives = 0
 
     def keep(self, topic: str, topic_id: str, store: Store) -> Store:
         """``store``, with a digest as long as it is open."""
@@ -117,9 +117,7 @@ class SliceDigests:
         return kept
 
     def _place(self, topic: str, topic_id: str) -> Place:
-        self._lives += 1
-        life = f"{self._clock.wall_ms()}.{self._lives}"
-        return Place(self._node_id, topic, topic_id, self._slice_no, life)
+        return Place(self._node_id, topic, topic_id, self._slice_no, uuid.uuid4().hex[:12])
 
     # --- one turn ------------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ class DigestingStore(Store):
             upto: Key = (DUE_STOP_MS, OFFSET_MAX) if ended else rows[-1][:2]
         except SlotDamagedError as damage:
             self._found.append(_damage_of(damage))
-            upto = max(after, (damage.stop_ms - 1, OFFSET_MAX))
+            upto = (damage.stop_ms, -1)  # below the first key behind it
         self.digest.scanned([(row, _id_of(row)) for row in rows], upto)
         self._scan_after = None if ended else upto
         if ended:

@@ -105,6 +105,9 @@ class Bench:
         self.checkpoint = f"delay_checkpoint_{self.run}"
         self.dead_letter = f"delay_dead_letter_{self.run}"
         self.outcomes = f"delay_outcomes_{self.run}"
+        self.digests = f"delay_digests_{self.run}"
+        self.repairs = f"delay_repairs_{self.run}"
+        self.audit = f"delay_audit_{self.run}"
         self.log_path = folder / "service.log"
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         self.producer = Producer(
@@ -144,6 +147,9 @@ class Bench:
             f"topics.checkpoint={self.checkpoint}",
             f"topics.dead_letter={self.dead_letter}",
             f"topics.outcomes={self.outcomes}",
+            f"topics.digests={self.digests}",
+            f"topics.repairs={self.repairs}",
+            f"topics.audit={self.audit}",
             f"topics.partitions={self.partitions}",
             "topics.refresh_s=1",
             f"node.state_dir={self.folder / 'state'}",
