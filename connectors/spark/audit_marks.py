@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.decode import readers, rows_of, runs
+from connectors.spark.decode import readers, rows_of, runs, without_collector
 from connectors.spark.judge import CERTAIN, IF_MARKED, IF_OTHER, UNLESS_MARKED
 from connectors.spark.topics import Place
 from delayservice.core.contract import Contracts
@@ -35,17 +35,18 @@ class Names:
     def of_sources(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """The records of delay topics that cancel, replace or fire."""
         reading = readers(self.contracts, self.secrets)
-        for batch in batches:
-            for topic, partition, part in runs(batch):
-                reader = reading.get((topic, partition))
-                if reader is None:
-                    continue
-                named = [
-                    (record_id, entry[0])
-                    for record_id, entry in bearing_ids(reader.read(rows_of(part)))
-                    if is_user_record(entry)
-                ]
-                yield _batch(self.shards[topic, partition], named)
+        with without_collector():
+            for batch in batches:
+                for topic, partition, part in runs(batch):
+                    reader = reading.get((topic, partition))
+                    if reader is None:
+                        continue
+                    named = [
+                        (record_id, entry[0])
+                        for record_id, entry in bearing_ids(reader.read(rows_of(part)))
+                        if is_user_record(entry)
+                    ]
+                    yield _batch(self.shards[topic, partition], named)
 
 
 def _batch(shard: int, named: Sequence[tuple[bytes, int]]) -> pa.RecordBatch:

@@ -26,6 +26,7 @@ from connectors.spark.decode import (
     readers,
     rows_of,
     runs,
+    without_collector,
 )
 from connectors.spark.judge import (
     COPIED,
@@ -139,18 +140,20 @@ class Ledger:
     def of_sources(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """Rows of the records of delay topics, and of what the copies among them settle."""
         reading = readers(self.contracts, self.secrets)
-        for batch in batches:
-            for topic, partition, part in runs(batch):
-                reader = reading.get((topic, partition))
-                if reader is not None:
-                    yield from self._sources(self.shards[topic, partition], topic, reader, part)
+        with without_collector():
+            for batch in batches:
+                for topic, partition, part in runs(batch):
+                    reader = reading.get((topic, partition))
+                    if reader is not None:
+                        yield from self._sources(self.shards[topic, partition], topic, reader, part)
 
     def of_outputs(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """Rows of the records of all other topics."""
         named = {f"{t}:{p}".encode(): number for (t, p), number in self.shards.items()}
-        for batch in batches:
-            for topic, partition, part in runs(batch):
-                yield _Outputs(self, named, topic, partition, part).rows()
+        with without_collector():
+            for batch in batches:
+                for topic, partition, part in runs(batch):
+                    yield _Outputs(self, named, topic, partition, part).rows()
 
     def _sources(
         self, shard: int, topic: str, reader: ShardReader, batch: pa.RecordBatch

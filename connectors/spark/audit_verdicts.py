@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from connectors.spark.audit_rows import COUNTED, NO_SHARD
+from connectors.spark.decode import without_collector
 from connectors.spark.judge import (
     DELIVERED,
     NEVER_MS,
@@ -80,10 +81,11 @@ class Court:
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """Rows of ``JUDGED``: the findings, and at last the counts."""
-        for batch in whole_groups(batches):
-            found = list(self._judge(self._without_counted(batch)))
-            for start in range(0, len(found), _FINDINGS_MAX):
-                yield _findings_batch(found[start : start + _FINDINGS_MAX])
+        with without_collector():
+            for batch in whole_groups(batches):
+                found = list(self._judge(self._without_counted(batch)))
+                for start in range(0, len(found), _FINDINGS_MAX):
+                    yield _findings_batch(found[start : start + _FINDINGS_MAX])
         if self._counts:
             yield _counts_batch(self._counts)
 
