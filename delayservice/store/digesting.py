@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SCAN_ROWS: Final = 4_096
 """Read in one turn of a scan: as many as a block of the wheel has, about 10 ms."""
 
+_END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
+
 
 class DigestingStore(Store):
     """Hands everything on to another store, and keeps its digest.
@@ -73,21 +75,27 @@ class DigestingStore(Store):
         after = self._scan_after
         if after is None:
             raise AssertionError("no scan has begun")
-        rows: list[Frame] = []
-        ended = False
-        try:
-            for row in islice(self.inner.scan(after, DUE_STOP_MS), SCAN_ROWS):
-                rows.append(row)  # noqa: PERF402 (what was read before damage counts)
-            ended = len(rows) < SCAN_ROWS
-            upto: Key = (DUE_STOP_MS, OFFSET_MAX) if ended else rows[-1][:2]
-        except SlotDamagedError as damage:
-            self._found.append(_damage_of(damage))
-            upto = (damage.stop_ms, -1)  # below the first key behind it
+        rows, upto = self._read_on(after)
         self.digest.scanned([(row, _id_of(row)) for row in rows], upto)
+        ended = upto == _END
         self._scan_after = None if ended else upto
         if ended:
             self.damaged = self._found
         return ended
+
+    def _read_on(self, after: Key) -> tuple[list[Frame], Key]:
+        """The next rows above ``after``, and up to where they are all there are."""
+        upto = _END
+        while True:
+            try:
+                rows = list(islice(self.inner.scan(after, upto[0]), SCAN_ROWS))
+            except SlotDamagedError as damage:
+                if damage.start_ms > after[0]:
+                    upto = (damage.start_ms - 1, OFFSET_MAX)  # what lies before it comes first
+                    continue
+                self._found.append(_damage_of(damage))
+                return [], (damage.stop_ms, -1)  # below the first key behind it
+            return rows, upto if len(rows) < SCAN_ROWS else rows[-1][:2]
 
     # --- store ---------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import pytest
 from delayservice.core.cursor import OFFSET_MAX, START_KEY, Cursor
 from delayservice.errors import StoreError
 from delayservice.store.base import NO_MARK, Frame, Store
+from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
 from delayservice.store.rocksdb import RocksStore
 from delayservice.store.wheel import WheelOptions, WheelStore
@@ -30,6 +31,7 @@ WIDE = replace(TIERS, open_bytes_min=1 << 30)
 def _makers(path: Path) -> dict[str, Maker]:
     return {
         "memory": MemoryStore,
+        "digesting": lambda: DigestingStore(WheelStore(path)),
         "wheel": lambda: WheelStore(path),
         "wheel-tiny": lambda: WheelStore(path, TINY),
         "wheel-tiers": lambda: WheelStore(path, TIERS),
@@ -41,7 +43,7 @@ def _makers(path: Path) -> dict[str, Maker]:
 WHEELS = ["wheel", "wheel-tiny", "wheel-tiers", "wheel-wide"]
 
 
-@pytest.fixture(params=["memory", *WHEELS, "rocksdb"])
+@pytest.fixture(params=["memory", *WHEELS, "rocksdb", "digesting"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Maker:
     return _makers(tmp_path / "shard")[request.param]
 
@@ -265,6 +267,29 @@ def test_rebuild_replaces_a_range_and_nothing_else(store: Store) -> None:
     assert read_all(store) == sorted(f for f in given if f not in lost)
     store.rebuild(1_001_000, 1_003_000, given)
     assert read_all(store) == sorted(given)
+
+
+def test_what_is_set_aside_is_rebuilt_of_the_log(store: Store) -> None:
+    given = frames(300)
+    store.append(given, [], [], 300)
+    store.sync()
+    aside = store.set_aside(1_001_000, 1_003_000)
+    inside = [f for f in given if aside.start_ms <= f[0] < aside.stop_ms]
+    assert aside.start_ms <= 1_001_000
+    assert aside.stop_ms >= 1_003_000
+    assert aside.first_offset <= min(f[1] for f in inside)
+    assert aside.stop_offset > max(f[1] for f in inside)
+    store.rebuild(aside.start_ms, aside.stop_ms, inside)
+    assert read_all(store) == sorted(given)
+
+
+def test_a_range_with_nothing_in_it_can_be_set_aside(store: Store) -> None:
+    store.append(frames(10), [], [], 10)
+    aside = store.set_aside(50_000_000, 50_060_000)
+    assert (aside.start_ms, aside.stop_ms) == (50_000_000, 50_060_000)
+    found = (50_000_001, 3, -1, b"was missing")
+    store.rebuild(aside.start_ms, aside.stop_ms, [found])
+    assert read_all(store) == [*sorted(frames(10)), found]
 
 
 def test_reset_forgets_everything(store: Store) -> None:

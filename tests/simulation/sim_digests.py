@@ -116,7 +116,7 @@ class DigestBook:
             int(cut["hash"], 16),
         ):
             self.broken = f"the hours of {cut['node']} do not come to its cut {cut['cut']}: {cut}"
-        if any(count < 1 for count, _ in state.values()):
+        if any(count < 1 for count, _ in state.values()) and not cut["damaged"]:
             self.broken = f"a slot of {cut['node']} has {state}"
         others = self._states.setdefault((cut["topic"], cut["cut"]), [])
         for other, theirs in others:
