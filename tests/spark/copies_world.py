@@ -1,0 +1,276 @@
+"""A delay topic with records in it, and the copies that nodes would have of it.
+
+Records are written to a real topic, read by the service's own reader, and kept in real stores; a
+test then spoils copies. The digest topic is written as ``delayservice.core.digest_rows`` says.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from connectors.kafka.clients import admin_client
+from connectors.kafka.source import topic_ids
+from connectors.spark.wheel_source import shard_name
+from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
+from delayservice.core.codec import decode_payload
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import START_KEY, Cursor
+from delayservice.core.digest import HOUR_MS, SLOT_MS, SLOTS, HourRow, frame_hash
+from delayservice.core.digest_rows import CutFacts, Place, Row, Unreadable, cut_row, hour_row
+from delayservice.core.entry import Row as SourceRow
+from delayservice.core.pending import NO_MARK, Frame
+from delayservice.core.record import RecordReader
+from delayservice.core.repair import Command, Detail, Report, decode_message, encode_message
+from delayservice.core.storing import additions
+from delayservice.store.memory import MemoryStore
+from delayservice.store.wheel import WheelOptions, WheelStore
+from tests.conftest import MakeTopic
+
+PARTITIONS = 2
+RECORDS = 300
+FAR_MS = 10**15
+CLOSED = WheelOptions(hours_ahead_ms=-FAR_MS, minutes_ahead_ms=-FAR_MS)
+CONTRACTS = Contracts([(0, Contract(allow=("orders",), roll_window_ms=2**40, max_delay_ms=2**40))])
+CUT = 0
+"""The checkpoint is the first record of its partition."""
+
+Shape = tuple[list[Frame], int]
+"""A copy of a shard: its frames, marks put to them, and S."""
+Spoil = Callable[[list[Frame]], list[Frame]]
+
+
+@dataclass
+class World:
+    """Topics with records, and a checkpoint with H at their end."""
+
+    bootstrap: str
+    make_topic: MakeTopic
+    client: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the topics and write the records."""
+        self.client = {"bootstrap.servers": self.bootstrap}
+        self.delay = self.make_topic("delay_topic", partitions=PARTITIONS)
+        self.checkpoint = self.make_topic("checkpoint", partitions=PARTITIONS)
+        self.digests = self.make_topic("digests")
+        self.repairs = self.make_topic("repairs")
+        self.now_ms = int(time.time() * 1_000)
+        self.start_ms = (self.now_ms // HOUR_MS + 2) * HOUR_MS
+        self.producer = Producer({**self.client, "enable.idempotence": True, "linger.ms": 20})
+        self.rows = {number: self._records(number) for number in range(PARTITIONS)}
+        for number, rows in self.rows.items():
+            for _, _, key, value, headers in rows:
+                named: list[tuple[str, str | bytes | None]] = [*(headers or [])]
+                self.producer.produce(self.delay, value, key, number, headers=named)
+        self.producer.flush()
+        self.topic_id = topic_ids(admin_client(self.client), [self.delay])[self.delay]
+        self.commit(self.cursor)
+
+    def _records(self, partition: int) -> list[SourceRow]:
+        """Records over four hours; some bear an id, and some of these are cancelled or replaced."""
+        rows: list[SourceRow] = []
+        for offset in range(RECORDS):
+            due_ms = self.start_ms + offset * 47_431 % (4 * HOUR_MS)
+            name = ("delay-id", b"id-%d" % (offset // 10 % 25))
+            headers = [("delay-at", b"%d" % due_ms), ("delay-target-topic", b"orders")]
+            if offset % 70 == 65:
+                headers = [("delay-op", b"cancel"), ("delay-id", b"id-%d" % (offset // 20))]
+            elif offset % 10 == 0:
+                headers.append(name)
+            value = b"value %d of %d" % (offset, partition)
+            rows.append((offset, self.now_ms, b"key", value, list(headers)))
+        return rows
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor((self.now_ms, 7), RECORDS)
+
+    def commit(self, cursor: Cursor) -> None:
+        """A checkpoint of each slice."""
+        for number in range(PARTITIONS):
+            shard = ShardCheckpoint(self.topic_id, cursor, CONTRACTS)
+            written = Checkpoint(number, "n1", 1, "", {self.delay: shard}, commit=1)
+            value = encode_checkpoint(written)
+            self.producer.produce(self.checkpoint, value, b"%d" % number, number)
+        self.producer.flush()
+
+    # --- copies --------------------------------------------------------------------------------
+
+    def shape(self, partition: int, stop: int = RECORDS) -> Shape:
+        """What a right copy holds of offsets below ``stop``, by the reference store."""
+        reader = RecordReader(self.delay, partition, CONTRACTS, [b"secret"])
+        entries = reader.read_batch(self.rows[partition][:stop])
+        store = MemoryStore()
+        store.open()
+        for entry in entries:
+            added = additions([entry], START_KEY, store.latest_unmarked, {})
+            store.append(added.frames, added.named, added.marks, entry[0] + 1)
+        return list(store.scan(START_KEY, FAR_MS)), stop
+
+    def pending(self, partition: int) -> list[Frame]:
+        """The records that are pending, by the reference store."""
+        return [frame for frame in self.shape(partition)[0] if frame[2] == NO_MARK]
+
+    def keep(self, state: Path, partition: int, shape: Shape) -> Path:
+        """A copy on a disk; the shard's folder."""
+        frames, stop = shape
+        folder = state / "wheel" / shard_name(self.topic_id) / str(partition)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        store = WheelStore(folder, CLOSED)
+        store.open()
+        plain = [(*frame[:2], NO_MARK, frame[3]) for frame in frames]
+        marks = [(b"id", *frame[:3]) for frame in frames if frame[2] != NO_MARK]
+        store.append(sorted(plain, key=lambda frame: frame[1]), [], marks, stop)
+        store.close()
+        return folder
+
+    # --- digests -------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        node: str,
+        partition: int,
+        frames: Sequence[Frame],
+        *,
+        cut: int = CUT,
+        cut_ms: int | None = None,
+        behind: bool = False,
+        damaged: Sequence[Unreadable] = (),
+        life: str = "1",
+        lost_hours: int = 0,
+    ) -> None:
+        """Digest rows of a copy, as of the world's cursor."""
+        place = Place(node, self.delay, self.topic_id, partition, life)
+        hours = hour_rows(frames)
+        for hour in hours[lost_hours:]:
+            self._row(hour_row(place, cut, hour))
+        totals = (
+            len(hours),
+            sum(slot[1] for hour in hours for slot in hour.slots),
+            sum(slot[2] for hour in hours for slot in hour.slots) % 2**64,
+        )
+        facts = CutFacts(
+            cut=cut,
+            cut_ms=self.now_ms if cut_ms is None else cut_ms,
+            epoch=1,
+            commit=1,
+            cursor=self.cursor,
+            stored=RECORDS,
+            from_ms=(self.now_ms // SLOT_MS + 2) * SLOT_MS,
+            totals=totals,
+            scanned_ms=0,
+            behind=behind,
+            role="replica",
+            store="wheel",
+            damaged=damaged,
+            at_ms=self.now_ms,
+        )
+        self._row(cut_row(place, facts))
+        self.producer.flush()
+
+    def _row(self, row: Row) -> None:
+        self.producer.produce(self.digests, row[1], row[0])
+
+    @contextmanager
+    def answering(self, copies: dict[tuple[str, int], list[Frame]]) -> Iterator[list[Command]]:
+        """Nodes that answer commands for details; those that came are yielded."""
+        over = threading.Event()
+        heard: list[Command] = []
+        consumer = Consumer({**self.client, "group.id": "nodes", "enable.auto.commit": False})
+        consumer.assign([TopicPartition(self.repairs, 0, 0)])
+
+        def answer() -> None:
+            while not over.is_set():
+                for message in consumer.consume(100, 0.1):
+                    said = decode_message(message.value() or b"") if not message.error() else None
+                    if isinstance(said, Command):
+                        heard.append(said)
+                        self._answer(said, copies.get((said.node, said.partition)))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield heard
+        finally:
+            over.set()
+            thread.join()
+            consumer.close()
+
+    def _answer(self, command: Command, frames: list[Frame] | None) -> None:
+        if frames is None:
+            return
+        rows = [
+            (key_ms, offset, mark, f"{frame_hash(key_ms, offset, None, payload):016x}")
+            for key_ms, offset, mark, payload in frames
+            if command.start_ms <= key_ms < command.stop_ms
+        ]
+        plan, step, node = command.plan, command.step, command.node
+        detail = Detail(
+            plan=plan,
+            step=step,
+            node=node,
+            topic=command.topic,
+            partition=command.partition,
+            rows=rows,
+            last=True,
+        )
+        report = Report(
+            plan=plan,
+            step=step,
+            node=node,
+            status="done",
+            detail="",
+            frames=len(rows),
+            at_ms=self.now_ms,
+        )
+        for message in (detail, report):
+            self.producer.produce(self.repairs, encode_message(message), command.plan.encode())
+        self.producer.flush()
+
+
+def hour_rows(frames: Sequence[Frame]) -> list[HourRow]:
+    """The sums of what is pending, from nothing but the words of ``docs/reconcile.md``."""
+    sums: dict[int, dict[int, tuple[int, int]]] = {}
+    for key_ms, offset, mark, payload in frames:
+        if mark == NO_MARK:
+            meta = decode_payload(payload)[6]
+            hashed = frame_hash(key_ms, offset, None if meta is None else meta[0], payload)
+            hour = sums.setdefault(key_ms // HOUR_MS * HOUR_MS, {})
+            count, total = hour.get(key_ms // SLOT_MS % SLOTS, (0, 0))
+            hour[key_ms // SLOT_MS % SLOTS] = (count + 1, (total + hashed) % 2**64)
+    return [
+        HourRow(hour_ms, [(index, *slots[index]) for index in sorted(slots)])
+        for hour_ms, slots in sorted(sums.items())
+    ]
+
+
+def without(*offsets: int) -> Spoil:
+    """A copy that lost records."""
+    return lambda frames: [frame for frame in frames if frame[1] not in offsets]
+
+
+def with_other_value(offset: int) -> Spoil:
+    """A copy with one byte of a payload changed."""
+    return lambda frames: [
+        (*f[:3], f[3].replace(b"value", b"VALUE")) if f[1] == offset else f for f in frames
+    ]
+
+
+def unmarked(offset: int) -> Spoil:
+    """A copy that lost a mark: what was cancelled is pending."""
+    return lambda frames: [(*f[:2], NO_MARK, f[3]) if f[1] == offset else f for f in frames]
+
+
+def spoiled(shape: Shape, *spoils: Spoil) -> Shape:
+    """A copy after all of that."""
+    frames, stop = shape
+    for spoil in spoils:
+        frames = spoil(frames)
+    return frames, stop

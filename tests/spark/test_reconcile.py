@@ -1,0 +1,201 @@
+"""Every defect of a copy is found with its offset, and nothing is invented."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from connectors.spark.digests import Expected
+from connectors.spark.plan import Step, decode_plan
+from connectors.spark.reconcile import ReconcileOptions, ReconcileResult, reconcile
+from delayservice.core.digest import SLOT_MS
+from delayservice.core.digest_rows import Unreadable
+from delayservice.core.pending import NO_MARK
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.conftest import MakeTopic
+from tests.spark.copies_world import (
+    World,
+    spoiled,
+    unmarked,
+    with_other_value,
+    without,
+)
+
+CUT_BEFORE = -1
+"""Some checkpoint before that which the others are compared at."""
+
+
+@pytest.fixture
+def world(cluster: EmbeddedCluster, make_topic: MakeTopic) -> World:
+    return World(cluster.bootstrap, make_topic)
+
+
+def options(world: World, out: Path, **more: object) -> ReconcileOptions:
+    return ReconcileOptions(
+        client=world.client,
+        out=str(out),
+        checkpoint=world.checkpoint,
+        digests=world.digests,
+        repairs=world.repairs,
+        min_partitions=2,
+        answer_timeout_s=20,
+        **more,  # type: ignore[arg-type] # fields of the options
+    )
+
+
+def found(spark: SparkSession, result: ReconcileResult) -> set[tuple[object, ...]]:
+    """``(kind, node, partition, offset)`` of every finding."""
+    rows = spark.read.parquet(result.findings_path).collect()
+    places = [(row["kind"], row["node"], row["partition"], row["offset"]) for row in rows]
+    assert len(set(places)) == len(places)
+    return set(places)
+
+
+def slot_of(key_ms: int) -> int:
+    return key_ms // SLOT_MS * SLOT_MS
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_copies_on_disks_are_held_against_the_log(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    shapes = [world.shape(partition) for partition in range(2)]
+    cancelled = next(f[1] for f in shapes[0][0] if f[2] != NO_MARK)
+    lost, changed = 3, 7
+    folders = {node: str(tmp_path / node) for node in ("n1", "n2", "n3")}
+    for partition in range(2):
+        world.keep(tmp_path / "n1", partition, shapes[partition])
+    spoils = [without(lost), with_other_value(changed), unmarked(cancelled)]
+    world.keep(tmp_path / "n2", 0, spoiled(shapes[0], *spoils))
+    world.keep(tmp_path / "n2", 1, world.shape(1, stop=100))
+    damaged = world.keep(tmp_path / "n3", 0, shapes[0])
+    world.keep(tmp_path / "n3", 1, shapes[1])
+    flip_last_byte(sorted((damaged / "slots").glob("*/*"))[1])
+    result = reconcile(spark, options(world, tmp_path / "out", folders=folders, behind_records=50))
+    assert found(spark, result) == {
+        ("missing", "n2", 0, lost),
+        ("different", "n2", 0, changed),
+        ("extra", "n2", 0, cancelled),
+        ("behind", "n2", 1, None),
+        ("damaged", "n3", 0, None),
+    }
+    assert not result.is_clean
+    plan = decode_plan((tmp_path / "out" / "plan.json").read_text())
+    assert plan == result.plan
+    keys = {frame[1]: frame[0] for frame in shapes[0][0]}
+    for offset, why in ((lost, "missing"), (changed, "different"), (cancelled, "extra")):
+        (step,) = [s for s in plan.steps if s.node == "n2" and why in s.why]
+        assert step.start_ms <= keys[offset] < step.stop_ms
+        assert why == "extra" or step.first_offset <= offset < step.stop_offset
+    (repair,) = [step for step in plan.steps if step.node == "n3"]
+    inside = [o for o, key_ms in keys.items() if repair.start_ms <= key_ms < repair.stop_ms]
+    assert (repair.first_offset, repair.why) == (min(inside), "1 damaged")
+    assert repair.stop_offset > max(inside)
+    assert len(plan.steps) == 4
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["findings"]["missing"] == 1
+    assert not (tmp_path / "out" / "work").exists()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Copies differ" in page
+    assert page.count("<svg") == 2
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_copies_that_agree_are_clean_and_their_plan_is_empty(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    folders = {node: str(tmp_path / node) for node in ("n1", "n2")}
+    for node in folders:
+        for partition in range(2):
+            world.keep(tmp_path / node, partition, world.shape(partition))
+    result = reconcile(spark, options(world, tmp_path / "out", folders=folders, deep=True))
+    assert found(spark, result) == set()
+    assert result.is_clean
+    assert result.plan.steps == ()
+    assert result.slots_differing > 0
+    assert "All copies agree" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_all_copies_may_be_wrong_together_and_the_log_is_right(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    """What both have lost differs from no copy: only a deep comparison finds it."""
+    folders = {node: str(tmp_path / node) for node in ("n1", "n2")}
+    for node in folders:
+        world.keep(tmp_path / node, 0, spoiled(world.shape(0), without(5)))
+        world.keep(tmp_path / node, 1, world.shape(1))
+    shallow = reconcile(spark, options(world, tmp_path / "out", folders=folders))
+    assert shallow.is_clean
+    deep = reconcile(spark, options(world, tmp_path / "out", folders=folders, deep=True))
+    assert found(spark, deep) == {("missing", "n1", 0, 5), ("missing", "n2", 0, 5)}
+
+
+def test_running_nodes_are_compared_by_digests_and_asked_for_details(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    right = {partition: world.shape(partition)[0] for partition in range(2)}
+    cancelled = next(f[1] for f in right[0] if f[2] != NO_MARK)
+    spoils = [without(3), with_other_value(7), unmarked(cancelled)]
+    wrong, _ = spoiled((right[0], 300), *spoils)
+    broken = sorted(right[1])[10]
+    slot = (slot_of(broken[0]), slot_of(broken[0]) + SLOT_MS)
+    world.publish("n1", 0, right[0])
+    world.publish("n1", 1, right[1])
+    world.publish("n2", 0, wrong)
+    world.publish("n2", 1, right[1], cut_ms=world.now_ms - 3_600_000, cut=CUT_BEFORE)
+    world.publish("n3", 1, without(broken[1])(right[1]), damaged=[Unreadable(*slot, 1, 9, "crc")])
+    world.publish("n3", 0, right[0], life="old")
+    world.publish("n3", 0, without(8)(right[0]), life="new")
+    copies = {("n2", 0): wrong, ("n3", 0): without(8)(right[0])}
+    expected = Expected(nodes=("n1", "n2", "n3", "n4"), behind_ms=600_000)
+    with world.answering(copies) as heard:
+        result = reconcile(spark, options(world, tmp_path / "out", expected=expected))
+    assert found(spark, result) == {
+        ("missing", "n2", 0, 3),
+        ("different", "n2", 0, 7),
+        ("extra", "n2", 0, cancelled),
+        ("missing", "n3", 0, 8),
+        ("behind", "n2", 1, None),
+        ("damaged", "n3", 1, None),
+        ("silent", "n4", 0, None),
+        ("silent", "n4", 1, None),
+    }
+    assert {(command.node, command.partition) for command in heard} == set(copies)
+    broken_step = Step(
+        node="n3",
+        topic=world.delay,
+        partition=1,
+        start_ms=slot[0],
+        stop_ms=slot[1],
+        first_offset=1,
+        stop_offset=9,
+        why="1 damaged",
+    )
+    assert broken_step in result.plan.steps
+
+
+def test_nodes_that_do_not_answer_leave_a_finding_of_the_slot(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    right = world.shape(0)[0]
+    world.publish("n1", 0, right)
+    world.publish("n2", 0, without(3)(right))
+    world.publish("n1", 1, world.shape(1)[0])
+    world.publish("n2", 1, world.shape(1)[0], lost_hours=1)
+    result = reconcile(spark, options(world, tmp_path / "out", details=False))
+    assert found(spark, result) == {("missing", "n2", 0, None), ("behind", "n2", 1, None)}
+    (row,) = [row for row in result.sample if row["kind"] == "missing"]
+    (key_ms,) = [frame[0] for frame in right if frame[1] == 3]
+    assert (row["slot_start_ms"], row["slot_stop_ms"]) == (
+        slot_of(key_ms),
+        slot_of(key_ms) + SLOT_MS,
+    )
+    assert "gave no details" in row["detail"]
