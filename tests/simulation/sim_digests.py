@@ -35,7 +35,6 @@ def short_slots() -> Iterator[None]:
             "SLOT_MS": _SLOT_MS,
             "SLOTS": _SLOTS,
             "HOUR_MS": _SLOT_MS * _SLOTS,
-            "_NOTHING": bytes(8 * _SLOTS),
         }.items():
             patches.enter_context(patch(f"delayservice.core.digest.{name}", value))
         patches.enter_context(patch("delayservice.core.digest_rows.SLOT_MS", _SLOT_MS))

@@ -154,12 +154,43 @@ class MadeHistory:
             at_ms=at_ms or max(due_ms, 1),
         )
 
-    def outcome(self, name: str, offset: int, *more: Header, partition: int = 0) -> int:
-        """Append an outcome of a record."""
-        shard = f"{self.delay}:{partition}".encode()
+    def delivery_of_copy(self, origin: int, copy: int, due_ms: int, value: bytes = b"value") -> int:
+        """Append what settles a copy of the record at ``origin``, both in partition 0."""
+        told = dict(self.told(copy, due_ms)) | {"delay-source": f"{self.delay}:0:{origin}".encode()}
+        return self.write(self.target, list(told.items()), value=value, at_ms=due_ms)
+
+    def outcome(
+        self, name: str, offset: int, *more: Header, by: int | None = None, at_ms: int = 0
+    ) -> int:
+        """Append an outcome of a record in partition 0."""
+        shard = f"{self.delay}:0".encode()
         headers = [("delay-outcome", name.encode()), ("delay-shard", shard)]
         headers += [("delay-settles", b"%d" % offset), *more]
-        return self.write(self.outcomes, headers, value=None)
+        headers += [] if by is None else [("delay-settled-by", b"%d" % by)]
+        return self.write(self.outcomes, headers, value=None, at_ms=at_ms)
+
+    def transaction(self, due_ms: int, *, commit: bool) -> int:
+        """A transaction with one record in partition 0 of the delay topic, which is delivered if it
+        is committed; the offset of its marker.
+        """
+        self.flush()
+        producer = Producer(
+            {**self.client, "transactional.id": f"tx-{uuid.uuid4().hex}", "log_level": 0}
+        )
+        producer.init_transactions(FLUSH_S)
+        producer.begin_transaction()
+        place = (self.delay, 0)
+        offset = self._next.get(place, 0)
+        headers = [("delay-at", b"%d" % due_ms), ("delay-target-topic", self.target.encode())]
+        producer.produce(self.delay, b"value", None, 0, headers=list(headers))
+        producer.flush(FLUSH_S)
+        if commit:
+            producer.commit_transaction(FLUSH_S)
+            self.delivery(offset, due_ms)
+        else:
+            producer.abort_transaction(FLUSH_S)
+        self._next[place] = offset + 2
+        return offset + 1
 
     def letter(
         self, offset: int, *headers: Header, code: str, key: bytes | None = None, partition: int = 0

@@ -124,7 +124,7 @@ class StandaloneCluster:
 
     def _launch(self, name: str, main: str, arguments: Sequence[str]) -> None:
         # env: the guard that a child runs under passes its own environment on.
-        words = ["env", *(f"{key}={value}" for key, value in _environment().items())]
+        words = ["/usr/bin/env", *(f"{key}={value}" for key, value in _environment().items())]
         command = [*words, str(SPARK_HOME / "bin" / "spark-class"), main, *arguments]
         path = self._folder / f"{name.replace(' ', '-')}.log"
         self._children.append(Child(name, command, path, self._reaper))
