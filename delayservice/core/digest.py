@@ -116,7 +116,8 @@ class SlotSums:
 
     def totals(self) -> tuple[int, int, int]:
         """Hours, count and hash of all slots together."""
-        return len(self._hours), *_parts(sum(map(sum, self._hours.values())))
+        held = [sum(amounts) for amounts in self._hours.values() if any(amounts)]
+        return len(held), *_parts(sum(held))
 
 
 def _parts(amount: int) -> tuple[int, int]:

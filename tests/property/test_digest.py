@@ -1,0 +1,127 @@
+"""Sums that are kept up come to what the definition says, in whatever steps they are kept up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayservice.core.cursor import Cursor
+from delayservice.core.digest import HOUR_MS, SLOT_MS, HourRow, ShardDigest, frame_hash
+from delayservice.core.pending import NO_MARK, Frame
+
+RECORDS = 24
+
+keys = st.integers(0, 3 * HOUR_MS)
+steps = st.lists(st.integers(1, 5), min_size=1, max_size=RECORDS)
+
+
+class Log:
+    """Records by offset; each may bear one of two ids, and marks the one before of its id."""
+
+    def __init__(self, keys_ms: Sequence[int], ids: Sequence[int]) -> None:
+        self.keys_ms = keys_ms
+        self.ids = [b"id %d" % number if number else None for number in ids]
+        self.mark_of: dict[int, int] = {}
+        latest: dict[bytes, int] = {}
+        for offset, record_id in enumerate(self.ids):
+            if record_id is not None:
+                if record_id in latest:
+                    self.mark_of[latest[record_id]] = offset
+                latest[record_id] = offset
+
+    def frame(self, offset: int) -> Frame:
+        mark = self.mark_of.get(offset, NO_MARK)
+        return self.keys_ms[offset], offset, mark, b"payload %d" % offset
+
+    def store(self, digest: ShardDigest, start: int, stop: int) -> None:
+        run = range(start, min(stop, len(self.ids)))
+        named = [(i, self.keys_ms[o], o) for o in run if (i := self.ids[o]) is not None]
+        marks = [
+            (self.ids[victim] or b"", self.keys_ms[victim], victim, mark)
+            for victim, mark in sorted(self.mark_of.items(), key=lambda item: item[1])
+            if mark in run
+        ]
+        fresh = [(key_ms, o, NO_MARK, data) for key_ms, o, _, data in map(self.frame, run)]
+        digest.store(fresh, named, marks, run.stop)
+
+    def rows(self, h: int, from_ms: int) -> list[HourRow]:
+        """By the definition: ``o < H``, no mark below H, in a slot from ``from_ms`` on."""
+        sums: dict[int, dict[int, tuple[int, int]]] = {}
+        for offset in range(h):
+            key_ms, _, mark, payload = self.frame(offset)
+            if key_ms < from_ms or 0 <= mark < h:
+                continue
+            slots = sums.setdefault(key_ms // HOUR_MS * HOUR_MS, {})
+            index = key_ms % HOUR_MS // SLOT_MS
+            count, total = slots.get(index, (0, 0))
+            hashed = frame_hash(key_ms, offset, self.ids[offset], payload)
+            slots[index] = (count + 1, (total + hashed) % 2**64)
+        return [
+            HourRow(hour_ms, [(index, *slots[index]) for index in sorted(slots)])
+            for hour_ms, slots in sorted(sums.items())
+        ]
+
+
+def held(digest: ShardDigest) -> list[HourRow]:
+    assert digest.sums is not None
+    digest.sums.all_changed()
+    return [row for row in digest.sums.take_changed() if row.slots]
+
+
+logs = st.builds(
+    Log,
+    st.lists(keys, min_size=RECORDS, max_size=RECORDS),
+    st.lists(st.integers(0, 2), min_size=RECORDS, max_size=RECORDS),
+)
+
+
+@given(logs, steps, steps, keys)
+def test_what_is_kept_up_is_what_the_definition_says(
+    log: Log, storing: list[int], passing: list[int], k_ms: int
+) -> None:
+    digest = ShardDigest(0)
+    h = 0
+    for store, move in zip(storing, passing, strict=False):
+        log.store(digest, digest.stored, digest.stored + store)
+        h = min(h + move, digest.stored)
+        digest.follow(Cursor((0, 0), h))
+        assert digest.is_exact_at(h)
+        assert held(digest) == log.rows(h, digest.from_ms)
+    digest.follow(Cursor((k_ms, 0), h))
+    assert digest.from_ms > k_ms
+    assert held(digest) == log.rows(h, digest.from_ms)
+
+
+@given(logs, steps, st.integers(1, 6))
+def test_what_is_read_from_the_disk_is_the_same(log: Log, storing: list[int], lines: int) -> None:
+    """While more is stored, and H moves on, between any two looks at the disk."""
+    digest = ShardDigest(0)
+    order = sorted(range(RECORDS), key=lambda offset: log.frame(offset)[:2])
+    digest.begin()
+    for at, store in zip(
+        range(0, RECORDS + lines, lines), [*storing, *[1] * RECORDS], strict=False
+    ):
+        log.store(digest, digest.stored, digest.stored + store)
+        digest.follow(Cursor((0, 0), digest.stored // 2))
+        seen = order[at : at + lines]
+        rows = [
+            ((key_ms, o, mark if mark < digest.stored else NO_MARK, data), log.ids[o])
+            for key_ms, o, mark, data in map(log.frame, seen)
+            if o < digest.stored
+        ]
+        digest.scanned(rows, log.frame(seen[-1])[:2] if seen else (2**60, 0))
+    kept = held(digest)
+    assert digest.finish() is False
+    assert held(digest) == kept == log.rows(digest.counted, digest.from_ms)
+
+
+def test_what_outgrows_its_bound_is_counted_early_and_not_published_until_h_is_there() -> None:
+    digest = ShardDigest(0)
+    digest.store([(0, o, NO_MARK, b"") for o in range(200_001)], [], [], 200_001)
+    assert digest.counted == 200_001
+    digest.follow(Cursor((0, 0), 10))
+    assert not digest.is_exact_at(10)
+    digest.follow(Cursor((0, 0), 200_001))
+    assert digest.is_exact_at(200_001)
