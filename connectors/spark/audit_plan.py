@@ -229,6 +229,7 @@ class Plan:
             },
             late_ms=self._scope.late_ms,
             early_ms=self._scope.early_ms,
+            believes=not self._scope.secrets,
             unsettled_since_ms=(
                 self._cut.taken_ms - self._scope.grace_ms if self._scope.grace_ms else NEVER_MS
             ),

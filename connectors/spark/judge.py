@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from delayservice.core.codes import (
+    COPY_FORGED,
     CRON_INVALID,
     HEADER_INVALID,
     SLOT_FULL,
@@ -244,6 +245,7 @@ class Rules:
         late_ms: what is later than this is a finding; None: nothing is.
         early_ms: what is earlier by no more than this is none.
         unsettled_since_ms: an output that was written after this may be ahead of its checkpoint.
+        believes: copies were not verified: what the service refused as forged is forged.
     """
 
     shards: tuple[ShardRules, ...]
@@ -255,6 +257,7 @@ class Rules:
     late_ms: int | None = None
     early_ms: int = 0
     unsettled_since_ms: int = NEVER_MS
+    believes: bool = False
 
     def topic(self, source: Source) -> str:
         """Name of the record's target topic."""
@@ -307,6 +310,8 @@ def judge(
         yield from _without_source(settling, shard, offset, rules, counts)
         return
     counts["sources"] += 1
+    if rules.believes and source.facts.kind == COPY:
+        source = _as_refused(source, settling)
     if not settling:
         yield from _without_output(source, rules, counts)
         return
@@ -332,6 +337,15 @@ def _without_source(
             origin = output.facts.origin or f"{own.name}:{offset}"
             detail = f"it says that it settles offset {offset} of {own.name}, where no record is"
             yield Finding(UNKNOWN_SOURCE, shard, offset, origin, output, output.due_ms, detail)
+
+
+def _as_refused(source: Source, settling: Sequence[Output]) -> Source:
+    """A copy as the service saw it, which knows the secret: forged, if it says so."""
+    for output in settling:
+        if output.role == LETTER and output.facts.code == COPY_FORGED:
+            facts = SourceFacts(INVALID, code=COPY_FORGED)
+            return source._replace(key_ms=0, due_ms=0, content=output.facts.whole_hash, facts=facts)
+    return source
 
 
 def _without_output(source: Source, rules: Rules, counts: Counter[str]) -> Iterator[Finding]:

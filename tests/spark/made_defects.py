@@ -258,8 +258,9 @@ class _Maker:
     def unaccounted(self) -> None:
         h = self.h
         for headers in ([], [("delay-id", b"g")]):
-            offset = h.source(self.far_ms, *headers)
-            h.delivery(offset, self.far_ms, at_ms=self.far_ms, more=headers)
+            due_ms = self.k_ms + 1
+            offset = h.source(due_ms, *headers)
+            h.delivery(offset, due_ms, more=headers)
             self.defect("not_checkpointed", offset)
         h.delivery(1_000_000, self.due_ms)
         self.defect("unknown_source", 1_000_000)

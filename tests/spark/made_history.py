@@ -44,6 +44,7 @@ class MadeHistory:
         self.allow = [f"to_{run}_*"]
         self.now_ms = time.time_ns() // 1_000_000
         self._admin = AdminClient({**self.client, "log_level": 0})
+        self._failed: list[object] = []
         self._producer = Producer(
             {
                 **self.client,
@@ -53,6 +54,7 @@ class MadeHistory:
                 "log_level": 0,
                 "delivery.report.only.error": True,
                 "enable.idempotence": True,
+                "on_delivery": lambda error, _: self._failed.append(error),
             }
         )
         self._next: dict[tuple[str, int], int] = {}
@@ -78,6 +80,7 @@ class MadeHistory:
     def flush(self) -> None:
         """Until the broker has all."""
         assert self._producer.flush(FLUSH_S) == 0
+        assert not self._failed
 
     def write(
         self,
@@ -235,7 +238,7 @@ class MadeHistory:
 
     def plain(self, count: int, value: bytes = b"v" * 100) -> None:
         """So many records that were due a while ago, and their deliveries, over all partitions."""
-        due_ms = self.now_ms - 60_000
+        due_ms = self.now_ms - 300_000
         own = ("trace", b"0123456789abcdef")
         for number in range(count):
             partition = number % self.partitions
