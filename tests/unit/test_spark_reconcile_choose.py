@@ -1,0 +1,104 @@
+"""Which cut is compared, and who is behind or silent: decided from a few cut rows."""
+
+from __future__ import annotations
+
+from connectors.spark.digests import Comparison, CutRow, Expected, Retired, choose
+from connectors.spark.stored import Damage
+from delayservice.core.cursor import Cursor
+
+TOPIC_ID = "id"
+PLACE = ("any", 0)
+
+
+def a_cut(
+    node: str, cut: int, row: int, *, life: str = "1", behind: bool = False, **more: object
+) -> CutRow:
+    return CutRow(
+        node=node,
+        topic="any",
+        partition=0,
+        row=row,
+        topic_id=str(more.get("topic_id", TOPIC_ID)),
+        life=life,
+        cut=cut,
+        cut_ms=cut * 60_000,
+        cursor=Cursor((cut, 0), cut),
+        stored=cut,
+        from_ms=int(str(more.get("from_ms", 0))),
+        count=0,
+        hash=0,
+        scanned_ms=0,
+        behind=behind,
+        role="replica",
+        store="wheel",
+        damaged=(Damage(1, 2, 3, 4, "crc"),) if more.get("damaged") else (),
+    )
+
+
+def only(rows: list[CutRow | Retired], expected: Expected | None = None) -> Comparison:
+    (found,) = choose(rows, {PLACE: TOPIC_ID}, expected or Expected())
+    return found
+
+
+def test_the_newest_cut_that_all_have_is_compared() -> None:
+    found = only([a_cut("n1", 1, 1), a_cut("n1", 2, 5), a_cut("n1", 3, 9), a_cut("n2", 2, 6)])
+    assert (found.cut, found.nodes, found.cursor) == (2, ["n1", "n2"], Cursor((2, 0), 2))
+    assert [row.row for row in found.rows] == [5, 6]
+    assert not found.behind
+
+
+def test_slots_are_compared_from_where_every_copy_speaks_of_them() -> None:
+    found = only([a_cut("n1", 1, 1, from_ms=60_000), a_cut("n2", 1, 2, from_ms=120_000)])
+    assert found.from_ms == 120_000
+
+
+def test_a_cut_that_is_published_twice_counts_as_it_was_last() -> None:
+    found = only([a_cut("n1", 1, 1), a_cut("n1", 1, 7), a_cut("n2", 1, 2)])
+    assert [row.row for row in found.rows] == [7, 2]
+
+
+def test_a_copy_whose_newest_cut_is_too_old_is_behind_and_holds_nobody_up() -> None:
+    rows: list[CutRow | Retired] = [a_cut("n1", 20, 9), a_cut("n2", 20, 8), a_cut("n3", 9, 1)]
+    rows += [a_cut("n1", 9, 2), a_cut("n2", 9, 3)]
+    found = only(rows, Expected(behind_ms=600_000))
+    assert (found.cut, found.nodes) == (20, ["n1", "n2"])
+    assert list(found.behind) == ["n3"]
+    assert only(rows, Expected(behind_ms=700_000)).cut == 9
+
+
+def test_a_copy_that_says_so_is_behind() -> None:
+    found = only([a_cut("n1", 2, 1), a_cut("n2", 2, 2, behind=True), a_cut("n2", 1, 0)])
+    assert (found.nodes, list(found.behind)) == (["n1"], ["n2"])
+
+
+def test_where_no_cut_is_shared_by_all_most_copies_are_compared() -> None:
+    rows: list[CutRow | Retired] = [a_cut("n1", 2, 1), a_cut("n2", 2, 2), a_cut("n3", 3, 3)]
+    found = only(rows)
+    assert (found.cut, found.nodes, list(found.behind)) == (2, ["n1", "n2"], ["n3"])
+
+
+def test_rows_of_an_earlier_life_or_of_another_topic_are_none() -> None:
+    found = only([a_cut("n1", 1, 1, life="0"), a_cut("n1", 2, 3), a_cut("n2", 1, 2)])
+    assert (found.cut, found.nodes) == (2, ["n1"])
+    assert only([a_cut("n1", 1, 1, topic_id="other")]).silent == {"": "no copy reports this shard"}
+
+
+def test_a_retired_copy_is_neither_compared_nor_behind() -> None:
+    found = only([a_cut("n1", 5, 1), a_cut("n2", 1, 0), Retired("n2", "any", 0, 3)])
+    assert (found.nodes, found.behind) == (["n1"], {})
+    again = only([a_cut("n2", 5, 4), Retired("n2", "any", 0, 3), a_cut("n2", 6, 2)])
+    assert (again.cut, again.nodes) == (5, ["n2"])
+
+
+def test_nodes_that_should_report_and_do_not_are_silent() -> None:
+    rows: list[CutRow | Retired] = [a_cut("n1", 1, 1)]
+    assert list(only(rows, Expected(nodes=("n1", "n2"))).silent) == ["n2"]
+    assert list(only(rows, Expected(replicas=2)).silent) == [""]
+    assert only(rows, Expected(nodes=("n1", "n2"), replicas=1)).silent == {}
+
+
+def test_damage_is_what_the_newest_cut_says() -> None:
+    found = only(
+        [a_cut("n1", 1, 1, damaged=True), a_cut("n2", 1, 2, damaged=True), a_cut("n2", 2, 3)]
+    )
+    assert list(found.damaged) == ["n1"]
