@@ -128,6 +128,8 @@ class SliceMetrics(msgspec.Struct):
     """Whether the clock guard holds K still."""
     storing_stopped: bool = False
     """Whether the disk is too full to store more."""
+    damaged: int = 0
+    """Stretches of the copies that the last scan of the disk could not read."""
     pending: int = 0
     """Records in the stores that are not settled, as good as ``Store.stats`` knows."""
     store_bytes: int = 0
@@ -183,6 +185,14 @@ class SliceMetrics(msgspec.Struct):
         self.counters.aborts += 1
 
 
+class AuditFacts(msgspec.Struct):
+    """What the newest audit came to: when, of how many records, and how many findings by kind."""
+
+    at_ms: int
+    records: int
+    findings: dict[str, int]
+
+
 class _Packing(msgspec.Struct):
     """``Snapshot``, its slices packed already: each by the thread that writes it."""
 
@@ -191,6 +201,7 @@ class _Packing(msgspec.Struct):
     slices: list[msgspec.Raw]
     problems: list[str] = []
     disk_used_percent: float = 0.0
+    audit: AuditFacts | None = None
 
 
 class Snapshot(msgspec.Struct):
@@ -203,6 +214,8 @@ class Snapshot(msgspec.Struct):
     """What a person should know that belongs to no slice, one sentence each."""
     disk_used_percent: float = 0.0
     """Of the disk that the stores are on; 0 while they are on none."""
+    audit: AuditFacts | None = None
+    """Known to one worker of a node."""
 
 
 _STARTED_NS = time.monotonic_ns()
@@ -220,12 +233,13 @@ def encode_snapshot(
     slices: Sequence[bytes],
     problems: Sequence[str] = (),
     disk_used_percent: float = 0.0,
+    audit: AuditFacts | None = None,
 ) -> bytes:
     """Pack a worker's slices, each from ``encode_slice``, for ``MetricsHub.update``; ``pid`` is the
     worker's own.
     """
     packed = [msgspec.Raw(packed) for packed in slices]
-    return _encode(_Packing(pid, _STARTED_NS, packed, list(problems), disk_used_percent))
+    return _encode(_Packing(pid, _STARTED_NS, packed, list(problems), disk_used_percent, audit))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:

@@ -19,6 +19,7 @@ from prometheus_client.core import (
 from delayservice.metrics import (
     LATENESS_BOUNDS_MS,
     TRANSACTION_BOUNDS_MS,
+    AuditFacts,
     Counters,
     Histogram,
     SliceMetrics,
@@ -56,6 +57,7 @@ class NodeFacts:
     workers: Sequence[WorkerFacts]
     slices: Sequence[SliceFacts]
     totals: dict[int, Counters]
+    audit: AuditFacts | None = None
 
 
 def export(facts: NodeFacts) -> Iterator[Metric]:
@@ -67,6 +69,7 @@ def export(facts: NodeFacts) -> Iterator[Metric]:
     )
     yield from _of_workers(facts.workers)
     yield from _gauges(facts.slices)
+    yield from _of_audit(facts.audit)
     yield from _counters(facts.totals)
     yield from _histograms(facts.totals)
 
@@ -90,6 +93,22 @@ def _of_workers(workers: Sequence[WorkerFacts]) -> Iterator[Metric]:
     yield disk
 
 
+def _of_audit(audit: AuditFacts | None) -> Iterator[Metric]:
+    at = GaugeMetricFamily(
+        "delay_audit_timestamp_seconds", "Time of the newest audit; absent before the first."
+    )
+    records = GaugeMetricFamily("delay_audit_records", "Source records that it audited.")
+    found = GaugeMetricFamily(
+        "delay_audit_findings", "What it found, by kind; absent when all was well.", labels=["kind"]
+    )
+    if audit is not None:
+        at.add_metric([], audit.at_ms / _MS)
+        records.add_metric([], audit.records)
+        for kind, count in sorted(audit.findings.items()):
+            found.add_metric([kind], count)
+    yield from (at, records, found)
+
+
 def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
     labels = ["slice"]
     owned = GaugeMetricFamily("delay_owned", "1 while this node delivers the slice.", labels=labels)
@@ -103,6 +122,11 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
     )
     stopped = GaugeMetricFamily(
         "delay_storing_stopped", "1 while the disk is too full to store more.", labels=labels
+    )
+    damaged = GaugeMetricFamily(
+        "delay_copy_damaged",
+        "Stretches of the copy that the last scan of the disk could not read.",
+        labels=labels,
     )
     pending = GaugeMetricFamily("delay_pending", "Records that wait.", labels=labels)
     size = GaugeMetricFamily("delay_store_bytes", "Size of the stores.", labels=labels)
@@ -133,6 +157,7 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
         alarm.add_metric(at, int(bool(metrics.alarm)))
         frozen.add_metric(at, int(metrics.clock_frozen))
         stopped.add_metric(at, int(metrics.storing_stopped))
+        damaged.add_metric(at, metrics.damaged)
         pending.add_metric(at, metrics.pending)
         size.add_metric(at, metrics.store_bytes)
         age.add_metric(at, facts.cursor_age_s)
@@ -143,7 +168,8 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
             behind.add_metric(at, metrics.lag_s)
         if metrics.oldest_due_ms is not None:
             oldest.add_metric(at, metrics.oldest_due_ms / _MS)
-    yield from (owned, alarm, frozen, stopped, pending, size, oldest, age, lag, epoch, behind)
+    yield from (owned, alarm, frozen, stopped, damaged, pending, size, oldest, age, lag, epoch)
+    yield behind
 
 
 def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:

@@ -185,12 +185,14 @@ class MetricsHub:
                 )
                 for index, worker in sorted(self._workers.items())
             ]
+            audits = [worker.snapshot.audit for worker in self._workers.values()]
+            audit = next((found for found in audits if found is not None), None)
         # The age of a silent worker's cursor goes on growing.
         slices = [
             SliceFacts(index, metrics, metrics.cursor_age_s + silent_s)
             for index, metrics, silent_s in live
         ]
-        return NodeFacts(self._node_id, __version__, workers, slices, totals)
+        return NodeFacts(self._node_id, __version__, workers, slices, totals, audit)
 
     def status(self) -> NodeStatus:
         """Give what ``/status`` shows. Healthy: every worker reports and no slice has an alarm."""

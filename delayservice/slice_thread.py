@@ -270,6 +270,7 @@ class SliceThread:
         metrics.store_bytes = sum(s.bytes for s in stats)
         metrics.oldest_due_ms = min((at for at in due if at is not None), default=None)
         metrics.cursor_age_s = loop.uncommitted_s
+        metrics.damaged = loop.damaged
         metrics.clock_frozen = doubt is not None
         metrics.storing_stopped = bool(self._disk_alarm())
         metrics.counters.over_cap = loop.flow.over_cap

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 
 import structlog
 
+from connectors.kafka.audits import AuditNews
 from connectors.kafka.checkpoint import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
 from connectors.kafka.copies import CopyLog, RepairCommands
@@ -41,7 +42,7 @@ from delayservice.lanes.digests import ScanTurns, SliceDigests
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.level import FetchAhead, LevelLane
 from delayservice.lanes.slice_loop import REPLICA_WAIT_MS, Limits, SliceLoop
-from delayservice.metrics import SliceMetrics, encode_snapshot
+from delayservice.metrics import AuditFacts, SliceMetrics, encode_snapshot
 from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
 from delayservice.slice_thread import MetricsObserver, SliceThread, ThreadGate
@@ -171,6 +172,7 @@ class Worker:
         self._disk = DiskWatch(
             settings.disk.watermarks, lambda: used_percent(settings.node.state_dir)
         )
+        self._audits = self._hear_audits() if index == 0 else None
         self._slices: dict[int, SliceThread] = {}
         self._keepers: dict[int, CopyKeeper] = {}
         self._retiring: set[int] = set()
@@ -213,6 +215,13 @@ class Worker:
             stopping.wait(TURN_S)
         return self._stop()
 
+    def _hear_audits(self) -> AuditNews | None:
+        settings = self._settings
+        if not settings.digests.enabled:
+            return None
+        client = settings.kafka.client_config("consumer")
+        return AuditNews(settings.topics.audit, client, settings.node.node_id)
+
     def _repeat(self, name: str, every_s: float, ask: Callable[[], object]) -> None:
         """Ask Kafka on a thread of its own: whoever asks may have to wait, and what goes on here,
         the end above all, has not.
@@ -230,7 +239,13 @@ class Worker:
     def _publish(self, publish: Callable[[bytes], None]) -> None:
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
             slices = [thread.published for thread in self._slices.values()]
-            publish(encode_snapshot(os.getpid(), slices, self._problems(), self._disk.used))
+            told = self._problems(), self._disk.used, self._audit_facts
+            publish(encode_snapshot(os.getpid(), slices, *told))
+
+    @property
+    def _audit_facts(self) -> AuditFacts | None:
+        news = self._audits.newest if self._audits is not None else None
+        return None if news is None else AuditFacts(news.at_ms, news.records, news.findings)
 
     def _problems(self) -> list[str]:
         return [

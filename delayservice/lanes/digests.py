@@ -144,6 +144,11 @@ class SliceDigests:
         """Whether there is more to read at once."""
         return self._reading is not None
 
+    @property
+    def damaged(self) -> int:
+        """Stretches that the last scans could not read."""
+        return sum(len(copy.store.damaged) for copy in self._copies.values())
+
     def _cuts(self) -> list[tuple[ReadBack, Checkpoint]]:
         found = list(self._checkpoints.take_cuts(self._slice_no))
         newest = self._checkpoints.read_back(self._slice_no)

@@ -502,6 +502,11 @@ class SliceLoop:
         """S of each shard, by delay topic."""
         return {topic: lane.shard.stored for topic, lane in self.lanes.items()}
 
+    @property
+    def damaged(self) -> int:
+        """Stretches of the copies that the last scan of the disk could not read."""
+        return 0 if self._copies is None else self._copies.digests.damaged
+
     def lag_s(self, log_ends: Mapping[str, int]) -> float:
         """How far this node's copy is behind the owner's, seconds; infinite while nobody knows.
 

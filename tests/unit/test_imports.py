@@ -17,6 +17,7 @@ LEAVES = frozenset(
         "client_options",
         "clock",
         "cluster_options",
+        "digest_options",
         "errors",
         "faults",
         "flow_options",

@@ -18,6 +18,7 @@ from delayservice.core.outcome import OUTCOME_NAMES
 from delayservice.errors import DelayServiceError
 from delayservice.metrics import (
     LATENESS_BOUNDS_MS,
+    AuditFacts,
     SliceMetrics,
     decode_snapshot,
     encode_slice,
@@ -173,7 +174,8 @@ def test_an_address_that_is_taken_is_told(served: tuple[MetricsHub, str]) -> Non
 
 def test_the_documentation_lists_exactly_what_is_exported() -> None:
     collecting = hub()
-    collecting.update(0, packed(1, [busy()]))
+    audit = AuditFacts(1, 2, {"lost": 3})
+    collecting.update(0, encode_snapshot(1, [encode_slice(busy())], audit=audit))
     exported = set()
     for family in export(collecting.facts()):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")

@@ -1,0 +1,93 @@
+"""The newest result of the Spark audit, for the metrics of a node."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from connectors.kafka.clients import consumer_client
+from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config
+
+_LOOK_BACK: Final = 10_000
+"""Records before the end among which the newest summary is looked for; findings come before it."""
+_WAIT_S: Final = 1.0
+_RETRY_S: Final = 10.0
+
+_log = structlog.get_logger(__name__)
+
+
+class AuditSummary(msgspec.Struct):
+    """What an audit came to.
+
+    Attributes:
+        at_ms: when, epoch milliseconds.
+        records: source records that were audited.
+        findings: how many of each kind; none: all is well.
+    """
+
+    at_ms: int
+    records: int
+    findings: dict[str, int]
+
+
+class _Said(AuditSummary, tag_field="kind", tag="summary"):
+    """As the audit topic has it; other kinds of records are no summaries."""
+
+
+_decode = msgspec.json.Decoder(_Said).decode
+
+
+class AuditNews:
+    """Reads the audit topic; a thread of its own. Without the topic there is no news.
+
+    Args:
+        topic: the audit topic.
+        client: options of the client.
+        name: of the client.
+    """
+
+    def __init__(self, topic: str, client: Mapping[str, str], name: str) -> None:
+        self.newest: AuditSummary | None = None
+        self._topic = topic
+        self._config = consumer_config(client, f"audits-{name}") | {
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 1_000,
+        }
+        threading.Thread(target=self._run, name="audit-news", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            consumer = consumer_client(self._config)
+            try:
+                self._read(consumer)
+            except KafkaException as exc:
+                _log.debug("audit_topic_not_read", topic=self._topic, why=str(exc))
+            finally:
+                consumer.close()
+            time.sleep(_RETRY_S)
+
+    def _read(self, consumer: Consumer) -> None:
+        place = TopicPartition(self._topic, 0)
+        low, high = consumer.get_watermark_offsets(place, timeout=ASK_TIMEOUT_S)
+        place.offset = max(low, high - _LOOK_BACK)
+        consumer.assign([place])
+        while True:
+            for message in consumer.consume(1_000, _WAIT_S):
+                self._take(message)
+
+    def _take(self, message: Any) -> None:  # noqa: ANN401 (confluent-kafka types it so)
+        error = message.error()
+        if error is not None:
+            if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 (its public name)
+                raise KafkaException(error)
+            return
+        try:
+            self.newest = _decode(message.value() or b"")
+        except (msgspec.DecodeError, ValueError):
+            return  # a finding, or something newer than this version
