@@ -39,6 +39,8 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     | {"delayservice.core", "delayservice.store", "delayservice.lanes"},
     # An entry point as the command line is: a cluster starts it instead.
     "connectors.spark.job": frozenset({"delayservice.commands.spark"}),
+    # Offline sources read the stores' files. First, for the first that fits counts.
+    "connectors.spark": LEAVES | {"delayservice.core", "delayservice.store", "connectors"},
     # lanes.ports holds the interfaces that the connectors fill.
     # Stores that no node has open: a disk to be looked at, or a backup of one.
     **dict.fromkeys(
