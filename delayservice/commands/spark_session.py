@@ -6,9 +6,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -31,6 +32,9 @@ NEEDED: Final = ("pyspark", "pyarrow", "pandas", "matplotlib", "jinja2")
 EXIT_FINDINGS: Final = 3
 STATUS: Final = "Exit status: 0 clean, 1 an error, 2 wrong usage, 3 something was found."
 
+_STRAY: Final = Path("artifacts")
+"""Spark 4.0.0 makes this in the working directory, whether it needs it or not."""
+_JAVA_END_S: Final = 60.0
 _STDERR: Final = 2
 _LOG_TAIL_CHARS: Final = 4_000
 
@@ -87,6 +91,7 @@ def running(
 
     settings = {**usual, **dict(pairs("--conf", conf))}
     is_ours = SparkSession.getActiveSession() is None
+    was_there = _STRAY.exists()
     try:
         with _unseen():
             spark = open_session(f"delayservice {command}", master=master, conf=settings)
@@ -101,6 +106,9 @@ def running(
     finally:
         if is_ours:
             spark.stop()
+            _end_java()
+            if not was_there:
+                _remove_empty(_STRAY)
 
 
 def require_extra() -> None:
@@ -130,6 +138,26 @@ def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
             raise DelayServiceError(f"{option} {text!r} must be NAME=VALUE")
         found.append((name, said))
     return found
+
+
+def _end_java() -> None:
+    """End the Java process that was started here, and wait for that: it tidies up when it ends."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway  # noqa: SLF001  # PySpark has no other way to end it
+    java = getattr(gateway, "proc", None)
+    if gateway is None or java is None:  # spark-submit ends its own
+        return
+    gateway.shutdown()
+    java.stdin.close()
+    java.wait(_JAVA_END_S)
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001  # the next session starts anew
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove what Spark left behind; what holds something is not Spark's."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 @contextmanager

@@ -1,0 +1,198 @@
+"""``delayservice spark`` as people and programs call it: Spark in the command's own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not re-exported
+    AdminClient,
+    OffsetSpec,
+)
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from connectors.spark.progress import shown
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.conftest import MakeTopic
+from tests.integration.bench import Reader, await_true
+
+BIG = 150_000
+PARTITIONS = 2
+
+pytestmark = pytest.mark.cluster
+
+
+def command(bootstrap: str, *arguments: str) -> list[str]:
+    words = [sys.executable, "-m", "delayservice", "spark", *arguments]
+    return [*words, "-b", bootstrap, "--set", "targets.default.allow=to_*", "--master", "local[2]"]
+
+
+def run(
+    cluster: EmbeddedCluster, folder: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(cluster.bootstrap, *arguments),
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def rows(folder: Path, count: int) -> str:
+    lines = (f"call-{n},2030-01-01T00:00:00Z,number {n}\n" for n in range(count))
+    path = folder / "calls.csv"
+    path.write_text("id,due,text\n" + "".join(lines), "utf-8")
+    return str(path)
+
+
+def asked(path: str, topic: str, target: str) -> list[str]:
+    mapping = ["--at", "due", "--id", "id", "--value", "text", "-t", target]
+    return ["schedule", path, "--topic", topic, *mapping]
+
+
+@pytest.fixture
+def topics(cluster: EmbeddedCluster, make_topic: MakeTopic) -> tuple[str, str]:
+    made = (make_topic("delay_topic", partitions=PARTITIONS), make_topic("to"))
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    await_true(lambda: set(made) <= admin.list_topics(timeout=10).topics.keys(), "both are there")
+    return made
+
+
+def test_a_program_gets_one_object_and_people_are_told_beside_it(
+    cluster: EmbeddedCluster, topics: tuple[str, str], tmp_path: Path
+) -> None:
+    path = rows(tmp_path, 20)
+    done = run(cluster, tmp_path, *asked(path, *topics), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["rows"], told["written"], told["rejected"]) == (20, 20, {})
+    assert done.stderr == ""
+    with Reader(cluster.bootstrap, [topics[0]]) as reader:
+        assert len(reader.to_end()) == 20
+    assert not (tmp_path / "spark-warehouse").exists()
+    assert not (tmp_path / "artifacts").exists()
+
+
+def test_a_dry_run_shows_what_would_be_written(
+    cluster: EmbeddedCluster, topics: tuple[str, str], tmp_path: Path
+) -> None:
+    done = run(cluster, tmp_path, *asked(rows(tmp_path, 3), *topics), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "3 would be written" in done.stdout
+    assert "call-" in done.stdout
+    with Reader(cluster.bootstrap, [topics[0]]) as reader:
+        assert reader.to_end() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--at", "due", "--value", "no_such"], 2, "no column 'no_such'"),
+        (["--at", "due", "--after", "1s"], 2, "one due time"),
+        (["--at", "due", "--conf", "nothing"], 1, "NAME=VALUE"),
+        (["--at", "due", "--topic", "delay_topic_none"], 2, "there is no delay topic"),
+    ],
+)
+@pytest.mark.long
+def test_what_is_wrong_is_said_in_a_line(  # one of them is the example's
+    cluster: EmbeddedCluster,
+    topics: tuple[str, str],
+    tmp_path: Path,
+    arguments: list[str],
+    status: int,
+    words: str,
+) -> None:
+    named = ["schedule", rows(tmp_path, 2), "--topic", topics[0], "-t", topics[1], *arguments]
+    done = run(cluster, tmp_path, *named)
+    assert done.returncode == status, done.stderr
+    assert words in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.long
+def test_a_run_that_was_killed_half_way_is_completed_by_the_next_one(
+    cluster: EmbeddedCluster, topics: tuple[str, str], tmp_path: Path
+) -> None:
+    topic, _ = topics
+    path = rows(tmp_path, BIG)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    arguments = asked(path, *topics)
+    killed = subprocess.Popen(
+        command(cluster.bootstrap, *arguments), cwd=tmp_path, start_new_session=True
+    )
+    await_true(lambda: killed.poll() is not None or length(admin, topic) > 0, "it writes", 200)
+    os.killpg(killed.pid, 9)
+    killed.wait()
+    there = settled_length(admin, topic)
+    assert 0 < there < BIG, "killed too early, or too late"
+
+    done = run(cluster, tmp_path, *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["there"], told["written"]) == (there, BIG - there)
+    with Reader(cluster.bootstrap, [topic]) as reader:
+        ids = Counter(seen.key for seen in reader.to_end(120))
+    assert len(ids) == sum(ids.values()) == BIG
+
+
+def length(admin: AdminClient, topic: str) -> int:
+    end = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    latest = {TopicPartition(topic, n): end for n in range(PARTITIONS)}
+    return sum(future.result(30).offset for future in admin.list_offsets(latest).values())
+
+
+def settled_length(admin: AdminClient, topic: str) -> int:
+    """Once what was on its way when the writer died has come, or never will: a second of quiet."""
+    quiet = threading.Event()
+    before, now = -1, length(admin, topic)
+    while before != now:
+        quiet.wait(1.0)
+        before, now = now, length(admin, topic)
+    return now
+
+
+# --- progress ------------------------------------------------------------------------------------
+
+
+def work(spark: SparkSession) -> None:
+    """Two tasks of a second each."""
+
+    def wait(batches: Iterable[object]) -> Iterator[object]:
+        time.sleep(1)
+        yield from batches
+
+    spark.range(4, numPartitions=2).mapInArrow(wait, "id long").count()
+
+
+def test_where_nobody_watches_a_long_step_says_a_line_now_and_then(spark: SparkSession) -> None:
+    said = StringIO()
+    with shown(spark, Console(file=said, width=120), every_s=0.3) as say:
+        say("counting")
+        work(spark)
+    lines = said.getvalue().splitlines()
+    assert lines
+    assert all(line.startswith("counting: ") and "tasks done" in line for line in lines)
+
+
+def test_on_a_terminal_a_bar_moves_under_the_words_of_the_step(spark: SparkSession) -> None:
+    said = StringIO()
+    console = Console(file=said, width=120, force_terminal=True)
+    with shown(spark, console) as say:
+        say("counting")
+        work(spark)
+    assert "counting" in said.getvalue()
+    assert "of 2 tasks done" in said.getvalue()
