@@ -24,6 +24,7 @@ from delayservice.commands.spark_session import (
     STATUS,
     ConfOption,
     MasterOption,
+    Running,
     pairs,
     require_extra,
     running,
@@ -31,6 +32,7 @@ from delayservice.commands.spark_session import (
 from delayservice.errors import DelayServiceError
 
 if TYPE_CHECKING:
+    from connectors.spark.audit import AuditOptions
     from delayservice.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported by the command.
@@ -64,6 +66,7 @@ _Out = Annotated[
 @app.command(
     epilog="Examples: [bold]delayservice spark audit -b localhost:9092 --late 5s[/]"
     "\n\n[bold]delayservice spark audit -c delayservice.toml --all-topics --publish[/]"
+    "\n\n[bold]delayservice spark audit -c delayservice.toml --follow[/]"
     f"\n\n{STATUS}"
 )
 def audit(
@@ -82,6 +85,12 @@ def audit(
     ] = "0",
     publish: Annotated[
         bool, typer.Option("--publish", help="Findings go to the topic `topics.audit`, too.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what is written from now on, until Ctrl-C.")
+    ] = False,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="With --follow: begin at the start of the logs.")
     ] = False,
     master: MasterOption = None,
     conf: ConfOption = None,
@@ -116,6 +125,9 @@ def audit(
         topic=topics.audit if publish else None,
     )
     with running("audit", master, conf, as_json=as_json) as job:
+        if follow:
+            _follow(job, options, from_start=from_start)
+            return
         job.say("auditing")
         found = run(job.spark, options)
     if as_json:
@@ -346,6 +358,18 @@ def _show_findings(
         place = f"{row['topic']}:{row['partition']}:{row['offset']}"
         out.print(f"  {row['kind']} {place}  {row['detail']}", markup=False)
     out.print(f"all of them are in {path}", style="dim", markup=False)
+
+
+def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> None:
+    """Audit as records come. The next run with the same ``--out`` goes on where this one ends."""
+    from connectors.spark.audit_stream import StreamOptions, start_audit
+
+    query = start_audit(job.spark, StreamOptions(options, from_start=from_start))
+    job.say(f"auditing what comes; findings go to {options.path('findings')}")
+    try:
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        query.stop()
 
 
 def _secrets(settings: Settings) -> tuple[bytes, ...]:
