@@ -12,7 +12,15 @@ from pyspark.sql import functions as sf
 from connectors.spark.audit_marks import NAMES, Names, decided
 from connectors.spark.audit_rows import LEDGER, Ledger
 from connectors.spark.audit_verdicts import JUDGED, Court
-from connectors.spark.cut import Cut, LogStarts, ShardCut, Span, compacted, first_times
+from connectors.spark.cut import (
+    Cut,
+    LogStarts,
+    ShardCut,
+    Span,
+    compacted,
+    first_times,
+    offsets_at,
+)
 from connectors.spark.judge import (
     CERTAIN,
     LETTER,
@@ -36,6 +44,8 @@ FINDING: Final = (
 _BLOCK_BITS: Final = 13
 """Records of so many neighbouring offsets are judged by one task: their rows pack well."""
 _TASK_RECORDS: Final = 1_000_000
+_CLOCKS_DIFFER_MS: Final = 600_000
+"""No output has a timestamp that is so much before its source record's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,7 @@ class Plan:
         self._shard_numbers = {(s.topic, s.partition): n for n, (s, _) in enumerate(self._shards)}
         self._contracts = {(s.topic, s.partition): s.contracts for s, _ in self._shards}
         self._rules = self._make_rules()
+        self._outputs = self._output_spans()
         cores = spark.sparkContext.defaultParallelism
         self._tasks = max(2 * cores, self.rows // _TASK_RECORDS + 1)
 
@@ -92,7 +103,7 @@ class Plan:
     def rows(self) -> int:
         """Offsets that are read."""
         sources = sum(span.end - span.start for span in self._source_spans().values())
-        return sources + sum(span.end - span.start for span in self._cut.others.values())
+        return sources + sum(span.end - span.start for span in self._outputs.values())
 
     # --- judge ---------------------------------------------------------------------------------
 
@@ -107,7 +118,7 @@ class Plan:
             tuple(self._scope.secrets),
         )
         sources = self._read(self._source_spans()).mapInArrow(ledger.of_sources, LEDGER)
-        outputs = self._read(self._cut.others).mapInArrow(ledger.of_outputs, LEDGER)
+        outputs = self._read(self._outputs).mapInArrow(ledger.of_outputs, LEDGER)
         block = sf.shiftright("offset", _BLOCK_BITS)
         return (
             sources.unionAll(outputs)
@@ -130,6 +141,19 @@ class Plan:
         return {
             (shard.topic, shard.partition): _within(shard.span, chosen)
             for shard, chosen in self._shards
+        }
+
+    def _output_spans(self) -> dict[Place, Span]:
+        """The other logs; for a few source offsets only what was written since those were."""
+        others = dict(self._cut.others)
+        if not self._scope.ranges:
+            return others
+        written_ms = first_times(self._scope.client, self._source_spans()).values()
+        since_ms = min(written_ms, default=self._cut.taken_ms) - _CLOCKS_DIFFER_MS
+        first = offsets_at(self._scope.client, others.keys(), since_ms)
+        return {
+            place: Span(min(max(span.start, first.get(place, span.end)), span.end), span.end)
+            for place, span in others.items()
         }
 
     # --- findings ------------------------------------------------------------------------------

@@ -310,6 +310,18 @@ def first_times(client: Mapping[str, str], spans: Mapping[Place, Span]) -> dict[
     return found
 
 
+def offsets_at(
+    client: Mapping[str, str], places: Collection[Place], at_ms: int
+) -> dict[Place, int]:
+    """The first record of each log whose timestamp is ``at_ms`` or later; none where there is none.
+
+    Raises:
+        KafkaEdgeError: the cluster does not answer.
+    """
+    found = _Desk(client, SETTLE_TIMEOUT_S).offsets(places, OffsetSpec.for_timestamp(at_ms))
+    return {place: offset for place, offset in found.items() if offset >= 0}
+
+
 def compacted(client: Mapping[str, str], topics: Collection[str]) -> set[str]:
     """Those of ``topics`` that keep the last record of a key only.
 

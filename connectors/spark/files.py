@@ -17,6 +17,18 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
         stream.close()
 
 
+def read_text(spark: SparkSession, path: str) -> str | None:
+    """What a file holds; None: there is none."""
+    system, place = _file_system(spark, path)
+    if not system.exists(place):
+        return None
+    stream = system.open(place)
+    try:
+        return bytes(stream.readAllBytes()).decode("utf-8")
+    finally:
+        stream.close()
+
+
 def delete_folder(spark: SparkSession, path: str) -> None:
     """Delete a folder and what it holds, if it is there."""
     system, place = _file_system(spark, path)

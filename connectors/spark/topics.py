@@ -69,7 +69,31 @@ def read_topic(
         "includeHeaders": "true",
         "failOnDataLoss": "false",  # retention may go on meanwhile: who reads asks again after
     }
-    return as_rows(spark.read.format("kafka").options(**options).load())
+    return _as_rows(spark.read.format("kafka").options(**options).load())
+
+
+def stream_topic(
+    spark: SparkSession, client: Mapping[str, str], starts: Offsets, records_max: int
+) -> DataFrame:
+    """Records of partitions as they come, as ``read_topic``.
+
+    Args:
+        spark: the session.
+        client: options of librdkafka.
+        starts: where each partition begins, in the first run; later ones go on from Spark's own
+            checkpoint.
+        records_max: of one micro-batch.
+    """
+    options = {
+        **java_options(client),
+        **_FETCH,
+        "assign": _by_topic({place: place[1] for place in starts}, as_list=True),
+        "startingOffsets": _by_topic(starts),
+        "maxOffsetsPerTrigger": str(records_max),
+        "includeHeaders": "true",
+        "failOnDataLoss": "false",
+    }
+    return _as_rows(spark.readStream.format("kafka").options(**options).load())
 
 
 ROW_SCHEMA: Final = (
@@ -78,7 +102,7 @@ ROW_SCHEMA: Final = (
 )
 
 
-def as_rows(records: DataFrame) -> DataFrame:
+def _as_rows(records: DataFrame) -> DataFrame:
     """Kafka's own columns as ``ROW_SCHEMA``."""
     return records.select(
         "topic",

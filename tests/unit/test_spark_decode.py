@@ -17,6 +17,7 @@ from connectors.spark.decode import (
     runs,
 )
 from connectors.spark.topics import java_options
+from delayservice.core.codec import Payload
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.copies import write_copy
 from delayservice.core.entry import COPY, INVALID, SCHEDULE, UNREADABLE, Headers, Row
@@ -87,7 +88,7 @@ def test_keys_are_hashed_as_a_producer_does() -> None:
 
 
 def copy_row(offset: int) -> Row:
-    payload = ("to_a", -1, b"k", b"v", [("own", b"1")], 5_000, None)
+    payload: Payload = ("to_a", -1, b"k", b"v", [("own", b"1")], 5_000, None)
     key, value, headers = write_copy(
         *("delay_topic_any", 3, b"the secret"),
         settles=4,
