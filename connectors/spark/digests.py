@@ -290,39 +290,75 @@ def _cut_row(row: Mapping[str, object]) -> CutRow | Retired:
 def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
     """The hours of every copy that is compared, as of its cut.
 
+    Args:
+        spark: the session.
+        rows: as ``parse_keys`` gives them; read twice, so persist them.
+        compared: what is compared.
+
     Returns:
-        ``node, topic, partition, hour_ms, slot_ms, slots`` with ``slots`` an array of
-        ``[index, count, hash]`` as text, ordered.
+        ``node, topic, partition, hour_ms, from_ms``, and for ``parse_hours`` what the rows say and
+        what they must.
     """
-    cuts = [(*row.copy, row.life, row.row, row.cut) for one in compared for row in one.rows]
-    at_cut = spark.createDataFrame(
-        cuts,
-        "node string, topic string, partition int, cut_life string, cut_row bigint, at_cut bigint",
+    cuts = [
+        (*row.copy, row.life, row.row, row.cut, one.from_ms) for one in compared for row in one.rows
+    ]
+    at_cut = sf.broadcast(
+        spark.createDataFrame(
+            cuts,
+            "node string, topic string, partition int, cut_life string, cut_row bigint, "
+            "at_cut bigint, from_ms bigint",
+        )
     )
-    hour = (
-        rows.where("kind = 'h'")
-        .join(sf.broadcast(at_cut), list(_COPY))
-        .where("row < cut_row")
-        .groupBy(*_COPY, "hour_ms", "cut_life", "at_cut")
-        .agg(sf.max_by(sf.struct("value"), "row").alias("last"))
-        .withColumn("said", sf.from_json("last.value", _HOUR))
-        # A tombstone has no life; whatever it ends is over in any.
+    known = rows.where("kind = 'h'").join(at_cut, list(_COPY)).where("row < cut_row")
+    # By their offsets, so that no text is moved.
+    last = known.groupBy(*_COPY, "hour_ms").agg(sf.max("row").alias("row")).select("row")
+    # A tombstone has no life; whatever it ends is over in any.
+    return known.join(sf.broadcast(last), "row", "left_semi").where("value is not null")
+
+
+def parse_hours(hours: DataFrame) -> DataFrame:
+    """What the rows of hours say.
+
+    Returns:
+        ``node, topic, partition, hour_ms, from_ms, slot_ms, slots`` with ``slots`` an array of
+        ``[index, count, hash]`` as text.
+    """
+    return (
+        hours.withColumn("said", sf.from_json("value", _HOUR))
         .where("said.life = cut_life and said.cut <= at_cut")
+        .select(*_COPY, "hour_ms", "from_ms", "said.slot_ms", "said.slots")
     )
-    ordered = sf.array_sort("said.slots")
-    return hour.select(*_COPY, "hour_ms", "said.slot_ms", ordered.alias("slots"))
+
+
+def hour_sums(hours: DataFrame) -> DataFrame:
+    """One row for each hour of a copy; ``hours``: as ``parse_hours`` gives them.
+
+    Returns:
+        ``node, topic, partition, hour_ms``; ``slots``, ``records`` and signed ``hash`` of all of
+        it, to be held against the cut row; ``print``, which is the same for the same slots, of
+        those that are compared, null if none is.
+    """
+    slot = sf.col("slot")
+    start = sf.col("hour_ms") + slot[0].cast("bigint") * sf.col("slot_ms")
+    print_ = sf.when(start >= sf.col("from_ms"), sf.xxhash64("slot_ms", "slot"))
+    return (
+        hours.select(*_COPY, "hour_ms", "from_ms", "slot_ms", sf.explode("slots").alias("slot"))
+        .groupBy(*_COPY, "hour_ms")
+        .agg(
+            sf.count("*").alias("slots"),
+            sf.sum(slot[1].cast("bigint")).alias("records"),
+            sum64(from_hex(slot[2])).alias("hash"),
+            sum64(print_).alias("print"),
+        )
+    )
 
 
 def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
-    """Slots, records and signed hash of each copy, to be held against its cut row."""
-    summed = (
-        hours.select(*_COPY, sf.explode("slots").alias("slot"))
-        .groupBy(*_COPY)
-        .agg(
-            sf.count("*").alias("slots"),
-            sf.sum(sf.col("slot")[1].cast("bigint")).alias("records"),
-            sum64(from_hex(sf.col("slot")[2])).alias("hash"),
-        )
+    """Slots, records and signed hash of each copy; ``hours``: as ``hour_sums`` gives them."""
+    summed = hours.groupBy(*_COPY).agg(
+        sf.sum("slots").alias("slots"),
+        sf.sum("records").alias("records"),
+        sum64(sf.col("hash")).alias("hash"),
     )
     return {
         (row["node"], row["topic"], row["partition"]): (row["slots"], row["records"], row["hash"])
@@ -330,30 +366,25 @@ def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
     }
 
 
-def compared_slots(
+def differing_hours(
     spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
 ) -> DataFrame:
-    """The hours with only those slots that all copies of the shard speak of."""
-    bounds = spark.createDataFrame(
-        [(*one.place, one.from_ms, len(one.nodes)) for one in compared],
-        "topic string, partition int, from_ms bigint, copies int",
+    """``topic, partition, hour_ms`` of the hours that are not the same in all copies; ``hours``: as
+    ``hour_sums`` gives them.
+    """
+    nodes = sf.broadcast(
+        spark.createDataFrame(
+            [(*one.place, node, len(one.nodes)) for one in compared for node in one.nodes],
+            "topic string, partition int, node string, copies int",
+        )
     )
-    start = "hour_ms + cast(slot[0] as bigint) * slot_ms"
     return (
-        hours.join(sf.broadcast(bounds), ["topic", "partition"])
-        .withColumn("slots", sf.expr(f"filter(slots, slot -> {start} >= from_ms)"))
-        .where("size(slots) > 0")
-    )
-
-
-def differing_hours(hours: DataFrame) -> DataFrame:
-    """``topic, partition, hour_ms`` of the hours that are not the same in all copies."""
-    said = sf.struct("slot_ms", "slots")
-    return (
-        hours.groupBy("topic", "partition", "hour_ms")
+        hours.where("print is not null")
+        .join(nodes, list(_COPY))
+        .groupBy("topic", "partition", "hour_ms")
         .agg(
-            sf.min(said).alias("least"),
-            sf.max(said).alias("most"),
+            sf.min("print").alias("least"),
+            sf.max("print").alias("most"),
             sf.count("*").alias("rows"),
             sf.first("copies").alias("copies"),
         )
@@ -363,13 +394,18 @@ def differing_hours(hours: DataFrame) -> DataFrame:
 
 
 def slot_sums(hours: DataFrame) -> DataFrame:
-    """Hours as ``SUMS``: a row for each slot."""
+    """Hours, as ``parse_hours`` gives them, as ``SUMS``: a row for each slot that is compared."""
     start = sf.col("hour_ms") + sf.col("slot")[0].cast("bigint") * sf.col("slot_ms")
-    return hours.select(*_COPY, "hour_ms", "slot_ms", sf.explode("slots").alias("slot")).select(
-        *_COPY,
-        start.alias("slot_start_ms"),
-        sf.col("slot")[1].cast("bigint").alias("count"),
-        from_hex(sf.col("slot")[2]).alias("hash"),
+    return (
+        hours.select(*_COPY, "hour_ms", "from_ms", "slot_ms", sf.explode("slots").alias("slot"))
+        .withColumn("slot_start_ms", start)
+        .where("slot_start_ms >= from_ms")
+        .select(
+            *_COPY,
+            "slot_start_ms",
+            sf.col("slot")[1].cast("bigint").alias("count"),
+            from_hex(sf.col("slot")[2]).alias("hash"),
+        )
     )
 
 

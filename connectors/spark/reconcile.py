@@ -213,6 +213,7 @@ class _Reconciling:
         slots = _Slots(suspected.count(), passed)
         result = self._result(cut.notes, replicas, found, plan, slots)
         self._write(result, found)
+        replicas.close()
         return result
 
     # --- what there is -------------------------------------------------------------------------
@@ -252,7 +253,7 @@ class _Reconciling:
                 cut.ends(places),
                 options.min_partitions,
             )
-        )
+        ).persist()
         ids = {place: shard.topic_id for place, shard in served(cut).items()}
         compared = digests.choose(digests.newest_cuts(rows), ids, options.expected)
         desk = RepairDesk(native_options(options.client), options.repairs)

@@ -92,6 +92,9 @@ class Replicas(Protocol):
         slots, or in more; and ``UNREADABLE`` where there is no answer.
         """
 
+    def close(self) -> None:
+        """Let go of what Spark keeps of them."""
+
 
 def served(cut: Cut) -> dict[Place, ShardCut]:
     """The shards that nodes keep copies of: not those of level topics."""
@@ -124,7 +127,7 @@ class Live:
 
     Attributes:
         spark: the session.
-        rows: the digest topic, by ``digests.parse_keys``.
+        rows: the digest topic, by ``digests.parse_keys``, persisted.
         compared: what is compared.
         desk: asks the nodes; None: there are no details.
         work: folder for what nodes answer.
@@ -137,14 +140,14 @@ class Live:
     desk: Desk | None
     work: str
     timeout_s: float
-    hours: DataFrame = field(init=False)
     slots: int = field(init=False, default=0)
     """Digest rows that were read: one for each slot of a copy."""
 
     def __post_init__(self) -> None:
         """Read the hours once, and leave out copies whose rows don't make up their cut."""
-        self.hours = digests.hours_at(self.spark, self.rows, self.compared).persist()
-        totals = digests.totals(self.hours)
+        self._hours = digests.hours_at(self.spark, self.rows, self.compared)
+        self._summed = digests.hour_sums(digests.parse_hours(self._hours)).persist()
+        totals = digests.totals(self._summed)
         self.slots = sum(slots for slots, _, _ in totals.values())
         for one in self.compared:
             for row in list(one.rows):
@@ -168,12 +171,19 @@ class Live:
 
     def sums(self, *, every: bool) -> DataFrame:
         """See ``Replicas``: hours that are the same everywhere are not taken apart."""
-        hours = digests.compared_slots(self.spark, self.hours, self.compared)
+        hours = self._hours
         if not every:
-            hours = hours.join(
-                digests.differing_hours(hours), ["topic", "partition", "hour_ms"], "left_semi"
-            )
-        return digests.slot_sums(hours)
+            differing = digests.differing_hours(self.spark, self._summed, self.compared)
+            hour = ["topic", "partition", "hour_ms"]
+            hours = hours.join(sf.broadcast(differing), hour, "left_semi")
+        nodes = [(node, *one.place) for one in self.compared for node in one.nodes]
+        kept = self.spark.createDataFrame(nodes, "node string, topic string, partition int")
+        return digests.slot_sums(digests.parse_hours(hours)).join(sf.broadcast(kept), list(_COPY))
+
+    def close(self) -> None:
+        """See ``Replicas``."""
+        self._summed.unpersist()
+        self.rows.unpersist()
 
     def records(self, ranges: Sequence[Range]) -> tuple[DataFrame, DataFrame]:
         """See ``Replicas``: asks the nodes, and writes down what they answer."""
@@ -348,6 +358,9 @@ class OnDisk:
         """See ``Replicas``: they are all here."""
         del ranges
         return self._pending(), self.spark.createDataFrame([], UNREADABLE)
+
+    def close(self) -> None:
+        """See ``Replicas``: what was read is in a folder."""
 
     def _pending(self) -> DataFrame:
         whole = self.spark.createDataFrame(
