@@ -12,6 +12,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -34,8 +35,10 @@ from connectors.spark.reconcile_slots import (
     COPY,
     FINDING,
     KINDS,
+    LOGGED,
     SHARD,
     SLOT,
+    WRONG,
     damage_findings,
     outside,
     plan_steps,
@@ -190,30 +193,33 @@ class _Reconciling:
 
     def run(self) -> ReconcileResult:
         """Take all steps."""
-        options = self._options
         self._say("looking at the checkpoints")
         cut = self._take_cut()
         self._say("reading the copies")
-        replicas = self._replicas(cut)
+        with closing(self._replicas(cut)) as replicas:
+            return self._compared(cut, replicas)
+
+    def _compared(self, cut: Cut, replicas: Live | OnDisk) -> ReconcileResult:
+        self._say("comparing slots")
         copies = self._of_shards(
             "nodes array<string>", {o.place: (o.nodes,) for o in replicas.compared if o.nodes}
         )
-        self._say("comparing slots")
-        sums = replicas.sums(every=options.deep)
-        suspected = self._kept("suspects", suspects(sums, copies, every=options.deep))
-        self._say("reading the delay topics where copies differ")
-        logged = self._kept("logged", self._logged(cut, replicas, suspected))
-        damaged = replicas.damaged()
-        wrong = self._kept("wrong", wrong_slots(suspected, logged, copies, damaged))
+        every = self._options.deep
+        sums = replicas.sums(every=every)
+        suspected = self._kept("suspects", suspects(sums, copies, every=every))
+        count = suspected.count()
+        logged = self._logged(cut, replicas, suspected) if count or every else self._nothing(LOGGED)
+        logged = self._kept("logged", logged)
+        wrong = wrong_slots(suspected, logged, copies, replicas.damaged())
+        wrong = self._kept("wrong", wrong if count or every else self._nothing(WRONG))
         self._say("comparing records")
+        path = self._options.path("findings")
         passed, found = self._findings(cut, replicas, wrong, logged)
-        found.coalesce(1).write.mode("overwrite").parquet(options.path("findings"))
-        found = self._spark.read.schema(FINDING).parquet(options.path("findings"))
+        found.coalesce(1).write.mode("overwrite").parquet(path)
+        found = self._spark.read.schema(FINDING).parquet(path)
         plan = self._plan(cut.taken_ms, replicas, found, logged)
-        slots = _Slots(suspected.count(), passed)
-        result = self._result(cut.notes, replicas, found, plan, slots)
+        result = self._result(cut.notes, replicas, found, plan, _Slots(count, passed))
         self._write(result, found)
-        replicas.close()
         return result
 
     # --- what there is -------------------------------------------------------------------------
@@ -272,6 +278,9 @@ class _Reconciling:
         rows.write.mode("overwrite").parquet(path)
         return self._spark.read.schema(rows.schema).parquet(path)
 
+    def _nothing(self, columns: str) -> DataFrame:
+        return self._spark.createDataFrame([], columns)
+
     def _of_shards(self, columns: str, facts: Mapping[Place, tuple[object, ...]]) -> DataFrame:
         """A small data frame with a row for each shard."""
         rows = [(*place, *fact) for place, fact in facts.items()]
@@ -314,27 +323,22 @@ class _Reconciling:
         self, cut: Cut, replicas: Replicas, wrong: DataFrame, logged: DataFrame
     ) -> tuple[int, DataFrame]:
         """How many wrong slots K has passed meanwhile, and all findings but those of these."""
+        others = damage_findings(replicas.damaged()).union(self._absent(replicas))
+        if wrong.isEmpty():
+            return 0, others
         told, unanswered = replicas.records(ranges_of(wrong))
         starts = {place: (shard.span.start,) for place, shard in served(cut).items()}
-        records = self._kept(
-            "records",
-            record_findings(
-                outside(wrong, unanswered),
-                logged,
-                told,
-                self._of_shards("log_start bigint", starts),
-            ),
-        )
+        log_starts = self._of_shards("log_start bigint", starts)
+        asked = outside(wrong, unanswered)
+        records = self._kept("records", record_findings(asked, logged, told, log_starts))
         found = records.union(slot_findings(wrong, records, unanswered))
         # What K passes while this works is delivered, and pruned on one node before another.
         later = served(take_cut(self._options.client, self._options.checkpoint, lambda *_: ()))
-        passed = self._of_shards(
-            "k_ms bigint", {place: (shard.later.key[0],) for place, shard in later.items()}
-        )
-        found = found.join(sf.broadcast(passed), SHARD).where("slot_start_ms > k_ms").drop("k_ms")
-        count = wrong.join(sf.broadcast(passed), SHARD).where("slot_start_ms <= k_ms").count()
-        damaged = damage_findings(replicas.damaged())
-        return count, found.select(*damaged.columns).union(damaged).union(self._absent(replicas))
+        keys = {place: (shard.later.key[0],) for place, shard in later.items()}
+        cursors = sf.broadcast(self._of_shards("k_ms bigint", keys))
+        passed = wrong.join(cursors, SHARD).where("slot_start_ms <= k_ms").count()
+        found = found.join(cursors, SHARD).where("slot_start_ms > k_ms")
+        return passed, found.select(*others.columns).union(others)
 
     def _absent(self, replicas: Replicas) -> DataFrame:
         """Copies that can't be compared."""

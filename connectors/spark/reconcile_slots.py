@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as sf
 
 from connectors.spark.digests import sum64
+from connectors.spark.logged import RECORDS
 from connectors.spark.plan import Step
 from connectors.spark.replicas import Range, slot_start
 from delayservice.core.digest import HOUR_MS, SLOT_MS
@@ -22,6 +23,13 @@ FINDING: Final = (
 )
 OF_RECORDS: Final = ("missing", "extra", "different")
 KINDS: Final = (*OF_RECORDS, "damaged", "behind", "silent")
+
+LOGGED: Final = f"{RECORDS}, slot_start_ms bigint"
+"""What the log says is pending, with its slot."""
+WRONG: Final = (
+    "node string, topic string, partition int, slot_start_ms bigint, count bigint, log_count bigint"
+)
+"""A copy's slot that is not what the log says."""
 
 SHARD: Final = ["topic", "partition"]
 COPY: Final = ["node", *SHARD]
@@ -62,12 +70,12 @@ def wrong_slots(
 
     Args:
         suspected: as ``suspects`` gives them.
-        logged: pending records of those slots by the log, ``logged.RECORDS`` with their slot.
+        logged: ``LOGGED``, of those slots at least.
         copies: as for ``suspects``.
         unreadable: ``replicas.UNREADABLE``.
 
     Returns:
-        A copy's slot, ``count`` of the copy and ``log_count``.
+        ``WRONG``.
     """
     right = logged.groupBy(*SLOT).agg(
         sf.count("*").alias("log_count"), sum64(sf.col("frame_hash")).alias("log_hash")
