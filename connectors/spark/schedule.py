@@ -42,11 +42,15 @@ VERSION: Final = 1
 
 FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 
-WRITE_CONF: Final[Mapping[str, str]] = MappingProxyType(
-    {"spark.task.maxFailures": "1", "spark.stage.maxConsecutiveAttempts": "1"}
+CONF: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "spark.task.maxFailures": "1",
+        "spark.stage.maxConsecutiveAttempts": "1",
+        "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
+    }
 )
-"""Of a session that schedules: a task that is tried again would write its records again, while a
-run that is tried again looks first."""
+"""Of a session that schedules. A task that is tried again would write its records again, while a run
+that is tried again looks first. And what is kept between two steps has tasks by its size."""
 
 _JUDGED: Final = (
     "file string, id binary, value binary, headers array<struct<key: string, value: binary>>, "

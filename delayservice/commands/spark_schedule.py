@@ -105,7 +105,7 @@ def schedule(
     require_extra()
     from connectors.spark.row_mapping import Fields
     from connectors.spark.schedule import (
-        WRITE_CONF,
+        CONF,
         ScheduleOptions,
         read_rows,
         served_contracts,
@@ -135,7 +135,7 @@ def schedule(
     )
     contracts = served_contracts(client, settings.topics.checkpoint, delay_topic)
     contracts = contracts or (contract_for(settings, delay_topic),)
-    with running("schedule", master, conf, as_json=as_json, usual=WRITE_CONF) as job:
+    with running("schedule", master, conf, as_json=as_json, usual=CONF) as job:
         try:
             rows = read_rows(job.spark, source, kind)
             done = run(rows, client, contracts, options, job.say)
