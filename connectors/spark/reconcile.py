@@ -210,7 +210,7 @@ class _Reconciling:
         count = suspected.count()
         logged = self._logged(cut, replicas, suspected) if count or every else self._nothing(LOGGED)
         logged = self._kept("logged", logged)
-        wrong = wrong_slots(suspected, logged, copies, replicas.damaged())
+        wrong = wrong_slots(suspected, logged, copies, replicas.damaged(), replicas.hashed)
         wrong = self._kept("wrong", wrong if count or every else self._nothing(WRONG))
         self._say("comparing records")
         path = self._options.path("findings")

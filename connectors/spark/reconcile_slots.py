@@ -64,7 +64,7 @@ def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
 
 
 def wrong_slots(
-    suspected: DataFrame, logged: DataFrame, copies: DataFrame, unreadable: DataFrame
+    suspected: DataFrame, logged: DataFrame, copies: DataFrame, unreadable: DataFrame, hashed: str
 ) -> DataFrame:
     """Slots of copies that are not what the log says, less what is known to be unreadable.
 
@@ -73,12 +73,13 @@ def wrong_slots(
         logged: ``LOGGED``, of those slots at least.
         copies: as for ``suspects``.
         unreadable: ``replicas.UNREADABLE``.
+        hashed: the column of ``logged`` that the sums are of.
 
     Returns:
         ``WRONG``.
     """
     right = logged.groupBy(*SLOT).agg(
-        sf.count("*").alias("log_count"), sum64(sf.col("frame_hash")).alias("log_hash")
+        sf.count("*").alias("log_count"), sum64(sf.col(hashed)).alias("log_hash")
     )
     told = suspected.select(*SLOT, sf.explode("sums").alias("sum")).select(
         *SLOT, "sum.node", "sum.count", "sum.hash"

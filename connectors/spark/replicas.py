@@ -52,8 +52,8 @@ _MARKED_ROWS: Final = (
     "payload_hash bigint"
 )
 _FOUND: Final = (
-    f"{_MARKED_ROWS}, frame_hash bigint, damage string, slot_start_ms bigint, "
-    "slot_stop_ms bigint, first_offset bigint, stop_offset bigint"
+    f"{_MARKED_ROWS}, damage string, slot_start_ms bigint, slot_stop_ms bigint, "
+    "first_offset bigint, stop_offset bigint"
 )
 """What is kept of a disk."""
 
@@ -74,10 +74,17 @@ class Range(NamedTuple):
 
 
 class Replicas(Protocol):
-    """The copies of all nodes."""
+    """The copies of all nodes.
+
+    Attributes:
+        compared: what is compared.
+        slots: rows of digests that were read.
+        hashed: which hash of a record is summed up in a slot.
+    """
 
     compared: list[Comparison]
     slots: int
+    hashed: str
 
     def damaged(self) -> DataFrame:
         """``UNREADABLE``: what nodes could not read of their copies."""
@@ -142,6 +149,7 @@ class Live:
     timeout_s: float
     slots: int = field(init=False, default=0)
     """Digest rows that were read: one for each slot of a copy."""
+    hashed: str = field(init=False, default="frame_hash")
 
     def __post_init__(self) -> None:
         """Read the hours once, and leave out copies whose rows don't make up their cut."""
@@ -279,6 +287,8 @@ class OnDisk:
     work: str
     compared: list[Comparison] = field(init=False)
     slots: int = field(init=False, default=0)
+    hashed: str = field(init=False, default="payload_hash")
+    """All payloads are at hand, so what is in named records counts, too."""
 
     def __post_init__(self) -> None:
         """Find out how far each copy is, and read all of them."""
@@ -350,7 +360,7 @@ class OnDisk:
         return (
             self._pending()
             .groupBy(*_COPY, start.alias("slot_start_ms"))
-            .agg(sf.count("*").alias("count"), digests.sum64(sf.col("frame_hash")).alias("hash"))
+            .agg(sf.count("*").alias("count"), digests.sum64(sf.col(self.hashed)).alias("hash"))
             .select(*_names(digests.SUMS))
         )
 

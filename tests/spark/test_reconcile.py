@@ -70,6 +70,7 @@ def test_copies_on_disks_are_held_against_the_log(
     shapes = [world.shape(partition) for partition in range(2)]
     cancelled = next(f[1] for f in shapes[0][0] if f[2] != NO_MARK)
     lost, changed = 3, 7
+    named = next(f[1] for f in shapes[1][0] if f[2] == NO_MARK and f[1] % 10 == 0)
     folders = {node: str(tmp_path / node) for node in ("n1", "n2", "n3")}
     for partition in range(2):
         world.keep(tmp_path / "n1", partition, shapes[partition])
@@ -77,7 +78,7 @@ def test_copies_on_disks_are_held_against_the_log(
     world.keep(tmp_path / "n2", 0, spoiled(shapes[0], *spoils))
     world.keep(tmp_path / "n2", 1, world.shape(1, stop=100))
     damaged = world.keep(tmp_path / "n3", 0, shapes[0])
-    world.keep(tmp_path / "n3", 1, shapes[1])
+    world.keep(tmp_path / "n3", 1, spoiled(shapes[1], with_other_value(named)))
     flip_last_byte(sorted((damaged / "slots").glob("*/*"))[1])
     result = reconcile(spark, options(world, tmp_path / "out", folders=folders, behind_records=50))
     assert found(spark, result) == {
@@ -86,6 +87,7 @@ def test_copies_on_disks_are_held_against_the_log(
         ("extra", "n2", 0, cancelled),
         ("behind", "n2", 1, None),
         ("damaged", "n3", 0, None),
+        ("different", "n3", 1, named),
     }
     assert not result.is_clean
     plan = decode_plan((tmp_path / "out" / "plan.json").read_text())
@@ -95,11 +97,11 @@ def test_copies_on_disks_are_held_against_the_log(
         (step,) = [s for s in plan.steps if s.node == "n2" and why in s.why]
         assert step.start_ms <= keys[offset] < step.stop_ms
         assert why == "extra" or step.first_offset <= offset < step.stop_offset
-    (repair,) = [step for step in plan.steps if step.node == "n3"]
+    (repair,) = [step for step in plan.steps if (step.node, step.partition) == ("n3", 0)]
     inside = [o for o, key_ms in keys.items() if repair.start_ms <= key_ms < repair.stop_ms]
     assert (repair.first_offset, repair.why) == (min(inside), "1 damaged")
     assert repair.stop_offset > max(inside)
-    assert len(plan.steps) == 4
+    assert len(plan.steps) == 5
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["findings"]["missing"] == 1
     assert not (tmp_path / "out" / "work").exists()
