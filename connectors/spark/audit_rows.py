@@ -177,9 +177,12 @@ class Ledger:
         """Column by column: it is what every record goes through."""
         start, stop = self.ranges[shard]
         count = len(entries)
-        facts = [None if e[1] == SCHEDULE and e[4][6] is None else self._facts(e) for e in entries]
-        described = [_described(entry) for entry in entries]
         topics = self.topics
+        facts = [
+            None if e[1] == SCHEDULE and e[4][6] is None and e[4][0] in topics else self._facts(e)
+            for e in entries
+        ]
+        described = [_described(entry) for entry in entries]
         zeros = np.zeros(count, np.int64)
         made = pa.RecordBatch.from_arrays(
             [
