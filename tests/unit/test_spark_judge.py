@@ -1,0 +1,307 @@
+"""The audit's judge: what is wrong with one record, and what only looks like it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from connectors.spark.audit_rows import Values, batch_of
+from connectors.spark.audit_verdicts import Court, whole_groups
+from connectors.spark.judge import (
+    CERTAIN,
+    COPIED,
+    DELIVERED,
+    IF_MARKED,
+    IF_OTHER,
+    LETTER,
+    NEVER_MS,
+    OUTCOME,
+    SOURCE,
+    UNLESS_MARKED,
+    Finding,
+    Output,
+    OutputFacts,
+    Rules,
+    ShardRules,
+    Source,
+    SourceFacts,
+    judge,
+)
+from delayservice.core.cursor import Cursor
+from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID
+
+EARLIER = Cursor((1_000, 5), 100)
+LATER = Cursor((2_000, 5), 200)
+SHARD = ShardRules("delay_topic_any:0", EARLIER, LATER, 10, 300, 300)
+RULES = Rules(
+    shards=(SHARD,),
+    topics=("letters", "other", "target"),
+    partitions=(1, 1, 4),
+    read=frozenset({0, 1, 2}),
+    complete_since_ms={},
+    seen_ms={2: (0, 0, 0, 0)},
+)
+TARGET = 2
+RECORD = Source(0, 50, 900, 900, 400, 77, TARGET, -1)
+DELIVERY = Output(DELIVERED, 900, 900, 77, TARGET, 3, 0, -1)
+PENDING = RECORD._replace(key_ms=1_500, due_ms=1_500)
+LETTERED = DELIVERY._replace(role=LETTER, due_ms=-1, topic=0, partition=0)
+
+
+def found(
+    source: Source | None,
+    *outputs: Output,
+    rules: Rules = RULES,
+    counts: Counter[str] | None = None,
+) -> list[Finding]:
+    offset = 50 if source is None else source.offset
+    return list(judge(source, outputs, 0, offset, rules, counts or Counter()))
+
+
+def kinds(source: Source | None, *outputs: Output, rules: Rules = RULES) -> list[str]:
+    return [one.kind for one in found(source, *outputs, rules=rules)]
+
+
+def of(**facts: object) -> SourceFacts:
+    return SourceFacts(**facts)  # type: ignore[arg-type]  # a test's own
+
+
+def told(output: Output, **facts: object) -> Output:
+    return output._replace(facts=OutputFacts(**facts))  # type: ignore[arg-type]  # as above
+
+
+def test_a_record_and_its_delivery_are_sound() -> None:
+    assert found(RECORD, DELIVERY) == []
+
+
+def test_only_what_the_earlier_checkpoint_has_settled_can_be_lost() -> None:
+    assert kinds(RECORD) == ["lost"]
+    assert kinds(PENDING) == []
+    assert kinds(RECORD._replace(offset=100)) == []
+
+
+def test_only_what_the_later_checkpoint_has_not_settled_is_not_checkpointed() -> None:
+    output = DELIVERY._replace(due_ms=1_500, at_ms=1_500)
+    assert kinds(PENDING, output) == []
+    beyond = PENDING._replace(key_ms=2_001, due_ms=1_500)
+    assert kinds(beyond, output) == ["not_checkpointed"]
+    assert kinds(PENDING._replace(offset=200), output) == ["not_checkpointed"]
+    young = replace(RULES, unsettled_since_ms=1_499)
+    assert kinds(beyond, output, rules=young) == []
+
+
+def test_a_record_with_an_id_depends_on_its_canceller() -> None:
+    named = PENDING._replace(facts=of(record_id=b"a"))
+    assert [one.when for one in found(named)] == [IF_MARKED]
+    beyond = named._replace(key_ms=2_001)
+    output = DELIVERY._replace(due_ms=1_500, at_ms=1_500)
+    assert [one.when for one in found(beyond, output)] == [UNLESS_MARKED]
+    fired = told(output._replace(at_ms=500), by=60)
+    assert [(one.kind, one.when, one.claim) for one in found(beyond, fired)] == [
+        ("not_checkpointed", UNLESS_MARKED, 60),
+        ("wrong_outcome", IF_OTHER, 60),
+    ]
+    stranger = beyond._replace(key_ms=900, facts=of())
+    assert [one.when for one in found(stranger, fired)] == [CERTAIN]
+
+
+def test_the_settlement_is_the_soundest_and_the_others_are_duplicates() -> None:
+    wrong = DELIVERY._replace(topic=1, partition=0, at_ms=900, place=9)
+    for outputs in [(wrong, DELIVERY), (DELIVERY, wrong)]:
+        (one,) = found(RECORD, *outputs)
+        assert one.kind == "duplicated"
+        assert one.output == wrong
+        assert one.detail.endswith("it is also wrong_target")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"at_ms": 899}, "early"),
+        ({"content": 78}, "altered"),
+        ({"due_ms": 901}, "altered"),
+        ({"topic": 1, "partition": 0}, "wrong_target"),
+        ({"key_hash": 5}, "wrong_target"),
+        ({"facts": OutputFacts(origin="delay_topic_any:0:51")}, "altered"),
+    ],
+)
+def test_a_delivery_that_differs_is_found(change: dict[str, Any], kind: str) -> None:
+    assert kinds(RECORD, DELIVERY._replace(**change)) == [kind]
+
+
+def test_what_was_fired_is_not_early() -> None:
+    named = RECORD._replace(facts=of(record_id=b"a"))
+    early = DELIVERY._replace(at_ms=500)
+    assert kinds(named, told(early, by=60)) == ["wrong_outcome"]  # if another cancelled it
+    assert kinds(named._replace(facts=of(kind=COPY, record_id=b"a", attempt=2)), early) == []
+    assert kinds(RECORD._replace(facts=of(kind=COPY, attempt=2)), early) == ["early"]
+
+
+def test_lateness_begins_when_the_record_was_there() -> None:
+    strict = replace(RULES, late_ms=100)
+    late = DELIVERY._replace(at_ms=1_001)
+    assert kinds(RECORD, late, rules=strict) == ["late"]
+    assert kinds(RECORD._replace(written_ms=950), late, rules=strict) == []
+    assert kinds(RECORD, late) == []
+
+
+def test_a_partition_that_was_right_before_partitions_were_added_is_right() -> None:
+    keyed = DELIVERY._replace(key_hash=5)
+    grown = replace(RULES, seen_ms={2: (0, 0, 5_000, 6_000)})
+    assert kinds(RECORD, keyed._replace(partition=5 % 4), rules=grown) == []
+    assert kinds(RECORD, keyed._replace(partition=5 % 3), rules=grown) == []
+    assert kinds(RECORD, keyed._replace(partition=0), rules=grown) == ["wrong_target"]
+    assert kinds(RECORD, keyed._replace(partition=5 % 3)) == ["wrong_target"]
+
+
+def test_a_record_is_not_lost_where_its_outputs_may_have_been_deleted() -> None:
+    counts: Counter[str] = Counter()
+    cut = replace(RULES, complete_since_ms={TARGET: 901})
+    assert found(RECORD, rules=cut, counts=counts) == []
+    assert kinds(RECORD, rules=replace(RULES, complete_since_ms={TARGET: 900})) == ["lost"]
+    assert kinds(RECORD, rules=replace(RULES, read=frozenset({0}))) == []
+    letters = replace(RULES, shards=(replace(SHARD, complete_since_ms=NEVER_MS),))
+    assert kinds(RECORD, rules=letters) == []
+
+
+def test_outputs_of_records_that_are_not_there() -> None:
+    assert kinds(None, DELIVERY) == ["unknown_source"]
+    expired = replace(RULES, shards=(replace(SHARD, start=51),))
+    assert kinds(None, DELIVERY, rules=expired) == []
+    outside = replace(RULES, shards=(replace(SHARD, end=50),))
+    assert kinds(None, DELIVERY, rules=outside) == []
+
+
+REFUSED = RECORD._replace(key_ms=0, facts=of(kind=INVALID, code="time-missing"))
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "kind"),
+    [
+        (REFUSED, told(LETTERED, code="time-missing", whole_hash=77), None),
+        (REFUSED, told(LETTERED, code="time-missing", whole_hash=78), "altered"),
+        (REFUSED, told(LETTERED, code="time-missing", is_bare=True), None),
+        (REFUSED, told(LETTERED, code="time-past", whole_hash=77), "wrong_outcome"),
+        (REFUSED, told(LETTERED), "dead_letter_missing_code"),
+        (REFUSED, DELIVERY, "wrong_outcome"),
+        (RECORD, told(LETTERED, code="target-unknown"), None),
+        (RECORD, told(LETTERED._replace(content=1), code="target-unknown"), "altered"),
+        (RECORD, told(LETTERED, code="time-missing"), "wrong_outcome"),
+        (
+            RECORD._replace(key_ms=0, facts=of(kind=CANCEL, record_id=b"a")),
+            told(LETTERED, code="target-unknown"),
+            "wrong_outcome",
+        ),
+    ],
+)
+def test_dead_letters(source: Source, output: Output, kind: str | None) -> None:
+    assert kinds(source, output) == ([] if kind is None else [kind])
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "kind"),
+    [
+        ({"kind": CANCEL, "record_id": b"a"}, "cancelled", None),
+        ({"kind": CANCEL, "record_id": b"a"}, "not_pending", None),
+        ({"kind": CANCEL, "record_id": b"a"}, "fired", "wrong_outcome"),
+        ({"kind": FIRE, "record_id": b"a"}, "fired", None),
+        ({"kind": FIRE, "record_id": b"a"}, "cancelled", "wrong_outcome"),
+        ({"expires_ms": 899}, "expired", None),
+        ({"expires_ms": 901}, "expired", "wrong_outcome"),
+        ({}, "expired", "wrong_outcome"),
+        ({}, "cancelled", "wrong_outcome"),
+        ({}, "", "wrong_outcome"),
+    ],
+)
+def test_outcomes(facts: dict[str, object], name: str, kind: str | None) -> None:
+    output = told(DELIVERY._replace(role=OUTCOME, due_ms=-1), outcome=name)
+    assert kinds(RECORD._replace(facts=of(**facts)), output) == ([] if kind is None else [kind])
+
+
+def test_a_copy_says_what_its_record_says() -> None:
+    copy = told(DELIVERY._replace(role=COPIED), target="target", origin="delay_topic_any:0:50")
+    assert kinds(RECORD, copy) == []
+    assert kinds(RECORD, copy._replace(content=1)) == ["altered"]
+    assert kinds(RECORD, told(copy, target="other")) == ["wrong_target"]
+    unarmed = RECORD._replace(due_ms=400, facts=of(is_armed=False))
+    numbered = told(copy, target="target", origin="delay_topic_any:0:50#1")
+    assert kinds(unarmed, numbered) == []
+
+
+def test_a_believed_copy_is_forged_if_the_service_says_so() -> None:
+    copy = PENDING._replace(facts=of(kind=COPY))
+    letter = told(LETTERED, code="copy-forged", whole_hash=5)
+    assert kinds(copy, letter, rules=replace(RULES, believes=True)) == []
+    assert kinds(copy._replace(key_ms=900), letter) == ["wrong_outcome"]
+
+
+# --- many at once --------------------------------------------------------------------------------
+
+
+def row(source: Source) -> Values:
+    s = source
+    times = (s.key_ms, s.due_ms, s.written_ms)
+    return (0, s.offset, SOURCE, *times, s.content, s.topic, -1, 0, -1, None)
+
+
+def delivered(offset: int, output: Output) -> Values:
+    o = output
+    place = (o.topic, o.partition, o.place)
+    return (0, offset, o.role, 0, o.due_ms, o.at_ms, o.content, *place, -1, None)
+
+
+def judged(
+    *batches: pa.RecordBatch, rules: Rules = RULES
+) -> tuple[set[tuple[str, int]], dict[str, int]]:
+    findings: set[tuple[str, int]] = set()
+    counts: dict[str, int] = {}
+    for batch in Court(rules).judge(batches):
+        for one in batch.to_pylist():
+            if one["number"] is None:
+                findings.add((one["kind"], one["offset"]))
+            else:
+                counts[one["kind"]] = one["number"]
+    return findings, counts
+
+
+def test_rows_of_one_record_meet_across_batches() -> None:
+    rows = [
+        line
+        for offset in range(20, 60)
+        for line in (row(RECORD._replace(offset=offset)), delivered(offset, DELIVERY))
+    ]
+    for cut in (1, 2, 39, 79):
+        findings, counts = judged(batch_of(rows[:cut]), batch_of(rows[cut:]))
+        assert findings == set()
+        assert (counts["sources"], counts["delivered"], counts["outputs"]) == (40, 40, 40)
+    groups = list(whole_groups([batch_of(rows[:3]), batch_of(rows[3:])]))
+    assert sum(batch.num_rows for batch in groups) == len(rows)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content": 78},
+        {"due_ms": 901},
+        {"at_ms": 899},
+        {"topic": 1, "partition": 0},
+        {"role": COPIED},
+    ],
+)
+def test_columns_let_nothing_pass_that_the_judge_would_not(change: dict[str, Any]) -> None:
+    output = DELIVERY._replace(**change)
+    findings, _ = judged(batch_of([row(RECORD), delivered(50, output)]))
+    assert {kind for kind, _ in findings} == set(kinds(RECORD, output))
+    assert findings
+
+
+def test_columns_see_pending_and_lost_and_unsettled_records() -> None:
+    late = RECORD._replace(offset=60, key_ms=3_000, due_ms=900)
+    lines = [row(RECORD), row(late), delivered(60, DELIVERY), row(PENDING._replace(offset=70))]
+    findings, counts = judged(batch_of(lines))
+    assert findings == {("lost", 50), ("not_checkpointed", 60)}
+    assert counts["pending"] == 1
