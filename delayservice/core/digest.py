@@ -23,7 +23,7 @@ from delayservice.core.pending import Frame, Mark, Named
 SLOT_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 SLOTS: Final = HOUR_MS // SLOT_MS
-LATER_MAX: Final = 200_000
+LATER_MAX: Final = 50_000
 """Changes that wait for H. Beyond, they are counted before their time, and nothing is published
 until H has come so far: a copy that stores on while nobody owns the slice must stay bounded."""
 
