@@ -49,8 +49,8 @@ CONF: Final[Mapping[str, str]] = MappingProxyType(
         "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
     }
 )
-"""Of a session that schedules. A task that is tried again would write its records again, while a run
-that is tried again looks first. And what is kept between two steps has tasks by its size."""
+"""Of a session that schedules. A task that is tried again would write its records again, while a
+run that is tried again looks first. And what is kept between two steps has tasks by its size."""
 
 _JUDGED: Final = (
     "file string, id binary, value binary, headers array<struct<key: string, value: binary>>, "

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -29,7 +30,7 @@ class Past:
     orders: str
     mails: str
 
-    def report(self, out: Path, **more: int) -> Report:
+    def report(self, out: Path, **more: Any) -> Report:
         bench = self.bench
         said: list[str] = []
         options = ReportOptions(

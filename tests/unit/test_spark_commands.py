@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from delayservice.cli import app
+from delayservice.commands.spark_session import NEEDED, pairs
+from delayservice.errors import DelayServiceError
+
+ROOT = Path(__file__).parents[2]
+
+
+def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A program of its own in a folder that is not the project's."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_the_extra_the_commands_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
+    done = CliRunner().invoke(app, ["spark", "report", "-b", "localhost:1"])
+    assert isinstance(done.exception, DelayServiceError)
+    assert str(done.exception).startswith(f"the Spark commands need {name}, which is not installed")
+    assert "[spark]" in str(done.exception)
+
+
+def test_help_of_every_command_needs_nothing_of_the_extra() -> None:
+    program = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({NEEDED!r}))\n"
+        "from delayservice.commands.spark import app\n"
+        "for command in app.registered_commands:\n"
+        "    name = (command.name or command.callback.__name__).replace('_', '-')\n"
+        "    try:\n"
+        "        app([name, '--help'])\n"
+        "    except SystemExit as exc:\n"
+        "        assert exc.code == 0, name\n"
+    )
+    done = called("-c", program)
+    assert done.returncode == 0, done.stderr
+    for name in ("audit", "reconcile", "repair", "report", "schedule", "export"):
+        assert f"Usage: python -c {name}" in done.stdout or f" {name} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    "start", [[str(ROOT / "connectors/spark/job.py")], ["-m", "connectors.spark.job"]]
+)
+def test_the_job_for_clusters_has_the_same_commands(start: list[str]) -> None:
+    """As a file it must not take its neighbour html.py for Python's own html."""
+    done = called(*start, "schedule", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "job.py schedule" in done.stdout
+    done = called(*start, "repair", "/nowhere/plan.json", "-b", "localhost:1")
+    assert done.returncode == 1
+    assert "/nowhere/plan.json can't be read" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_options_with_names_keep_their_order_and_repetitions() -> None:
+    assert pairs("--header", ["a=1", "b==x", "a=2"]) == [("a", "1"), ("b", "=x"), ("a", "2")]
+    assert pairs("--conf", None) == []
+
+
+@pytest.mark.parametrize("text", ["a", "=a", ""])
+def test_an_option_without_a_name_is_refused(text: str) -> None:
+    with pytest.raises(DelayServiceError, match="--conf"):
+        pairs("--conf", [text])
+
+
+def test_a_folder_without_a_store_has_nothing_to_export(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["spark", "export", str(tmp_path)])
+    assert isinstance(done.exception, DelayServiceError)
+    assert "holds no RocksDB store" in str(done.exception)
