@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from py4j.protocol import Py4JJavaError
@@ -11,6 +12,8 @@ FAILURES: Final = (PySparkException, Py4JJavaError)
 """Whatever a failed job raises: the second is the first that PySpark has no class for."""
 
 _TRACEBACK: Final = "Traceback (most recent call last)"
+_ERROR: Final = re.compile(r"[A-Za-z_][\w.]*(?:: |$)")
+"""The line of a traceback that names the error: it alone is not indented."""
 _CHARS_MAX: Final = 500
 
 
@@ -21,14 +24,9 @@ def reason(exc: PySparkException | Py4JJavaError) -> str:
     if not lines:
         return type(exc).__name__
     if _TRACEBACK in text:
-        own = [line for line in text.rpartition(_TRACEBACK)[2].splitlines() if _is_error(line)]
+        own = [line for line in text.rpartition(_TRACEBACK)[2].splitlines() if _ERROR.match(line)]
         return (own or lines)[0][:_CHARS_MAX]
     return lines[0][:_CHARS_MAX]
-
-
-def _is_error(line: str) -> bool:
-    """Whether this is the line of a traceback that names the error: it alone is not indented."""
-    return bool(line) and not line[0].isspace() and ":" in line
 
 
 def _innermost(exc: Py4JJavaError) -> str:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from connectors.spark.schedule import (
 from delayservice.core.contract import Contract
 from delayservice.core.partitioner import partition_for
 from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.errors import InvalidRequestError
+from delayservice.errors import DelayServiceError, InvalidRequestError
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader, Seen, await_true
 
@@ -218,6 +218,18 @@ def test_an_expired_policy_of_past_times_is_the_contracts_own(desk: Desk) -> Non
     strict = replace(CONTRACT, past_due="dead-letter")
     assert desk.run(rows, contract=strict).rejected == {"time-past": 1}
     assert desk.run(rows).written == 1
+
+
+def test_an_input_that_fails_is_told_in_a_sentence(desk: Desk) -> None:
+    def broken(_: Iterable[object]) -> Iterator[object]:
+        raise ValueError("the disk is gone")
+
+    rows = desk.spark.range(1).mapInArrow(
+        broken, "name string, due string, text string, user string"
+    )
+    with pytest.raises(DelayServiceError, match="can't be read: ValueError: the disk is gone$"):
+        desk.run(rows)
+    assert desk.written() == []
 
 
 def test_a_level_topic_is_refused(desk: Desk) -> None:
