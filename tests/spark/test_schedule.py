@@ -227,7 +227,7 @@ def test_an_input_that_fails_is_told_in_a_sentence(desk: Desk) -> None:
     rows = desk.spark.range(1).mapInArrow(
         broken, "name string, due string, text string, user string"
     )
-    with pytest.raises(DelayServiceError, match="can't be read: ValueError: the disk is gone$"):
+    with pytest.raises(DelayServiceError, match=r"can't be read: ValueError: the disk is gone$"):
         desk.run(rows)
     assert desk.written() == []
 
