@@ -80,7 +80,8 @@ def test_a_program_gets_one_object_and_people_are_told_beside_it(
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["rows"], told["written"], told["rejected"]) == (20, 20, {})
-    assert done.stderr == ""
+    # On a slow machine there is a line each half minute, and never anything else.
+    assert all("tasks done" in line for line in done.stderr.splitlines())
     with Reader(cluster.bootstrap, [topics[0]]) as reader:
         assert len(reader.to_end()) == 20
     assert not (tmp_path / "spark-warehouse").exists()
