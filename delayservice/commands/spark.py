@@ -332,6 +332,43 @@ def export(
             out.print(str(done.path), style="bold green", markup=False)
 
 
+@app.command(
+    epilog="Examples: [bold]delayservice spark drill --json[/]"
+    "\n\n[bold]delayservice spark drill --records 20000 --defects 64 -b localhost:9092 --keep[/]"
+    f"\n\n{STATUS}"
+)
+def drill(
+    *,
+    records: Annotated[int, typer.Option(min=1_000, help="That producers write.")] = 1_000_000,
+    defects: Annotated[int, typer.Option(min=0, help="Of all kinds together.")] = 200,
+    partitions: Annotated[int, typer.Option(min=1, help="Of the delay topic.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of the history and its defects.")] = 20_260_101,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave topics and folders, and say where they are.")
+    ] = False,
+    bootstrap: Annotated[
+        str, typer.Option("--bootstrap", "-b", help="A cluster, instead of one started for it.")
+    ] = "",
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Inject defects into topics and copies, and see whether audit and comparison find them all.
+
+    Exit status 0 only if each was found with its offset, and nothing else.
+    """
+    require_extra()
+    from delayservice.dev.drill.report import show
+    from delayservice.dev.drill.run import DrillOptions, judged, prepared
+
+    options = DrillOptions(records, defects, seed, bootstrap, keep, partitions)
+    with prepared(options, is_shown=not as_json or sys.stderr.isatty()) as made:
+        with running("drill", master, conf, as_json=as_json) as job:
+            verdict = judged(made, job.spark, job.say)
+        show(verdict, made, as_json=as_json)
+    raise typer.Exit(0 if verdict.is_good else EXIT_FINDINGS)
+
+
 def main() -> None:
     """Run these commands by themselves, as a cluster does, and end with their exit status."""
     try:

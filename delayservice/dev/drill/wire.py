@@ -1,0 +1,125 @@
+"""Formats and formulas of the documents, written again: nothing here is the service's own code.
+
+Sources: ``docs/header-contract.md``, ``docs/design.md`` (checkpoint, copies), ``docs/reconcile.md``
+(digests), and Kafka's ``Utils.murmur2``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import xxhash
+
+Header: TypeAlias = tuple[str, bytes | None]
+Headers: TypeAlias = list[Header]
+Place: TypeAlias = tuple[str, int]
+"""Topic and partition."""
+
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 86_400_000
+BY_KEY: Final = -1
+"""A target partition that is chosen by key."""
+START_KEY: Final = (0, 2**63 - 1)
+"""K of a shard that has settled nothing."""
+
+_MASK_64: Final = 2**64 - 1
+_MASK_32: Final = 2**32 - 1
+_GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
+
+pack: Final = msgspec.msgpack.Encoder().encode
+"""A payload ``(target, partition, key, value, headers, due_ms, meta)`` as a store keeps it."""
+
+
+def to_json(value: object) -> bytes:
+    """JSON without blanks."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def record_hash(key_ms: int, offset: int, content: bytes) -> int:
+    """64 bits of a pending record; ``content`` is its payload, or in sums its id if it has one."""
+    return xxhash.xxh3_64_intdigest(content, (key_ms * _GOLDEN + offset) & _MASK_64)
+
+
+def hash_text(number: int) -> str:
+    """64 bits as digests write them; sums are modulo 2^64."""
+    return f"{number & _MASK_64:016x}"
+
+
+@lru_cache(maxsize=4_096)
+def partition_of(key: bytes, count: int) -> int:
+    """Where a Java producer puts a key among ``count`` partitions."""
+    m, r = 0x5BD1_E995, 24
+    h = 0x9747_B28C ^ len(key)
+    body = len(key) // 4 * 4
+    for start in range(0, body, 4):
+        k = int.from_bytes(key[start : start + 4], "little") * m & _MASK_32
+        h = (h * m & _MASK_32) ^ ((k ^ k >> r) * m & _MASK_32)
+    if body < len(key):
+        h = (h ^ int.from_bytes(key[body:], "little")) * m & _MASK_32
+    h = (h ^ h >> 13) * m & _MASK_32
+    return ((h ^ h >> 15) & 0x7FFF_FFFF) % count
+
+
+def shard_folder(topic_id: str, partition: int) -> str:
+    """Where a node keeps the copy of a shard, below its state folder."""
+    name = hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
+    return f"wheel/{name}/{partition}"
+
+
+def signed_copy(
+    place: Place,
+    secret: bytes,
+    facts: dict[str, Any],
+    content: tuple[bytes | None, bytes | None, Headers],
+) -> Headers:
+    """The headers of a copy: the record's own, what it is a copy of, and the signature.
+
+    Args:
+        place: the partition that it is written to.
+        secret: the cluster's.
+        facts: fields of ``delay-copy``, bytes as such.
+        content: key, value and own headers.
+    """
+    key, value, own = content
+    told = {
+        n: base64.b64encode(v).decode() if isinstance(v, bytes) else v for n, v in facts.items()
+    }
+    text = to_json({"v": 1, **told})
+    parts: list[bytes | None] = [b"delay-copy 1", f"{place[0]}:{place[1]}".encode(), text]
+    parts += [key, value]
+    for name, said in own:
+        parts += [name.encode(), said]
+    mac = hmac.digest(secret, b"".join(map(_measured, parts)), "sha256")
+    return [*own, ("delay-copy", text), ("delay-copy-mac", mac.hex().encode())]
+
+
+def _measured(part: bytes | None) -> bytes:
+    """A part behind its length, so that no two lists of parts are the same bytes."""
+    return struct.pack(">q", -1) if part is None else struct.pack(">q", len(part)) + part
+
+
+def contract(allow: Sequence[str], roll_window_ms: int) -> dict[str, object]:
+    """What the checkpoint says of how records are read."""
+    return {
+        "version": 2,
+        "roll_window_ms": roll_window_ms,
+        "roll_spread_ms": 0,
+        "max_delay_ms": 100 * DAY_MS,
+        "clamp": False,
+        "past_due": "deliver",
+        "default_target": None,
+        "allow": list(allow),
+        "reserved": [],
+        "header_bytes_max": 4_096,
+        "id_bytes_max": 512,
+        "level_ms": 0,
+    }
