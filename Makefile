@@ -53,7 +53,8 @@ format: $(STAMP)  ## put the code in its format and repair what ruff can
 test: check  ## check, then every test; ARGS reach pytest
 	@status=0; \
 	$(BIN)/pytest -n auto -m "not cluster and not fault" $(ARGS) || status=1; \
-	$(BIN)/pytest -m "cluster and not fault and not long or quick" $(ARGS) || status=1; \
+	$(BIN)/pytest -m "cluster and not fault and not long or quick" --durations=25 \
+		$(ARGS) || status=1; \
 	exit $$status
 
 demo: $(STAMP)  ## the main job on a real cluster, with the service killed in it
