@@ -1,0 +1,41 @@
+"""Every defect that a drill injects is found with its offset, and nothing is invented."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.drill.run import KINDS, DrillOptions, judged, prepared
+
+
+def drilled(spark: SparkSession, options: DrillOptions) -> None:
+    said: list[str] = []
+    with prepared(options, is_shown=False) as drill:
+        verdict = judged(drill, spark, said.append)
+        folder = drill.folder
+    assert verdict.missed == ()
+    assert verdict.inventions == ()
+    assert verdict.is_good
+    assert sum(verdict.injected.values()) == options.defects
+    assert verdict.records == options.records
+    assert "auditing" in said
+    assert not folder.exists()
+
+
+def test_a_small_drill_finds_one_defect_of_each_kind(
+    spark: SparkSession, cluster: EmbeddedCluster
+) -> None:
+    small = DrillOptions(
+        records=3_000, defects=len(KINDS), partitions=2, bootstrap=cluster.bootstrap
+    )
+    drilled(spark, small)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_drill_finds_two_hundred_defects(
+    spark: SparkSession, cluster: EmbeddedCluster, seed: int
+) -> None:
+    drilled(spark, DrillOptions(50_000, 200, seed, cluster.bootstrap))
