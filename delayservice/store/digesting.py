@@ -90,8 +90,9 @@ class DigestingStore(Store):
             try:
                 rows = list(islice(self.inner.scan(after, upto[0]), SCAN_ROWS))
             except SlotDamagedError as damage:
-                if damage.start_ms > after[0]:
-                    upto = (damage.start_ms - 1, OFFSET_MAX)  # what lies before it comes first
+                before = (damage.start_ms - 1, OFFSET_MAX)
+                if before > after:
+                    upto = before  # what lies before it comes first
                     continue
                 self._found.append(_damage_of(damage))
                 return [], (damage.stop_ms, -1)  # below the first key behind it
