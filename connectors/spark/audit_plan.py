@@ -10,7 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit_marks import NAMES, Names, decided
+from connectors.spark.audit_outputs import OutputRows
 from connectors.spark.audit_rows import LEDGER, Ledger
+from connectors.spark.audit_sources import SourceRows
 from connectors.spark.audit_verdicts import JUDGED, Court
 from connectors.spark.cut import (
     Cut,
@@ -93,17 +95,17 @@ class Plan:
         self._topics = sorted(cut.partitions)
         self._topic_numbers = {name: number for number, name in enumerate(self._topics)}
         self._shard_numbers = {(s.topic, s.partition): n for n, (s, _) in enumerate(self._shards)}
-        self._contracts = {(s.topic, s.partition): s.contracts for s, _ in self._shards}
+        self._contracts = {(s.topic, s.partition): s.contracts for s in cut.shards}
         self._rules = self._make_rules()
-        self._outputs = self._output_spans()
+        self._sources, self._outputs = self._spans()
         cores = spark.sparkContext.defaultParallelism
         self._tasks = max(2 * cores, self.rows // _TASK_RECORDS + 1)
 
     @property
     def rows(self) -> int:
         """Offsets that are read."""
-        sources = sum(span.end - span.start for span in self._source_spans().values())
-        return sources + sum(span.end - span.start for span in self._outputs.values())
+        spans = (*self._sources.values(), *self._outputs.values())
+        return sum(span.end - span.start for span in spans)
 
     # --- judge ---------------------------------------------------------------------------------
 
@@ -117,8 +119,8 @@ class Plan:
             {self._scope.dead_letter: LETTER, self._scope.outcomes: OUTCOME},
             tuple(self._scope.secrets),
         )
-        sources = self._read(self._source_spans()).mapInArrow(ledger.of_sources, LEDGER)
-        outputs = self._read(self._outputs).mapInArrow(ledger.of_outputs, LEDGER)
+        sources = self._read(self._sources).mapInArrow(SourceRows(ledger).of, LEDGER)
+        outputs = self._read(self._outputs).mapInArrow(OutputRows(ledger).of, LEDGER)
         block = sf.shiftright("offset", _BLOCK_BITS)
         return (
             sources.unionAll(outputs)
@@ -137,24 +139,27 @@ class Plan:
             self._tasks,
         )
 
-    def _source_spans(self) -> dict[Place, Span]:
+    def _judged_spans(self) -> dict[Place, Span]:
+        """The source offsets that are judged."""
         return {
             (shard.topic, shard.partition): _within(shard.span, chosen)
             for shard, chosen in self._shards
         }
 
-    def _output_spans(self) -> dict[Place, Span]:
-        """The other logs; for a few source offsets only what was written since those were."""
+    def _spans(self) -> tuple[dict[Place, Span], dict[Place, Span]]:
+        """What is read of the delay topics and of all others: for a few source offsets, those and
+        only what was written since they were, for copies of them may be in any delay topic.
+        """
+        delayed = {(shard.topic, shard.partition): shard.span for shard in self._cut.shards}
         others = dict(self._cut.others)
         if not self._scope.ranges:
-            return others
-        written_ms = first_times(self._scope.client, self._source_spans()).values()
+            return delayed, others
+        judged = self._judged_spans()
+        written_ms = first_times(self._scope.client, judged).values()
         since_ms = min(written_ms, default=self._cut.taken_ms) - _CLOCKS_DIFFER_MS
-        first = offsets_at(self._scope.client, others.keys(), since_ms)
-        return {
-            place: Span(min(max(span.start, first.get(place, span.end)), span.end), span.end)
-            for place, span in others.items()
-        }
+        first = offsets_at(self._scope.client, [*delayed, *others], since_ms)
+        first |= {place: span.start for place, span in judged.items()}
+        return _since(delayed, first), _since(others, first)
 
     # --- findings ------------------------------------------------------------------------------
 
@@ -299,6 +304,14 @@ def _chosen(cut: Cut, ranges: Iterable[OffsetRange]) -> list[tuple[ShardCut, Off
 def _within(span: Span, chosen: OffsetRange) -> Span:
     start = min(max(span.start, chosen.start), span.end)
     return Span(start, max(min(span.end, chosen.stop), start))
+
+
+def _since(spans: Mapping[Place, Span], first: Mapping[Place, int]) -> dict[Place, Span]:
+    """Logs from these offsets on; nothing of those that have none."""
+    return {
+        place: Span(min(max(span.start, first.get(place, span.end)), span.end), span.end)
+        for place, span in spans.items()
+    }
 
 
 def _complete_since(spans: Mapping[Place, Span], first_ms: Mapping[Place, int]) -> dict[str, int]:

@@ -16,7 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from connectors.spark.audit_outputs import OutputRows
 from connectors.spark.audit_rows import NO_SHARD, Ledger
+from connectors.spark.audit_sources import SourceRows
 from connectors.spark.judge import DISCLAIMED, SOURCE
 
 BLOCK_BITS: Final = 13
@@ -48,12 +50,12 @@ class Sums:
 
     def of_sources(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """What records of delay topics add, and the copies among them take off."""
-        for rows in self.ledger.of_sources(batches):
+        for rows in SourceRows(self.ledger).of(batches):
             yield summed(rows)
 
     def of_outputs(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """What records of all other topics take off."""
-        for rows in self.ledger.of_outputs(batches):
+        for rows in OutputRows(self.ledger).of(batches):
             yield summed(rows)
 
 

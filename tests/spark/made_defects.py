@@ -22,6 +22,8 @@ class Defects(NamedTuple):
 
     history: MadeHistory
     injected: set[Found]
+    rolled: int
+    """Offset of a sound record in partition 0 that a copy settles."""
 
 
 def copy_headers(
@@ -68,7 +70,7 @@ def inject(history: MadeHistory) -> Defects:
     maker.wrong_outcomes()
     maker.unaccounted()
     history.settled(maker.k_ms)
-    return Defects(history, maker.injected)
+    return Defects(history, maker.injected, maker.rolled)
 
 
 class _Maker:
@@ -78,6 +80,7 @@ class _Maker:
         self.k_ms = history.now_ms - 30_000
         self.far_ms = history.now_ms + DAY_MS
         self.injected: set[Found] = set()
+        self.rolled = -1
 
     def defect(self, kind: str, offset: int, partition: int = 0) -> None:
         self.injected.add((kind, partition, offset))
@@ -117,7 +120,7 @@ class _Maker:
     def copies(self) -> None:
         """Rolled, and recurring; and a copy that the service refused as forged."""
         h, due_ms = self.h, self.due_ms
-        rolled = h.source(due_ms)
+        rolled = self.rolled = h.source(due_ms)
         copy = h.write(h.delay, copy_headers(h, rolled, due_ms, at_ms=due_ms))
         h.delivery_of_copy(rolled, copy, due_ms)
         again = copy_headers(h, -1, self.far_ms, at_ms=self.far_ms)

@@ -135,6 +135,15 @@ def test_a_range_is_judged_by_itself(spark: SparkSession, defects: Defects, tmp_
     assert partial.records == 4
 
 
+def test_a_copy_beyond_the_range_settles_what_is_in_it(
+    spark: SparkSession, defects: Defects, tmp_path: Path
+) -> None:
+    chosen = OffsetRange(defects.history.delay, 0, defects.rolled, defects.rolled + 1)
+    alone = audit(spark, options(defects, tmp_path, ranges=(chosen,)))
+    assert alone.findings == {}
+    assert (alone.records, alone.counts["copied"]) == (1, 1)
+
+
 def test_a_range_of_no_shard_is_refused(
     spark: SparkSession, defects: Defects, tmp_path: Path
 ) -> None:
