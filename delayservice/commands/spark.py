@@ -28,6 +28,7 @@ from delayservice.commands.spark_session import (
     pairs,
     require_extra,
     running,
+    told_to_stop,
 )
 from delayservice.errors import DelayServiceError
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 EXIT_ERROR: Final = 1
+_LOOK_EVERY_S: Final = 0.5
 
 app = typer.Typer(
     help="Prove, compare, report and schedule with Spark, here or on a cluster.",
@@ -403,10 +405,13 @@ def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> None:
 
     query = start_audit(job.spark, StreamOptions(options, from_start=from_start))
     job.say(f"auditing what comes; findings go to {options.path('findings')}")
-    try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
+    with told_to_stop() as stop:
+        while query.isActive and not stop.wait(_LOOK_EVERY_S):
+            pass
+    failure = query.exception()
+    query.stop()
+    if failure is not None:
+        raise failure
 
 
 def _secrets(settings: Settings) -> tuple[bytes, ...]:

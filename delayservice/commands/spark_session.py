@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -138,6 +140,21 @@ def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
             raise DelayServiceError(f"{option} {text!r} must be NAME=VALUE")
         found.append((name, said))
     return found
+
+
+@contextmanager
+def told_to_stop() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set. PySpark's own answer to Ctrl-C asks Java for something
+    in the middle of another question, and neither gets its answer.
+    """
+    stop = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end_java() -> None:

@@ -88,6 +88,7 @@ def test_a_program_gets_one_object_and_people_are_told_beside_it(
     assert not (tmp_path / "artifacts").exists()
 
 
+@pytest.mark.long
 def test_a_dry_run_shows_what_would_be_written(
     cluster: EmbeddedCluster, topics: tuple[str, str], tmp_path: Path
 ) -> None:
