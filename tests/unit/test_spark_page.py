@@ -140,6 +140,7 @@ def test_a_cluster_that_has_done_nothing_yet_has_a_page_too() -> None:
     waiting = Waiting(0, 0, 0, 0, None)
     text = page(made(whole=NOTHING_LATE, waiting=waiting, targets_total=0, **nothing))
     assert "0 records with 0 bytes are pending" in Tags(text).text
+    assert text.count(">nothing</text>") == 7  # all but the histogram, which has its classes
 
 
 def test_early_records_are_said_aloud() -> None:
