@@ -123,6 +123,27 @@ def test_what_waits_beyond_the_window_is_copied_and_the_rest_goes_when_it_is_due
     assert not shard.waiting
 
 
+def test_a_canceller_waits_for_the_copy_that_it_hits() -> None:
+    shard = Shard((NAMES.delay, 0))
+    key_ms, due_ms = NOW_MS + ROLL_WINDOW_MS, NOW_MS + 2 * ROLL_WINDOW_MS
+    far, cancel = (
+        request(due_ms=due_ms, record_id=b"i"),
+        Record(1, 0, request("cancel", due_ms, b"i")),
+    )
+    assert list(shard.pass_offset(Record(0, key_ms, far), NOW_MS)) == []
+    (step,) = shard.advance(key_ms + 1, 50)
+    assert shard.awaits(cancel)
+    copy = step.again
+    assert copy is not None
+    assert copy.base == 1
+    copy.offset = 2
+    assert not shard.awaits(cancel)
+    told = [(s.act, s.record.offset) for s in shard.pass_offset(cancel, key_ms)]
+    assert told == [("control", 1), ("cancelled", 2)]
+    assert list(shard.pass_offset(copy, key_ms)) == []
+    assert [(r.offset, r.mark) for r in shard.marked] == [(2, 1)]
+
+
 # --- injected and judged -------------------------------------------------------------------------
 
 

@@ -165,12 +165,15 @@ class History:
 
     def _steps(self, shard: Shard, stop_ms: int) -> list[Step]:
         log, self._log[shard.place[1]] = self._log[shard.place[1]], []
-        steps = [
-            step
-            for record, appended_ms in log
-            for step in shard.pass_offset(record, appended_ms + _LATENESS_MS)
-        ]
+        steps: list[Step] = []
+        for number, (record, appended_ms) in enumerate(log):
+            steps += shard.advance(appended_ms, _LATENESS_MS)
+            if shard.awaits(record):
+                self._log[shard.place[1]] = log[number:]
+                break
+            steps += shard.pass_offset(record, appended_ms + _LATENESS_MS)
         steps += shard.advance(stop_ms, _LATENESS_MS)
+        shard.forget()
         return steps
 
     def _carry_out(self, shard: Shard, step: Step) -> None:
@@ -213,8 +216,7 @@ class History:
         if again is None:
             raise AssertionError("a copy of nothing")
         asked = again.request
-        base = self._life.ends.next[shard.place]
-        headers = shard.copy_headers(step.record, again, self._names.secret, base)
+        headers = shard.copy_headers(step.record, again, self._names.secret)
         again.offset = self._owner.write(
             shard.place, asked.out_key, asked.value, headers, step.at_ms
         )

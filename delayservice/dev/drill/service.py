@@ -1,13 +1,15 @@
 """What a delay service would do, by the rules of ``docs/design.md``: for one shard, in memory.
 
-``pass_offset`` is rule 8 and 9 (H passes a record), ``advance`` rule 10 (K goes on). Both hand over
-what is to be written; the history writes it.
+``pass_offset`` is rules 8 and 9 (H passes a record), ``advance`` rule 10 (K goes on). Both hand
+over what is to be written; the history writes it. ``awaits`` is rule 14: H stops at a canceller
+whose victim's copy is not written yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Final, Literal, TypeAlias
 
 from delayservice.dev.drill.users import Request
@@ -17,7 +19,6 @@ from delayservice.dev.drill.wire import (
     Headers,
     Place,
     pack,
-    record_hash,
     signed_copy,
 )
 
@@ -40,6 +41,8 @@ class Record:
         source: ``delay-source`` of the first one, if this is a copy.
         attempt: 1 for the first.
         mark: offset of what cancels, replaces or fires it; None: nothing does.
+        base: of a copy: the first offset whose record of the same id cancels it.
+        is_flying: a copy that H has not passed.
     """
 
     offset: int
@@ -48,6 +51,8 @@ class Record:
     source: bytes | None = None
     attempt: int = 1
     mark: int | None = None
+    base: int = 0
+    is_flying: bool = False
 
     def payload(self) -> bytes:
         """As a store keeps it."""
@@ -58,11 +63,6 @@ class Record:
             meta = (asked.record_id, self.source, self.attempt, asked.expires_ms)
         target = (asked.target, asked.to, asked.out_key, asked.value)
         return pack((*target, asked.own, asked.due_ms, meta))
-
-    def sum_hash(self) -> int:
-        """What it adds to the sum of its slot."""
-        named = self.request.record_id
-        return record_hash(self.key_ms, self.offset, self.payload() if named is None else named)
 
 
 Act: TypeAlias = Literal[
@@ -109,6 +109,9 @@ class Shard:
     waiting: dict[int, Record] = field(default_factory=dict)
     marked: list[Record] = field(default_factory=list)
     _named: dict[bytes, Record] = field(default_factory=dict)
+    """The last record of each id that nothing has hit."""
+    _due: list[tuple[int, int]] = field(default_factory=list)
+    """A heap of keys of what waits, or did."""
 
     @property
     def name(self) -> str:
@@ -117,36 +120,49 @@ class Shard:
 
     # --- H -------------------------------------------------------------------------------------
 
+    def awaits(self, record: Record) -> bool:
+        """Whether H stops before this record: what it hits is a copy that has no offset yet."""
+        earlier = self._named.get(record.request.record_id or b"")
+        return record.source is None and earlier is not None and earlier.offset < 0
+
     def pass_offset(self, record: Record, at_ms: int) -> Iterator[Step]:
         """H passes a record; ``at_ms`` is when that is."""
         asked = record.request
         self.h = record.offset + 1
+        record.is_flying = False
         if asked.op == "":
             yield Step("letter", record, at_ms, text=asked.code)
             return
         victim = self.hit(record)
-        if victim is not None and self.waiting.pop(victim.offset, None) is None:
-            victim = None
         if asked.op != "schedule":
             text = {"cancel": "cancelled", "fire": "fired"}[asked.op] if victim else "not_pending"
             yield Step("control", record, at_ms, text=text)
         if victim is not None:
-            self.marked.append(victim)
+            if self.waiting.pop(victim.offset, None) is not None:
+                self.marked.append(victim)
             yield self._removed(victim, record, at_ms)
         if asked.op == "schedule":
-            self.waiting[record.offset] = record
-            if (record.key_ms, record.offset) <= self.key:
-                yield self._settle(record, max(at_ms, record.key_ms))
+            yield from self._take(record, at_ms)
+
+    def _take(self, record: Record, at_ms: int) -> Iterator[Step]:
+        """A schedule or a copy waits, unless its time has passed or it was hit in flight."""
+        if record.mark is not None:
+            self.marked.append(record)
+            return
+        self.waiting[record.offset] = record
+        heappush(self._due, (record.key_ms, record.offset))
+        if (record.key_ms, record.offset) <= self.key:
+            yield self._settle(record, max(at_ms, record.key_ms), record.offset + 1)
 
     def hit(self, record: Record) -> Record | None:
-        """Mark the last record of the same id; a copy hits none, and takes its place."""
+        """Mark the last record of the same id, if it waits or is a copy in flight."""
         name = record.request.record_id
-        if name is None:
+        if name is None or record.source is not None:
             return None
         earlier = self._named.pop(name, None)
         if record.request.op == "schedule":
             self._named[name] = record
-        if earlier is None or record.source is not None or earlier.offset not in self.waiting:
+        if earlier is None or not (earlier.is_flying or earlier.offset in self.waiting):
             return None
         earlier.mark = record.offset
         return earlier
@@ -165,32 +181,41 @@ class Shard:
 
     def advance(self, stop_ms: int, lateness_ms: int) -> Iterator[Step]:
         """K goes on to the last record below ``stop_ms``."""
-        due = sorted((r.key_ms, r.offset) for r in self.waiting.values() if r.key_ms < stop_ms)
-        for key in due:
-            self.key = key
-            yield self._settle(self.waiting[key[1]], key[0] + lateness_ms)
-        self.marked = [record for record in self.marked if record.key_ms >= stop_ms]
+        while self._due and self._due[0][0] < stop_ms:
+            key = heappop(self._due)
+            record = self.waiting.get(key[1])
+            if record is not None:
+                self.key = key
+                yield self._settle(record, key[0] + lateness_ms, self.h)
 
-    def _settle(self, record: Record, at_ms: int) -> Step:
+    def forget(self) -> None:
+        """A store keeps nothing that K has passed."""
+        self.marked = [record for record in self.marked if record.key_ms > self.key[0]]
+
+    def _settle(self, record: Record, at_ms: int, base: int) -> Step:
         """Its key has come, and ``at_ms`` with it."""
         asked = record.request
         del self.waiting[record.offset]
         if asked.due_ms > at_ms:
             key_ms = min(asked.due_ms, at_ms + ROLL_WINDOW_MS)
-            return Step("copy", record, at_ms, again=self._copy_of(record, key_ms, record.attempt))
+            again = self._copy_of(record, key_ms, record.attempt, base)
+            return Step("copy", record, at_ms, again=again)
         if asked.expires_ms is not None and at_ms > asked.expires_ms:
             return Step("expire", record, at_ms)
         is_gone = asked.target.endswith("_gone")
         if record.attempt < _ATTEMPTS and (is_gone or asked.is_refused_once):
-            again = self._copy_of(record, at_ms + PARK_MS, record.attempt + 1)
+            again = self._copy_of(record, at_ms + PARK_MS, record.attempt + 1, base)
             return Step("copy", record, at_ms, again=again)
         if is_gone:
             return Step("letter", record, at_ms, text="target-unknown")
         return Step("deliver", record, at_ms)
 
-    def _copy_of(self, record: Record, key_ms: int, attempt: int) -> Record:
+    def _copy_of(self, record: Record, key_ms: int, attempt: int, base: int) -> Record:
         source = record.source or f"{self.name}:{record.offset}".encode()
-        return Record(-1, key_ms, record.request, source, attempt)
+        copy = Record(-1, key_ms, record.request, source, attempt, base=base, is_flying=True)
+        if record.request.record_id is not None:
+            self._named[record.request.record_id] = copy
+        return copy
 
     # --- headers -------------------------------------------------------------------------------
 
@@ -208,13 +233,13 @@ class Shard:
             told.append(("delay-attempt", b"%d" % record.attempt))
         return told
 
-    def copy_headers(self, record: Record, again: Record, secret: bytes, base: int) -> Headers:
+    def copy_headers(self, record: Record, again: Record, secret: bytes) -> Headers:
         """The headers of the copy ``again`` of ``record``."""
         asked = again.request
         facts = {
             "settles": record.offset,
             "source": again.source,
-            "base": base,
+            "base": again.base,
             "at": again.key_ms,
             "due": asked.due_ms,
             "target": asked.target,
