@@ -22,6 +22,8 @@ from delayservice.core.cursor import Cursor
 from delayservice.errors import SlotDamagedError, StoreError
 from delayservice.store.base import NO_MARK, Frame, Mark
 from delayservice.store.wheel import WheelOptions, WheelStore
+from delayservice.store.wheel.near import read_blocks
+from delayservice.store.wheel.slots import Slot
 
 FAR_MS = 10**15
 START_MS = 1_795_226_400_000  # an hour
@@ -134,7 +136,10 @@ def test_the_way_of_a_slot_that_is_opening_is_really_taken(store: WheelStore, fo
     store.sync()
     state = load_state(str(folder))
     assert state is not None
-    assert any(0 < entry.moved < entry.size for entry in state.entries)
+    (opening,) = [entry for entry in state.entries if 0 < entry.moved < entry.size]
+    data = next((folder / "slots").glob(f"*/{opening.second}.{opening.width}")).read_bytes()
+    left = read_blocks(lambda at, size: data[at : at + size], Slot.of_entry(opening))
+    assert min(block.position for block in left) == opening.moved
     expected = {frame[1]: frame for frame in given}
     for victim, mark in ((given[500], 950), (given[0], 951)):
         expected[victim[1]] = (*victim[:2], mark, victim[3])
@@ -181,9 +186,13 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(
     store: WheelStore, folder: Path
 ) -> None:
     given = three_hours(store)
+    for _ in range(40):  # the first hour goes to files of minutes
+        store.read_due((START_MS - HOUR_MS // 2, 0), START_MS - HOUR_MS // 2, 1)
+    store.sync()
     state = load_state(str(folder))
     assert state is not None
     hour, entries = next(iter(hours_of(state.entries, EVERYTHING).items()))
+    assert len(entries) > 50
     reading = read_hour(str(folder), hour, entries, EVERYTHING)
     first = next(reading)
     store.prune(Cursor((START_MS + 2 * HOUR_MS, 0), 900))
