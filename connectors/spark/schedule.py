@@ -149,16 +149,19 @@ def schedule(
     contracts: Sequence[Contract],
     options: ScheduleOptions,
     say: Say,
+    *,
+    writer: Mapping[str, str] | None = None,
 ) -> Scheduled:
     """Write the records that rows ask for, those that are not there yet.
 
     Args:
         rows: any DataFrame that gives the same rows each time: ids are compared in a reading of its
             own.
-        client: options of librdkafka, as the service's own ``[kafka]`` section has them.
+        client: options of librdkafka to read with, as the service's ``[kafka]`` section has them.
         contracts: what holds at the end of the delay topic's partitions.
         options: see there.
         say: told what is being done.
+        writer: options of librdkafka to write with, where those are others.
 
     Returns:
         What was done. Nothing was written when rows were rejected and not to be skipped.
@@ -197,7 +200,7 @@ def schedule(
         )
         if is_written and total:
             say(f"writing {total:,} records")
-            _write(fresh, client, options.topic, rules.record_bytes_max)
+            _write(fresh, writer or client, options.topic, rules.record_bytes_max)
     finally:
         judged.unpersist()
         if fresh is not None:

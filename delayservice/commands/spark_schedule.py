@@ -115,7 +115,8 @@ def schedule(
 
     settings = load_settings(config, sets, bootstrap)
     delay_topic = topic or settings.topics.delay[0]
-    client = settings.kafka.client_config("producer")
+    client = settings.kafka.client_config("consumer")
+    writer = settings.kafka.client_config("producer")
     fields = Fields(
         target=target,
         at=at,
@@ -138,7 +139,7 @@ def schedule(
     with running("schedule", master, conf, as_json=as_json, usual=CONF) as job:
         try:
             rows = read_rows(job.spark, source, kind)
-            done = run(rows, client, contracts, options, job.say)
+            done = run(rows, client, contracts, options, job.say, writer=writer)
         except InvalidRequestError as exc:
             raise typer.BadParameter(str(exc)) from exc
     _tell(done, delay_topic, as_json=as_json, is_dry=dry_run)
