@@ -157,8 +157,8 @@ class Spoiler:
         Raises:
             DelayServiceError: there are more than there is room for.
         """
-        worlds = itertools.cycle(WORLDS)
-        chosen = [(kind, next(worlds)) for kind in kinds]
+        worlds = {kind: itertools.cycle(WORLDS) for kind in kinds}
+        chosen = [(kind, next(worlds[kind])) for kind in kinds]
         done = [self._stale(world) for kind, world in chosen if kind == STALE]
         self._cells = self._free_cells()
         self._rng.shuffle(self._cells)
@@ -259,7 +259,8 @@ def _plain(value: bytes) -> bytes:
 
 def _no_room(kind: str) -> DelayServiceError:
     return DelayServiceError(
-        f"there is no copy left for another {kind}: ask for fewer defects, or for more records"
+        f"there is no copy left for another {kind}: ask for fewer defects, or for more records and "
+        "partitions"
     )
 
 
