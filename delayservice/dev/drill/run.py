@@ -22,6 +22,7 @@ from delayservice.dev.drill.replicas import NODES, STALE, Copy, Spoiler, copies_
 from delayservice.dev.drill.sabotage import LATE_MS, Defect, Saboteur
 from delayservice.dev.drill.service import Shard
 from delayservice.dev.drill.users import Names, Users
+from delayservice.dev.drill.wire import HOUR_MS
 from delayservice.dev.drill.writing import Ends, Topics, Writer
 from delayservice.dev.progress import steps
 from delayservice.dev.signals import ignored_signals
@@ -147,7 +148,9 @@ def _make(
     topic_id = _make_topics(names, topics)
     ends = Ends()
     shards = [Shard((names.delay, number)) for number in range(options.partitions)]
-    life = Life(names, topic_id, shards, time.time_ns() // 1_000_000, ends)
+    # It ends at a full hour, so that one seed makes one history at any time of day.
+    now_ms = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
+    life = Life(names, topic_id, shards, now_ms, ends)
     kinds = list(itertools.islice(itertools.cycle(KINDS), options.defects))
     rng.shuffle(kinds)
     defects = _write(options, bootstrap, life, kinds, rng, shown)
