@@ -7,7 +7,6 @@ its checkpoint, now and then after one that failed. What is written last, no che
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -64,7 +63,6 @@ class History:
         plain: writes without transactions.
         producer: a producer's transactions.
         owner: the service's.
-        rng: chance.
     """
 
     def __init__(
@@ -75,7 +73,6 @@ class History:
         plain: Writer,
         producer: Writer,
         owner: Writer,
-        rng: random.Random,
     ) -> None:
         self._life = life
         self._names = life.names
@@ -84,7 +81,6 @@ class History:
         self._plain = plain
         self._producer = producer
         self._owner = owner
-        self._rng = rng
         self._log: list[list[tuple[Record, int]]] = [[] for _ in life.shards]
         """What H has not passed: records, and when they were appended."""
         self._commit = 0

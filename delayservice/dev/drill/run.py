@@ -200,7 +200,7 @@ def _write(
         Writer(bootstrap, ends, transactional=transactional)
         for transactional in (False, True, True)
     )
-    history = History(life, Users(names, rng), saboteur, plain, producer, owner, rng)
+    history = History(life, Users(names, rng), saboteur, plain, producer, owner)
     bar = shown.bar("writing the history", options.records)
     history.write(options.records, kinds.count(UNACCOUNTED), bar.at)
     if saboteur.waiting:

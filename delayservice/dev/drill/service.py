@@ -26,9 +26,6 @@ ROLL_WINDOW_MS: Final = DAY_MS
 PARK_MS: Final = 10_000
 _ATTEMPTS: Final = 2
 
-Event: TypeAlias = tuple[int, int]
-"""A moment, epoch milliseconds, and the offset that happens then."""
-
 
 @dataclass(slots=True)
 class Record:
@@ -58,8 +55,7 @@ class Record:
         """As a store keeps it."""
         asked = self.request
         meta = None
-        is_plain = asked.record_id is None and asked.expires_ms is None and self.source is None
-        if not is_plain:
+        if (asked.record_id, asked.expires_ms, self.source) != (None, None, None):
             meta = (asked.record_id, self.source, self.attempt, asked.expires_ms)
         target = (asked.target, asked.to, asked.out_key, asked.value)
         return pack((*target, asked.own, asked.due_ms, meta))
