@@ -149,7 +149,7 @@ def test_running_nodes_are_compared_by_digests_and_asked_for_details(
     cancelled = next(f[1] for f in right[0] if f[2] != NO_MARK)
     spoils = [without(3), with_other_value(7), unmarked(cancelled)]
     wrong, _ = spoiled((right[0], 300), *spoils)
-    broken = sorted(right[1])[10]
+    broken = world.pending(1)[10]
     slot = (slot_of(broken[0]), slot_of(broken[0]) + SLOT_MS)
     world.publish("n1", 0, right[0])
     world.publish("n1", 1, right[1])
