@@ -29,11 +29,21 @@ class AuditSummary(msgspec.Struct):
         at_ms: when, epoch milliseconds.
         records: source records that were audited.
         findings: how many of each kind; none: all is well.
+        whole: whether all was audited; else some ranges, because something was wrong with them.
     """
 
     at_ms: int
     records: int
     findings: dict[str, int]
+    whole: bool = True
+
+    def then(self, later: AuditSummary) -> AuditSummary:
+        """With what a later audit found: a whole one replaces all, one of a range adds to it."""
+        if later.whole:
+            return later
+        kinds = self.findings.keys() | later.findings.keys()
+        found = {k: self.findings.get(k, 0) + later.findings.get(k, 0) for k in sorted(kinds)}
+        return AuditSummary(self.at_ms, self.records, found)
 
 
 class _Said(AuditSummary, tag_field="kind", tag="summary"):
@@ -88,6 +98,7 @@ class AuditNews:
                 raise KafkaException(error)
             return
         try:
-            self.newest = _decode(message.value() or b"")
+            said = _decode(message.value() or b"")
         except (msgspec.DecodeError, ValueError):
             return  # a finding, or something newer than this version
+        self.newest = said if self.newest is None else self.newest.then(said)

@@ -125,6 +125,7 @@ class AuditResult:
         summary_path: the JSON file.
         sample: the first findings, for people.
         cut: what it was judged at.
+        whole: whether all offsets were audited, and not ranges of them.
     """
 
     findings: Mapping[str, int]
@@ -137,6 +138,7 @@ class AuditResult:
     summary_path: str
     sample: tuple[Mapping[str, Any], ...]
     cut: Cut
+    whole: bool
 
     @property
     def is_clean(self) -> bool:
@@ -149,6 +151,7 @@ class AuditResult:
             "v": VERSION,
             "kind": "summary",
             "at_ms": self.cut.taken_ms,
+            "whole": self.whole,
             "clean": self.is_clean,
             "findings": dict(self.findings),
             "counts": dict(self.counts),
@@ -215,6 +218,7 @@ def _result(
         summary_path=options.path("summary.json"),
         sample=tuple(row.asDict() for row in rows),
         cut=cut,
+        whole=not options.ranges,
     )
 
 
