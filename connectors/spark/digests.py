@@ -23,6 +23,8 @@ CUTS_KEPT: Final = 32
 """Of each copy so many cut rows are looked at; copies that have none of them in common are apart
 by that many intervals.
 """
+GONE_MS: Final = 86_400_000
+"""A node whose newest cut is so much older than another's does not catch up by itself."""
 
 SUMS: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, count bigint, hash bigint"
@@ -88,9 +90,11 @@ class Expected:
     """Which copies should be there.
 
     Attributes:
-        nodes: of every shard, if ``replicas`` is 0; else the nodes that there are.
+        nodes: of every shard, if ``replicas`` is 0; else the nodes that there are. Copies of other
+            nodes are not looked at; none: whoever reports is.
         replicas: copies of each shard at least.
-        behind_ms: a copy whose newest cut is so much older than another's is behind.
+        behind_ms: a copy whose newest cut is so much older than another's is behind. A cut of
+            which the copy says that it has not come so far does not count.
     """
 
     nodes: tuple[str, ...] = ()
@@ -176,7 +180,7 @@ def choose(
         lives = {
             copy[0]: _this_life(told, topic_id)
             for copy, told in copies.items()
-            if copy[1:] == place
+            if copy[1:] == place and (not expected.nodes or copy[0] in expected.nodes)
         }
         found.append(_compare(place, {n: told for n, told in lives.items() if told}, expected))
     return found
@@ -196,27 +200,23 @@ def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
 
 
 def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expected) -> Comparison:
-    found = Comparison(*place, silent=silent(lives.keys(), expected))
-    if not lives:
-        return found
-    newest_ms = max(told[0].cut_ms for told in lives.values())
-    for node, told in sorted(lives.items()):
+    newest_ms = max((told[0].cut_ms for told in lives.values()), default=0)
+    gone = _gone(lives, newest_ms - max(GONE_MS, expected.behind_ms))
+    there = {node: told for node, told in sorted(lives.items()) if node not in gone}
+    found = Comparison(*place, silent={**silent(there.keys(), expected), **gone})
+    usable: dict[str, dict[int, CutRow]] = {}
+    for node, told in there.items():
         if told[0].damaged:
             found.damaged[node] = told[0].damaged
-        late_ms = newest_ms - told[0].cut_ms
-        if told[0].behind:
-            found.behind[node] = f"has stored up to {told[0].stored} and not to {told[0].cursor[1]}"
-        elif late_ms > expected.behind_ms:
-            found.behind[node] = f"its newest cut is {late_ms // 1000} s older than another's"
-    fresh = {node: told for node, told in lives.items() if node not in found.behind}
-    usable = {
-        node: {row.cut: row for row in told if not row.behind} for node, told in fresh.items()
-    }
+        if why := _behind(told, newest_ms - expected.behind_ms, newest_ms):
+            found.behind[node] = why
+        else:
+            usable[node] = {row.cut: row for row in told if not row.behind}
     shared = Counter(cut for cuts in usable.values() for cut in cuts)
     if not shared:
         return found
     cut = max(shared, key=lambda cut: (shared[cut], cut))
-    for node, cuts in sorted(usable.items()):
+    for node, cuts in usable.items():
         if cut in cuts:
             found.nodes.append(node)
             found.rows.append(cuts[cut])
@@ -226,6 +226,28 @@ def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expe
     found.cursor = found.rows[0].cursor
     found.from_ms = max(row.from_ms for row in found.rows)
     return found
+
+
+def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str]:
+    """Nodes that have reported nothing since then, and what to do about it."""
+    why = (
+        "it has reported nothing for a day or longer: start it; if it was taken away for good, "
+        "name the nodes that there are (--node)"
+    )
+    return {node: why for node, told in lives.items() if told[0].cut_ms < since_ms}
+
+
+def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None:
+    """Why a copy can't be compared: none of its cuts since then is one that it had come to.
+
+    A copy may be some moments late at one cut; then the cut before is good enough.
+    """
+    reached = next((row for row in told if not row.behind), None)
+    if reached is not None and reached.cut_ms >= since_ms:
+        return None
+    if told[0].behind:
+        return f"has stored up to {told[0].stored} and not to {told[0].cursor.offset}"
+    return f"its newest cut is {(newest_ms - told[0].cut_ms) // 1000} s older than another's"
 
 
 def silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connectors.spark.digests import Comparison, CutRow, Expected, Retired, choose
+from connectors.spark.digests import GONE_MS, Comparison, CutRow, Expected, Retired, choose
 from connectors.spark.stored import Damage
 from delayservice.core.cursor import Cursor
 
@@ -66,9 +66,33 @@ def test_a_copy_whose_newest_cut_is_too_old_is_behind_and_holds_nobody_up() -> N
     assert only(rows, Expected(behind_ms=700_000)).cut == 9
 
 
-def test_a_copy_that_says_so_is_behind() -> None:
-    found = only([a_cut("n1", 2, 1), a_cut("n2", 2, 2, behind=True), a_cut("n2", 1, 0)])
-    assert (found.nodes, list(found.behind)) == (["n1"], ["n2"])
+def test_a_copy_that_is_late_at_one_cut_is_compared_at_the_one_before() -> None:
+    rows: list[CutRow | Retired] = [a_cut("n1", 2, 3), a_cut("n1", 1, 1)]
+    rows += [a_cut("n2", 2, 4, behind=True), a_cut("n2", 1, 2)]
+    found = only(rows)
+    assert (found.cut, found.nodes, found.behind) == (1, ["n1", "n2"], {})
+
+
+def test_a_copy_that_has_long_come_to_no_cut_is_behind_by_its_own_words() -> None:
+    rows: list[CutRow | Retired] = [a_cut("n1", cut, cut) for cut in range(1, 13)]
+    late = [a_cut("n2", cut, 20 + cut, behind=cut > 1) for cut in range(1, 13)]
+    found = only([*rows, *late])
+    assert (found.cut, found.nodes) == (12, ["n1"])
+    assert found.behind == {"n2": "has stored up to 12 and not to 12"}
+    never = only([a_cut("n1", 2, 1), a_cut("n2", 2, 2, behind=True)])
+    assert (never.nodes, list(never.behind)) == (["n1"], ["n2"])
+
+
+def test_a_node_that_was_taken_away_is_silent_and_left_out_where_the_others_are_named() -> None:
+    days = GONE_MS // 60_000 + 2
+    rows: list[CutRow | Retired] = [a_cut("n1", days, 5), a_cut("n2", days, 6), a_cut("n3", 1, 1)]
+    found = only(rows)
+    assert (found.nodes, found.behind, list(found.silent)) == (["n1", "n2"], {}, ["n3"])
+    assert "--node" in found.silent["n3"]
+    named = only(rows, Expected(nodes=("n1", "n2")))
+    assert (named.nodes, named.behind, named.silent) == (["n1", "n2"], {}, {})
+    wanted = only(rows, Expected(nodes=("n1", "n3")))
+    assert (wanted.nodes, list(wanted.silent)) == (["n1"], ["n3"])
 
 
 def test_where_no_cut_is_shared_by_all_most_copies_are_compared() -> None:
@@ -95,6 +119,7 @@ def test_nodes_that_should_report_and_do_not_are_silent() -> None:
     assert list(only(rows, Expected(nodes=("n1", "n2"))).silent) == ["n2"]
     assert list(only(rows, Expected(replicas=2)).silent) == [""]
     assert only(rows, Expected(nodes=("n1", "n2"), replicas=1)).silent == {}
+    assert only(rows).silent == {}
 
 
 def test_damage_is_what_the_newest_cut_says() -> None:
