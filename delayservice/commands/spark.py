@@ -161,10 +161,19 @@ def reconcile(
     ] = None,
     nodes: Annotated[
         list[str] | None,
-        typer.Option("--node", metavar="NODE", help="A node that should report; repeatable."),
+        typer.Option(
+            "--node",
+            metavar="NODE",
+            help="A node that should report, repeatable; others are not looked at. None: all.",
+        ),
     ] = None,
     replicas: Annotated[
-        int, typer.Option(min=0, help="Copies that each shard should have; 0: one on every node.")
+        int,
+        typer.Option(
+            min=0,
+            help="Copies that each shard should have; 0: one on every --node, and without any "
+            "--node one at all.",
+        ),
     ] = 0,
     deep: Annotated[
         bool, typer.Option("--deep", help="Hold every slot against the delay topics.")

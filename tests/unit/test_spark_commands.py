@@ -84,3 +84,10 @@ def test_a_folder_without_a_store_has_nothing_to_export(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["spark", "export", str(tmp_path)])
     assert isinstance(done.exception, DelayServiceError)
     assert "holds no RocksDB store" in str(done.exception)
+
+
+def test_which_copies_should_be_there_is_told_as_it_is() -> None:
+    done = CliRunner().invoke(app, ["spark", "reconcile", "--help"], terminal_width=200)
+    said = " ".join(done.stdout.replace("│", " ").split())
+    assert "0: one on every --node, and without any --node one at all" in said
+    assert "others are not looked at" in said
