@@ -23,6 +23,7 @@ def drilled(spark: SparkSession, options: DrillOptions) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.long
 def test_a_small_drill_finds_one_defect_of_each_kind(
     spark: SparkSession, cluster: EmbeddedCluster
 ) -> None:
