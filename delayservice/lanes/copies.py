@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Final
 
 import structlog
@@ -70,17 +69,17 @@ class CopyKeeper:
         elif command.command == "detail":
             yield from self._detail(command, lane)
         else:
-            self._rebuild(command, lane)
+            yield from self._rebuild(command, lane)
 
     def _detail(self, command: Command, lane: Lane) -> Iterator[None]:
-        after, told = (command.start_ms, -1), 0
+        after, told, scanner = (command.start_ms, -1), 0, lane.store.scanner()
         while True:
             try:
-                frames = list(islice(lane.store.scan(after, command.stop_ms - 1), _DETAIL_ROWS))
+                frames = scanner.read(after, command.stop_ms - 1, _DETAIL_ROWS)
             except SlotDamagedError as damage:
                 self._failed(command, str(damage))
                 return
-            last = len(frames) < _DETAIL_ROWS
+            last = not frames
             rows = [
                 (key_ms, offset, mark, f"{frame_hash(key_ms, offset, None, payload):016x}")
                 for key_ms, offset, mark, payload in frames
@@ -103,11 +102,12 @@ class CopyKeeper:
             yield
         self._done(command, told)
 
-    def _rebuild(self, command: Command, lane: Lane) -> None:
+    def _rebuild(self, command: Command, lane: Lane) -> Iterator[None]:
+        frames = 0
         try:
-            frames = lane.repair(
-                command.start_ms, command.stop_ms, command.first_offset, command.stop_offset
-            )
+            for found in lane.repair(command.start_ms, command.stop_ms, command.first_offset):
+                frames = found
+                yield
         except DelayServiceError as exc:
             self._failed(command, str(exc))
             raise

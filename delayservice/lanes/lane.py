@@ -13,7 +13,8 @@ import structlog
 from delayservice.core.checkpoint import ShardCheckpoint
 from delayservice.core.codec import Payload, decode_payload, turn_of
 from delayservice.core.contract import Contract, ContractError, Contracts
-from delayservice.core.cursor import Cursor, Key
+from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
+from delayservice.core.digest import HOUR_MS
 from delayservice.core.entry import COPY, Entry
 from delayservice.core.flow import Flow
 from delayservice.core.outcome import Output
@@ -25,7 +26,7 @@ from delayservice.core.storing import is_user_record
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import KafkaEdgeError, SlotDamagedError
 from delayservice.lanes.ports import Bounds, Run, Source
-from delayservice.lanes.repair import reread_slot
+from delayservice.lanes.repair import Rereading, reread_slot
 from delayservice.store.base import Store
 
 _FIRST_MEAN_BYTES = 32_768.0
@@ -358,38 +359,76 @@ class Lane:
             else:
                 return
 
-    def repair(self, start_ms: int, stop_ms: int, first_offset: int, stop_offset: int) -> int:
-        """Read the records of a range of keys again from the log, whatever is stored of them.
+    def repair(self, start_ms: int, stop_ms: int, first_offset: int) -> Iterator[int]:
+        """Read the records of a range of keys again from the log, whatever is stored of them; in
+        many small steps, for they may lie anywhere in it.
+
+        What the log no longer has is kept as it is stored: this may be the last copy of it.
 
         Args:
-            start_ms: the first key, epoch milliseconds.
+            start_ms: the first key, epoch milliseconds; the range is widened to whole hours, which
+                is what a file may hold.
             stop_ms: the end of the range.
-            first_offset: where the log has the first record that belongs there.
-            stop_offset: the end of these offsets; 0: nobody knows, so all of the log is read.
+            first_offset: where the log has the first record that is to be there.
 
-        Returns:
-            How many records there are now.
+        Yields:
+            After each step, how many records are in the range as far as is known; at last, all.
         """
-        aside = self.store.set_aside(start_ms, stop_ms)
-        stop_offset = stop_offset or self.shard.stored
-        return self._mend(
-            SlotDamagedError(
-                "a repair was asked for",
-                start_ms=aside.start_ms,
-                stop_ms=aside.stop_ms,
-                first_offset=min(aside.first_offset, first_offset),
-                stop_offset=max(aside.stop_offset, stop_offset),
-            )
+        start_ms, stop_ms = start_ms // HOUR_MS * HOUR_MS, -(-stop_ms // HOUR_MS) * HOUR_MS
+        log_start = self._source.bounds(self.topic).start
+        kept: list[Frame] = []
+        for held in self._held(start_ms, stop_ms):
+            if held is None:
+                first_offset = 0  # nobody knows what could not be read
+                continue
+            kept += [frame for frame in held if frame[1] < log_start]
+            first_offset = min([first_offset, *(frame[1] for frame in held)])
+            yield len(kept)
+        again = Rereading(
+            self._source,
+            self.reader,
+            self.topic,
+            start_ms,
+            stop_ms,
+            max(first_offset, log_start),
+            self._scan_one_back,
         )
+        for _ in again.read_to(self.shard.stored):
+            yield len(kept)
+        for _ in again.read_to(self.shard.stored):  # what came meanwhile, at once
+            pass
+        k_ms = self.shard.committed.key[0]
+        frames = [frame for frame in (*kept, *again.frames()) if frame[0] >= k_ms]
+        self.store.set_aside(start_ms, stop_ms)
+        self.store.rebuild(start_ms, stop_ms, frames)
+        _log.warning("slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames))
+        yield len(frames)
 
-    def _mend(self, damage: SlotDamagedError) -> int:
+    def _held(self, start_ms: int, stop_ms: int) -> Iterator[list[Frame] | None]:
+        """What the store holds of a range of keys, a little at a time; None for what is damaged."""
+        scanner, after = self.store.scanner(), (start_ms, -1)
+        while after[0] < stop_ms:
+            try:
+                frames = scanner.read(after, stop_ms - 1, _CHUNK_RECORDS)
+            except SlotDamagedError as damage:
+                before = (damage.start_ms - 1, OFFSET_MAX)
+                if before > after:  # what lies before it comes first
+                    yield from self._held(after[0], damage.start_ms)
+                yield None
+                after = (damage.stop_ms, -1)
+                continue
+            if not frames:
+                return
+            yield frames
+            after = frames[-1][:2]
+
+    def _mend(self, damage: SlotDamagedError) -> None:
         _log.error("slot_damaged", topic=self.topic, partition=self.partition, why=str(damage))
         frames = reread_slot(
             self._source, self.reader, self.topic, damage, self.shard.stored, self._scan_one_back
         )
         self.store.rebuild(damage.start_ms, damage.stop_ms, frames)
         _log.warning("slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames))
-        return len(frames)
 
     def next_due_ms(self) -> int | None:
         """When to look again, if nothing else happens before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from delayservice.core.codec import encode_payload
 from delayservice.core.entry import COPY, SCHEDULE, Entry
@@ -28,7 +28,7 @@ def reread_slot(
     long as one of its records bears an id that nothing has marked.
     """
     stop = min(damage.stop_offset, stored)
-    slot = _Slot(damage, scan_back)
+    slot = _Slot(damage.start_ms, damage.stop_ms, scan_back)
     # What retention has deleted is settled, or was rolled forward.
     first = max(damage.first_offset, source.bounds(topic).start)
     for run in source.scan(topic, first, stored):
@@ -41,12 +41,59 @@ def reread_slot(
     return slot.frames()
 
 
+class Rereading:
+    """Reads a range of keys again from the log a little at a time, while all else goes on.
+
+    Args:
+        source: the log.
+        reader: of its records.
+        topic: the delay topic.
+        start_ms: first key of the range.
+        stop_ms: its end.
+        first_offset: where the first record of the range may lie.
+        scan_back: finds the canceller of a copy.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        reader: RecordReader,
+        topic: str,
+        start_ms: int,
+        stop_ms: int,
+        first_offset: int,
+        scan_back: Callable[[CopyScan], int],
+    ) -> None:
+        self._source = source
+        self._reader = reader
+        self._topic = topic
+        self._slot = _Slot(start_ms, stop_ms, scan_back)
+        self.start = max(first_offset, source.bounds(topic).start)
+        """Offsets below it are not read: retention has deleted them, or they lie elsewhere."""
+        self._at = self.start
+
+    def read_to(self, stop: int) -> Iterator[None]:
+        """Read on up to ``stop``, a run of the log at a time."""
+        if self._at >= stop:
+            return
+        for run in self._source.scan(self._topic, self._at, stop):
+            for entry in self._reader.read_batch(run.rows):
+                self._slot.mark_by(entry)
+                self._slot.keep(entry)
+            yield
+        self._at = stop
+
+    def frames(self) -> list[Frame]:
+        """What was read of the range, marks included."""
+        return self._slot.frames()
+
+
 class _Slot:
     """Collects the slot's records and the marks that later records set on them."""
 
-    def __init__(self, damage: SlotDamagedError, scan_back: Callable[[CopyScan], int]) -> None:
-        self._start_ms = damage.start_ms
-        self._stop_ms = damage.stop_ms
+    def __init__(self, start_ms: int, stop_ms: int, scan_back: Callable[[CopyScan], int]) -> None:
+        self._start_ms = start_ms
+        self._stop_ms = stop_ms
         self._scan_back = scan_back
         self._kept: dict[int, tuple[int, bytes]] = {}
         self._marks: dict[int, int] = {}

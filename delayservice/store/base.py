@@ -8,8 +8,9 @@ tuples because millions of them pass through (``bench whole`` pays for that).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.core.pending import NO_MARK, Frame, Mark, Named
@@ -28,6 +29,21 @@ class StoreStats:
     bytes: int
     oldest_due_ms: int | None
     durable_offset: int
+
+
+class Scanner:
+    """See ``Store.scanner``.
+
+    Args:
+        scan: as ``Store.scan``.
+    """
+
+    def __init__(self, scan: Callable[[Key, int], Iterator[Frame]]) -> None:
+        self._scan = scan
+
+    def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
+        """As ``Store.read_due``, but without touching what delivery has in memory."""
+        return list(islice(self._scan(after, upto_ms), limit))
 
 
 class Store(ABC):
@@ -156,6 +172,10 @@ class Store(ABC):
         """Frames in key order without touching what delivery has in memory: for people and
         checks.
         """
+
+    def scanner(self) -> Scanner:
+        """Reads on from where it was, a little at a time, while the store goes on being used."""
+        return Scanner(self.scan)
 
     @abstractmethod
     def stats(self) -> StoreStats:

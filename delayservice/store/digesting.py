@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from delayservice.core.codec import decode_payload
@@ -12,13 +11,13 @@ from delayservice.core.digest import ShardDigest
 from delayservice.core.digest_rows import Unreadable
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import SlotDamagedError
-from delayservice.store.base import Frame, Mark, Named, Store, StoreStats
+from delayservice.store.base import Frame, Mark, Named, Scanner, Store, StoreStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 SCAN_ROWS: Final = 4_096
-"""Read in one turn of a scan: as many as a block of the wheel has, about 10 ms."""
+"""Read in one turn of a scan: as many as a block of the wheel has."""
 
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
@@ -44,6 +43,7 @@ class DigestingStore(Store):
         self.cursor: Cursor | None = None
         """The newest that it was pruned by; None before the first."""
         self._on_close = on_close
+        self._scanner: Scanner | None = None
         self._scan_after: Key | None = None
         self._found: list[Unreadable] = []
 
@@ -65,6 +65,7 @@ class DigestingStore(Store):
         """Make the digest anew of what the disk holds; one that is under way begins anew."""
         self.digest.begin()
         self._scan_after = (0, 0)
+        self._scanner = None
         self._found = []
         self.wants_scan = False
 
@@ -81,14 +82,17 @@ class DigestingStore(Store):
         self._scan_after = None if ended else upto
         if ended:
             self.damaged = self._found
+            self._scanner = None
         return ended
 
     def _read_on(self, after: Key) -> tuple[list[Frame], Key]:
         """The next rows above ``after``, and up to where they are all there are."""
+        if self._scanner is None:
+            self._scanner = self.inner.scanner()
         upto = _END
         while True:
             try:
-                rows = list(islice(self.inner.scan(after, upto[0]), SCAN_ROWS))
+                rows = self._scanner.read(after, upto[0], SCAN_ROWS)
             except SlotDamagedError as damage:
                 before = (damage.start_ms - 1, OFFSET_MAX)
                 if before > after:
@@ -96,7 +100,7 @@ class DigestingStore(Store):
                     continue
                 self._found.append(_damage_of(damage))
                 return [], (damage.stop_ms, -1)  # below the first key behind it
-            return rows, upto if len(rows) < SCAN_ROWS else rows[-1][:2]
+            return rows, rows[-1][:2] if rows else upto
 
     # --- store ---------------------------------------------------------------------------------
 
@@ -171,6 +175,10 @@ class DigestingStore(Store):
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
         """See ``Store.scan``."""
         return self.inner.scan(after, upto_ms)
+
+    def scanner(self) -> Scanner:
+        """See ``Store.scanner``."""
+        return self.inner.scanner()
 
     def stats(self) -> StoreStats:
         """See ``Store.stats``."""

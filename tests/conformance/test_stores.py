@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import TypeAlias
+from unittest.mock import patch
 
 import pytest
 
+from delayservice.core.codec import encode_payload
 from delayservice.core.cursor import OFFSET_MAX, START_KEY, Cursor
 from delayservice.errors import StoreError
 from delayservice.store.base import NO_MARK, Frame, Store
@@ -290,6 +293,38 @@ def test_a_range_with_nothing_in_it_can_be_set_aside(store: Store) -> None:
     found = (50_000_001, 3, -1, b"was missing")
     store.rebuild(aside.start_ms, aside.stop_ms, [found])
     assert read_all(store) == [*sorted(frames(10)), found]
+
+
+def test_a_scan_in_small_steps_misses_nothing_that_comes_meanwhile(make: Maker) -> None:
+    """What is summed of a scan is what was summed of what was stored, through flushes and moves."""
+    rng = Random(7)
+    payload = encode_payload(("orders", -1, None, b"value", [], 0, None))
+    with patch("delayservice.store.digesting.SCAN_ROWS", 40):
+        store = DigestingStore(make())
+        store.open()
+        offset = 2_000
+        first = [10**6 + rng.randrange(7_200_000) for _ in range(offset)]
+        store.append([(key, n, NO_MARK, payload) for n, key in enumerate(first)], [], [], offset)
+        for _ in range(3):
+            store.prune(Cursor((1, 0), 0))
+            store.begin_scan()
+            ended = False
+            while not ended:
+                keys = [10**6 + rng.randrange(7_200_000) for _ in range(30)]
+                rows = [(key, offset + n, NO_MARK, payload) for n, key in enumerate(keys)]
+                offset += len(rows)
+                store.append(rows if offset < 6_000 else [], [], [], offset)
+                store.digest.follow(Cursor((1, 0), offset - rng.randrange(60)))
+                if rng.random() < 0.2:
+                    store.sync()
+                if rng.random() < 0.3:
+                    store.read_due((1, 0), 10**6 + rng.randrange(3_600_000), 5)
+                ended = store.scan_on()
+            assert store.digest.finish() is False
+        sums = store.digest.sums
+        assert sums is not None
+        assert sums.totals()[1] > 2_000
+        store.close()
 
 
 def test_reset_forgets_everything(store: Store) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from delayservice.core.cursor import START_KEY, Cursor, Key
 from delayservice.errors import StoreError
-from delayservice.store.base import Frame, Mark, Named, Store, StoreStats
+from delayservice.store.base import Frame, Mark, Named, Scanner, Store, StoreStats
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
 from delayservice.store.ids import IdIndex
@@ -62,6 +63,18 @@ class WheelOptions:
     open_rows: int = 4096
 
 
+class WheelScanner(Scanner):
+    """A hand that goes on where it was, as long as the store is not reset."""
+
+    def __init__(self, hand: Hand) -> None:
+        self.hand = hand
+
+    def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
+        """See ``Scanner.read``."""
+        self.hand.forget_before(after[0] // SLOT_MS)
+        return self.hand.read(after, upto_ms, limit)
+
+
 class WheelStore(Store):
     """A shard's pending records in files of an hour, a minute or a second.
 
@@ -111,12 +124,18 @@ class WheelStore(Store):
             options.buffer_bytes_max,
         )
         self._hand = self._make_hand(self._opener.is_ready)
+        self._scanners: WeakSet[WheelScanner] = WeakSet()
+
+    def _hands(self) -> list[Hand]:
+        return [self._hand, *(scanner.hand for scanner in self._scanners)]
 
     def _before_flush(self, slot: Slot) -> None:
-        self._hand.before_flush(slot)
+        for hand in self._hands():
+            hand.before_flush(slot)
 
     def _forget(self, slot: Slot) -> None:
-        self._hand.forget(slot)
+        for hand in self._hands():
+            hand.forget(slot)
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -227,6 +246,12 @@ class WheelStore(Store):
             after = found[-1][:2]
             hand.forget_before(after[0] // SLOT_MS)
 
+    def scanner(self) -> Scanner:
+        """See ``Store.scanner``: with windows of its own, which are told of every change."""
+        scanner = WheelScanner(self._make_hand(self._is_whole))
+        self._scanners.add(scanner)
+        return scanner
+
     def _is_whole(self, slot: Slot) -> bool:
         return slot.finer is None or self._opener.is_ready(slot)
 
@@ -277,7 +302,7 @@ class WheelStore(Store):
         self._cursor_key = cursor.key
         self._table.hand_ms = max(self._table.hand_ms, cursor.key[0])
         for slot in self._filing.prune(cursor.key[0] // SLOT_MS):
-            self._hand.forget(slot)
+            self._forget(slot)
         if cursor.key > START_KEY:
             self._ids.prune(cursor)
         self._opener.ahead()

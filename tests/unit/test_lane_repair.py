@@ -1,0 +1,146 @@
+"""A repair reads a range again from the log, in small steps, and forgets nothing that it can't."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.entry import Headers, Row
+from delayservice.core.pending import Frame
+from delayservice.core.settle import Routes
+from delayservice.cron import cron_time
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import Bounds, Run, Source
+from delayservice.store.base import Store
+from delayservice.store.memory import MemoryStore
+from delayservice.store.rocksdb import RocksStore
+from delayservice.store.wheel import WheelStore
+
+TOPIC = "delay_topic_any"
+HOUR_MS = 3_600_000
+START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
+WINDOW_MS = 6 * HOUR_MS
+RECORDS = 60
+RUN = 7
+
+
+class Log:
+    """A log of records that are due in the next three hours; each tenth bears one of two ids."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.end = RECORDS
+        self.like: dict[int, int] = {}
+        """Offsets whose records are as those of other offsets."""
+        self.scanned: list[tuple[int, int]] = []
+
+    def seek(self, _topic: str, _offset: int) -> None: ...
+
+    def pause(self, _topic: str) -> None: ...
+
+    def resume(self, _topic: str) -> None: ...
+
+    def bounds(self, _topic: str) -> Bounds:
+        return Bounds(self.start, self.end)
+
+    def row(self, offset: int) -> Row:
+        number = self.like.get(offset, offset)
+        headers: Headers = [
+            ("delay-after", b"%d" % (number * 3 * HOUR_MS // RECORDS)),
+            ("delay-target-topic", b"orders"),
+        ]
+        if number % 10 == 0:
+            headers.append(("delay-id", b"id %d" % (number % 20)))
+        return (offset, START_MS, None, b"value %d" % number, headers)
+
+    def run(self, start: int, stop: int) -> Run:
+        return Run(TOPIC, start, [self.row(offset) for offset in range(start, stop)], stop)
+
+    def scan(self, _topic: str, start: int, stop: int) -> Iterator[Run]:
+        assert start >= self.start
+        self.scanned.append((start, stop))
+        for at in range(start, stop, RUN):
+            yield self.run(at, min(at + RUN, stop))
+
+
+@pytest.fixture(params=["memory", "wheel", "rocksdb"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    makers: dict[str, Callable[[], Store]] = {
+        "memory": MemoryStore,
+        "wheel": lambda: WheelStore(tmp_path),
+        "rocksdb": lambda: RocksStore(tmp_path),
+    }
+    return makers[request.param]
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def lane(make_store: Callable[[], Store], log: Log) -> Iterator[Lane]:
+    routes = Routes(
+        "delay_dead_letter", "delay_outcomes", b"secret", WINDOW_MS, 0, (1_000,), cron_time
+    )
+    lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", log), routes)
+    lane.adopt(Contracts([(0, Contract(roll_window_ms=WINDOW_MS, allow=("orders",)))]))
+    lane.follow(Cursor())
+    lane.ingest(log.run(0, RECORDS))
+    lane.store.sync()
+    yield lane
+    lane.close()
+
+
+def held(lane: Lane) -> list[Frame]:
+    return list(lane.store.scan((0, 0), START_MS * 2))
+
+
+def lose(lane: Lane, start_ms: int, stop_ms: int) -> None:
+    """The store forgets a range, and does not know."""
+    lane.store.rebuild(start_ms, stop_ms, [])
+
+
+def test_a_lost_range_is_there_again_with_its_marks(lane: Lane, log: Log) -> None:
+    before = held(lane)
+    assert sum(frame[2] >= 0 for frame in before) == 4
+    lose(lane, START_MS + HOUR_MS, START_MS + 2 * HOUR_MS)
+    assert len(held(lane)) == RECORDS * 2 // 3
+    steps = list(lane.repair(START_MS + HOUR_MS + 60_000, START_MS + HOUR_MS + 120_000, 0))
+    assert held(lane) == before
+    assert steps[-1] == RECORDS // 3
+    assert len(steps) > RECORDS // RUN
+    assert log.scanned == [(0, RECORDS)]
+
+
+def test_what_the_log_no_longer_has_is_kept(lane: Lane, log: Log) -> None:
+    before = held(lane)
+    log.start = 30  # in the middle of the second hour
+    assert list(lane.repair(START_MS + HOUR_MS, START_MS + 2 * HOUR_MS, 0))[-1] == RECORDS // 3
+    assert held(lane) == before
+
+
+def test_what_is_stored_while_it_is_read_is_kept(lane: Lane, log: Log) -> None:
+    before = held(lane)
+    steps = lane.repair(START_MS, START_MS + 3 * HOUR_MS, 0)
+    next(steps)
+    log.like = {RECORDS: 30}
+    log.end = RECORDS + 1
+    lane.ingest(log.run(RECORDS, RECORDS + 1))
+    list(steps)
+    found = held(lane)
+    assert len(found) == RECORDS + 1
+    assert {frame[1] for frame in found} == {frame[1] for frame in before} | {RECORDS}
+    assert max(frame[2] for frame in found) == RECORDS  # it bears the id of a record before it
+
+
+def test_what_k_has_passed_is_not_brought_back(lane: Lane) -> None:
+    lane.follow(Cursor((START_MS + 2 * HOUR_MS, 0), RECORDS))
+    lose(lane, START_MS, START_MS + 3 * HOUR_MS)
+    list(lane.repair(START_MS, START_MS + 3 * HOUR_MS, 0))
+    assert min(frame[0] for frame in held(lane)) == START_MS + 2 * HOUR_MS
