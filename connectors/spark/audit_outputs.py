@@ -151,8 +151,6 @@ class _Outputs:
         if settles is None or not _OFFSET.fullmatch(settles):
             self._unmarked += 1
             return
-        if self._role == LETTER and names.DELAY_REPLAYED in told:
-            return
         offset = int(settles)
         shard = self._shard_of(told)
         if shard is None:

@@ -102,6 +102,8 @@ class _Maker:
         h.source(self.far_ms)
         refused = h.write(h.delay, [("delay-at", b"soon"), ("own", b"1")], key=b"k")
         h.letter(refused, ("delay-at", b"soon"), ("own", b"1"), code="time-invalid", key=b"k")
+        copied = [("delay-at", b"soon"), ("delay-replayed", b"0")]
+        h.letter(h.write(h.delay, copied), *copied, code="time-invalid")
         gone = h.source(due_ms)
         asked = [("delay-at", b"%d" % due_ms), ("delay-target-topic", h.target.encode())]
         h.letter(gone, *asked, code="target-unknown")
