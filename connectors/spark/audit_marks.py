@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from connectors.spark.decode import readers, rows_of, runs, without_collector
-from connectors.spark.judge import CERTAIN, IF_MARKED, IF_OTHER, UNLESS_MARKED
+from connectors.spark.judge import CERTAIN, IF_MARKED, IF_OTHER, IF_UNMARKED, UNLESS_MARKED
 from connectors.spark.topics import Place
 from delayservice.core.contract import Contracts
 from delayservice.core.storing import bearing_ids, is_user_record
@@ -78,11 +78,13 @@ def decided(candidates: DataFrame, names: DataFrame, shards: DataFrame) -> DataF
         sf.broadcast(shards.select("shard", "earlier_h", "later_h")), "shard"
     )
     mark, when = sf.col("mark"), sf.col("when")
-    is_passed = sf.coalesce(mark < sf.col("later_h"), sf.lit(False))  # noqa: FBT003  # a literal
+    was_passed = sf.coalesce(mark < sf.col("earlier_h"), sf.lit(False))  # noqa: FBT003  # a literal
+    is_passed = sf.coalesce(mark < sf.col("later_h"), sf.lit(False))  # noqa: FBT003  # as above
     is_other = sf.coalesce(mark != sf.col("claim"), sf.lit(True))  # noqa: FBT003  # as above
     return judged.where(
         (when == CERTAIN)
-        | ((when == IF_MARKED) & (mark < sf.col("earlier_h")))
+        | ((when == IF_MARKED) & was_passed)
+        | ((when == IF_UNMARKED) & ~was_passed)
         | ((when == UNLESS_MARKED) & ~is_passed)
         | ((when == IF_OTHER) & is_other)
     ).drop("mark", "earlier_h", "later_h")

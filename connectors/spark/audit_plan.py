@@ -204,7 +204,7 @@ class Plan:
         if not moved:
             return found
         since_ms = max(_complete_since(moved, first_times(self._scope.client, moved)).values())
-        return found.where((sf.col("kind") != LOST) | (sf.col("due_ms") >= since_ms))
+        return found.where((sf.col("kind") != LOST) | (sf.col("since_ms") >= since_ms))
 
     def _named(self, found: DataFrame) -> DataFrame:
         """Numbers of shards and topics as names."""
@@ -243,7 +243,8 @@ class Plan:
         numbers = self._topic_numbers
         return Rules(
             shards=tuple(
-                _shard_rules(shard, chosen, letters_ms, copies_ms) for shard, chosen in self._shards
+                _shard_rules(shard, chosen, letters_ms, copies_ms, self._born_ms(shard, first_ms))
+                for shard, chosen in self._shards
             ),
             topics=tuple(self._topics),
             partitions=tuple(self._cut.partitions[topic] for topic in self._topics),
@@ -264,9 +265,16 @@ class Plan:
             ),
         )
 
+    def _born_ms(self, shard: ShardCut, first_ms: Mapping[Place, int]) -> int:
+        """What is older settles none of the shard's records. Delay topics have the broker's times:
+        the service serves no other ones.
+        """
+        first = first_ms.get((shard.topic, shard.partition), self._cut.taken_ms)
+        return first - _CLOCKS_DIFFER_MS
+
 
 def _shard_rules(
-    shard: ShardCut, chosen: OffsetRange, letters_ms: int, copies_ms: int
+    shard: ShardCut, chosen: OffsetRange, letters_ms: int, copies_ms: int, born_ms: int
 ) -> ShardRules:
     span = _within(shard.span, chosen)
     is_level = any(contract.level_ms for _, contract in shard.contracts.entries())
@@ -278,6 +286,7 @@ def _shard_rules(
         span.end,
         shard.span.end,
         max(letters_ms, copies_ms) if is_level else letters_ms,
+        born_ms,
     )
 
 

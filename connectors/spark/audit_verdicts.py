@@ -33,7 +33,7 @@ from delayservice.core.cursor import Cursor
 JUDGED: Final = (
     "kind string, shard int, offset long, source string, target int, target_partition int, "
     "target_offset long, due_ms long, at_ms long, detail string, when byte, claim long, "
-    "record_id binary, base long, number long"
+    "record_id binary, base long, since_ms long, number long"
 )
 """Findings, certain or not, and counts: those have a ``number`` and ``shard`` -1."""
 
@@ -53,6 +53,7 @@ _SCHEMA: Final = pa.schema(
         ("claim", pa.int64()),
         ("record_id", pa.binary()),
         ("base", pa.int64()),
+        ("since_ms", pa.int64()),
         ("number", pa.int64()),
     ]
 )
@@ -253,7 +254,7 @@ def _finding_row(f: Finding) -> tuple[Any, ...]:
     due_ms = f.due_ms if f.due_ms > 0 else None
     return (
         *(f.kind, f.shard, f.offset, f.source, *place, due_ms, at_ms, f.detail),
-        *(f.when, f.claim, f.record_id, f.base, None),
+        *(f.when, f.claim, f.record_id, f.base, f.since_ms, None),
     )
 
 

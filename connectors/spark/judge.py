@@ -66,8 +66,10 @@ CERTAIN: Final = 0
 IF_MARKED: Final = 1
 UNLESS_MARKED: Final = 2
 IF_OTHER: Final = 3
+IF_UNMARKED: Final = 4
 """When a finding is one: in any case; if the earlier cursor has passed the record's canceller;
-unless the later one has; if the canceller is another one than the output names."""
+unless the later one has; if the canceller is another one than the output names; unless the earlier
+cursor has passed it."""
 
 NO_PARTITION: Final = -1
 NO_TIME: Final = -1
@@ -204,6 +206,8 @@ class Finding(NamedTuple):
     claim: int = -1
     record_id: bytes | None = None
     base: int = 0
+    since_ms: int = 0
+    """Of what is lost: nothing may be missing from the topics since then, for it to be true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +223,8 @@ class ShardRules:
         log_end: where the log ends: no more is known.
         complete_since_ms: from when on dead letters, outcomes and, of a level topic, copies hold
             all that was written there.
+        born_ms: what was written before this settles none of its records: it is of a topic of the
+            same name that was deleted, or of records that have expired.
     """
 
     name: str
@@ -228,6 +234,7 @@ class ShardRules:
     end: int
     log_end: int
     complete_since_ms: int = 0
+    born_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +270,10 @@ class Rules:
         """Name of the record's target topic."""
         return self.topics[source.topic] if source.topic >= 0 else source.facts.target
 
-    def is_checkable(self, source: Source) -> bool:
-        """Whether all is read that could hold a settlement, from when it was due on."""
-        since_ms = max(source.due_ms, source.written_ms)
+    def is_checkable(self, source: Source, since_ms: int) -> bool:
+        """Whether all is read that could hold a settlement that was written at ``since_ms`` or
+        later.
+        """
         if self.shards[source.shard].complete_since_ms > since_ms:
             return False
         if source.facts.kind not in (SCHEDULE, COPY) or source.topic < 0:
@@ -306,6 +314,7 @@ def judge(
     """
     forged = {o[4:7] for o in outputs if o.role == DISCLAIMED}
     settling = [o for o in outputs if o.role != DISCLAIMED and o[4:7] not in forged]
+    settling = _without_elder(settling, rules.shards[shard], counts)
     if source is None:
         yield from _without_source(settling, shard, offset, rules, counts)
         return
@@ -321,6 +330,14 @@ def judge(
     yield from _problems(source, first, rules, counts)
     for output in surplus:
         yield _surplus(source, first, output, rules)
+
+
+def _without_elder(settling: list[Output], shard: ShardRules, counts: Counter[str]) -> list[Output]:
+    """Without what was written before the shard's first record: it names others."""
+    found = [output for output in settling if output.at_ms >= shard.born_ms]
+    if len(found) < len(settling):
+        counts["source_expired"] += len(settling) - len(found)
+    return found
 
 
 def _without_source(
@@ -357,7 +374,13 @@ def _without_output(source: Source, rules: Rules, counts: Counter[str]) -> Itera
         counts["pending"] += 1
     if not by_key and not is_named:
         return
-    if not rules.is_checkable(source):
+    when = CERTAIN if by_key else IF_MARKED
+    # A canceller settles a record at any time, and only the key says not before when.
+    since_ms = source.written_ms if is_named else max(source.key_ms, source.written_ms)
+    if by_key and is_named and not rules.is_checkable(source, since_ms):
+        when, since_ms = IF_UNMARKED, max(source.key_ms, source.written_ms)
+    is_unknown = when == IF_UNMARKED and source.facts.kind == COPY and _base(source) < shard.start
+    if is_unknown or not rules.is_checkable(source, since_ms):
         counts["not_checkable"] += by_key
         return
     k_ms, k_offset = shard.earlier.key
@@ -367,7 +390,7 @@ def _without_output(source: Source, rules: Rules, counts: Counter[str]) -> Itera
     )
     if not by_key:
         detail = "it was cancelled, replaced or fired, and nothing settles it"
-    yield _finding(LOST, source, None, rules, detail, CERTAIN if by_key else IF_MARKED)
+    yield _finding(LOST, source, None, rules, detail, when)._replace(since_ms=since_ms)
 
 
 def _ranked(source: Source, settling: Sequence[Output], rules: Rules) -> list[Output]:
@@ -551,8 +574,13 @@ def _finding(
         when,
         -1 if output is None else output.facts.by,
         source.facts.record_id,
-        source.facts.base or source.offset + 1,
+        _base(source),
     )
+
+
+def _base(source: Source) -> int:
+    """The first offset at which its canceller may be."""
+    return source.facts.base or source.offset + 1
 
 
 def _place(source: Source, rules: Rules) -> str:

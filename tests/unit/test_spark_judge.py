@@ -17,6 +17,7 @@ from connectors.spark.judge import (
     DELIVERED,
     IF_MARKED,
     IF_OTHER,
+    IF_UNMARKED,
     LETTER,
     NEVER_MS,
     OUTCOME,
@@ -59,7 +60,7 @@ def found(
     counts: Counter[str] | None = None,
 ) -> list[Finding]:
     offset = 50 if source is None else source.offset
-    return list(judge(source, outputs, 0, offset, rules, counts or Counter()))
+    return list(judge(source, outputs, 0, offset, rules, Counter() if counts is None else counts))
 
 
 def kinds(source: Source | None, *outputs: Output, rules: Rules = RULES) -> list[str]:
@@ -166,6 +167,47 @@ def test_a_record_is_not_lost_where_its_outputs_may_have_been_deleted() -> None:
     assert kinds(RECORD, rules=replace(RULES, read=frozenset({0}))) == []
     letters = replace(RULES, shards=(replace(SHARD, complete_since_ms=NEVER_MS),))
     assert kinds(RECORD, rules=letters) == []
+
+
+def test_what_could_be_cancelled_is_lost_only_if_outcomes_are_kept_since_it_was_written() -> None:
+    named = RECORD._replace(facts=of(record_id=b"a"))  # written at 400, due at 900
+    assert [one.when for one in found(named)] == [CERTAIN]
+    cut = replace(RULES, shards=(replace(SHARD, complete_since_ms=401),))
+    (one,) = found(named, rules=cut)
+    assert (one.kind, one.when, one.since_ms) == ("lost", IF_UNMARKED, 900)
+    counts: Counter[str] = Counter()
+    assert found(named._replace(key_ms=1_500, due_ms=1_500), rules=cut, counts=counts) == []
+    assert counts["pending"] == 1
+    gone = replace(RULES, shards=(replace(SHARD, complete_since_ms=901),))
+    assert found(named, rules=gone, counts=counts) == []
+    assert counts["not_checkable"] == 1
+    assert kinds(RECORD, rules=cut) == ["lost"]  # nobody can cancel it
+
+
+def test_a_copy_whose_canceller_may_have_expired_is_not_lost() -> None:
+    copy = RECORD._replace(facts=of(kind=COPY, record_id=b"a", base=9))
+    cut = replace(RULES, shards=(replace(SHARD, complete_since_ms=401),))
+    assert kinds(copy) == ["lost"]
+    assert kinds(copy, rules=cut) == []
+    assert kinds(copy._replace(facts=of(kind=COPY, record_id=b"a", base=10)), rules=cut) == ["lost"]
+
+
+def test_a_record_is_settled_by_its_roll_from_its_key_on_and_not_from_when_it_is_due() -> None:
+    rolled = RECORD._replace(due_ms=5_000)  # its key is 900
+    assert [one.since_ms for one in found(rolled)] == [900]
+    cut = replace(RULES, shards=(replace(SHARD, complete_since_ms=901),))
+    assert found(rolled, rules=cut) == []
+
+
+def test_outputs_of_a_topic_that_was_deleted_are_not_those_of_the_new_one() -> None:
+    anew = replace(RULES, shards=(replace(SHARD, born_ms=901),))
+    young = DELIVERY._replace(at_ms=901, place=9)
+    counts: Counter[str] = Counter()
+    assert found(RECORD, DELIVERY, young, rules=anew, counts=counts) == []
+    assert kinds(None, DELIVERY, rules=anew) == []
+    assert kinds(None, young, rules=anew) == ["unknown_source"]
+    assert counts["source_expired"] == 1
+    assert kinds(RECORD, DELIVERY, rules=anew) == ["lost"]
 
 
 def test_outputs_of_records_that_are_not_there() -> None:
