@@ -493,8 +493,7 @@ def _misplaced(source: Source, output: Output, rules: Rules) -> Iterator[Finding
 
 
 def _mistimed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
-    facts = source.facts
-    was_fired = output.facts.by >= 0 or (facts.attempt > 1 and facts.record_id is not None)
+    was_fired = output.facts.by >= 0 or _may_be_fired(source, rules)
     early_ms = source.due_ms - output.at_ms
     if early_ms > rules.early_ms and not was_fired:
         yield _finding(EARLY, source, output, rules, f"by {early_ms} ms")
@@ -502,6 +501,16 @@ def _mistimed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]
     if rules.late_ms is not None and late_ms > rules.late_ms:
         detail = f"by {late_ms} ms, and {rules.late_ms} are allowed"
         yield _finding(LATE, source, output, rules, detail)
+
+
+def _may_be_fired(source: Source, rules: Rules) -> bool:
+    """Whether a fire may have been parked as this copy, which does not say so. The canceller of
+    such a copy comes after the fire; before that, it comes after the user's record.
+    """
+    facts = source.facts
+    if facts.attempt == 1 or facts.record_id is None:
+        return False
+    return _origin(source, rules).partition("#")[0] != _place_of(source, _base(source) - 1, rules)
 
 
 def _letter(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
@@ -584,7 +593,12 @@ def _base(source: Source) -> int:
 
 
 def _place(source: Source, rules: Rules) -> str:
-    return f"{rules.shards[source.shard].name}:{source.offset}"
+    return _place_of(source, source.offset, rules)
+
+
+def _place_of(source: Source, offset: int, rules: Rules) -> str:
+    """As ``delay-source`` spells it, of an offset of the record's shard."""
+    return f"{rules.shards[source.shard].name}:{offset}"
 
 
 def _origin(source: Source, rules: Rules) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from connectors.spark.audit_rows import Values, batch_of
 from connectors.spark.audit_verdicts import Court, whole_groups
@@ -138,7 +139,11 @@ def test_what_was_fired_is_not_early() -> None:
     named = RECORD._replace(facts=of(record_id=b"a"))
     early = DELIVERY._replace(at_ms=500)
     assert kinds(named, told(early, by=60)) == ["wrong_outcome"]  # if another cancelled it
-    assert kinds(named._replace(facts=of(kind=COPY, record_id=b"a", attempt=2)), early) == []
+    parked = of(kind=COPY, record_id=b"a", attempt=2, origin="delay_topic_any:0:20", base=31)
+    copied = told(early, origin="delay_topic_any:0:20")
+    assert kinds(named._replace(facts=parked), copied) == []  # maybe fired by offset 30
+    never = structs.replace(parked, base=21)
+    assert kinds(named._replace(facts=never), copied) == ["early"]
     assert kinds(RECORD._replace(facts=of(kind=COPY, attempt=2)), early) == ["early"]
 
 
