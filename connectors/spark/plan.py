@@ -18,6 +18,8 @@ from delayservice.errors import DelayServiceError
 VERSION: Final = 1
 STEPS_AT_ONCE: Final = 32
 """Commands that wait for their reports at one time."""
+STEPS_MAX: Final = 10_000
+"""Of one plan: more would take days, and copies are no longer then as they were compared."""
 
 
 class PlanError(DelayServiceError):
@@ -70,6 +72,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def encode(self) -> str:
         """As ``plan.json`` holds it."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+
+
+def first_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], list[str]]:
+    """As many steps as a plan may have, and a note for people if there are more."""
+    more = f"the plan has the first {STEPS_MAX} steps only: carry it out, then compare again"
+    return tuple(steps[:STEPS_MAX]), [more] if len(steps) > STEPS_MAX else []
 
 
 def decode_plan(data: bytes | str) -> Plan:

@@ -28,7 +28,7 @@ from connectors.spark.cut import Cut, take_cut
 from connectors.spark.digests import Comparison, Expected
 from connectors.spark.files import delete_folder, write_text
 from connectors.spark.logged import LogPart, pending_records
-from connectors.spark.plan import Plan
+from connectors.spark.plan import Plan, first_steps
 from connectors.spark.progress import Say
 from connectors.spark.reconcile_report import heat, page
 from connectors.spark.reconcile_slots import (
@@ -46,6 +46,7 @@ from connectors.spark.reconcile_slots import (
     record_findings,
     slot_findings,
     suspects,
+    told_in,
     wrong_slots,
 )
 from connectors.spark.replicas import Live, OnDisk, Replicas, served, slot_start
@@ -58,11 +59,20 @@ SAMPLE_ROWS: Final = 20
 VERSION: Final = 1
 
 
-class _Slots(NamedTuple):
-    """How many were held against the log, and how many of the wrong ones K has passed since."""
+class _Counts(NamedTuple):
+    """Slots that were held against the log, how many of the wrong ones K has passed since, and
+    records in wrong ones that lie below the log's start.
+    """
 
     differing: int
-    passed: int
+    passed: int = 0
+    unjudged: int = 0
+
+    def notes(self) -> list[str]:
+        """For people: what could not be judged."""
+        said = "records in slots that differ lie below the start of their delay topic"
+        why = "retention has deleted them there, so the log can't judge them; they are left as are"
+        return [f"{self.unjudged} {said}: {why}"] if self.unjudged else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +124,8 @@ class ReconcileResult:
         slot_rows: rows of digests that were read: one for each slot of a copy; 0 on disks.
         slots_differing: slots that were held against the log.
         slots_passed: of those, how many K passed meanwhile: what was found there is left out.
+        unjudged: records of copies in slots that differ from the log, below its start: they are no
+            findings, for nobody can judge them.
         seconds: for all of it.
         findings_path: the Parquet dataset.
         summary_path: the JSON file.
@@ -128,6 +140,7 @@ class ReconcileResult:
     slot_rows: int
     slots_differing: int
     slots_passed: int
+    unjudged: int
     seconds: float
     findings_path: str
     summary_path: str
@@ -154,6 +167,7 @@ class ReconcileResult:
             "slot_rows": self.slot_rows,
             "slots_differing": self.slots_differing,
             "slots_passed": self.slots_passed,
+            "unjudged": self.unjudged,
             "seconds": round(self.seconds, 3),
             "findings_path": self.findings_path,
             "plan_path": self.plan_path,
@@ -214,11 +228,12 @@ class _Reconciling:
         wrong = self._kept("wrong", wrong if count or every else self._nothing(WRONG))
         self._say("comparing records")
         path = self._options.path("findings")
-        passed, found = self._findings(cut, replicas, wrong, logged)
+        counts, found = self._findings(_Counts(count), replicas, wrong, logged)
         found.coalesce(1).write.mode("overwrite").parquet(path)
         found = self._spark.read.schema(FINDING).parquet(path)
-        plan = self._plan(cut.taken_ms, replicas, found, logged)
-        result = self._result(cut.notes, replicas, found, plan, _Slots(count, passed))
+        plan, more = self._plan(cut, replicas, found, logged)
+        notes = (*cut.notes, *counts.notes(), *more)
+        result = self._result(notes, replicas, found, plan, counts)
         self._write(result, found)
         return result
 
@@ -320,25 +335,31 @@ class _Reconciling:
     # --- findings ------------------------------------------------------------------------------
 
     def _findings(
-        self, cut: Cut, replicas: Replicas, wrong: DataFrame, logged: DataFrame
-    ) -> tuple[int, DataFrame]:
-        """How many wrong slots K has passed meanwhile, and all findings but those of these."""
+        self, counts: _Counts, replicas: Replicas, wrong: DataFrame, logged: DataFrame
+    ) -> tuple[_Counts, DataFrame]:
+        """All findings but those of slots that K has passed meanwhile; and ``counts`` with what is
+        left out.
+        """
         others = damage_findings(replicas.damaged()).union(self._absent(replicas))
         if wrong.isEmpty():
-            return 0, others
+            return counts, others
         told, unanswered = replicas.records(ranges_of(wrong))
-        starts = {place: (shard.span.start,) for place, shard in served(cut).items()}
-        log_starts = self._of_shards("log_start bigint", starts)
         asked = outside(wrong, unanswered)
-        records = self._kept("records", record_findings(asked, logged, told, log_starts))
-        found = records.union(slot_findings(wrong, records, unanswered))
-        # What K passes while this works is delivered, and pruned on one node before another.
+        # What K passes while this works is delivered, and pruned on one node before another; and
+        # retention may have moved the log's start while it was read.
         later = served(take_cut(self._options.client, self._options.checkpoint, lambda *_: ()))
+        starts = {place: (shard.span.start,) for place, shard in later.items()}
+        log_starts = self._of_shards("log_start bigint", starts)
+        theirs = self._kept("told", told_in(asked, told, log_starts))
+        records = self._kept("records", record_findings(asked, logged, theirs))
+        found = records.union(slot_findings(wrong, records, theirs, unanswered))
         keys = {place: (shard.later.key[0],) for place, shard in later.items()}
         cursors = sf.broadcast(self._of_shards("k_ms bigint", keys))
         passed = wrong.join(cursors, SHARD).where("slot_start_ms <= k_ms").count()
         found = found.join(cursors, SHARD).where("slot_start_ms > k_ms")
-        return passed, found.select(*others.columns).union(others)
+        unjudged = theirs.where("not is_judged").count()
+        counts = counts._replace(passed=passed, unjudged=unjudged)
+        return counts, found.select(*others.columns).union(others)
 
     def _absent(self, replicas: Replicas) -> DataFrame:
         """Copies that can't be compared."""
@@ -350,13 +371,24 @@ class _Reconciling:
         ]
         return self._spark.createDataFrame(rows, FINDING)
 
-    def _plan(self, made_ms: int, replicas: Replicas, found: DataFrame, logged: DataFrame) -> Plan:
-        below = self._of_shards(
-            "below bigint", {one.place: (one.cursor.offset,) for one in replicas.compared}
+    def _plan(
+        self, cut: Cut, replicas: Replicas, found: DataFrame, logged: DataFrame
+    ) -> tuple[Plan, list[str]]:
+        """The plan, and what there is to say of it."""
+        shards = served(cut)
+        facts = {
+            one.place: (one.cursor.offset, shards[one.place].span.start)
+            for one in replicas.compared
+        }
+        bounds = self._of_shards("below bigint, log_start bigint", facts)
+        steps, more = first_steps(plan_steps(found, logged, replicas.damaged(), bounds))
+        plan = Plan(
+            id=uuid.uuid4().hex,
+            cluster=cluster_id(self._options.client),
+            made_ms=cut.taken_ms,
+            steps=steps,
         )
-        steps = plan_steps(found, logged, replicas.damaged(), below)
-        cluster = cluster_id(self._options.client)
-        return Plan(id=uuid.uuid4().hex, cluster=cluster, made_ms=made_ms, steps=tuple(steps))
+        return plan, more
 
     # --- result --------------------------------------------------------------------------------
 
@@ -366,16 +398,17 @@ class _Reconciling:
         replicas: Replicas,
         found: DataFrame,
         plan: Plan,
-        slots: _Slots,
+        counts: _Counts,
     ) -> ReconcileResult:
         options = self._options
-        counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
+        kinds = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
         order = ["kind", *COPY, "slot_start_ms", "offset"]
         return ReconcileResult(
-            findings={kind: counts[kind] for kind in KINDS if kind in counts},
+            findings={kind: kinds[kind] for kind in KINDS if kind in kinds},
             slot_rows=replicas.slots,
-            slots_differing=slots.differing,
-            slots_passed=slots.passed,
+            slots_differing=counts.differing,
+            slots_passed=counts.passed,
+            unjudged=counts.unjudged,
             seconds=time.monotonic() - self._began_s,
             findings_path=options.path("findings"),
             summary_path=options.path("summary.json"),

@@ -91,6 +91,7 @@ def _facts(result: ReconcileResult) -> list[tuple[str, object]]:
         ("copies compared", sum(len(one.nodes) for one in result.compared)),
         ("digest rows", result.slot_rows),
         ("slots held against the log", result.slots_differing),
+        ("records that the log can't judge", result.unjudged),
         ("steps of the plan", len(result.plan.steps)),
         ("seconds", round(result.seconds, 1)),
     ]

@@ -13,8 +13,8 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.digests import sum64
 from connectors.spark.logged import RECORDS
-from connectors.spark.plan import Step
-from connectors.spark.replicas import Range, slot_start
+from connectors.spark.plan import STEPS_MAX, Step
+from connectors.spark.replicas import slot_start
 from delayservice.core.digest import HOUR_MS, SLOT_MS
 
 FINDING: Final = (
@@ -107,21 +107,36 @@ def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
     return slots.join(sf.broadcast(bounds), reaches, "left_anti")
 
 
-def record_findings(
-    asked: DataFrame, logged: DataFrame, told: DataFrame, log_starts: DataFrame
-) -> DataFrame:
+def told_in(asked: DataFrame, told: DataFrame, log_starts: DataFrame) -> DataFrame:
+    """What copies hold in some slots, and whether the log can judge it.
+
+    Args:
+        asked: wrong slots of copies whose records are known.
+        told: records of copies, those of ``asked`` or more.
+        log_starts: of each shard ``log_start``.
+
+    Returns:
+        A copy's slot, ``key_ms``, ``offset``, ``payload_hash``, and ``is_judged``: false of what
+        lies below the log's start. Retention has deleted it there, and the copy may be the last.
+    """
+    return (
+        told.withColumn("slot_start_ms", slot_start(sf.col("key_ms")))
+        .join(asked, PLACE, "left_semi")
+        .join(sf.broadcast(log_starts), SHARD)
+        .withColumn("is_judged", sf.col("offset") >= sf.col("log_start"))
+        .select(*PLACE, "key_ms", "offset", "payload_hash", "is_judged")
+    )
+
+
+def record_findings(asked: DataFrame, logged: DataFrame, theirs: DataFrame) -> DataFrame:
     """Records that are not in a copy as the log has them.
 
     Args:
         asked: wrong slots of copies whose records are known.
         logged: as for ``wrong_slots``.
-        told: records of copies, those of ``asked`` or more.
-        log_starts: of each shard ``log_start``: what was before, nobody can judge any more.
+        theirs: as ``told_in`` gives them.
     """
     ours = asked.select(*PLACE).join(logged, SLOT)
-    theirs = told.withColumn("slot_start_ms", slot_start(sf.col("key_ms"))).join(
-        asked, PLACE, "left_semi"
-    )
     columns = [*PLACE, "key_ms", "offset"]
     kind = (
         sf.when(sf.col("payload_hash").isNull(), "missing")
@@ -138,21 +153,24 @@ def record_findings(
     )
     return (
         ours.select(*columns, sf.col("payload_hash").alias("log_payload"))
-        .join(theirs.select(*columns, "payload_hash"), columns, "full")
-        .join(sf.broadcast(log_starts), SHARD)
+        .join(theirs.where("is_judged").select(*columns, "payload_hash"), columns, "full")
         .withColumn("kind", kind)
-        .where("kind is not null and (kind != 'extra' or offset >= log_start)")
+        .where("kind is not null")
         .withColumn("detail", detail)
         .transform(_as_findings)
     )
 
 
-def slot_findings(wrong: DataFrame, explained: DataFrame, unanswered: DataFrame) -> DataFrame:
-    """Wrong slots of which no single record is known to be wrong.
+def slot_findings(
+    wrong: DataFrame, explained: DataFrame, theirs: DataFrame, unanswered: DataFrame
+) -> DataFrame:
+    """Wrong slots of which no single record is known to be wrong, and that the log can judge.
 
     Args:
         wrong: as ``wrong_slots`` gives them.
         explained: findings of records.
+        theirs: as ``told_in`` gives them: a slot with records below the log's start must have
+            another sum than the log has.
         unanswered: ``replicas.UNREADABLE``: ranges whose records are not known, and why.
     """
     unknown = outside(wrong, unanswered).select(*PLACE, sf.expr("true").alias("is_known"))
@@ -169,6 +187,7 @@ def slot_findings(wrong: DataFrame, explained: DataFrame, unanswered: DataFrame)
     ).otherwise("which they are is not known: the node gave no details")
     return (
         wrong.join(explained, PLACE, "left_anti")
+        .join(theirs.where("not is_judged"), PLACE, "left_anti")
         .join(unknown, PLACE, "left")
         .withColumn("kind", kind)
         .withColumn("detail", sf.concat(counts, why))
@@ -205,24 +224,33 @@ def _as_findings(rows: DataFrame) -> DataFrame:
 # --- ranges --------------------------------------------------------------------------------------
 
 
-def ranges_of(wrong: DataFrame) -> list[Range]:
-    """Stretches of a copy with wrong slots; good ones between them are included up to an hour, so
-    that there are no more ranges than hours.
+def ranges_of(wrong: DataFrame) -> DataFrame:
+    """Stretches of a copy with wrong slots, from the first to the last one of an hour.
+
+    Returns:
+        A copy, ``start_ms`` and ``stop_ms``, in this order.
     """
     slots = wrong.withColumn("slot_stop_ms", sf.col("slot_start_ms") + SLOT_MS)
-    return [Range(*row) for row in _islands(slots, HOUR_MS, []).collect()]
+    return _islands(slots, HOUR_MS, [])
 
 
 def plan_steps(
-    found: DataFrame, logged: DataFrame, damaged: DataFrame, below: DataFrame
+    found: DataFrame, logged: DataFrame, damaged: DataFrame, shards: DataFrame
 ) -> list[Step]:
-    """What is to be read again: each copy's adjoining slots with findings as one range.
+    """What is to be read again: each copy's adjoining slots with findings as one range, which is
+    never longer than an hour, for a node reads it in one go.
+
+    A whole slot that has more in it than the log, or other records, is left alone where the log
+    does not go back to its first record: nobody knows what there is right.
 
     Args:
         found: findings.
         logged: as for ``wrong_slots``: tells which offsets belong into a slot.
         damaged: ``replicas.UNREADABLE``.
-        below: of each shard ``below``, the H of the comparison.
+        shards: of each shard ``below``, the H of the comparison, and ``log_start``.
+
+    Returns:
+        One more than ``STEPS_MAX`` if that are not all.
     """
     offsets = logged.groupBy(*SLOT).agg(
         sf.min("offset").alias("low"), (sf.max("offset") + 1).alias("high")
@@ -230,15 +258,16 @@ def plan_steps(
     counts = [sf.count_if(sf.col("kind") == kind).alias(kind) for kind in OF_RECORDS]
     slots = (
         found.where(sf.col("kind").isin(*OF_RECORDS))
-        .groupBy(*PLACE, "slot_stop_ms")
+        .join(sf.broadcast(shards), SHARD)
+        .where("offset is not null or kind = 'missing' or log_start = 0")
+        .groupBy(*PLACE, "slot_stop_ms", "below")
         .agg(*counts)
         .join(offsets, SLOT, "left")
-        .join(sf.broadcast(below), SHARD)
         .withColumn("first_offset", sf.coalesce("low", "below"))
         .withColumn("stop_offset", sf.coalesce("high", "below"))
         .withColumn("damaged", sf.lit(0).cast("bigint"))
     )
-    broken = damaged.where("stop_offset is not null").withColumn(
+    broken = _by_hours(damaged.where("stop_offset is not null")).withColumn(
         "damaged", sf.lit(1).cast("bigint")
     )
     for kind in OF_RECORDS:
@@ -250,24 +279,42 @@ def plan_steps(
         sf.max("stop_offset").alias("stop_offset"),
         *(sf.sum(kind).alias(kind) for kind in (*OF_RECORDS, "damaged")),
     ]
-    return [_step(row) for row in _islands(joined, 0, summed).collect()]
+    return [_step(row) for row in _islands(joined, 0, summed).limit(STEPS_MAX + 1).collect()]
+
+
+def _by_hours(ranges: DataFrame) -> DataFrame:
+    """Ranges cut at full hours; ``STEPS_MAX`` pieces of each, for a plan has no more."""
+    start, stop = sf.col("slot_start_ms"), sf.col("slot_stop_ms")
+    last = sf.least(stop - 1, start + STEPS_MAX * HOUR_MS)
+    hours = sf.sequence(_hour(start), _hour(last), sf.lit(HOUR_MS).cast("bigint"))
+    return (
+        ranges.withColumn("hour_ms", sf.explode(hours))
+        .withColumn("slot_start_ms", sf.greatest(start, "hour_ms"))
+        .withColumn("slot_stop_ms", sf.least(stop, sf.col("hour_ms") + HOUR_MS))
+        .drop("hour_ms")
+    )
+
+
+def _hour(time_ms: Column) -> Column:
+    return time_ms - time_ms % HOUR_MS
 
 
 def _islands(slots: DataFrame, gap_ms: int, summed: list[Column]) -> DataFrame:
-    """Slots of a copy that are no more than ``gap_ms`` apart, as one row."""
-    before = Window.partitionBy(*COPY).orderBy("slot_start_ms", "slot_stop_ms")
+    """Slots of a copy and an hour that are no more than ``gap_ms`` apart, as one row."""
+    hour = _hour(sf.col("slot_start_ms")).alias("hour_ms")
+    before = Window.partitionBy(*COPY, hour).orderBy("slot_start_ms", "slot_stop_ms")
     reach = sf.max("slot_stop_ms").over(before.rowsBetween(Window.unboundedPreceding, -1))
     begins = sf.when(sf.col("slot_start_ms") <= reach + gap_ms, 0).otherwise(1)
     return (
         slots.withColumn("begins", begins)
         .withColumn("island", sf.sum("begins").over(before))
-        .groupBy(*COPY, "island")
+        .groupBy(*COPY, hour, "island")
         .agg(
             sf.min("slot_start_ms").alias("start_ms"),
             sf.max("slot_stop_ms").alias("stop_ms"),
             *summed,
         )
-        .drop("island")
+        .drop("hour_ms", "island")
         .orderBy(*COPY, "start_ms")
     )
 

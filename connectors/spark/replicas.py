@@ -59,6 +59,8 @@ _FOUND: Final = (
 
 _COPY: Final = ("node", "topic", "partition")
 _CHUNK_ROWS: Final = 200_000
+RANGES_MAX: Final = 10_000
+"""Nodes are asked about so many ranges in one comparison; a plan has no more steps either."""
 _HOURS_PER_TASK: Final = 24
 """A task costs some milliseconds, and most hours are small."""
 
@@ -94,9 +96,12 @@ class Replicas(Protocol):
         differ from copy to copy.
         """
 
-    def records(self, ranges: Sequence[Range]) -> tuple[DataFrame, DataFrame]:
+    def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
         """``node, topic, partition, key_ms, offset, payload_hash`` of what is pending in some
         slots, or in more; and ``UNREADABLE`` where there is no answer.
+
+        Args:
+            ranges: rows as ``Range``, in a total order.
         """
 
     def close(self) -> None:
@@ -193,20 +198,20 @@ class Live:
         self._summed.unpersist()
         self.rows.unpersist()
 
-    def records(self, ranges: Sequence[Range]) -> tuple[DataFrame, DataFrame]:
+    def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
         """See ``Replicas``: asks the nodes, and writes down what they answer."""
+        asked_max = 0 if self.desk is None else RANGES_MAX
         spool = _Spool(self.spark, self.work)
         silent: list[tuple[Range, str]] = []
-        if self.desk is None:
-            silent = [(one, "the node was not asked for details") for one in ranges]
-        else:
-            for start in range(0, len(ranges), STEPS_AT_ONCE):
-                silent += self._ask(self.desk, ranges[start : start + STEPS_AT_ONCE], spool)
+        if self.desk is not None:
+            asked = [Range(*row) for row in ranges.limit(asked_max).collect()]
+            for start in range(0, len(asked), STEPS_AT_ONCE):
+                silent += self._ask(self.desk, asked[start : start + STEPS_AT_ONCE], spool)
         told = spool.close()
         unanswered = [(*one, None, None, why) for one, why in silent]
         return (
             pending_rows(self.spark, told, self.compared),
-            self.spark.createDataFrame(unanswered, UNREADABLE),
+            self.spark.createDataFrame(unanswered, UNREADABLE).union(_not_asked(ranges, asked_max)),
         )
 
     def _ask(self, desk: Desk, ranges: Sequence[Range], spool: _Spool) -> list[tuple[Range, str]]:
@@ -229,6 +234,13 @@ class Live:
             Command(plan=plan, step=step, command="detail", expires_ms=expires_ms, **one._asdict())
             for step, one in enumerate(ranges)
         ]
+
+
+def _not_asked(ranges: DataFrame, asked: int) -> DataFrame:
+    """``UNREADABLE``: all ranges but the first ``asked``."""
+    unknown = sf.lit(None).cast("bigint")
+    why = sf.lit("the node was not asked for details")
+    return ranges.offset(asked).select(*_COPY, "start_ms", "stop_ms", unknown, unknown, why)
 
 
 class _Spool:
@@ -364,7 +376,7 @@ class OnDisk:
             .select(*_names(digests.SUMS))
         )
 
-    def records(self, ranges: Sequence[Range]) -> tuple[DataFrame, DataFrame]:
+    def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
         """See ``Replicas``: they are all here."""
         del ranges
         return self._pending(), self.spark.createDataFrame([], UNREADABLE)

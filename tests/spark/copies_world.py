@@ -101,6 +101,12 @@ class World:
             self.producer.produce(self.checkpoint, value, b"%d" % number, number)
         self.producer.flush()
 
+    def trim(self, partition: int, first: int) -> None:
+        """Retention deletes what is below an offset."""
+        place = TopicPartition(self.delay, partition, first)
+        for future in admin_client(self.client).delete_records([place]).values():
+            future.result(30)
+
     # --- copies --------------------------------------------------------------------------------
 
     def shape(self, partition: int, stop: int = RECORDS) -> Shape:

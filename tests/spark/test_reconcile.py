@@ -142,6 +142,27 @@ def test_all_copies_may_be_wrong_together_and_the_log_is_right(
     assert found(spark, deep) == {("missing", "n1", 0, 5), ("missing", "n2", 0, 5)}
 
 
+def test_what_lies_below_the_logs_start_is_neither_extra_nor_repaired(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    """One node was built anew after retention; the other has the last copy of what is gone."""
+    first, lost = 50, 61
+    shape = world.shape(0)
+    folders = {node: str(tmp_path / node) for node in ("n1", "n2", "n3")}
+    world.keep(tmp_path / "n1", 0, spoiled(shape, without(*range(first))))
+    world.keep(tmp_path / "n2", 0, shape)
+    world.keep(tmp_path / "n3", 0, spoiled(shape, without(lost)))
+    for node in folders:
+        world.keep(tmp_path / node, 1, world.shape(1))
+    world.trim(0, first)
+    result = reconcile(spark, options(world, tmp_path / "out", folders=folders))
+    assert found(spark, result) == {("missing", "n3", 0, lost)}
+    assert [(step.node, step.why) for step in result.plan.steps] == [("n3", "1 missing")]
+    old = [frame for frame in world.pending(0) if frame[1] < first]
+    assert result.unjudged == 2 * len(old) > 0
+    assert any("below the start" in note for note in result.notes)
+
+
 def test_running_nodes_are_compared_by_digests_and_asked_for_details(
     spark: SparkSession, world: World, tmp_path: Path
 ) -> None:

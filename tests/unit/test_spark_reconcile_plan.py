@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from connectors.spark.plan import Plan, PlanError, Step, carry_out, decode_plan
+from connectors.spark.plan import (
+    STEPS_MAX,
+    Plan,
+    PlanError,
+    Step,
+    carry_out,
+    decode_plan,
+    first_steps,
+)
 from delayservice.core.repair import Command, Detail, Report
 
 STEP = Step(
@@ -78,6 +86,13 @@ def test_what_is_no_plan_and_other_versions_are_refused() -> None:
             decode_plan(data)
     with pytest.raises(PlanError, match="version 9"):
         decode_plan(Plan(id="p", cluster="c", made_ms=1, v=9).encode())
+
+
+def test_a_plan_has_so_many_steps_and_says_that_there_are_more() -> None:
+    assert first_steps([STEP] * STEPS_MAX) == ((STEP,) * STEPS_MAX, [])
+    steps, (note,) = first_steps([STEP] * (STEPS_MAX + 1))
+    assert len(steps) == STEPS_MAX
+    assert "compare again" in note
 
 
 def test_an_end_that_nobody_knows_is_allowed() -> None:
