@@ -34,6 +34,7 @@ from connectors.spark.judge import (
     ShardRules,
 )
 from connectors.spark.topics import Place, read_topic
+from delayservice.core import names
 from delayservice.core.cursor import OFFSET_MAX
 from delayservice.errors import DelayServiceError
 
@@ -184,8 +185,8 @@ class Plan:
             for number, (shard, _) in enumerate(self._shards)
             if number in bases
         }
-        names = Names(self._shard_numbers, self._contracts, tuple(self._scope.secrets))
-        return self._read(spans).mapInArrow(names.of_sources, NAMES)
+        named = Names(self._shard_numbers, self._contracts, tuple(self._scope.secrets))
+        return self._read(spans).mapInArrow(named.of_sources, NAMES)
 
     def _still_true(self, found: DataFrame) -> DataFrame:
         """Without what is only missing because retention went on while the logs were read."""
@@ -203,7 +204,8 @@ class Plan:
         }
         if not moved:
             return found
-        since_ms = max(_complete_since(moved, first_times(self._scope.client, moved)).values())
+        settled_ms = first_times(self._scope.client, moved, names.DELAY_SETTLES)
+        since_ms = max(_complete_since(moved, settled_ms).values())
         return found.where((sf.col("kind") != LOST) | (sf.col("since_ms") >= since_ms))
 
     def _named(self, found: DataFrame) -> DataFrame:
@@ -234,7 +236,9 @@ class Plan:
     def _make_rules(self) -> Rules:
         spans = self._cut.spans
         first_ms = first_times(self._scope.client, spans)
-        since_ms = _complete_since(spans, first_ms)
+        gone = {place: span for place, span in self._cut.others.items() if span.start > 0}
+        settled_ms = first_times(self._scope.client, gone, names.DELAY_SETTLES)
+        since_ms = _complete_since(spans, first_ms | settled_ms)
         own = {self._scope.dead_letter, self._scope.outcomes}
         read = {topic for topic, _ in self._cut.others}
         since_ms |= dict.fromkeys(compacted(self._scope.client, read - own), NEVER_MS)

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any, Final
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     ConfigResource,
     OffsetSpec,
@@ -48,7 +50,11 @@ SETTLE_TIMEOUT_S: Final = 150.0
 """Longer than a broker leaves a dead producer's transaction open."""
 _LOOK_BACK: Final = 64
 _TICK_S: Final = 0.1
+_headers_of: Final = methodcaller("headers")
+"""``message.headers()``, called as ``connectors.kafka.source`` does, and says why."""
 _FIRST_BATCH: Final = 1_000
+_LOOK_AHEAD: Final = 1_000
+"""Records of each log that are looked at for a header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +284,13 @@ class LogStarts:
         return {place: offset for place, offset in found.items() if offset >= 0}
 
 
-def first_times(client: Mapping[str, str], spans: Mapping[Place, Span]) -> dict[Place, int]:
+def first_times(
+    client: Mapping[str, str], spans: Mapping[Place, Span], header: str | None = None
+) -> dict[Place, int]:
     """When the first record of each log was written, epoch milliseconds; none of empty logs.
+
+    With ``header`` it is the first one that bears it, for other producers may write any time. Where
+    none of the first thousand does, it is the latest time of those.
 
     Raises:
         KafkaEdgeError: nothing came for a minute.
@@ -290,6 +301,7 @@ def first_times(client: Mapping[str, str], spans: Mapping[Place, Span]) -> dict[
     config = consumer_config(options, "spark-first") | {"fetch.message.max.bytes": 1_024}
     consumer = consumer_client(config)
     found: dict[Place, int] = {}
+    looked = Counter[Place]()
     try:
         consumer.assign([TopicPartition(*place, span.start) for place, span in waiting.items()])
         heard_s = time.monotonic()
@@ -299,15 +311,29 @@ def first_times(client: Mapping[str, str], spans: Mapping[Place, Span]) -> dict[
                 if place not in waiting:
                     continue
                 heard_s = time.monotonic()
-                del waiting[place]
-                consumer.pause([TopicPartition(*place)])
+                looked[place] += 1
+                is_last = looked[place] == _LOOK_AHEAD
                 if message.error() is None:
-                    found[place] = message.timestamp()[1]
+                    at_ms, is_it = message.timestamp()[1], _bears(message, header)
+                    found[place] = at_ms if is_it else max(at_ms, found.get(place, 0))
+                    is_last |= is_it or (message.offset() or 0) + 1 >= waiting[place].end
+                if is_last or message.error() is not None:
+                    del waiting[place]
+                    consumer.pause([TopicPartition(*place)])
             if time.monotonic() - heard_s > SCAN_STALL_S:
                 raise KafkaEdgeError(f"{min(waiting)} gave nothing for {SCAN_STALL_S:.0f} s")
     finally:
         consumer.close()
     return found
+
+
+def _bears(message: Message, header: str | None) -> bool:
+    if header is None:
+        return True
+    try:
+        return any(name == header for name, _ in _headers_of(message) or ())
+    except (SystemError, UnicodeDecodeError):  # a name that is not UTF-8: not the service's
+        return False
 
 
 def offsets_at(

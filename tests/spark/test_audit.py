@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, OffsetRange, audit
+from connectors.spark.cut import Span, first_times
 from connectors.spark.judge import KINDS
+from delayservice.core.names import DELAY_SETTLES
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import DelayServiceError, KafkaEdgeError
 from tests.spark.made_defects import LATE_MS, PARTITIONS, SECRET, Defects, Found, inject
@@ -134,6 +137,43 @@ def test_a_range_is_judged_by_itself(spark: SparkSession, defects: Defects, tmp_
     }
     assert found_in(spark, partial) == inside
     assert partial.records == 4
+
+
+def test_what_retention_has_taken_is_not_lost(
+    spark: SparkSession, cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    """Of a delivery, though another producer's record then comes first and claims to be old, and of
+    a cancelled record's outcome, though its due time is later than all that is gone.
+    """
+    with MadeHistory(cluster.bootstrap) as history:
+        h = history
+        soon_ms, later_ms = h.now_ms + 60_000, h.now_ms + 120_000
+        h.delivery(h.source(h.now_ms - 60_000), h.now_ms - 60_000)
+        h.write(h.target, [("own", b"1")], at_ms=1)
+        h.delivery(h.source(soon_ms), soon_ms)
+        victim = h.source(later_ms, ("delay-id", b"a"))
+        cancel = h.write(h.delay, [("delay-id", b"a"), ("delay-op", b"cancel")])
+        h.outcome("cancelled", victim, by=cancel)
+        h.outcome("cancelled", cancel, at_ms=soon_ms)
+        lost = h.source(later_ms, ("delay-id", b"b"))
+        h.settled(later_ms + 60_000)
+        places = [(h.target, 0), (h.outcomes, 0)]
+        spans = dict.fromkeys(places, Span(1, 3))
+        assert first_times(h.client, spans, DELAY_SETTLES) == dict.fromkeys(places, soon_ms)
+        gone = [TopicPartition(*place, 1) for place in places]
+        admin = AdminClient({**h.client})
+        for future in admin.delete_records(gone).values():
+            future.result(30)
+        audited = AuditOptions(
+            client=h.client,
+            out=str(tmp_path),
+            checkpoint=h.checkpoint,
+            dead_letter=h.dead_letter,
+            outcomes=h.outcomes,
+        )
+        result = audit(spark, audited)
+    assert found_in(spark, result) == {("lost", 0, lost)}
+    assert result.counts["not_checkable"] == 1
 
 
 def test_a_copy_beyond_the_range_settles_what_is_in_it(
