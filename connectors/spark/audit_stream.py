@@ -18,12 +18,12 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from connectors.spark.audit import AuditOptions, audit
+from connectors.spark.audit import FINDING, AuditOptions, audit
 from connectors.spark.audit_plan import OffsetRange
 from connectors.spark.audit_rows import Ledger
 from connectors.spark.audit_sums import BLOCK_BITS, SUMS, Sums, merged
 from connectors.spark.cut import Cut, take_cut
-from connectors.spark.files import read_text, write_text
+from connectors.spark.files import is_there, read_text, write_text
 from connectors.spark.judge import LETTER, OUTCOME
 from connectors.spark.topics import Place, stream_topic
 from delayservice.core.cursor import OFFSET_MAX
@@ -79,6 +79,16 @@ def _starts(spark: SparkSession, options: StreamOptions, cut: Cut) -> dict[Place
     said = [[topic, number, offset] for (topic, number), offset in sorted(starts.items())]
     write_text(spark, path, json.dumps(said))
     return starts
+
+
+def standing(spark: SparkSession, options: AuditOptions) -> dict[str, int]:
+    """How many findings of each kind drills have left in ``out``, of this run or a former one."""
+    path = options.path("findings")
+    if not is_there(spark, path):
+        return {}
+    found = spark.read.schema(FINDING).option("recursiveFileLookup", value=True).parquet(path)
+    by_kind = found.groupBy("kind").count().orderBy("kind").collect()
+    return {row["kind"]: row["count"] for row in by_kind}
 
 
 class _Stream:

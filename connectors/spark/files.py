@@ -29,6 +29,22 @@ def read_text(spark: SparkSession, path: str) -> str | None:
         stream.close()
 
 
+def is_there(spark: SparkSession, path: str) -> bool:
+    """Whether there is such a file or folder."""
+    system, place = _file_system(spark, path)
+    return bool(system.exists(place))
+
+
+def is_replaceable(spark: SparkSession, path: str) -> bool:
+    """Whether nothing is lost when Spark writes there anew: a folder that it wrote, or nothing."""
+    system, place = _file_system(spark, path)
+    if not system.exists(place):
+        return True
+    names = [str(status.getPath().getName()) for status in system.listStatus(place)]
+    is_folder = bool(system.getFileStatus(place).isDirectory())
+    return is_folder and all(name.startswith(("part-", "_", ".")) for name in names)
+
+
 def delete_folder(spark: SparkSession, path: str) -> None:
     """Delete a folder and what it holds, if it is there."""
     system, place = _file_system(spark, path)

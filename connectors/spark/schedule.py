@@ -27,6 +27,7 @@ from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.topics import TargetTopics
 from connectors.spark.cut import settled_spans, take_cut
 from connectors.spark.failures import FAILURES, reason
+from connectors.spark.files import is_replaceable
 from connectors.spark.progress import Say
 from connectors.spark.row_check import Rules, check
 from connectors.spark.row_mapping import Fields, drafts
@@ -46,11 +47,13 @@ CONF: Final[Mapping[str, str]] = MappingProxyType(
     {
         "spark.task.maxFailures": "1",
         "spark.stage.maxConsecutiveAttempts": "1",
+        "spark.speculation": "false",
         "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
     }
 )
-"""Of a session that schedules. A task that is tried again would write its records again, while a
-run that is tried again looks first. And what is kept between two steps has tasks by its size."""
+"""Of a session that schedules. A task that is tried again, or runs twice at once, would write its
+records again, while a run that is tried again looks first. And what is kept between two steps has
+tasks by its size."""
 
 _JUDGED: Final = (
     "file string, id binary, value binary, headers array<struct<key: string, value: binary>>, "
@@ -171,6 +174,11 @@ def schedule(
         DelayServiceError: the delay topic is missing, a row can't be read or a record not written.
     """
     started_s = time.monotonic()
+    if not is_replaceable(rows.sparkSession, options.rejected_path):
+        raise InvalidRequestError(
+            f"{options.rejected_path} holds what no former run wrote, and rejected rows would take "
+            "its place: name another folder"
+        )
     rules = _rules(client, contracts, options.topic)
     judged = _judged(rows, options.fields, rules).persist(_KEPT)
     fresh: DataFrame | None = None

@@ -128,10 +128,17 @@ def audit(
     )
     with running("audit", master, conf, as_json=as_json) as job:
         if follow:
-            _follow(job, options, from_start=from_start)
-            return
-        job.say("auditing")
-        found = run(job.spark, options)
+            left = _follow(job, options, from_start=from_start)
+        else:
+            job.say("auditing")
+            found = run(job.spark, options)
+    if follow:
+        path = options.path("findings")
+        if as_json:
+            print_json({"v": 1, "kind": "follow", "findings": left, "findings_path": path})
+        else:
+            _show_findings(left, (), path)
+        raise typer.Exit(EXIT_FINDINGS if left else 0)
     if as_json:
         print_json(found.to_json())
     else:
@@ -332,15 +339,17 @@ def export(
             "needs no export"
         )
     output.mkdir(parents=True, exist_ok=True)
+    facts = []
     for shard in shards:
         target = output / f"{shard.parent.name}-{shard.name}.parquet"
         done = export_rocks(shard, target, content=content)
-        facts = {"path": str(done.path), "rows": done.rows, "stop_offset": done.stop_offset}
-        if as_json:
-            print_json(facts)
-        else:
+        said = {"path": str(done.path), "rows": done.rows, "stop_offset": done.stop_offset}
+        facts.append(said)
+        if not as_json:
             out.print(f"{done.rows:,} records below offset {done.stop_offset} in ", end="")
             out.print(str(done.path), style="bold green", markup=False)
+    if as_json:
+        print_json({"v": 1, "kind": "export", "shards": facts})
 
 
 @app.command(
@@ -408,9 +417,11 @@ def _show_findings(
     out.print(f"all of them are in {path}", style="dim", markup=False)
 
 
-def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> None:
-    """Audit as records come. The next run with the same ``--out`` goes on where this one ends."""
-    from connectors.spark.audit_stream import StreamOptions, start_audit
+def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> dict[str, int]:
+    """Audit as records come; what stands at the end. The next run with the same ``--out`` goes on
+    where this one ends.
+    """
+    from connectors.spark.audit_stream import StreamOptions, standing, start_audit
 
     query = start_audit(job.spark, StreamOptions(options, from_start=from_start))
     job.say(f"auditing what comes; findings go to {options.path('findings')}")
@@ -421,6 +432,7 @@ def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> None:
     query.stop()
     if failure is not None:
         raise failure
+    return standing(job.spark, options)
 
 
 def _secrets(settings: Settings) -> tuple[bytes, ...]:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.spark.audit import AuditOptions
-from connectors.spark.audit_stream import StreamOptions, start_audit
+from connectors.spark.audit_stream import StreamOptions, standing, start_audit
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.spark.made_history import MadeHistory
 
@@ -86,3 +86,5 @@ def test_a_loss_and_a_duplicate_are_found_and_whole_blocks_are_forgotten(
             await_true(query, lambda: findings(spark, tmp_path) == rest, "and it is still found")
         finally:
             query.stop()
+        assert standing(spark, audited) == {"duplicated": 1}
+        assert standing(spark, replace(audited, out=str(tmp_path / "none"))) == {}

@@ -166,6 +166,15 @@ def test_nothing_is_written_while_any_row_is_bad_and_each_is_reported_with_its_c
     assert {seen.key for seen in desk.written()} == {str(r["name"]).encode() for r in good}
 
 
+def test_a_folder_that_holds_something_else_is_not_for_rejected_rows(desk: Desk) -> None:
+    folder = Path(desk.rejected_path)
+    folder.mkdir()
+    (folder / "letter.txt").write_text("mine", "utf-8")
+    with pytest.raises(InvalidRequestError, match=r"name another folder"):
+        desk.run(desk.rows(desk.reminders(1)))
+    assert (folder / "letter.txt").read_text("utf-8") == "mine"
+
+
 def test_a_rejected_row_can_be_read_as_it_was_with_the_reason_beside_it(
     desk: Desk, tmp_path: Path
 ) -> None:

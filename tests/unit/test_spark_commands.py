@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,11 +8,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from connectors.spark.schedule import CONF
 from delayservice.cli import app
 from delayservice.commands.spark_session import NEEDED, pairs
+from delayservice.core.codec import encode_payload
 from delayservice.errors import DelayServiceError
+from delayservice.store.base import NO_MARK
+from delayservice.store.rocksdb import RocksStore
 
 ROOT = Path(__file__).parents[2]
+PAYLOAD = encode_payload(("to_a", -1, b"key", b"value", [], 7, None))
 
 
 def called(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -78,6 +84,27 @@ def test_options_with_names_keep_their_order_and_repetitions() -> None:
 def test_an_option_without_a_name_is_refused(text: str) -> None:
     with pytest.raises(DelayServiceError, match="--conf"):
         pairs("--conf", [text])
+
+
+def test_an_export_tells_programs_of_all_shards_in_one_object(tmp_path: Path) -> None:
+    for number in range(2):
+        shard = tmp_path / "rocksdb" / "00aa" / str(number)
+        shard.parent.mkdir(parents=True, exist_ok=True)
+        store = RocksStore(shard)
+        store.open()
+        store.append([(1_795_226_400_000, 0, NO_MARK, PAYLOAD)], [], [], 1)
+        store.sync()
+        store.close()
+    asked = ["spark", "export", str(tmp_path), "--out", str(tmp_path / "out"), "--json"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert [(one["rows"], one["stop_offset"]) for one in told["shards"]] == [(1, 1), (1, 1)]
+
+
+def test_a_session_that_schedules_runs_no_task_twice() -> None:
+    assert CONF["spark.speculation"] == "false"
+    assert CONF["spark.task.maxFailures"] == "1"
 
 
 def test_a_folder_without_a_store_has_nothing_to_export(tmp_path: Path) -> None:
