@@ -48,7 +48,7 @@ def figures(progress: Sequence[dict[str, Any]], rate: int, seconds: int) -> dict
     third = len(turns) // 3
 
     def kept(some: Sequence[dict[str, Any]], name: str) -> float:
-        return round(mean(one["stateOperators"][0][name] for one in some), 1)
+        return round(float(mean(one["stateOperators"][0][name] for one in some)), 1)
 
     return {
         "rate_per_s": rate,
