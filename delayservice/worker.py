@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -58,6 +59,7 @@ REACH_TURN_S = 0.5
 TARGETS_TURN_S = 0.25
 STOP_TIMEOUT_S = 20.0
 FLUSH_TIMEOUT_S = 2.0
+COMMANDS_KEPT = 10_000
 RETIRE_TIMEOUT_S = 5.0
 EXIT_FAILED = 70
 EXIT_ORPHANED = 71
@@ -175,6 +177,8 @@ class Worker:
         self._audits = self._hear_audits() if index == 0 else None
         self._slices: dict[int, SliceThread] = {}
         self._keepers: dict[int, CopyKeeper] = {}
+        self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
+        """For slices that are not placed here yet, or are another worker's."""
         self._retiring: set[int] = set()
         self._slices_there = range(0)
         self._topics: list[DelayTopic] = []
@@ -440,14 +444,24 @@ class Worker:
             scan_interval_ms=settings.digests.scan_interval_ms,
             store_kind=settings.node.store,
         )
-        self._keepers[slice_no] = CopyKeeper(digests, log, settings.node.node_id, self._clock)
+        keeper = CopyKeeper(digests, log, settings.node.node_id, self._clock)
+        self._keepers[slice_no] = keeper
+        self._hand_over(keeper, slice_no)
         return digests
 
     def _ask_copy(self, command: Command) -> None:
         """Hand a command to the slice that it is for; several workers of a node hear it."""
+        self._unplaced.append(command)
         keeper = self._keepers.get(command.partition)
         if keeper is not None:
-            keeper.ask(command)
+            self._hand_over(keeper, command.partition)
+
+    def _hand_over(self, keeper: CopyKeeper, slice_no: int) -> None:
+        """What came for a slice, if need be before it was placed here."""
+        for command in [one for one in self._unplaced if one.partition == slice_no]:
+            with suppress(ValueError):  # another thread was faster
+                self._unplaced.remove(command)
+                keeper.ask(command)
 
     @property
     def _fetch_ahead(self) -> FetchAhead:

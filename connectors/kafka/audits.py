@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -29,21 +30,39 @@ class AuditSummary(msgspec.Struct):
         at_ms: when, epoch milliseconds.
         records: source records that were audited.
         findings: how many of each kind; none: all is well.
-        whole: whether all was audited; else some ranges, because something was wrong with them.
+        ranges: ``[topic, partition, start, stop]`` of what was audited, because something seemed
+            wrong with it; none: all was.
     """
 
     at_ms: int
     records: int
     findings: dict[str, int]
-    whole: bool = True
+    ranges: tuple[tuple[str, int, int, int], ...] = ()
 
-    def then(self, later: AuditSummary) -> AuditSummary:
-        """With what a later audit found: a whole one replaces all, one of a range adds to it."""
-        if later.whole:
-            return later
-        kinds = self.findings.keys() | later.findings.keys()
-        found = {k: self.findings.get(k, 0) + later.findings.get(k, 0) for k in sorted(kinds)}
-        return AuditSummary(self.at_ms, self.records, found)
+
+class AuditSummaries:
+    """The newest audit of everything, and the newest of each range since."""
+
+    def __init__(self) -> None:
+        self._whole: AuditSummary | None = None
+        self._ranges: dict[tuple[tuple[str, int, int, int], ...], AuditSummary] = {}
+
+    def add(self, summary: AuditSummary) -> None:
+        """A later one."""
+        if summary.ranges:
+            self._ranges[summary.ranges] = summary
+        else:
+            self._whole = summary
+            self._ranges.clear()
+
+    def together(self) -> AuditSummary:
+        """All of them as one."""
+        parts = [one for one in (self._whole, *self._ranges.values()) if one is not None]
+        found: Counter[str] = Counter()
+        for part in parts:
+            found.update(part.findings)
+        records = self._whole.records if self._whole is not None else 0
+        return AuditSummary(max(part.at_ms for part in parts), records, dict(found))
 
 
 class _Said(AuditSummary, tag_field="kind", tag="summary"):
@@ -64,6 +83,7 @@ class AuditNews:
 
     def __init__(self, topic: str, client: Mapping[str, str], name: str) -> None:
         self.newest: AuditSummary | None = None
+        self._summaries = AuditSummaries()
         self._topic = topic
         self._config = consumer_config(client, f"audits-{name}") | {
             "auto.offset.reset": "earliest",
@@ -72,14 +92,12 @@ class AuditNews:
         threading.Thread(target=self._run, name="audit-news", daemon=True).start()
 
     def _run(self) -> None:
+        consumer = consumer_client(self._config)
         while True:
-            consumer = consumer_client(self._config)
             try:
                 self._read(consumer)
             except KafkaException as exc:
                 _log.debug("audit_topic_not_read", topic=self._topic, why=str(exc))
-            finally:
-                consumer.close()
             time.sleep(_RETRY_S)
 
     def _read(self, consumer: Consumer) -> None:
@@ -101,4 +119,5 @@ class AuditNews:
             said = _decode(message.value() or b"")
         except (msgspec.DecodeError, ValueError):
             return  # a finding, or something newer than this version
-        self.newest = said if self.newest is None else self.newest.then(said)
+        self._summaries.add(said)
+        self.newest = self._summaries.together()

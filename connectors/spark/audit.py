@@ -125,7 +125,7 @@ class AuditResult:
         summary_path: the JSON file.
         sample: the first findings, for people.
         cut: what it was judged at.
-        whole: whether all offsets were audited, and not ranges of them.
+        ranges: of offsets that were audited; none: all.
     """
 
     findings: Mapping[str, int]
@@ -138,7 +138,7 @@ class AuditResult:
     summary_path: str
     sample: tuple[Mapping[str, Any], ...]
     cut: Cut
-    whole: bool
+    ranges: tuple[OffsetRange, ...]
 
     @property
     def is_clean(self) -> bool:
@@ -151,7 +151,7 @@ class AuditResult:
             "v": VERSION,
             "kind": "summary",
             "at_ms": self.cut.taken_ms,
-            "whole": self.whole,
+            "ranges": [[r.topic, r.partition, r.start, r.stop] for r in self.ranges],
             "clean": self.is_clean,
             "findings": dict(self.findings),
             "counts": dict(self.counts),
@@ -218,7 +218,7 @@ def _result(
         summary_path=options.path("summary.json"),
         sample=tuple(row.asDict() for row in rows),
         cut=cut,
-        whole=not options.ranges,
+        ranges=tuple(options.ranges),
     )
 
 
