@@ -42,6 +42,17 @@ def write_steadily(history: MadeHistory, query: StreamingQuery, rate: int, secon
         time.sleep(max(0.0, began_s + (turn + 1) * TURN_S - time.monotonic()))
 
 
+def await_all(query: StreamingQuery, rows: int) -> None:
+    """Until every record and its delivery is read; ``processAllAvailable`` never ends, for the audit
+    looks at its state in turns without data, too.
+    """
+    while sum(one["numInputRows"] for one in query.recentProgress) < rows:
+        failed = query.exception()
+        if failed is not None:
+            raise failed
+        time.sleep(TURN_S / 2)
+
+
 def figures(progress: Sequence[dict[str, Any]], rate: int, seconds: int) -> dict[str, object]:
     """What the query told of its turns."""
     turns = [one for one in progress if one["numInputRows"]]
@@ -92,7 +103,7 @@ def main() -> int:
             query = start_audit(spark, options)
             write_steadily(history, query, chosen.rate, chosen.seconds)
             ended_s = time.monotonic()
-            query.processAllAvailable()
+            await_all(query, 2 * chosen.rate * chosen.seconds)
             told = figures(query.recentProgress, chosen.rate, chosen.seconds)
             told["behind_s"] = round(time.monotonic() - ended_s, 1)
             query.stop()
