@@ -43,7 +43,7 @@ def write_steadily(history: MadeHistory, query: StreamingQuery, rate: int, secon
 
 
 def await_all(query: StreamingQuery, rows: int) -> None:
-    """Until every record and its delivery is read. ``processAllAvailable`` never ends, for there are
+    """Until every record and delivery is read. ``processAllAvailable`` never ends, for there are
     turns without data, too.
     """
     while sum(one["numInputRows"] for one in query.recentProgress) < rows:
