@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
 from delayservice.core.digest import frame_hash
 from delayservice.core.repair import Command, Detail, Report, encode_message
-from delayservice.errors import DelayServiceError, SlotDamagedError
+from delayservice.errors import KafkaEdgeError, SlotDamagedError
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.digests import SliceDigests
 from delayservice.lanes.lane import Lane
@@ -19,6 +19,14 @@ from delayservice.lanes.ports import Clock, RepairLog
 _DETAIL_ROWS: Final = 2_000
 
 _log = structlog.get_logger(__name__)
+
+
+class _Task(NamedTuple):
+    """A command that is being carried out, and on which copy."""
+
+    command: Command
+    lane: AnyLane | None
+    steps: Iterator[None]
 
 
 class CopyKeeper:
@@ -37,7 +45,7 @@ class CopyKeeper:
         self._node_id = node_id
         self._clock = clock
         self._commands: deque[Command] = deque()
-        self._task: Iterator[None] | None = None
+        self._task: _Task | None = None
 
     def ask(self, command: Command) -> None:
         """Take a command, to be carried out by the slice's thread. Any thread may call this."""
@@ -47,8 +55,16 @@ class CopyKeeper:
         """Do a little of everything that is to be done."""
         self.digests.turn(lanes, is_owner=is_owner)
         if self._task is None and self._commands:
-            self._task = self._carry_out(self._commands.popleft(), lanes)
-        if self._task is not None and next(self._task, self) is self:
+            command = self._commands.popleft()
+            lane = lanes.get(command.topic)
+            self._task = _Task(command, lane, self._carry_out(command, lane))
+        task = self._task
+        if task is None:
+            return
+        if lanes.get(task.command.topic) is not task.lane:
+            self._task = None
+            self._failed(task.command, "the copy was closed meanwhile")
+        elif next(task.steps, self) is self:
             self._task = None
 
     @property
@@ -58,8 +74,7 @@ class CopyKeeper:
 
     # --- commands ------------------------------------------------------------------------------
 
-    def _carry_out(self, command: Command, lanes: Mapping[str, AnyLane]) -> Iterator[None]:
-        lane = lanes.get(command.topic)
+    def _carry_out(self, command: Command, lane: AnyLane | None) -> Iterator[None]:
         if command.expires_ms < self._clock.wall_ms():
             self._failed(command, "it had expired when its turn came")
         elif not isinstance(lane, Lane):
@@ -108,9 +123,9 @@ class CopyKeeper:
             for found in lane.repair(command.start_ms, command.stop_ms, command.first_offset):
                 frames = found
                 yield
-        except DelayServiceError as exc:
+        except KafkaEdgeError as exc:  # what is stored is as it was
             self._failed(command, str(exc))
-            raise
+            return
         self.digests.ask_scan(command.topic, lambda: self._done(command, frames))
 
     # --- answers -------------------------------------------------------------------------------
