@@ -67,6 +67,9 @@ def make_topics(bench: Bench) -> None:
     bench.topic(bench.checkpoint, 1, cleanup_policy="compact", **FIT)
     bench.topic(bench.dead_letter, 1, max_message_bytes="2097152")
     bench.topic(bench.outcomes, 1, max_message_bytes="2097152")
+    bench.topic(bench.digests, 1, cleanup_policy="compact")
+    bench.topic(bench.repairs, 1)
+    bench.topic(bench.audit, 1)
 
 
 def grant(secure: SecureCluster, bench: Bench, rights: Sequence[Right], who: str = "") -> None:
@@ -156,6 +159,10 @@ WITHOUT = {
         "the configuration of {dead_letter} can't be read: give the service DescribeConfigs"
     ),
     Right("topic", "delay_outcomes", "Write"): "missing topics: {outcomes}",
+    Right("topic", "delay_digests", "Write"): "missing topics: {digests}",
+    Right("topic", "delay_repairs", "Read"): "give the service Read on {repairs}",
+    Right("topic", "delay_repairs", "Write"): "give the service Write on {repairs}",
+    Right("topic", "delay_audit", "Read"): "missing topics: {audit}",
     Right("transactional-id", "delayservice-*", "Write"): (
         "give the service Write on the transactional id tx-{run}-0"
     ),
@@ -182,6 +189,7 @@ def test_without_a_right_the_service_says_which_and_goes_on_once_it_has_it(
     service = bench.start()
     names = {"any": bench.any, "checkpoint": bench.checkpoint, "run": bench.run}
     names |= {"dead_letter": bench.dead_letter, "outcomes": bench.outcomes}
+    names |= {"digests": bench.digests, "repairs": bench.repairs, "audit": bench.audit}
     expected = WITHOUT[right].format(**names)
     await_true(lambda: expected in told(bench), expected)
     assert bench.read_all(target) == []
