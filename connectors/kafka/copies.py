@@ -19,7 +19,6 @@ REMEMBERED_MS: Final = 3_600_000
 
 _WAIT_S: Final = 0.5
 _RETRY_S: Final = 2.0
-_QUEUE_FULL_WAIT_S: Final = 0.1
 
 _Heard = Callable[[KafkaError | None, object], None]
 

@@ -35,7 +35,8 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
         start_ms: first key of the range, epoch milliseconds.
         stop_ms: end of the range.
         first_offset: of the first record that belongs in the range.
-        stop_offset: end of these offsets; 0: nobody knows.
+        stop_offset: end of these offsets, for people: a node reads on to the end of the log, for
+            what cancels them may lie anywhere. 0: nobody knows.
         expires_ms: not to be begun later than this.
         v: version of the format.
     """

@@ -406,21 +406,11 @@ class Lane:
 
     def _held(self, start_ms: int, stop_ms: int) -> Iterator[list[Frame] | None]:
         """What the store holds of a range of keys, a little at a time; None for what is damaged."""
-        scanner, after = self.store.scanner(), (start_ms, -1)
-        while after[0] < stop_ms:
-            try:
-                frames = scanner.read(after, stop_ms - 1, _CHUNK_RECORDS)
-            except SlotDamagedError as damage:
-                before = (damage.start_ms - 1, OFFSET_MAX)
-                if before > after:  # what lies before it comes first
-                    yield from self._held(after[0], damage.start_ms)
-                yield None
-                after = (damage.stop_ms, -1)
-                continue
-            if not frames:
-                return
-            yield frames
-            after = frames[-1][:2]
+        scanner, after, upto = self.store.scanner(), (start_ms, -1), (stop_ms - 1, OFFSET_MAX)
+        while after < upto:
+            frames, after, damage = scanner.read_on(after, upto, _CHUNK_RECORDS)
+            if damage is not None or frames:
+                yield None if damage is not None else frames
 
     def _mend(self, damage: SlotDamagedError) -> None:
         _log.error("slot_damaged", topic=self.topic, partition=self.partition, why=str(damage))

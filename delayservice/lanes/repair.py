@@ -50,7 +50,7 @@ class Rereading:
         topic: the delay topic.
         start_ms: first key of the range.
         stop_ms: its end.
-        first_offset: where the first record of the range may lie.
+        first_offset: where to begin; the log must hold it.
         scan_back: finds the canceller of a copy.
     """
 
@@ -68,12 +68,14 @@ class Rereading:
         self._reader = reader
         self._topic = topic
         self._slot = _Slot(start_ms, stop_ms, scan_back)
-        self.start = max(first_offset, source.bounds(topic).start)
-        """Offsets below it are not read: retention has deleted them, or they lie elsewhere."""
-        self._at = self.start
+        self._at = first_offset
 
     def read_to(self, stop: int) -> Iterator[None]:
-        """Read on up to ``stop``, a run of the log at a time."""
+        """Read on up to ``stop``, a run of the log at a time.
+
+        Raises:
+            KafkaEdgeError: retention has passed where it begins; what is stored is as it was.
+        """
         if self._at >= stop:
             return
         for run in self._source.scan(self._topic, self._at, stop):

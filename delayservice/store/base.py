@@ -45,6 +45,23 @@ class Scanner:
         """As ``Store.read_due``, but without touching what delivery has in memory."""
         return list(islice(self._scan(after, upto_ms), limit))
 
+    def read_on(
+        self, after: Key, upto: Key, limit: int
+    ) -> tuple[list[Frame], Key, SlotDamagedError | None]:
+        """The next rows above ``after``, the key up to which that is all there is, and the damage
+        that lies right behind ``after``, if so: then there are no rows, and the key is behind it.
+        """
+        while True:
+            try:
+                rows = self.read(after, upto[0], limit)
+            except SlotDamagedError as damage:
+                before = (damage.start_ms - 1, OFFSET_MAX)
+                if before > after:
+                    upto = before  # what lies before it comes first
+                    continue
+                return [], (damage.stop_ms, -1), damage  # below the first key behind it
+            return rows, rows[-1][:2] if rows else upto, None
+
 
 class Store(ABC):
     """Pending records of one shard. Single-threaded: one slice loop owns it."""
@@ -120,16 +137,15 @@ class Store(ABC):
         read.
 
         Returns:
-            What to read again: the range, or more if a file holds more, and the offsets of what was
-            there. Not raised; the caller adds the offsets of what should have been there.
+            What to read again: the range, or more if a file holds more, and between which offsets
+            lies what was there, as far as that is known without reading it. Not raised.
         """
-        offsets = [frame[1] for frame in self.scan((start_ms, -1), stop_ms - 1)]
         return SlotDamagedError(
             "set aside for a repair",
             start_ms=start_ms,
             stop_ms=stop_ms,
-            first_offset=min(offsets, default=OFFSET_MAX),
-            stop_offset=max(offsets, default=-1) + 1,
+            first_offset=0,
+            stop_offset=OFFSET_MAX,
         )
 
     @abstractmethod

@@ -76,7 +76,11 @@ class DigestingStore(Store):
         after = self._scan_after
         if after is None:
             raise AssertionError("no scan has begun")
-        rows, upto = self._read_on(after)
+        if self._scanner is None:
+            self._scanner = self.inner.scanner()
+        rows, upto, damage = self._scanner.read_on(after, _END, SCAN_ROWS)
+        if damage is not None:
+            self._found.append(_damage_of(damage))
         self.digest.scanned([(row, _id_of(row)) for row in rows], upto)
         ended = upto == _END
         self._scan_after = None if ended else upto
@@ -84,23 +88,6 @@ class DigestingStore(Store):
             self.damaged = self._found
             self._scanner = None
         return ended
-
-    def _read_on(self, after: Key) -> tuple[list[Frame], Key]:
-        """The next rows above ``after``, and up to where they are all there are."""
-        if self._scanner is None:
-            self._scanner = self.inner.scanner()
-        upto = _END
-        while True:
-            try:
-                rows = self._scanner.read(after, upto[0], SCAN_ROWS)
-            except SlotDamagedError as damage:
-                before = (damage.start_ms - 1, OFFSET_MAX)
-                if before > after:
-                    upto = before  # what lies before it comes first
-                    continue
-                self._found.append(_damage_of(damage))
-                return [], (damage.stop_ms, -1)  # below the first key behind it
-            return rows, rows[-1][:2] if rows else upto
 
     # --- store ---------------------------------------------------------------------------------
 
