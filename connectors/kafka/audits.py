@@ -6,13 +6,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from connectors.kafka.clients import consumer_client
+from connectors.kafka.clients import consumer_client, values_of
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config
 
 _LOOK_BACK: Final = 10_000
@@ -106,17 +106,12 @@ class AuditNews:
         place.offset = max(low, high - _LOOK_BACK)
         consumer.assign([place])
         while True:
-            for message in consumer.consume(1_000, _WAIT_S):
-                self._take(message)
+            for value in values_of(consumer.consume(1_000, _WAIT_S)):
+                self._take(value)
 
-    def _take(self, message: Any) -> None:  # noqa: ANN401 (confluent-kafka types it so)
-        error = message.error()
-        if error is not None:
-            if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 (its public name)
-                raise KafkaException(error)
-            return
+    def _take(self, value: bytes) -> None:
         try:
-            said = _decode(message.value() or b"")
+            said = _decode(value)
         except (msgspec.DecodeError, ValueError):
             return  # a finding, or something newer than this version
         self._summaries.add(said)

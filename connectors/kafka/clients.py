@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -44,6 +44,20 @@ def admin_client(options: Mapping[str, str]) -> KafkaAdmin:
 def consumer_client(options: Mapping[str, Any]) -> Consumer:
     """A consumer, not assigned to anything."""
     return Consumer(dict(options), logger=LOGGER)
+
+
+def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
+    """The values of what a consumer gave; what only says where the log ends is left out.
+
+    Raises:
+        KafkaException: something can't be read.
+    """
+    for message in messages:
+        error = message.error()
+        if error is None:
+            yield message.value() or b""
+        elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 (its public name)
+            raise KafkaException(error)
 
 
 def producer_client(options: Mapping[str, Any]) -> Producer:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from connectors.kafka.clients import consumer_client, producer_client
+from connectors.kafka.clients import consumer_client, producer_client, values_of
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config
 from delayservice.core.repair import Command, Report, decode_message
 
@@ -131,8 +131,10 @@ class RepairCommands:
             consumer.assign(found)
             self._catch_up(consumer)
             while True:
-                for command in self._commands(consumer.consume(100, _WAIT_S)):
-                    self._take(command)
+                for value in values_of(consumer.consume(100, _WAIT_S)):
+                    said = decode_message(value)
+                    if isinstance(said, Command) and said.node == self._node_id:
+                        self._take(said)
         finally:
             consumer.close()
 
@@ -154,15 +156,3 @@ class RepairCommands:
                         waiting.pop((said.plan, said.step), None)
         for command in waiting.values():
             self._take(command)
-
-    def _commands(self, messages: list[Any]) -> list[Command]:
-        found = []
-        for message in messages:
-            error = message.error()
-            if error is None:
-                said = decode_message(message.value() or b"")
-                if isinstance(said, Command) and said.node == self._node_id:
-                    found.append(said)
-            elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
-                raise KafkaException(error)
-        return found

@@ -8,7 +8,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from connectors.kafka.clients import consumer_client, flush, producer_client
+from connectors.kafka.clients import consumer_client, flush, producer_client, values_of
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config
 from delayservice.core.repair import Command, Detail, Report, decode_message, encode_message
 from delayservice.errors import KafkaEdgeError
@@ -81,12 +81,7 @@ class RepairDesk:
 
     @staticmethod
     def _answers(consumer: Consumer) -> Iterator[Answer]:
-        for message in consumer.consume(1_000, _WAIT_S):
-            error = message.error()
-            if error is not None:
-                if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
-                    raise KafkaException(error)
-                continue
-            said = decode_message(message.value() or b"")
+        for value in values_of(consumer.consume(1_000, _WAIT_S)):
+            said = decode_message(value)
             if isinstance(said, Report | Detail):
                 yield said
