@@ -202,6 +202,7 @@ class _Packing(msgspec.Struct):
     problems: list[str] = []
     disk_used_percent: float = 0.0
     audit: AuditFacts | None = None
+    slices_there: int = 0
 
 
 class Snapshot(msgspec.Struct):
@@ -216,6 +217,8 @@ class Snapshot(msgspec.Struct):
     """Of the disk that the stores are on; 0 while they are on none."""
     audit: AuditFacts | None = None
     """Known to one worker of a node."""
+    slices_there: int = 0
+    """How many slices the delay topics make, whoever keeps a copy of them."""
 
 
 _STARTED_NS = time.monotonic_ns()
@@ -234,12 +237,14 @@ def encode_snapshot(
     problems: Sequence[str] = (),
     disk_used_percent: float = 0.0,
     audit: AuditFacts | None = None,
+    slices_there: int = 0,
 ) -> bytes:
     """Pack a worker's slices, each from ``encode_slice``, for ``MetricsHub.update``; ``pid`` is the
     worker's own.
     """
     packed = [msgspec.Raw(packed) for packed in slices]
-    return _encode(_Packing(pid, _STARTED_NS, packed, list(problems), disk_used_percent, audit))
+    told = list(problems), disk_used_percent, audit, slices_there
+    return _encode(_Packing(pid, _STARTED_NS, packed, *told))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:

@@ -16,6 +16,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from delayservice.core.outcome import OUTCOME_NAMES
 from delayservice.metrics import (
     LATENESS_BOUNDS_MS,
     TRANSACTION_BOUNDS_MS,
@@ -58,6 +59,11 @@ class NodeFacts:
     slices: Sequence[SliceFacts]
     totals: dict[int, Counters]
     audit: AuditFacts | None = None
+    workers_missing: int = 0
+    problems: Sequence[str] = ()
+    """What belongs to no slice, one sentence each."""
+    slices_there: int | None = None
+    """How many slices the delay topics make; None before a worker has told."""
 
 
 def export(facts: NodeFacts) -> Iterator[Metric]:
@@ -67,11 +73,29 @@ def export(facts: NodeFacts) -> Iterator[Metric]:
         "Version of the service and name of the node.",
         value={"version": facts.version, "node": facts.node_id},
     )
+    yield from _of_node(facts)
     yield from _of_workers(facts.workers)
     yield from _gauges(facts.slices)
     yield from _of_audit(facts.audit)
     yield from _counters(facts.totals)
     yield from _histograms(facts.totals)
+
+
+def _of_node(facts: NodeFacts) -> Iterator[Metric]:
+    slices = GaugeMetricFamily(
+        "delay_slices", "Slices that the delay topics make, whoever keeps a copy of them."
+    )
+    if facts.slices_there is not None:
+        slices.add_metric([], facts.slices_there)
+    yield slices
+    yield GaugeMetricFamily(
+        "delay_problems", "Reasons why delay topics are not served.", value=len(facts.problems)
+    )
+    yield GaugeMetricFamily(
+        "delay_workers_missing",
+        "Workers that were lost and are not back, or have not reported yet.",
+        value=facts.workers_missing,
+    )
 
 
 def _of_workers(workers: Sequence[WorkerFacts]) -> Iterator[Metric]:
@@ -199,8 +223,8 @@ def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:
         ingested.add_metric([at], counters.ingested)
         early.add_metric([at], counters.early)
         aborts.add_metric([at], counters.aborts)
-        for outcome, count in sorted(counters.settled.items()):
-            settled.add_metric([at, outcome], count)
+        for outcome in OUTCOME_NAMES:  # from 0 on: increase() does not see how a series begins
+            settled.add_metric([at, outcome], counters.settled.get(outcome, 0))
         for code, count in sorted(counters.rejected.items()):
             rejected.add_metric([at, code], count)
     yield from (ingested, settled, rejected, early, aborts, over_cap)

@@ -108,6 +108,7 @@ class MetricsHub:
         """Collect for the node of ``settings``; nothing listens until ``serve``."""
         self._node_id = settings.node.node_id
         self._listen = settings.metrics.listen
+        self._workers_wanted = settings.node.workers
         self._now_s = monotonic_s
         self._started_s = monotonic_s()
         self._lock = threading.Lock()
@@ -187,12 +188,25 @@ class MetricsHub:
             ]
             audits = [worker.snapshot.audit for worker in self._workers.values()]
             audit = next((found for found in audits if found is not None), None)
+            snapshots = [worker.snapshot for worker in self._workers.values()]
+            problems = dict.fromkeys(text for one in snapshots for text in one.problems)
+            slices_there = max((one.slices_there for one in snapshots), default=None)
         # The age of a silent worker's cursor goes on growing.
         slices = [
             SliceFacts(index, metrics, metrics.cursor_age_s + silent_s)
             for index, metrics, silent_s in live
         ]
-        return NodeFacts(self._node_id, __version__, workers, slices, totals, audit)
+        return NodeFacts(
+            self._node_id,
+            __version__,
+            workers,
+            slices,
+            totals,
+            audit,
+            workers_missing=self._workers_wanted - len(workers),
+            problems=list(problems),  # each once: every worker sees the same topics
+            slices_there=slices_there,
+        )
 
     def status(self) -> NodeStatus:
         """Give what ``/status`` shows. Healthy: every worker reports and no slice has an alarm."""
@@ -205,9 +219,7 @@ class MetricsHub:
         problems += [
             f"slice {s.metrics.slice}: {s.metrics.alarm}" for s in facts.slices if s.metrics.alarm
         ]
-        with self._lock:
-            told = [text for worker in self._workers.values() for text in worker.snapshot.problems]
-        problems += dict.fromkeys(told)  # every worker sees the same topics
+        problems += facts.problems
         if not facts.workers:
             problems.append("no worker has reported yet")
         return NodeStatus(

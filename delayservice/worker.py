@@ -243,7 +243,7 @@ class Worker:
     def _publish(self, publish: Callable[[bytes], None]) -> None:
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
             slices = [thread.published for thread in self._slices.values()]
-            told = self._problems(), self._disk.used, self._audit_facts
+            told = self._problems(), self._disk.used, self._audit_facts, len(self._facts)
             publish(encode_snapshot(os.getpid(), slices, *told))
 
     @property
