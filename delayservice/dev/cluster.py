@@ -20,7 +20,7 @@ from typing import Self
 
 from delayservice.dev import reaper, servers
 from delayservice.dev.child import Child, Reaper
-from delayservice.dev.jars import ensure_jars
+from delayservice.dev.jars import ensure_jars, read_lock
 from delayservice.dev.java import find_java
 from delayservice.dev.ports import LOOPBACK, free_ports
 from delayservice.dev.probe import kafka_probe, zookeeper_probe
@@ -49,6 +49,7 @@ class EmbeddedCluster:
         start_seconds: how long one server may take until it is ready.
         host: the address of this machine that everything listens on, where clients come from a
             network namespace of their own and can't reach 127.0.0.1.
+        kafka: version of Kafka, one of ``jars.KAFKA_LOCKS``; None: what the environment says.
         secure: each broker has a second listener as well, ``SECURE``, by SASL over TLS; what it
             needs for that (keys, mechanisms) is in ``broker_properties``.
     """
@@ -64,6 +65,7 @@ class EmbeddedCluster:
         zookeeper_properties: Mapping[str, str] = _NO_PROPERTIES,
         start_seconds: float = 120,
         host: str = LOOPBACK,
+        kafka: str | None = None,
         secure: bool = False,
     ) -> None:
         if min(brokers, zookeepers) < 0 or brokers + zookeepers < 1:
@@ -79,6 +81,7 @@ class EmbeddedCluster:
         self._zookeeper_properties = dict(zookeeper_properties)
         self._start_seconds = start_seconds
         self._host = host
+        self._kafka = kafka
         self._secure = secure
         self._folder: Path | None = None
         self._jvm: Jvm | None = None
@@ -143,7 +146,7 @@ class EmbeddedCluster:
         if self._reaper is not None:
             message = "The cluster is already started. Stop it before starting it again."
             raise ClusterError(message)
-        java, class_path = find_java(), ensure_jars()
+        java, class_path = find_java(), ensure_jars(read_lock(self._kafka))
         try:
             self._open_folder()
             self._jvm = Jvm(java, class_path, self.folder / "log4j2.properties")

@@ -22,6 +22,12 @@ def up(
     folder: Annotated[
         Path | None, typer.Option(help="Keep everything in this folder, and find it again later.")
     ] = None,
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DELAY_DEV_KAFKA", help="Version of Kafka: 4.3 or 3.9.", show_default="4.3"
+        ),
+    ] = None,
     keep: Annotated[  # noqa: FBT002 - a flag of the command line
         bool, typer.Option("--keep", help="Keep the temporary folder at the end.")
     ] = False,
@@ -41,7 +47,7 @@ def up(
         )
         raise typer.Exit(1) from exc
     try:
-        run(brokers, zookeepers, folder, keep=keep, as_json=as_json)
+        run(brokers, zookeepers, folder, kafka=kafka, keep=keep, as_json=as_json)
     except ClusterError as exc:
         typer.echo(str(exc), err=True)
         raise typer.Exit(1) from exc

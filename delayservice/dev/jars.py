@@ -1,7 +1,8 @@
 """The jars of Kafka and ZooKeeper: pinned by hash, fetched once, kept in a cache folder.
 
-``jars.lock`` names every jar with its SHA-256 and size. A jar counts as present only while its
-hash is right, so a cache that was copied by hand or torn by a crash is repaired, never trusted.
+A lock for each version of Kafka names every jar with its SHA-256 and size. A jar counts as present
+only while its hash is right, so a cache that was copied by hand or torn by a crash is repaired,
+never trusted.
 """
 
 import fcntl
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Final
 
 from platformdirs import user_cache_path
 from rich.console import Console
@@ -26,6 +28,13 @@ CACHE_VARIABLE = "DELAY_DEV_JARS"
 
 MIRROR_VARIABLE = "DELAY_DEV_MIRROR"
 """Environment variable: the address of a Maven repository to use instead of the public one."""
+
+KAFKA_VARIABLE = "DELAY_DEV_KAFKA"
+"""Environment variable: the version of Kafka to start, one of ``KAFKA_LOCKS``."""
+
+KAFKA_DEFAULT: Final = "4.3"
+KAFKA_LOCKS: Final = {KAFKA_DEFAULT: "jars.lock", "3.9": "jars-3.9.lock"}
+"""The lock of each version, beside this module. Every set brings the same ZooKeeper."""
 
 _DOWNLOADS_AT_ONCE = 4
 _ATTEMPTS = 3
@@ -53,14 +62,35 @@ def cache_folder() -> Path:
     return Path(override).expanduser() if override else user_cache_path("delayservice") / "jars"
 
 
-def read_lock(text: str | None = None) -> tuple[Jar, ...]:
-    """Parse a lock (default: the one that comes with the package).
+def chosen_kafka() -> str:
+    """The version of Kafka that the environment asks for, ``DELAY_DEV_KAFKA``, or the default."""
+    return os.environ.get(KAFKA_VARIABLE) or KAFKA_DEFAULT
+
+
+def read_lock(kafka: str | None = None) -> tuple[Jar, ...]:
+    """The jars of a version of Kafka and of ZooKeeper.
+
+    Args:
+        kafka: one of ``KAFKA_LOCKS``; None: the chosen one.
+
+    Raises:
+        ClusterError: there is no lock for that version.
+    """
+    kafka = kafka or chosen_kafka()
+    if kafka not in KAFKA_LOCKS:
+        raise ClusterError(
+            f"There are no jars of Kafka {kafka!r}. Choose one of {', '.join(KAFKA_LOCKS)}, as an "
+            f"option or in {KAFKA_VARIABLE}."
+        )
+    return parse_lock(resources.files(__package__).joinpath(KAFKA_LOCKS[kafka]).read_text("utf-8"))
+
+
+def parse_lock(text: str) -> tuple[Jar, ...]:
+    """The jars of a lock.
 
     Raises:
         ClusterError: a line is not ``coordinate sha256 bytes``.
     """
-    if text is None:
-        text = resources.files(__package__).joinpath("jars.lock").read_text("utf-8")
     lines = (line for line in text.splitlines() if line and not line.startswith("#"))
     return tuple(_parse_line(line) for line in lines)
 

@@ -13,13 +13,22 @@ from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.signals import ignored_signals, stop_signals
 
 
-def run(brokers: int, zookeepers: int, folder: Path | None, *, keep: bool, as_json: bool) -> None:
+def run(
+    brokers: int,
+    zookeepers: int,
+    folder: Path | None,
+    *,
+    kafka: str | None,
+    keep: bool,
+    as_json: bool,
+) -> None:
     """Start a cluster, print how to reach it, wait for Ctrl-C or SIGTERM, stop it.
 
     Args:
         brokers: how many Kafka brokers.
         zookeepers: how many ZooKeeper servers, 0 for none.
         folder: where everything is kept; None for a temporary folder.
+        kafka: version of Kafka; None: what the environment says.
         keep: keep the temporary folder at the end.
         as_json: print one JSON object on standard output instead of a panel.
 
@@ -28,7 +37,7 @@ def run(brokers: int, zookeepers: int, folder: Path | None, *, keep: bool, as_js
     """
     console = Console(stderr=as_json)
     with stop_signals():
-        cluster = EmbeddedCluster(brokers, zookeepers, folder=folder, keep=keep)
+        cluster = EmbeddedCluster(brokers, zookeepers, folder=folder, keep=keep, kafka=kafka)
         try:
             with console.status("Starting Kafka and ZooKeeper…"):
                 cluster.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from delayservice.dev import jars
-from delayservice.dev.jars import Jar, ensure_jars, read_lock
+from delayservice.dev.jars import KAFKA_LOCKS, Jar, ensure_jars, parse_lock, read_lock
 from delayservice.errors import ClusterError
 
 CONTENT = b"not really a jar" * 1000
@@ -43,18 +43,30 @@ def publish(mirror: Path, artifact: str, content: bytes = CONTENT) -> Jar:
     return Jar(f"com.example:{artifact}:1.0", hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
 
 
-def test_the_lock_pins_kafka_zookeeper_and_what_they_need() -> None:
-    lock = read_lock()
+@pytest.mark.parametrize("kafka", KAFKA_LOCKS)
+def test_each_lock_pins_its_kafka_zookeeper_and_what_they_need(kafka: str) -> None:
+    lock = read_lock(kafka)
     coordinates = {jar.coordinate for jar in lock}
-    assert "org.apache.kafka:kafka_2.13:4.3.0" in coordinates
+    artifacts = [jar.coordinate.rpartition(":")[0] for jar in lock]
+    assert any(name.startswith(f"org.apache.kafka:kafka_2.13:{kafka}.") for name in coordinates)
     assert any(name.startswith("org.apache.zookeeper:zookeeper:3.9.") for name in coordinates)
     assert all(len(bytes.fromhex(jar.sha256)) == 32 and jar.bytes > 0 for jar in lock)
-    assert len({jar.file_name for jar in lock}) == len(lock)
+    assert len({jar.file_name for jar in lock}) == len(set(artifacts)) == len(lock)
+
+
+def test_the_environment_chooses_the_version_of_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(jars.KAFKA_VARIABLE, "3.9")
+    assert read_lock() == read_lock("3.9") != read_lock("4.3")
+
+
+def test_a_version_of_kafka_without_a_lock_is_an_error_that_names_the_others() -> None:
+    with pytest.raises(ClusterError, match=r"'2\.8'.* 4\.3, 3\.9, .*DELAY_DEV_KAFKA"):
+        read_lock("2.8")
 
 
 def test_a_line_that_is_no_jar_is_an_error() -> None:
     with pytest.raises(ClusterError, match=r"com\.example:thing:1\.0 abc"):
-        read_lock("# comment\ncom.example:thing:1.0 abc\n")
+        parse_lock("# comment\ncom.example:thing:1.0 abc\n")
 
 
 def test_missing_jars_are_fetched_and_only_they_remain(mirror: Path, tmp_path: Path) -> None:
