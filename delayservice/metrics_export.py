@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -59,6 +59,8 @@ class NodeFacts:
     slices: Sequence[SliceFacts]
     totals: dict[int, Counters]
     audit: AuditFacts | None = None
+    restarts: Mapping[int, int] = field(default_factory=dict)
+    """How often each worker was lost, whether or not it is there now."""
     workers_missing: int = 0
     problems: Sequence[str] = ()
     """What belongs to no slice, one sentence each."""
@@ -96,12 +98,15 @@ def _of_node(facts: NodeFacts) -> Iterator[Metric]:
         "Workers that were lost and are not back, or have not reported yet.",
         value=facts.workers_missing,
     )
-
-
-def _of_workers(workers: Sequence[WorkerFacts]) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
         "delay_worker_restarts", "Times that a worker was lost and replaced.", labels=["worker"]
     )
+    for worker, count in sorted(facts.restarts.items()):
+        restarts.add_metric([str(worker)], count)
+    yield restarts
+
+
+def _of_workers(workers: Sequence[WorkerFacts]) -> Iterator[Metric]:
     silent = GaugeMetricFamily(
         "delay_worker_silent_seconds", "Time since a worker last reported.", labels=["worker"]
     )
@@ -110,9 +115,7 @@ def _of_workers(workers: Sequence[WorkerFacts]) -> Iterator[Metric]:
     )
     for worker in workers:
         disk.add_metric([str(worker.worker)], worker.disk_used_percent / 100)
-        restarts.add_metric([str(worker.worker)], worker.restarts)
         silent.add_metric([str(worker.worker)], worker.silent_s)
-    yield restarts
     yield silent
     yield disk
 

@@ -80,12 +80,11 @@ class NodeStatus(msgspec.Struct):
 class _Worker:
     """The last snapshot of one worker and the totals of its slices' earlier lives."""
 
-    __slots__ = ("arrived_s", "restarts", "snapshot")
+    __slots__ = ("arrived_s", "snapshot")
 
     def __init__(self, snapshot: Snapshot, arrived_s: float) -> None:
         self.snapshot = snapshot
         self.arrived_s = arrived_s
-        self.restarts = 0
 
 
 class _QuietHandler(WSGIRequestHandler):
@@ -131,7 +130,7 @@ class MetricsHub:
         with self._lock:
             known = self._workers.get(worker_index)
             if known is not None and _life(known.snapshot) != _life(snapshot):
-                self._bury(worker_index)
+                self._count_loss(worker_index)
                 known = None
             if known is None:
                 self._workers[worker_index] = _Worker(snapshot, self._now_s())
@@ -141,15 +140,17 @@ class MetricsHub:
             known.arrived_s = self._now_s()
 
     def forget(self, worker_index: int) -> None:
-        """Note that a worker is gone: its gauges vanish, its counters stay."""
-        with self._lock:
-            if worker_index in self._workers:
-                self._bury(worker_index)
+        """Note that a worker is gone: its gauges vanish, its counters stay.
 
-    def _bury(self, worker_index: int) -> None:
-        gone = self._workers.pop(worker_index)
+        One that dies before its first report counts as well: so it is in a loop of crashes.
+        """
+        with self._lock:
+            self._count_loss(worker_index)
+
+    def _count_loss(self, worker_index: int) -> None:
         self._restarts[worker_index] = self._restarts.get(worker_index, 0) + 1
-        for metrics in gone.snapshot.slices:
+        gone = self._workers.pop(worker_index, None)
+        for metrics in gone.snapshot.slices if gone is not None else ():
             self._keep(metrics)
 
     def _keep_dropped(self, old: Snapshot, new: Snapshot) -> None:
@@ -203,6 +204,7 @@ class MetricsHub:
             slices,
             totals,
             audit,
+            restarts={n: self._restarts.get(n, 0) for n in range(self._workers_wanted)},
             workers_missing=self._workers_wanted - len(workers),
             problems=list(problems),  # each once: every worker sees the same topics
             slices_there=slices_there,
