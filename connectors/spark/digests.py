@@ -14,9 +14,9 @@ from typing import Final, NamedTuple, TypeAlias
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
-from connectors.spark.stored import Damage
 from connectors.spark.topics import Place
 from delayservice.core.cursor import Cursor
+from delayservice.store.wheel.reading import Damage
 
 NO_CURSOR: Final = Cursor()
 CUTS_KEPT: Final = 32

@@ -24,11 +24,11 @@ from connectors.spark.digests import Comparison, Expected, silent
 from connectors.spark.plan import STEPS_AT_ONCE, Desk
 from connectors.spark.stored import signed
 from connectors.spark.topics import Place
-from connectors.spark.wheel_hours import Bounds, find_shards, load_state
 from connectors.spark.wheel_source import WheelOptions, read_wheel, shard_name
 from delayservice.core.cursor import Cursor
 from delayservice.core.digest import SLOT_MS
 from delayservice.core.repair import Command, Detail
+from delayservice.store.wheel.reading import Bounds, find_shards, load_state
 
 UNREADABLE: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, slot_stop_ms bigint, "

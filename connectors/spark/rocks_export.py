@@ -18,9 +18,9 @@ from typing import Final
 import pyarrow.parquet as pq
 
 from connectors.spark.stored import SCHEMA, ShardName
-from connectors.spark.wheel_hours import EVERYTHING, Bounds
 from delayservice.store.base import Frame
 from delayservice.store.rocksdb import RocksReader
+from delayservice.store.wheel.reading import EVERYTHING, Bounds
 
 _BATCH_ROWS: Final = 65_536
 _BATCH_BYTES: Final = 32 << 20

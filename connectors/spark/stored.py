@@ -10,13 +10,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
 from delayservice.core.codec import Payload, decode_payload
 from delayservice.core.digest import SLOT_MS, frame_hash
 from delayservice.core.pending import NO_MARK, Frame
+from delayservice.store.wheel.reading import Damage
 
 DDL: Final = """
     shard string, topic string, partition int,
@@ -65,18 +66,6 @@ SCHEMA: Final = pa.schema(
 
 _PLAIN: Final = (None, None, 1, None)
 _Decoded: TypeAlias = tuple[Frame, Payload]
-
-
-class Damage(NamedTuple):
-    """What could not be read: keys in ``[start_ms, stop_ms)``, whose records and marks are in the
-    source offsets ``[first_offset, stop_offset)``; ``stop_offset`` None: up to the end of the log.
-    """
-
-    start_ms: int
-    stop_ms: int
-    first_offset: int
-    stop_offset: int | None
-    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@
     spark.read.format("delayservice-wheel").load("/var/lib/delayservice/n1")
 
 For a disk, a backup of one, or beside a running node: nothing is locked or written
-(``wheel_hours``). ``stored.DDL`` has the columns. Options, by name in any case:
+(``delayservice.store.wheel.reading``). ``stored.DDL`` has the columns. Options, by name in any
+case:
 
 ===================  ==============================================================================
 ``path``             a node's state folder, its wheel folder, or the folder of one shard
@@ -35,18 +36,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from connectors.spark.stored import DDL, Damage, ShardName
-from connectors.spark.wheel_hours import (
+from connectors.spark.stored import DDL, ShardName
+from delayservice.core.times import DUE_STOP_MS
+from delayservice.errors import StoreError
+from delayservice.store.wheel.reading import (
     EVERYTHING,
     Bounds,
+    Damage,
     ShardFolder,
     find_shards,
     hours_of,
     load_state,
     read_hour,
 )
-from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import StoreError
 
 if TYPE_CHECKING:
     from delayservice.store.wheel.manifest import Entry

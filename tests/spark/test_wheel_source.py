@@ -11,12 +11,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.stored import signed
-from connectors.spark.wheel_hours import Bounds
 from connectors.spark.wheel_source import FORMAT, WheelOptions, read_wheel, shard_name
 from delayservice.core.codec import encode_payload
 from delayservice.core.digest import frame_hash
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.wheel import WheelStore
+from delayservice.store.wheel.reading import Bounds
 
 START_MS = 1_795_226_400_000  # an hour
 HOUR_MS = 3_600_000

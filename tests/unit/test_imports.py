@@ -42,11 +42,6 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     # Offline sources read the stores' files. First, for the first that fits counts.
     "connectors.spark": LEAVES | {"delayservice.core", "delayservice.store", "connectors"},
     # lanes.ports holds the interfaces that the connectors fill.
-    # Stores that no node has open: a disk to be looked at, or a backup of one.
-    **dict.fromkeys(
-        ("connectors.spark.wheel_hours", "connectors.spark.rocks_export"),
-        LEAVES | {"delayservice.core", "delayservice.store", "connectors.spark"},
-    ),
     "connectors": LEAVES | {"delayservice.core", "delayservice.lanes.ports", "connectors"},
     "ha": LEAVES | {"delayservice.core", "ha"},
     # The presets, and the marks.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from connectors.spark.digests import GONE_MS, Comparison, CutRow, Expected, Retired, choose
-from connectors.spark.stored import Damage
 from delayservice.core.cursor import Cursor
+from delayservice.store.wheel.reading import Damage
 
 TOPIC_ID = "id"
 PLACE = ("any", 0)

@@ -10,12 +10,12 @@ import pytest
 
 from connectors.spark.rocks_export import export_rocks
 from connectors.spark.stored import SCHEMA, signed
-from connectors.spark.wheel_hours import Bounds
 from delayservice.core.codec import encode_payload
 from delayservice.core.digest import frame_hash
 from delayservice.errors import StoreError
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.rocksdb import RocksStore
+from delayservice.store.wheel.reading import Bounds
 
 START_MS = 1_795_226_400_000
 

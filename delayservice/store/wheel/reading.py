@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from connectors.spark.stored import Damage
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import StoreError
 from delayservice.store.base import NO_MARK, Frame
@@ -43,6 +42,18 @@ _SLOTS_OPEN_MAX: Final = 1 << 20
 """Files of an hour stay open while it is read: some hundred, and 3,661 at most."""
 _DAMAGE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EIO})
 """Errors of the medium; any other is about us (rights, limits) and is raised."""
+
+
+class Damage(NamedTuple):
+    """What could not be read: keys in ``[start_ms, stop_ms)``, whose records and marks are in the
+    source offsets ``[first_offset, stop_offset)``; ``stop_offset`` None: up to the end of the log.
+    """
+
+    start_ms: int
+    stop_ms: int
+    first_offset: int
+    stop_offset: int | None
+    why: str
 
 
 class ShardFolder(NamedTuple):

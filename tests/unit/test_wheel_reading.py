@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from connectors.spark.stored import Damage
-from connectors.spark.wheel_hours import (
-    EVERYTHING,
-    Bounds,
-    find_shards,
-    hours_of,
-    load_state,
-    read_hour,
-)
 from delayservice.core.cursor import Cursor
 from delayservice.errors import SlotDamagedError, StoreError
 from delayservice.store.base import NO_MARK, Frame, Mark
 from delayservice.store.wheel import WheelOptions, WheelStore
 from delayservice.store.wheel.near import read_blocks
+from delayservice.store.wheel.reading import (
+    EVERYTHING,
+    Bounds,
+    Damage,
+    find_shards,
+    hours_of,
+    load_state,
+    read_hour,
+)
 from delayservice.store.wheel.slots import Slot
 
 FAR_MS = 10**15
