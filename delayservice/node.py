@@ -28,6 +28,7 @@ from tenacity.stop import stop_when_event_set
 from connectors.kafka.clients import admin_client
 from connectors.kafka.topics import TopicKeeper
 from delayservice import logs
+from delayservice.asking import Asker
 from delayservice.errors import DelayServiceError, KafkaEdgeError, SettingsError
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import Settings
@@ -170,6 +171,7 @@ def _write_new(path: Path, text: str) -> None:
 class _Child:
     process: BaseProcess
     pipe: Connection
+    asker: Asker
     started_s: float
 
 
@@ -186,6 +188,11 @@ class Supervisor:
         self._due_s: dict[int, float] = {}
         self._restarts: dict[int, int] = {}
 
+    @property
+    def askers(self) -> list[Asker]:
+        """Whom to ask about what the workers do; any thread may."""
+        return [child.asker for child in list(self._children.values())]
+
     def run(self, stopping: threading.Event) -> int:
         """Until told to stop; 0 when every worker ended in good order."""
         for index in range(self._settings.node.workers):
@@ -197,14 +204,17 @@ class Supervisor:
 
     def _start(self, index: int) -> None:
         mine, its = self._context.Pipe()
+        asking, asked = self._context.Pipe()
         process = self._context.Process(
             target=run_worker,
-            args=(self._settings, self._secret, self._instance, index, its),
+            args=(self._settings, self._secret, self._instance, index, its, asked),
             name=f"delayservice-worker-{index}",
         )
         process.start()
         its.close()
-        self._children[index] = _Child(process, mine, time.monotonic())
+        asked.close()
+        asker = Asker(asking, f"worker {index}")
+        self._children[index] = _Child(process, mine, asker, time.monotonic())
         _log.info("worker_started", worker=index, pid=process.pid)
 
     def _listen(self, timeout_s: float) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import structlog
 
@@ -17,6 +18,7 @@ from delayservice.lanes.level import LevelLane
 from delayservice.lanes.ports import ReadBack
 from delayservice.lanes.slice_loop import SliceLoop
 from delayservice.metrics import SliceMetrics, encode_slice
+from delayservice.turns import Turns
 from ha.ownership import Ownership, Standing
 
 SAMPLE_S = 1.0
@@ -119,8 +121,10 @@ class SliceThread:
         make_lane: Callable[[DelayTopic, int], AnyLane],
         close_edges: Callable[[], None],
         disk_alarm: Callable[[], str],
+        turns: Turns,
     ) -> None:
         self.loop = loop
+        self._turns = turns
         self.published = encode_slice(metrics)
         self.failure: BaseException | None = None
         self._metrics = metrics
@@ -169,7 +173,21 @@ class SliceThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    @contextmanager
+    def looking(self, timeout_s: float) -> Iterator[Mapping[str, AnyLane]]:
+        """Around a look at the lanes, by another thread; delivery waits meanwhile.
+
+        Raises:
+            BusyError: the slice has too much to do now, or is served here no longer.
+        """
+        with self._turns.looking(timeout_s):
+            yield self.loop.lanes
+
     def _run(self) -> None:
+        with self._turns.working():
+            self._work()
+
+    def _work(self) -> None:
         try:
             while not self._stopping.is_set():
                 self._turn()
@@ -192,7 +210,8 @@ class SliceThread:
             self._trouble = str(exc)
             self.loop.release()
             self._gate.gave_up(self.loop.slice_no, str(exc))
-            self._stopping.wait(RETRY_S)
+            with self._turns.pausing():
+                self._stopping.wait(RETRY_S)
         self._sample_when_time()
 
     def _change_topics(self) -> None:

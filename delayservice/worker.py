@@ -27,10 +27,13 @@ from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource, log_ends
 from connectors.kafka.topics import DelayTopic, TargetTopics, TopicKeeper
 from delayservice import logs
+from delayservice.answering import answer
+from delayservice.asking import Answer, answer_questions
 from delayservice.clock import ClockWatch, SystemClock
 from delayservice.contracts import contract_for
 from delayservice.core.digest_rows import Place, retired_row
 from delayservice.core.flow import Flow, FlowRules
+from delayservice.core.question import Question, Standings
 from delayservice.core.repair import Command
 from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
@@ -48,6 +51,7 @@ from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
 from delayservice.slice_thread import MetricsObserver, SliceThread, ThreadGate
 from delayservice.stores import kept_slices, make_store, remove_store
+from delayservice.turns import Turns
 from ha.elected import ElectedOwnership
 from ha.leaders import StableLeaders
 from ha.notes import NodeNote
@@ -68,7 +72,12 @@ _log = structlog.get_logger(__name__)
 
 
 def run_worker(
-    settings: Settings, secret: bytes, instance: str, index: int, pipe: Connection
+    settings: Settings,
+    secret: bytes,
+    instance: str,
+    index: int,
+    pipe: Connection,
+    questions: Connection,
 ) -> None:
     """Be worker ``index``: the entry of the process.
 
@@ -81,6 +90,7 @@ def run_worker(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
     worker = Worker(settings, secret, index, make_ownership(settings, instance, index))
     _end_with_supervisor(pipe)
+    answer_questions(questions, worker.answer)
     try:
         failed = worker.run(stopping, pipe.send_bytes)
     except BaseException:  # noqa: BLE001  # nobody is left to handle it
@@ -120,11 +130,11 @@ def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
         index: of the worker.
     """
     node = settings.node
-    if settings.standalone:
-        return Standalone(index, node.workers)
     me = NodeNote(
         node.node_id, instance, node.workers, node.broker_id, node.rack, socket.gethostname()
     )
+    if settings.standalone:
+        return Standalone(me, index)
     alert_s = 1.5 * REPLICA_WAIT_MS / 1000
     clock = SystemClock()
     elected = ElectedOwnership(
@@ -218,6 +228,16 @@ class Worker:
             garbage.collect_when_time()
             stopping.wait(TURN_S)
         return self._stop()
+
+    def answer(self, question: Question) -> Answer:
+        """What people ask of this worker's slices; any thread may.
+
+        Raises:
+            DelayServiceError: it can't be answered now.
+        """
+        if isinstance(question, Standings):
+            return self._ownership.survey()
+        return answer(question, self._slices)
 
     def _hear_audits(self) -> AuditNews | None:
         settings = self._settings
@@ -397,6 +417,7 @@ class Worker:
         gate = ThreadGate(self._ownership, self._clock_watch)
         flow = Flow(self._flow_rules())
         digests = self._make_digests(slice_no)
+        turns = Turns()
         loop = SliceLoop(
             slice_no,
             node_id=settings.node.node_id,
@@ -412,6 +433,7 @@ class Worker:
             flow=flow,
             disk_level=lambda: self._disk.level,
             copies=self._keepers.get(slice_no),
+            pausing=turns.pausing,
         )
 
         def park_topic() -> str | None:
@@ -427,7 +449,14 @@ class Worker:
             return Lane(*place, store, source, self._routes, flow)
 
         return SliceThread(
-            loop, metrics, gate, self._clock, make_lane, source.close, lambda: self._disk.alarm
+            loop,
+            metrics,
+            gate,
+            self._clock,
+            make_lane,
+            source.close,
+            lambda: self._disk.alarm,
+            turns,
         )
 
     def _make_digests(self, slice_no: int) -> SliceDigests | None:

@@ -17,9 +17,11 @@ import structlog
 
 from delayservice.cluster_options import Placement, ZooKeeper
 from delayservice.core.role import Role
+from delayservice.errors import DelayServiceError
 from ha.election import Announce, Claim, Effect, Election, Evict, Pace, Resign, Seat
 from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, RefusedError
 from ha.lease import Lease
+from ha.members import Members
 from ha.notes import LifeNote, NodeNote, OwnerNote, worker_of
 from ha.ownership import Standing
 from ha.placement import SliceFacts
@@ -160,6 +162,19 @@ class ElectedOwnership:
         for slice_no in kept - before:
             self._changed(slice_no)
         return kept
+
+    def survey(self) -> Members:
+        """The cluster, as ZooKeeper has it now.
+
+        Raises:
+            DelayServiceError: ZooKeeper does not answer.
+        """
+        with self._lock:
+            slices = self._election.known
+        try:
+            return self._ensemble.survey(slices)
+        except EnsembleError as exc:
+            raise DelayServiceError(str(exc)) from exc
 
     def fit(self, *, is_fit: bool) -> None:
         """Whether this node reaches Kafka."""

@@ -273,6 +273,11 @@ class Election:
         return self._kept
 
     @property
+    def known(self) -> frozenset[int]:
+        """Every slice that was told of."""
+        return frozenset(self._facts)
+
+    @property
     def owned(self) -> list[int]:
         """The slices whose owner node this worker holds."""
         return [n for n, state in self._slices.items() if state.seat and state.seat.is_mine]

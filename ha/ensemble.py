@@ -8,7 +8,7 @@ errors that it does not know, without a word, so whoever owns the session has to
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -29,6 +29,7 @@ from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 
 from delayservice.cluster_options import ZooKeeper
 from ha.kazoo_client import KazooLog, make_client
+from ha.members import Members, survey_of
 from ha.notes import LifeNote, NodeNote, OwnerNote, WorkerId, decode, encode, worker_name, worker_of
 
 _CLOSE_S: Final = 1.0
@@ -220,7 +221,7 @@ class Ensemble:
 
     def nodes(self) -> list[NodeNote]:
         """Every node of the cluster; watched."""
-        names = self._children("nodes")
+        names = self._watched_children("nodes")
         found = (self._get(self._path("nodes", name), NodeNote) for name in names)
         return [held[0] for held in found if held is not None and held[0] is not None]
 
@@ -230,12 +231,25 @@ class Ensemble:
 
     def live(self) -> list[str]:
         """Names of all living workers; watched."""
-        return self._children("live")
+        return self._watched_children("live")
 
     def life(self, name: str) -> LifeNote | None:
         """What a worker says of itself; None when it is gone."""
         held = self._get(self._path("live", name), LifeNote)
         return None if held is None else held[0]
+
+    def survey(self, slices: Iterable[int]) -> Members:
+        """The cluster as it is now, for people; any thread may ask. Nothing is watched.
+
+        Raises:
+            EnsembleError: ZooKeeper does not answer.
+        """
+        names = self._children("live", watch=None)
+        lives = [life for name in names if (life := self.life(name)) is not None]
+        listed = (self._path("nodes", name) for name in self._children("nodes", watch=None))
+        notes = [held[0] for path in listed if (held := self._get(path, NodeNote)) and held[0]]
+        owners = {slice_no: self._held(slice_no) for slice_no in sorted(slices)}
+        return survey_of(notes, lives, {n: held and held.note for n, held in owners.items()})
 
     # --- owners --------------------------------------------------------------------------------
 
@@ -367,10 +381,13 @@ class Ensemble:
             raise RefusedError(f"ZooKeeper does not allow it: {causes[0]!r}") from causes[0]
         raise EnsembleError(f"ZooKeeper did not carry it out: {causes[0]!r}") from causes[0]
 
-    def _children(self, folder: str) -> list[str]:
+    def _watched_children(self, folder: str) -> list[str]:
+        return self._children(folder, self._watch)
+
+    def _children(self, folder: str, watch: Callable[[WatchedEvent], None] | None) -> list[str]:
         asked = self._client.get_children_async
         try:
-            return list(self._ask(asked, self._path(folder), watch=self._watch))
+            return list(self._ask(asked, self._path(folder), watch=watch))
         except NoNodeError as exc:
             raise EnsembleError(f"somebody has removed {self._path(folder)}") from exc
 

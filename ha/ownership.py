@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from delayservice.core.role import Role
+from ha.members import Members, survey_of
+from ha.notes import LifeNote, NodeNote, OwnerNote
 from ha.placement import SliceFacts
 
 
@@ -46,6 +48,13 @@ class Ownership(Protocol):
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
         """These slices exist. Which of them this worker is to keep a copy of."""
 
+    def survey(self) -> Members:
+        """The cluster, for people.
+
+        Raises:
+            DelayServiceError: it can't be asked now.
+        """
+
     def fit(self, *, is_fit: bool) -> None:
         """Whether this node reaches Kafka: one that does not owns nothing."""
 
@@ -58,9 +67,10 @@ class Standalone:
 
     has_failed = False
 
-    def __init__(self, worker: int, workers: int) -> None:
+    def __init__(self, me: NodeNote, worker: int) -> None:
+        self._me = me
         self._worker = worker
-        self._workers = workers
+        self._slices: frozenset[int] = frozenset()
 
     def role(self, slice_no: int) -> Role:  # noqa: ARG002  # the answer is the same for all
         """Owner."""
@@ -85,9 +95,17 @@ class Standalone:
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
         """This worker's share."""
-        return frozenset(
-            facts.slice_no for facts in slices if facts.slice_no % self._workers == self._worker
+        self._slices = frozenset(
+            facts.slice_no for facts in slices if facts.slice_no % self._me.workers == self._worker
         )
+        return self._slices
+
+    def survey(self) -> Members:
+        """This worker and its slices; the other workers tell of theirs."""
+        name = self._me.node_id
+        life = LifeNote(name, self._me.instance, self._worker)
+        owner = OwnerNote(name, self._me.instance, self._worker, 0)
+        return survey_of([self._me], [life], dict.fromkeys(self._slices, owner))
 
     def fit(self, *, is_fit: bool) -> None:
         """There is nobody else."""

@@ -21,6 +21,9 @@ Mark: TypeAlias = tuple[bytes, int, int, int]
 """``(id, key_ms, offset, mark)``: the record ``(key_ms, offset)`` of this id is marked by ``mark``.
 """
 
+Lump: TypeAlias = tuple[int, int, int]
+"""``(start_ms, stop_ms, count)``: so many keys in ``[start_ms, stop_ms)``, nobody says where."""
+
 
 @dataclass(slots=True)
 class Additions:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import structlog
@@ -113,9 +114,11 @@ class SliceLoop:
         flow: Flow | None = None,
         disk_level: Callable[[], DiskLevel] = lambda: DiskLevel.ROOM,
         copies: CopyKeeper | None = None,
+        pausing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """``contract_of``: what the settings ask for, by delay topic; ``flow``: limits that all
-        lanes share, None: there are none; ``copies``: compares and repairs them, None: nobody does.
+        lanes share, None: there are none; ``copies``: compares and repairs them, None: nobody does;
+        ``pausing``: around the wait for records, while others may look at the lanes.
         """
         self.slice_no = slice_no
         self.lanes: dict[str, AnyLane] = {}
@@ -134,6 +137,7 @@ class SliceLoop:
         self.flow = flow or Flow(FlowRules())
         self._disk_level = disk_level
         self._copies = copies
+        self._pausing = pausing
         self._may_store = True
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         self._last_committed = b""
@@ -200,7 +204,8 @@ class SliceLoop:
         self._mind_the_disk()
         wait_ms = self._wait_ms() if wait_ms_max is None else wait_ms_max
         try:
-            runs = self._source.poll(wait_ms / 1000, self._limits.poll_records)
+            with self._pausing():
+                runs = self._source.poll(wait_ms / 1000, self._limits.poll_records)
         except LogMovedError as moved:
             self._refit(moved)
             return

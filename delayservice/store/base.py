@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.pending import NO_MARK, Frame, Mark, Named
+from delayservice.core.pending import NO_MARK, Frame, Lump, Mark, Named
 from delayservice.errors import SlotDamagedError
 
-__all__ = ["NO_MARK", "Frame", "Mark", "Named", "Store", "StoreStats"]
+__all__ = ["NO_MARK", "Frame", "Lump", "Mark", "Named", "Store", "StoreStats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +192,16 @@ class Store(ABC):
     def scanner(self) -> Scanner:
         """Reads on from where it was, a little at a time, while the store goes on being used."""
         return Scanner(self.scan)
+
+    @abstractmethod
+    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+        """How many keys are in ``[start_ms, stop_ms)``, as finely as is known at little cost; the
+        outer lumps may reach beyond the range. Marked records count, and settled ones that are not
+        pruned yet.
+
+        Raises:
+            StoreError: it can't be read.
+        """
 
     @abstractmethod
     def stats(self) -> StoreStats:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from delayservice.core.codec import decode_payload
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.digest import ShardDigest
+from delayservice.core.digest import SLOT_MS, ShardDigest
 from delayservice.core.digest_rows import Unreadable
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import SlotDamagedError
-from delayservice.store.base import Frame, Mark, Named, Scanner, Store, StoreStats
+from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +166,23 @@ class DigestingStore(Store):
     def scanner(self) -> Scanner:
         """See ``Store.scanner``."""
         return self.inner.scanner()
+
+    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+        """See ``Store.lumps``: by the minute where there are sums, else as the other store has it.
+        What is cancelled does not count there.
+        """
+        summed = self.digest.counts()
+        if summed is None:
+            return self.inner.lumps(start_ms, stop_ms)
+        from_ms = max(start_ms, self.digest.from_ms)
+        found = [
+            (slot_ms, slot_ms + SLOT_MS, count)
+            for slot_ms, count in summed.items()
+            if count > 0 and slot_ms + SLOT_MS > from_ms and slot_ms < stop_ms
+        ]
+        if start_ms < self.digest.from_ms:
+            found += self.inner.lumps(start_ms, min(stop_ms, self.digest.from_ms))
+        return found
 
     def stats(self) -> StoreStats:
         """See ``Store.stats``."""

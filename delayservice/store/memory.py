@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
-from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store, StoreStats
+from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Store, StoreStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -150,6 +150,11 @@ class MemoryStore(Store):
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
         """See ``Store.scan``."""
         yield from self.read_due(after, upto_ms, len(self._order))
+
+    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+        """See ``Store.lumps``; exact."""
+        start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
+        return [(key_ms, key_ms + 1, 1) for key_ms, _ in self._order[start:stop]]
 
     def stats(self) -> StoreStats:
         """See ``Store.stats``."""

@@ -22,7 +22,7 @@ from rocksdict import WriteBatch
 
 from delayservice.core.cursor import OFFSET_MAX, START_KEY, Cursor, Key
 from delayservice.errors import StoreError
-from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store, StoreStats
+from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Store, StoreStats
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
 from delayservice.store.ids import IdRows
@@ -52,6 +52,7 @@ _FRAMES_END = b"g"
 _SLOT_MS = 1000
 _LUMP_RECORDS = 50_000
 _LUMP_MS = 600_000
+_LUMPS_KEYS = 20_000
 _I64 = Struct(">q")
 _KEY = Struct(">cqq")
 _KEY_TAIL = Struct(">xqq")
@@ -337,6 +338,21 @@ class RocksStore(Store):
         self._durable_offset = self._stop_offset
         self._unsynced_bytes = 0
         return self._durable_offset
+
+    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+        """See ``Store.lumps``: exact for the first keys, and one lump for the rest, in which some
+        from behind the range may be.
+        """
+        start_ms = max(start_ms, self._pruned_ms)
+        start, stop = _pack_key(b"f", start_ms, 0), _pack_key(b"f", stop_ms, 0)
+        with self._guard("read"):
+            keys = read_keys(self._db, start, stop, _LUMPS_KEYS)
+        times = [_unpack_key(key)[0] for key in keys if len(key) == _KEY_BYTES]
+        found = [(key_ms, key_ms + 1, 1) for key_ms in times]
+        if len(keys) == _LUMPS_KEYS and times[-1] + 1 < stop_ms:
+            rest = max(self._count - self._passed - len(times), 0)
+            found.append((times[-1] + 1, stop_ms, rest))
+        return found
 
     def stats(self) -> StoreStats:
         """See ``Store.stats``."""

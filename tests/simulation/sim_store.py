@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.pending import NO_MARK, Frame, Mark, Named
+from delayservice.core.pending import NO_MARK, Frame, Lump, Mark, Named
 from delayservice.errors import SlotDamagedError
 from delayservice.store.base import Store, StoreStats
 
@@ -226,6 +226,10 @@ class SimStore(Store):
         """See ``Store.scan``."""
         self._check_slots(after, upto_ms)
         yield from (f for f in self._visible() if f[:2] > after and f[0] <= upto_ms)
+
+    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+        """See ``Store.lumps``."""
+        return [(f[0], f[0] + 1, 1) for f in self._visible() if start_ms <= f[0] < stop_ms]
 
     def stats(self) -> StoreStats:
         """See ``Store.stats``."""

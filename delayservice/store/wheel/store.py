@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from delayservice.core.cursor import START_KEY, Cursor, Key
 from delayservice.errors import StoreError
-from delayservice.store.base import Frame, Mark, Named, Scanner, Store, StoreStats
+from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
 from delayservice.store.ids import IdIndex
@@ -375,6 +375,15 @@ class WheelStore(Store):
         """Take note that ``plan.run`` is done."""
         self._durable_offset = plan.stop_offset
         self._filing.remove_doomed(plan.doomed)
+
+    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+        """See ``Store.lumps``: a lump for each slot. Nothing is read."""
+        slots = self._table.within(start_ms // SLOT_MS, -(-stop_ms // SLOT_MS))
+        return [
+            (slot.second * SLOT_MS, slot.stop_second * SLOT_MS, slot.pending)
+            for slot in slots
+            if slot.pending
+        ]
 
     def stats(self) -> StoreStats:
         """See ``Store.stats``; the oldest due time is no later than the true one."""

@@ -1,0 +1,144 @@
+"""Questions to a worker process and its answers, over a pipe of their own.
+
+Any number of questions may be on their way; each has a number, and its answer bears it. A worker
+that ends leaves its questions unanswered, and whoever asked is told so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Final, TypeAlias
+
+import msgspec
+import structlog
+
+from delayservice.core.question import Fate, Horizon, Page, Pending, Question
+from delayservice.errors import DelayServiceError
+from ha.members import Members
+
+Answer: TypeAlias = Page | Fate | Horizon | Members | list[Pending] | None
+
+_THREADS: Final = 4
+
+_log = structlog.get_logger(__name__)
+
+
+class NotAnsweredError(DelayServiceError):
+    """A worker did not answer: it is restarting, or busy."""
+
+
+class _Envelope(msgspec.Struct):
+    number: int
+    question: Question
+
+
+class _Reply(msgspec.Struct):
+    number: int
+    answer: bytes
+    error: str
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_read_envelope = msgspec.msgpack.Decoder(_Envelope).decode
+_read_reply = msgspec.msgpack.Decoder(_Reply).decode
+
+
+class Asker:
+    """The supervisor's end. Every method may be called by any thread.
+
+    Args:
+        pipe: to one worker.
+        name: of the worker, for messages.
+    """
+
+    def __init__(self, pipe: Connection, name: str) -> None:
+        self._pipe = pipe
+        self._name = name
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._waiting: dict[int, Future[_Reply]] = {}
+        self._is_gone = False
+        threading.Thread(target=self._hear, name=f"answers-{name}", daemon=True).start()
+
+    def ask(self, question: Question) -> Future[_Reply]:
+        """Send a question; ``answer_of`` waits for what comes."""
+        future: Future[_Reply] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            if self._is_gone:
+                future.set_exception(self._gone())
+                return future
+            self._waiting[number] = future
+            try:
+                self._pipe.send_bytes(_pack(_Envelope(number, question)))
+            except OSError:
+                del self._waiting[number]
+                future.set_exception(self._gone())
+        return future
+
+    def _gone(self) -> NotAnsweredError:
+        return NotAnsweredError(f"{self._name} has ended; it is started again in a moment")
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                reply = _read_reply(self._pipe.recv_bytes())
+            except (EOFError, OSError):
+                break
+            with self._lock:
+                future = self._waiting.pop(reply.number, None)
+            if future is not None:
+                future.set_result(reply)
+        with self._lock:
+            self._is_gone = True
+            left, self._waiting = self._waiting, {}
+        for future in left.values():
+            future.set_exception(self._gone())
+        self._pipe.close()
+
+
+def answer_of(future: Future[_Reply], kind: type, timeout_s: float) -> object:
+    """What a worker answered.
+
+    Raises:
+        NotAnsweredError: nothing, in time; or why it can't.
+    """
+    try:
+        reply = future.result(timeout_s)
+    except FutureTimeoutError:
+        raise NotAnsweredError(f"a worker did not answer within {timeout_s:g} s") from None
+    if reply.error:
+        raise NotAnsweredError(reply.error)
+    return msgspec.msgpack.decode(reply.answer, type=kind)
+
+
+def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> None:
+    """The worker's end, on threads of its own, until the pipe is closed."""
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="answering")
+    sending = threading.Lock()
+
+    def reply_to(envelope: _Envelope) -> None:
+        reply = _Reply(envelope.number, b"", "")
+        try:
+            reply.answer = _pack(answer(envelope.question))
+        except DelayServiceError as exc:
+            reply.error = str(exc)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, somebody waits for an answer
+            _log.exception("question_failed", question=type(envelope.question).__name__)
+            reply.error = f"{type(exc).__name__} in a worker; its log says more"
+        with sending:
+            pipe.send_bytes(_pack(reply))
+
+    def hear() -> None:
+        while True:
+            try:
+                pool.submit(reply_to, _read_envelope(pipe.recv_bytes()))
+            except (EOFError, OSError):
+                return
+
+    threading.Thread(target=hear, name="questions", daemon=True).start()

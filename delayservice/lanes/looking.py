@@ -1,0 +1,188 @@
+"""Looking at what is pending, for people: each question, asked of one lane.
+
+Whoever asks holds the slice up meanwhile, so everything is bounded, and nothing is mended: what
+can't be read is left to delivery, and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Final
+
+from delayservice.core.codec import Payload, decode_payload, packed_recurrence
+from delayservice.core.cursor import OFFSET_MAX, Key
+from delayservice.core.entry import COPY, INVALID, SCHEDULE
+from delayservice.core.pending import NO_MARK, Frame, Lump
+from delayservice.core.question import (
+    MINUTE_MS,
+    Fate,
+    Find,
+    Horizon,
+    Locate,
+    Page,
+    Pending,
+    Search,
+    key_after,
+    together,
+)
+from delayservice.core.times import DUE_STOP_MS
+from delayservice.errors import SlotDamagedError
+from delayservice.lanes.any_lane import AnyLane
+from delayservice.lanes.lane import Lane
+
+_CHUNK_ROWS: Final = 500
+_NEAR_MS: Final = 3 * MINUTE_MS
+"""So far ahead, single records are counted: sums by the minute do not reach nearer."""
+_NEAR_ROWS: Final = 2_000
+_OUTCOMES: Final = "a cancel or fire; the outcomes topic says what it did"
+_SETTLED: Final = (
+    "it was delivered, dead-lettered, rolled, cancelled, replaced or expired; the audit says which"
+)
+_END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
+
+
+def search(lane: Lane, asked: Search) -> Page:
+    """The next pending records of a lane, in the order of their keys."""
+    if asked.topic is not None and asked.topic != lane.topic:
+        return Page(rows=[], upto=None, scanned=0)
+    start_ms = 0 if asked.beyond_window else asked.from_ms
+    after = key_after(asked.after, lane.topic, lane.partition, start_ms)
+    rows: list[Pending] = []
+    scanned = 0
+    for frame in _frames(lane, after, (asked.to_ms - 1, OFFSET_MAX)):
+        scanned += 1
+        after = frame[:2]
+        found = pending(lane, frame)
+        if found is not None and _is_wanted(found, asked):
+            rows.append(found)
+        if len(rows) >= asked.limit or scanned >= asked.scan_max:
+            upto = (after[0], lane.topic, lane.partition, after[1])
+            return Page(rows=rows, upto=upto, scanned=scanned)
+    return Page(rows=rows, upto=None, scanned=scanned)
+
+
+def _is_wanted(row: Pending, asked: Search) -> bool:
+    if not asked.from_ms <= max(row.due_ms, row.key_ms) < asked.to_ms:
+        return False
+    return asked.target is None or fnmatchcase(row.target, asked.target)
+
+
+def find(lane: Lane, asked: Find) -> Pending | None:
+    """The pending record of an id."""
+    key = lane.store.latest_unmarked(asked.record_id, lane.shard.stored)
+    return None if key is None else _at(lane, key)
+
+
+def _at(lane: Lane, key: Key) -> Pending | None:
+    for frame in _frames(lane, (key[0], key[1] - 1), key):
+        return pending(lane, frame, whole=True)
+    return None
+
+
+def _frames(lane: Lane, after: Key, upto: Key) -> Iterator[Frame]:
+    """Frames with ``after < key <= upto``; what is damaged is left out."""
+    scanner = lane.store.scanner()
+    while after < upto:
+        frames, after, _ = scanner.read_on(after, upto, _CHUNK_ROWS)
+        yield from frames
+
+
+def pending(lane: Lane, frame: Frame, *, whole: bool = False) -> Pending | None:
+    """A frame as people read it; None when it is settled. ``whole``: with value and headers."""
+    key_ms, offset, mark, packed = frame
+    if lane.shard.committed.has_settled((key_ms, offset), mark):
+        return None
+    return _pending(lane, (key_ms, offset), mark, decode_payload(packed), whole=whole)
+
+
+def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) -> Pending:
+    target, target_partition, record_key, value, headers, due_ms, meta = payload
+    record_id, source, attempt, expires_ms = meta[:4] if meta is not None else (None, None, 1, None)
+    return Pending(
+        topic=lane.topic,
+        partition=lane.partition,
+        offset=key[1],
+        key_ms=key[0],
+        due_ms=due_ms,
+        target=target,
+        target_partition=target_partition,
+        record_id=record_id,
+        key=record_key,
+        value=value if whole else None,
+        value_bytes=None if value is None else len(value),
+        headers=headers if whole else [],
+        source=(source or b"%s:%d:%d" % (lane.topic.encode(), lane.partition, key[1])).decode(),
+        attempt=attempt,
+        expires_ms=expires_ms,
+        recurs=packed_recurrence(meta) is not None,
+        marked_by=mark,
+    )
+
+
+def locate(lane: AnyLane, asked: Locate) -> Fate:
+    """What has become of a source record; of a level topic's too."""
+    if isinstance(lane, Lane):
+        return _locate(lane, asked)
+    if asked.row[0] < lane.shard.committed.offset:
+        return Fate(state="settled", detail="it was settled in the order of its level topic")
+    return Fate(state="pending", detail="it waits in its level topic")
+
+
+def _locate(lane: Lane, asked: Locate) -> Fate:
+    offset, kind, key_ms, _, payload, extra = lane.reader.read(*asked.row)
+    is_passed = offset < lane.shard.committed.offset
+    if kind == INVALID:
+        state = "settled" if is_passed else "invalid"
+        return Fate(state=state, detail=f"dead letter: {extra[0]}, {extra[1]}")
+    if kind not in (SCHEDULE, COPY):
+        state = "settled" if is_passed else "control"
+        return Fate(state=state, detail=_OUTCOMES if is_passed else "it is about to take effect")
+    with suppress(SlotDamagedError):
+        stored = _at(lane, (key_ms, offset))
+        if stored is not None:
+            return Fate(state="pending", detail=_waits(stored), pending=stored)
+    if is_passed:
+        return Fate(state="settled", detail=_SETTLED)
+    if offset >= lane.shard.stored:
+        return Fate(state="unread", detail="this node has not read so far yet")
+    row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
+    return Fate(state="late", detail="it is due, and about to be settled", pending=row)
+
+
+def _waits(row: Pending) -> str:
+    if row.marked_by != NO_MARK:
+        return f"it is about to be settled by what is at offset {row.marked_by}"
+    if row.key_ms < row.due_ms:
+        return "it waits to be rolled: its due time is beyond the roll window"
+    return "it waits for its due time"
+
+
+def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> Horizon:
+    """How many records are due when."""
+    horizon = Horizon()
+    lumps: list[Lump] = []
+    for lane in lanes.values():
+        count = lane.store.stats().pending if lane.next_due_ms() is not None else 0
+        horizon.total += count
+        if isinstance(lane, Lane):
+            lumps += _lumps(lane, now_ms)
+        else:
+            horizon.levels += count
+    horizon.lumps = together(lumps, now_ms)
+    return horizon
+
+
+def _lumps(lane: Lane, now_ms: int) -> Iterator[Lump]:
+    """Single records for the next minutes, as far as they are few; then the store's own lumps."""
+    near_ms = (now_ms + _NEAR_MS) // MINUTE_MS * MINUTE_MS
+    committed = lane.shard.committed
+    near = list(islice(_frames(lane, committed.key, (near_ms - 1, OFFSET_MAX)), _NEAR_ROWS))
+    for key_ms, offset, mark, _ in near:
+        if not committed.has_settled((key_ms, offset), mark):
+            yield key_ms, key_ms + 1, 1
+    if len(near) == _NEAR_ROWS:
+        yield from lane.store.lumps(near[-1][0] + 1, near_ms)
+    yield from lane.store.lumps(near_ms, _END[0])

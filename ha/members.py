@@ -1,0 +1,116 @@
+"""The cluster as one node sees it, for people: who there is, who owns what, how far copies are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from ha.notes import LifeNote, NodeNote, OwnerNote
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A node.
+
+    Attributes:
+        node_id: its name.
+        broker_id: the broker that it sits beside, if any.
+        rack: where that is; empty: unknown.
+        address: host name, for people.
+        workers: processes that it is meant to have.
+        alive: those of them that live.
+    """
+
+    node_id: str
+    broker_id: int | None
+    rack: str
+    address: str
+    workers: int
+    alive: list[int]
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice and who owns it.
+
+    Attributes:
+        slice: its number.
+        owner: node that owns it; empty: nobody does.
+        worker: process of that node.
+        epoch: number of this ownership.
+        heir: node that it is about to be handed over to; empty: none.
+    """
+
+    slice: int
+    owner: str
+    worker: int
+    epoch: int
+    heir: str
+
+
+class CopyFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy of a slice.
+
+    Attributes:
+        slice: number of the slice.
+        node: who keeps it.
+        stored: source offsets that are stored, added up over the delay topics.
+        caught_up: whether it is near enough to the owner's to take over.
+    """
+
+    slice: int
+    node: str
+    stored: int
+    caught_up: bool
+
+
+class Members(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster.
+
+    Attributes:
+        nodes: those that belong to it, alive or not.
+        slices: those that exist.
+        copies: those of living workers.
+    """
+
+    nodes: list[Member]
+    slices: list[Holding]
+    copies: list[CopyFacts]
+
+
+def survey_of(
+    nodes: Iterable[NodeNote], lives: Iterable[LifeNote], owners: Mapping[int, OwnerNote | None]
+) -> Members:
+    """The cluster, from what its nodes tell each other.
+
+    Args:
+        nodes: who belongs to it.
+        lives: who lives, and how far its copies are.
+        owners: of every slice that exists.
+    """
+    lives = list(lives)
+    members = [
+        Member(
+            node_id=node.node_id,
+            broker_id=node.broker_id,
+            rack=node.rack,
+            address=node.address,
+            workers=node.workers,
+            alive=sorted(life.worker for life in lives if life.node_id == node.node_id),
+        )
+        for node in nodes
+    ]
+    held = [
+        Holding(slice=number, owner=o.node_id, worker=o.worker, epoch=o.epoch, heir=o.heir)
+        if o is not None
+        else Holding(slice=number, owner="", worker=0, epoch=0, heir="")
+        for number, o in sorted(owners.items())
+    ]
+    copies = [
+        CopyFacts(
+            slice=number, node=life.node_id, stored=stored, caught_up=number in life.caught_up
+        )
+        for life in lives
+        for number, stored in life.stored.items()
+    ]
+    copies.sort(key=lambda copy: (copy.slice, copy.node))
+    return Members(nodes=sorted(members, key=lambda m: m.node_id), slices=held, copies=copies)
