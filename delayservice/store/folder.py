@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -25,6 +25,25 @@ _log = structlog.get_logger(__name__)
 
 QUARANTINE_MAX = 64
 """Damaged files that are kept; a failing disk must not fill itself with its own failures."""
+
+
+class Format(NamedTuple):
+    """What a folder says of itself: the name of the backend, and the number of its format."""
+
+    kind: str
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.version}"
+
+
+def parse_format(data: bytes) -> Format | None:
+    """What VERSION says; None: it says nothing."""
+    try:
+        kind, number = data.decode("ascii").split()
+        return Format(kind, int(number))
+    except ValueError:
+        return None
 
 
 class StoreFolder:
@@ -109,11 +128,12 @@ class StoreFolder:
 
     def _check_version(self) -> bool:
         try:
-            text = self._files.read_at(f"{self.path}/VERSION", 0, 64).decode("ascii")
-            kind, number = text.split()
-            version = int(number)
-        except (FileNotFoundError, ValueError):
+            found = parse_format(self._files.read_at(f"{self.path}/VERSION", 0, 64))
+        except FileNotFoundError:
+            found = None
+        if found is None:
             return False
+        kind, version = found
         if kind != self._kind:
             raise StoreError(
                 f"{self.path} holds a {kind!r} store and not a {self._kind!r} one; "

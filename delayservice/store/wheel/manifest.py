@@ -56,6 +56,10 @@ class Entry(NamedTuple):
     state: int
 
 
+class ManifestDamagedError(ValueError):
+    """Horizon, label or index is not as it was written. Never leaves the wheel."""
+
+
 class State(NamedTuple):
     """What a horizon vouches for; ``has_ids``: whether it speaks of ids, ``live``: its slots."""
 
@@ -96,36 +100,46 @@ class Manifest:
     def load(self) -> State | None:
         """What the horizon vouches for, or None if that can't be trusted."""
         try:
-            return self._load()
-        except OSError:
+            return self.read()
+        except (OSError, ManifestDamagedError):
             return None
 
-    def _load(self) -> State | None:
-        horizon = self._load_horizon()
-        if horizon is None:
-            return None
+    def read(self) -> State:
+        """What the horizon vouches for.
+
+        Raises:
+            ManifestDamagedError: that can't be trusted; the text says what and why.
+            OSError: horizon or index is missing, or the medium fails.
+        """
+        horizon = self._read_horizon()
         generation, size, crc = horizon.generation, horizon.index_size, horizon.index_crc
         label = self._read(self._horizon(), _HORIZON.size, horizon.label_size, horizon.label_crc)
         data = self._read(self._index(generation), 0, size, crc)
-        if label is None or data is None:
-            return None
         self._generation, self._size, self._crc = generation, size, crc
         entries = {(e.second, e.width): e for e in map(Entry._make, _ENTRY.iter_unpack(data))}
         live = [e for e in entries.values() if e.state != GONE]
         return State(horizon.stop_offset, label, bool(horizon.flags & _HAS_IDS), live)
 
-    def _load_horizon(self) -> _Horizon | None:
+    def _read_horizon(self) -> _Horizon:
         data = self._files.read_at(self._horizon(), 0, _HORIZON.size)
         if len(data) != _HORIZON.size:
-            return None
+            raise ManifestDamagedError(f"horizon has {len(data)} bytes of {_HORIZON.size}")
         horizon = _Horizon._make(_HORIZON.unpack(data))
-        is_ours = horizon.magic == _MAGIC and horizon.version == _VERSION
-        return horizon if is_ours and horizon.crc == google_crc32c.value(data[:-4]) else None
+        if horizon.crc != google_crc32c.value(data[:-4]):
+            raise ManifestDamagedError("horizon fails its checksum")
+        if horizon.magic != _MAGIC or horizon.version != _VERSION:
+            raise ManifestDamagedError(f"horizon is of version {horizon.version}, not {_VERSION}")
+        return horizon
 
-    def _read(self, path: str, position: int, size: int, crc: int) -> bytes | None:
-        """What was written there; None if it is something else."""
+    def _read(self, path: str, position: int, size: int, crc: int) -> bytes:
+        """What was written there."""
         data = self._files.read_at(path, position, size) if size else b""
-        return data if len(data) == size and google_crc32c.value(data) == crc else None
+        name = path.rpartition("/")[2]
+        if len(data) != size:
+            raise ManifestDamagedError(f"{name} has {position + len(data)} bytes, and not {size}")
+        if google_crc32c.value(data) != crc:
+            raise ManifestDamagedError(f"{name} fails its checksum")
+        return data
 
     def commit(
         self,
