@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from delayservice.admin_options import Admin
 from delayservice.client_options import Kafka
 from delayservice.cluster_options import Placement, ZooKeeper
 from delayservice.digest_options import Digests
@@ -38,6 +39,7 @@ from delayservice.units import (
     DurationMs,
     DurationS,
     HeaderBytes,
+    Listen,
     ListText,
     Section,
     Topic,
@@ -350,20 +352,11 @@ class Outage(Section):
 class Metrics(Section):
     """The HTTP server of metrics and status."""
 
-    listen: Annotated[str, Field(pattern=r"^$|^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$")] = (
-        Field(
-            default="127.0.0.1:9464",
-            description="`host:port` of /metrics and /status; port 0 is any, empty is off. "
-            "It has no password: open it to trusted networks only.",
-        )
+    listen: Listen = Field(
+        default="127.0.0.1:9464",
+        description="`host:port` of /metrics and /status; port 0 is any, empty is off. "
+        "It has no password: open it to trusted networks only.",
     )
-
-    @field_validator("listen")
-    @classmethod
-    def _port_exists(cls, listen: str) -> str:
-        if listen and int(listen.rpartition(":")[2]) > 65_535:  # noqa: PLR2004 (the last TCP port)
-            raise ValueError("a port is 65535 at most")
-        return listen
 
 
 class Log(Section):
@@ -395,6 +388,7 @@ class Settings(Section):
     rocksdb: RocksDb = RocksDb()
     outage: Outage = Outage()
     metrics: Metrics = Metrics()
+    admin: Admin = Admin()
     log: Log = Log()
 
     @model_validator(mode="after")

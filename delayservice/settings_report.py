@@ -61,7 +61,7 @@ def as_text(row: Row) -> str:
 def secret_values(settings: Settings) -> tuple[str, ...]:
     """Every secret in clear, for ``logs.configure`` to black out and for nothing else."""
     kafka = settings.kafka
-    wrapped: list[object] = [settings.node.cluster_secret]
+    wrapped: list[object] = [settings.node.cluster_secret, settings.admin.token]
     for table in (kafka.client, kafka.consumer, kafka.producer, kafka.admin):
         wrapped.extend(table.values())
     return tuple(value.get_secret_value() for value in wrapped if isinstance(value, SecretStr))

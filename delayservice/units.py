@@ -148,6 +148,20 @@ TopicPattern: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9._*?-]{1,249
 """A topic's name with ``*`` and ``?``."""
 
 
+def _read_listen(listen: str) -> str:
+    if listen and int(listen.rpartition(":")[2]) > 65_535:  # noqa: PLR2004 (the last TCP port)
+        raise ValueError("a port is 65535 at most")
+    return listen
+
+
+Listen: TypeAlias = Annotated[
+    str,
+    Field(pattern=r"^$|^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"),
+    AfterValidator(_read_listen),
+]
+"""``host:port`` to listen on; empty: nothing does."""
+
+
 class Section(BaseModel):
     """Frozen; nothing unknown passes; input stays out of error texts, for it may be secret."""
 
