@@ -28,7 +28,8 @@ from connectors.spark.wheel_source import WheelOptions, read_wheel, shard_name
 from delayservice.core.cursor import Cursor
 from delayservice.core.digest import SLOT_MS
 from delayservice.core.repair import Command, Detail
-from delayservice.store.wheel.reading import Bounds, find_shards, load_state
+from delayservice.store.shards import find_shards
+from delayservice.store.wheel.reading import Bounds, load_state
 
 UNREADABLE: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, slot_stop_ms bigint, "
@@ -314,7 +315,7 @@ class OnDisk:
         """S of every copy in a folder; None of one that can't be trusted."""
         by_name = {shard_name(shard.topic_id): shard.topic for shard in self._shards.values()}
         found: dict[Place, int | None] = {}
-        for folder in find_shards(Path(path)):
+        for folder in find_shards(Path(path), ("wheel",)):
             if folder.shard in by_name:
                 state = load_state(folder.path)
                 place = (by_name[folder.shard], folder.partition)

@@ -39,12 +39,11 @@ from pyspark.sql.types import StructType
 from connectors.spark.stored import DDL, ShardName
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import StoreError
+from delayservice.store.shards import ShardFolder, find_shards
 from delayservice.store.wheel.reading import (
     EVERYTHING,
     Bounds,
     Damage,
-    ShardFolder,
-    find_shards,
     hours_of,
     load_state,
     read_hour,
@@ -200,7 +199,7 @@ class WheelReader(DataSourceReader):
             StoreError: the folder holds no wheel, or may not be read.
         """
         planned: list[InputPartition] = []
-        for folder in find_shards(Path(self._options.path)):
+        for folder in find_shards(Path(self._options.path), ("wheel",)):
             name = self._options.name_of(folder)
             if name is not None:
                 planned += self._hours(folder, name)

@@ -34,6 +34,7 @@ class Format(NamedTuple):
     version: int
 
     def __str__(self) -> str:
+        """As VERSION has it."""
         return f"{self.kind} {self.version}"
 
 

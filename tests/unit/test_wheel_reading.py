@@ -12,13 +12,13 @@ import pytest
 from delayservice.core.cursor import Cursor
 from delayservice.errors import SlotDamagedError, StoreError
 from delayservice.store.base import NO_MARK, Frame, Mark
+from delayservice.store.shards import find_shards
 from delayservice.store.wheel import WheelOptions, WheelStore
 from delayservice.store.wheel.near import read_blocks
 from delayservice.store.wheel.reading import (
     EVERYTHING,
     Bounds,
     Damage,
-    find_shards,
     hours_of,
     load_state,
     read_hour,

@@ -13,13 +13,13 @@ import errno
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import StoreError
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
+from delayservice.store.shards import read_format
 from delayservice.store.wheel.block import (
     HEADER_BYTES,
     MARK_ONLY,
@@ -36,7 +36,6 @@ from delayservice.store.wheel.store import FORMAT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_VERSION: Final = f"wheel {FORMAT}"
 _TRIES: Final = 3
 _SLOTS_OPEN_MAX: Final = 1 << 20
 """Files of an hour stay open while it is read: some hundred, and 3,661 at most."""
@@ -54,14 +53,6 @@ class Damage(NamedTuple):
     first_offset: int
     stop_offset: int | None
     why: str
-
-
-class ShardFolder(NamedTuple):
-    """The folder of one shard's wheel; ``shard`` is a hash of the topic's id."""
-
-    path: str
-    shard: str
-    partition: int
 
 
 class Bounds(NamedTuple):
@@ -100,29 +91,6 @@ class WheelState:
     entries: tuple[Entry, ...]
 
 
-def find_shards(root: Path) -> list[ShardFolder]:
-    """Shards of a node's state folder, of its ``wheel`` folder, or the one whose folder it is.
-
-    Raises:
-        StoreError: there are none.
-    """
-    if (root / "VERSION").is_file():
-        found = [root]
-    else:
-        wheel = root / "wheel" if (root / "wheel").is_dir() else root
-        found = sorted(path for path in wheel.glob("*/*") if path.name.isdecimal())
-    if not found:
-        raise StoreError(
-            f"{root} holds no shard of a wheel; name a node's state folder (node.state_dir), its "
-            "wheel folder, or the folder of one shard (a number)"
-        )
-    return [
-        ShardFolder(str(path), path.resolve().parent.name, int(path.resolve().name))
-        for path in found
-        if path.resolve().name.isdecimal()
-    ]
-
-
 def load_state(path: str) -> WheelState | None:
     """What a shard's horizon vouches for; None: nothing here can be trusted, so that a node would
     start over from the log.
@@ -133,7 +101,7 @@ def load_state(path: str) -> WheelState | None:
     for _ in range(_TRIES):  # beside a running node an index may be replaced between two reads
         files = Files(read_only=True)
         try:
-            if not _is_ours(files, path):
+            if not _is_ours(path):
                 return None
             state = Manifest(path, files).load()
         finally:
@@ -143,20 +111,14 @@ def load_state(path: str) -> WheelState | None:
     return None
 
 
-def _is_ours(files: Files, path: str) -> bool:
-    try:
-        text = files.read_at(f"{path}/VERSION", 0, 64).decode("ascii", "replace").strip()
-    except FileNotFoundError:
-        return False
-    except OSError as exc:
-        raise _unreadable(path, exc) from exc
-    kind, _, number = text.partition(" ")
-    if kind != "wheel" or (number.isdecimal() and int(number) > FORMAT):
+def _is_ours(path: str) -> bool:
+    found = read_format(path)
+    if found is not None and (found.kind != "wheel" or found.version > FORMAT):
         raise StoreError(
-            f"{path} says that it holds {text!r}, and this reads {_VERSION!r}; "
+            f"{path} says that it holds {str(found)!r}, and this reads 'wheel {FORMAT}'; "
             "export a RocksDB store first, and read newer ones by a newer version"
         )
-    return text == _VERSION
+    return found is not None and found.version == FORMAT
 
 
 def hours_of(entries: Iterable[Entry], bounds: Bounds) -> dict[int, tuple[Entry, ...]]:
