@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test demo simulate crash long faults fault-tools lock lock-jars clean
+.PHONY: help venv check format test demo simulate crash long faults fault-tools alert-tools lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -70,18 +70,24 @@ long: $(STAMP)  ## the tests on a cluster that make test leaves out; ARGS reach 
 	$(BIN)/pytest -m long $(ARGS)
 
 # Without these packages, or without root, the scenarios that need them are skipped and say so.
-faults: $(STAMP) fault-tools  ## every fault on real processes; ARGS reach pytest
+faults: $(STAMP) fault-tools alert-tools  ## every fault on real processes; ARGS reach pytest
 	$(BIN)/pytest tests/faults --timeout=900 $(ARGS)
 
-FAULT_TOOLS := iproute2 nftables faketime
-fault-tools:  ## install what the fault suite needs of Debian, if root and missing
-	@for tool in ip nft faketime; do command -v $$tool > /dev/null || missing=1; done; \
+# The programs $(1), from the Debian packages $(2), if root and one of them is missing.
+define install
+	@for tool in $(1); do command -v $$tool > /dev/null || missing=1; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-		apt-get update -qq && apt-get install -qq -y --no-install-recommends $(FAULT_TOOLS) \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends $(2) \
 		&& exit 0; fi; \
-	echo "Some scenarios will be skipped. Type as root:" \
-		"apt-get install -y $(FAULT_TOOLS)" >&2
+	echo "Some tests will be skipped. Type as root: apt-get install -y $(2)" >&2
+endef
+
+fault-tools:  ## install what the fault suite needs of Debian, if root and missing
+	$(call install,ip nft faketime,iproute2 nftables faketime)
+
+alert-tools:  ## install what the tests of alerts need of Debian, if root and missing
+	$(call install,promtool prometheus,prometheus)
 
 lock: $(STAMP)  ## write the lock files anew from requirements/*.in
 	$(COMPILE) requirements/run.in -o requirements/run.txt
