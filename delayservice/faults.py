@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -39,8 +40,14 @@ def _exit() -> None:
     os._exit(EXIT_STATUS)
 
 
+def _stop() -> None:
+    # To this thread: of a signal to the process another thread may hear first, and on a busy
+    # machine this one would go on until that is scheduled.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
 _ACTIONS: Mapping[str, Callable[[], None]] = {
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "stop": _stop,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "exit": _exit,
 }

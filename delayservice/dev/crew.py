@@ -6,6 +6,7 @@ What is known of them is what they log: who took which slice over, with which ep
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from delayservice.errors import ClusterError
 
 SECRET: Final = "only-on-one-machine-0123456789"  # noqa: S105  # nothing else is signed with it
 _LOOK_S: Final = 0.02
-_TAIL_LINES: Final = 15
+_TAIL_LINES: Final = 8
 _START_S_MAX: Final = 180.0
 """Of all nodes together, with very many slices on a machine that has other work."""
 
@@ -82,18 +83,28 @@ class Node:
         """SIGTERM, and wait until it has gone.
 
         Raises:
-            ClusterError: it did not end in good order.
+            ClusterError: it did not end in good order, or not in time.
         """
-        status = self.service.stop()
+        try:
+            status = self.service.stop()
+        except subprocess.TimeoutExpired as exc:
+            raise ClusterError(
+                f"{self.node_id} did not end within {exc.timeout:.0f} s of SIGTERM, its log ends:\n"
+                f"{self.log_tail()}"
+            ) from exc
         if status:
             raise ClusterError(f"{self.node_id} ended with status {status} after SIGTERM")
 
     def spring(self, timeout_s: float) -> bool:
         """Have a worker act at the fault point when it next passes; whether it has stopped."""
         self._trap.touch()
-        has_stopped = self.service.wait_stopped(timeout_s)
-        self._trap.unlink(missing_ok=True)
-        return has_stopped
+        if self.service.wait_stopped(timeout_s):
+            return True
+        try:
+            self._trap.unlink()
+        except FileNotFoundError:  # taken at the last moment
+            return self.service.wait_stopped(timeout_s)
+        return False
 
     def processes(self) -> list[psutil.Process]:
         """Its supervisor and whatever that has started."""
@@ -278,11 +289,13 @@ class Crew:
         while not condition():
             ended = [node for node in awake if not node.running]
             if ended or time.monotonic() > deadline_s:
-                node = (ended or awake)[0]
-                raise ClusterError(
-                    f"it did not come to this within {timeout_s:.0f} s: {what}; "
-                    f"{node.node_id} {'has ended' if ended else 'runs'}, its log ends:\n"
+                tails = "\n".join(
+                    f"{node.node_id} {'runs' if node.running else 'has ended'}, its log ends:\n"
                     f"{node.log_tail()}"
+                    for node in ended or awake
+                )
+                raise ClusterError(
+                    f"it did not come to this within {timeout_s:.0f} s: {what}; {tails}"
                 )
             tick.wait(_LOOK_S)
 

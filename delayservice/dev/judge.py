@@ -66,10 +66,16 @@ class Judge:
         bootstrap: brokers.
         targets: topics to read.
         isolation: ``read_committed``, or ``read_uncommitted`` to see what aborts left behind.
+        from_end: what is in the topics already is not read.
     """
 
     def __init__(
-        self, bootstrap: str, targets: Sequence[str], isolation: str = "read_committed"
+        self,
+        bootstrap: str,
+        targets: Sequence[str],
+        isolation: str = "read_committed",
+        *,
+        from_end: bool = False,
     ) -> None:
         self._consumer = Consumer(
             {
@@ -89,6 +95,10 @@ class Judge:
             for topic in targets
             for number in found.topics[topic].partitions
         ]
+        if from_end:
+            for place in partitions:
+                place.offset = self._consumer.get_watermark_offsets(place, timeout=30)[1]
+        self._starts = {(place.topic, place.partition): place.offset for place in partitions}
         self._partitions = len(partitions)
         self._consumer.assign(partitions)
         self._arrivals: dict[bytes, list[tuple[Arrival, Any]]] = {}
@@ -104,8 +114,10 @@ class Judge:
         first = self._consumer.poll(timeout_s)
         if first is None:
             return
+        messages = [first, *self._consumer.consume(10_000, 0)]
+        # After the last of them: by an earlier time one that came meanwhile would seem early.
         seen_ms = time.time_ns() // 1_000_000
-        for message in [first, *self._consumer.consume(10_000, 0)]:
+        for message in messages:
             self._take(message, seen_ms)
 
     def _take(self, message: Any, seen_ms: int) -> None:  # noqa: ANN401  # the client's optional fields
@@ -164,7 +176,7 @@ class Judge:
         """Ask for every end once more: an end event is given once per arrival there."""
         positions = self._consumer.position(self._consumer.assignment())
         for place in positions:
-            place.offset = max(place.offset, 0)
+            place.offset = max(place.offset, self._starts[place.topic, place.partition])
         self._consumer.assign(positions)
 
     def verdict(self, sent: Sequence[tuple[Planned, int]]) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayservice.dev.demo.timeline import Act, Deed, fences, strip, turns
+from delayservice.dev.demo.timeline import Act, Deed, Ending, ending, fences, strip, turns
 from delayservice.dev.tenures import HandOver, Told, hand_overs, owners
 
 
@@ -93,3 +93,16 @@ def test_a_zombie_that_lets_go_in_good_order_has_handed_nothing_over() -> None:
 def test_the_strip_names_who_delivers_at_each_moment_and_shows_when_nobody_does() -> None:
     found = turns([took(0, "n1", 1), took(700, "n2", 2)], [KILL])
     assert strip(found, 0, 1_000, 10) == "11111··222"
+
+
+def test_a_woken_node_was_fenced_or_stepped_down_by_its_own_word_on_every_slice() -> None:
+    both = Act(Deed.FREEZE, "n1", (0, 1), 500, "", 0, 900, 1_200)
+    let_go = handed(1_300, "n1", 1)
+    fenced = Told(1_310, "n1", "ownership_lost", 1, 0, "slice 1: fenced at flush")
+    early = Told(1_100, "n1", "ownership_lost", 1, 0, "slice 1: fenced at flush")
+    again = took(4_000, "n1", 3, slice_no=1)
+    assert ending([let_go], both) is Ending.SILENT
+    assert ending([let_go, early], both) is Ending.SILENT
+    assert ending([let_go, took(1_310, "n2", 2, slice_no=1)], both) is Ending.SILENT
+    assert ending([let_go, again], both) is Ending.STEPPED_DOWN
+    assert ending([let_go, fenced], both) is Ending.FENCED

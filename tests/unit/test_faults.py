@@ -55,6 +55,35 @@ def test_stop_freezes_the_process_until_it_is_told_to_go_on() -> None:
         assert len(printed.split()) == 4
 
 
+def test_the_thread_that_stops_the_process_goes_no_further(tmp_path: Path) -> None:
+    # The main thread is the one that hears of a signal to the process, and here it hardly runs.
+    rounds = 20
+    passes = f"""
+import os, threading
+from pathlib import Path
+from delayservice import faults
+def turn():
+    for n in range({rounds}):
+        faults.bind("flushed:stop:1")("flushed")
+        Path({str(tmp_path)!r}, str(n)).touch()
+thread = threading.Thread(target=turn)
+os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+thread.start()
+os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+thread.join()
+"""
+    with subprocess.Popen([sys.executable, "-c", passes], cwd=ROOT) as process:
+        try:
+            for n in range(rounds):
+                _, waited = os.waitpid(process.pid, os.WUNTRACED)
+                assert os.WIFSTOPPED(waited)
+                assert not (tmp_path / str(n)).exists()
+                process.send_signal(signal.SIGCONT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
 def test_a_file_says_when(tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     passes = f"""

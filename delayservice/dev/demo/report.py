@@ -8,11 +8,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from delayservice.dev.demo.choices import Choices
-from delayservice.dev.demo.timeline import Act, Deed, Turn, fences, strip, turns
+from delayservice.dev.demo.timeline import (
+    Act,
+    Deed,
+    Ending,
+    Missed,
+    Turn,
+    ending,
+    fences,
+    strip,
+    turns,
+)
 from delayservice.dev.judge import Verdict
 from delayservice.dev.tenures import Told
 
@@ -34,6 +45,7 @@ class Report:
         sent: how many were acknowledged.
         started_ms: when the first one was sent, epoch milliseconds.
         acts: what was done to the nodes.
+        missed: what of it did not come off.
         told: what they have logged of their slices.
     """
 
@@ -42,14 +54,17 @@ class Report:
     sent: int
     started_ms: float
     acts: tuple[Act, ...]
+    missed: tuple[Missed, ...]
     told: tuple[Told, ...]
 
     @property
     def is_good(self) -> bool:
-        """Nothing lost, doubled, early or altered, and no zombie could commit."""
-        zombies = [act for act in self.acts if act.deed is Deed.FREEZE]
-        are_fenced = all(fences(self.told, act) > 0 for act in zombies)
-        return self.verdict.is_good and (are_fenced or not self.choices.is_exactly_once)
+        """Nothing lost, doubled, early or altered, and every zombie has let go."""
+        return self.verdict.is_good and Ending.SILENT not in self.endings()
+
+    def endings(self) -> list[Ending]:
+        """How each of the nodes that were frozen and woken learned that it owns nothing."""
+        return [ending(self.told, act) for act in self.acts if act.deed is Deed.FREEZE]
 
     def lateness_ms(self, *, around_failovers: bool) -> list[int]:
         """Ascending: when the consumer had each record in hand, minus its due time.
@@ -90,7 +105,9 @@ class Report:
             "kills_in_open_transaction": sum(act.held_back > 0 for act in kills),
             "freezes": sum(act.deed is Deed.FREEZE for act in acts),
             "fenced": sum(fences(self.told, act) for act in acts),
+            "stepped_down": self.endings().count(Ending.STEPPED_DOWN),
             "restarts": sum(act.deed is Deed.RESTART for act in acts),
+            "missed": len(self.missed),
             "lateness_ms_p50": quantile(late, 0.5),
             "lateness_ms_p99": quantile(late, 0.99),
             "lateness_ms_max": quantile(late, 1.0),
@@ -136,6 +153,7 @@ def show(console: Console, report: Report, seconds: float) -> None:
         _show_strips(console, report)
         _show_turns(console, report)
     _show_acts(console, report)
+    _show_missed(console, report)
     _show_verdict(console, report, seconds)
 
 
@@ -229,7 +247,9 @@ def _show_turns(console: Console, report: Report) -> None:
 def _show_acts(console: Console, report: Report) -> None:
     if not report.acts:
         return
-    table = Table("at", "node", "what", "when", "outputs at the broker, uncommitted", "served in")
+    table = Table(
+        "at", "node", "what", "when", "outputs at the broker, uncommitted", "served in", "woken"
+    )
     for act in report.acts:
         table.add_row(
             f"{report.seconds_in(act.at_ms):.1f} s",
@@ -238,8 +258,16 @@ def _show_acts(console: Console, report: Report) -> None:
             act.how,
             f"{act.held_back:,}" if act.held_back else "-",
             f"{(act.served_ms - act.at_ms) / 1_000:.1f} s",
+            ending(report.told, act).value if act.deed is Deed.FREEZE else "",
         )
     console.print(table)
+
+
+def _show_missed(console: Console, report: Report) -> None:
+    for one in report.missed:
+        console.print(
+            f"[yellow]did not come off:[/] {one.what}; {escape(one.why)}", highlight=False
+        )
 
 
 # --- verdict -------------------------------------------------------------------------------------

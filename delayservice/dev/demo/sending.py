@@ -1,4 +1,8 @@
-"""The demo's load: records at a steady rate, by a producer that is not ours."""
+"""The demo's load: records at a steady rate, by a producer that is not ours.
+
+It comes in parts, one for each deed, however long a deed takes: what is to happen in an open
+transaction needs records that come due, on a slow machine as well.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,18 @@ class Sending:
         topic: delay topic.
         planned: the records.
         per_s: their rate.
+        part_records: after so many it waits for ``go_on``.
         bar: shows how many are acknowledged.
     """
 
     def __init__(
-        self, bootstrap: str, topic: str, planned: Iterable[Planned], per_s: float, bar: Bar
+        self,
+        bootstrap: str,
+        topic: str,
+        planned: Iterable[Planned],
+        per_s: float,
+        part_records: int,
+        bar: Bar,
     ) -> None:
         self.sent: list[tuple[Planned, int]] = []
         """Each acknowledged record with its append time, epoch milliseconds."""
@@ -38,35 +49,43 @@ class Sending:
         self._topic = topic
         self._planned = planned
         self._per_s = per_s
+        self._part_records = part_records
+        self._parts = threading.Semaphore(1)
+        self._is_last = threading.Event()
         self._bar = bar
         config = {"bootstrap.servers": bootstrap, "linger.ms": 5, "acks": "all"}
         self._producer = Producer(config, logger=QUIET)
-        self._thread = threading.Thread(target=self._send, name="load")
+        # A demo that is given up does not wait for the rest of its load.
+        self._thread = threading.Thread(target=self._send, name="load", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether everything has been sent."""
-        return not self._thread.is_alive()
+    def go_on(self) -> None:
+        """Send one part more."""
+        self._parts.release()
 
     def finish(self) -> None:
-        """Until every record is acknowledged.
+        """Send the rest in one part; until every record is acknowledged.
 
         Raises:
             ClusterError: some were not.
         """
+        self._is_last.set()
+        self._parts.release()
         self._thread.join()
         if self._failed:
             raise ClusterError(f"{len(self._failed)} records were not sent: {self._failed[0]}")
 
     def _send(self) -> None:
-        started_s = time.monotonic()
         pace = threading.Event()
         for number, planned in enumerate(self._planned):
-            ahead_s = started_s + number / self._per_s - time.monotonic()
+            in_part = number % self._part_records
+            if in_part == 0:
+                self._await_part()
+                started_s = time.monotonic()
+            ahead_s = started_s + in_part / self._per_s - time.monotonic()
             if ahead_s > 0:
                 self._producer.poll(0)
                 pace.wait(ahead_s)
@@ -81,6 +100,12 @@ class Sending:
                 self._bar.at(len(self.sent))
         self._producer.flush()
         self._bar.at(len(self.sent))
+
+    def _await_part(self) -> None:
+        """Whatever was sent is acknowledged meanwhile: ``sent`` is complete while it waits."""
+        if not self._is_last.is_set() and not self._parts.acquire(blocking=False):
+            self._producer.flush()
+            self._parts.acquire()
 
     def _note(self, planned: Planned, error: object, message: object) -> None:
         if error is not None:

@@ -19,6 +19,14 @@ class Deed(StrEnum):
     RESTART = "restarted"
 
 
+class Ending(StrEnum):
+    """How a woken node learned that others own its slices."""
+
+    FENCED = "fenced by the broker"
+    STEPPED_DOWN = "stepped down before it tried"
+    SILENT = "said nothing"
+
+
 @dataclass(frozen=True, slots=True)
 class Act:
     """One deed. Times are epoch milliseconds.
@@ -48,6 +56,19 @@ class Act:
     def is_failover(self) -> bool:
         """Whether nobody served meanwhile."""
         return self.deed is not Deed.RESTART
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A deed that did not come off as it should: the load goes on, and the verdict stands.
+
+    Attributes:
+        what: was to be done, and to whom.
+        why: what was waited for in vain, and how the logs end.
+    """
+
+    what: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +103,30 @@ def fences(told: Sequence[Told], act: Act) -> int:
     return sum(_is_fence(one, act) for one in told)
 
 
+def has_let_go(told: Sequence[Told], act: Act) -> bool:
+    """Whether the woken node has spoken of every slice that it owned when it was frozen: each of
+    the three things that it may say shows that it does not own the slice by its old right.
+    """
+    return {one.slice_no for one in told if _is_of_woken(one, act)} >= set(act.slices)
+
+
+def ending(told: Sequence[Told], act: Act) -> Ending:
+    """What became of a node that was frozen and woken.
+
+    The broker refuses what was open; a slice without a transaction is let go because the lease is
+    over, and nothing is ever sent that could be refused.
+    """
+    if fences(told, act):
+        return Ending.FENCED
+    return Ending.STEPPED_DOWN if has_let_go(told, act) else Ending.SILENT
+
+
+def _is_of_woken(one: Told, act: Act) -> bool:
+    return act.woken_ms is not None and one.node_id == act.node_id and one.at_ms >= act.woken_ms
+
+
 def _is_fence(one: Told, act: Act) -> bool:
-    return (
-        one.what == LOST
-        and FENCED in one.why
-        and act.woken_ms is not None
-        and one.node_id == act.node_id
-        and one.at_ms >= act.woken_ms
-    )
+    return one.what == LOST and FENCED in one.why and _is_of_woken(one, act)
 
 
 def _fences(told: Sequence[Told], acts: Sequence[Act]) -> Iterator[Turn]:
