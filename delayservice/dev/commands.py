@@ -5,14 +5,16 @@ from typing import Annotated
 
 import typer
 
+from delayservice.commands.options import (
+    BootstrapOption,
+    ConfigOption,
+    JsonOption,
+    SetOption,
+    load_settings,
+)
 from delayservice.errors import ClusterError
 
 app = typer.Typer(help="Real Kafka and ZooKeeper on this machine, for development.")
-
-
-@app.callback()
-def _group() -> None:
-    """Keep ``up`` a command by name: typer would fold a single one into the group."""
 
 
 @app.command()
@@ -51,3 +53,38 @@ def up(
     except ClusterError as exc:
         typer.echo(str(exc), err=True)
         raise typer.Exit(1) from exc
+
+
+@app.command()
+def load(
+    topic: Annotated[str, typer.Argument(help="Delay topic.")] = "delay_topic_any",
+    *,
+    target: Annotated[
+        str, typer.Option("--target", "-t", help="Target topic, made if it is missing.")
+    ] = "orders",
+    records: Annotated[int, typer.Option(min=1, help="Records to send.")] = 1_000,
+    per_s: Annotated[float, typer.Option(min=0.1, help="Records per second.")] = 200.0,
+    delay_ms_max: Annotated[
+        int, typer.Option(min=0, help="Delays are from 0 to this, milliseconds.")
+    ] = 10_000,
+    wait_s: Annotated[
+        float, typer.Option(min=0, help="How long brokers and topic may take to be there, seconds.")
+    ] = 120.0,
+    bootstrap: BootstrapOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send delayed records to a running service, and judge what arrives.
+
+    Exit status 0 only when nothing was lost, doubled or early.
+    """
+    from delayservice.dev.loading import Load, run  # noqa: PLC0415
+
+    brokers = load_settings(config, sets, bootstrap).kafka.bootstrap
+    raise typer.Exit(
+        run(
+            Load(brokers, records, per_s, delay_ms_max, topic, target, wait_s),
+            as_json=as_json,
+        )
+    )
