@@ -28,6 +28,7 @@ from tenacity.stop import stop_when_event_set
 from connectors.kafka.clients import admin_client
 from connectors.kafka.topics import TopicKeeper
 from delayservice import logs
+from delayservice.admin.server import AdminServer
 from delayservice.asking import Asker
 from delayservice.errors import DelayServiceError, KafkaEdgeError, SettingsError
 from delayservice.metrics_hub import MetricsHub
@@ -58,9 +59,15 @@ def run(settings: Settings) -> int:
     listening = hub.serve()
     if listening:
         _log.info("metrics_served", url=listening)
+    supervisor = Supervisor(settings, secret, instance, hub)
+    admin = AdminServer(settings, hub, lambda: supervisor.askers)
     try:
-        return Supervisor(settings, secret, instance, hub).run(stopping)
+        asked_at = admin.serve()
+        if asked_at:
+            _log.info("admin_served", url=asked_at)
+        return supervisor.run(stopping)
     finally:
+        admin.close()
         hub.close()
         lock.close()
         _log.info("stopped")

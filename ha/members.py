@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -114,3 +114,19 @@ def survey_of(
     ]
     copies.sort(key=lambda copy: (copy.slice, copy.node))
     return Members(nodes=sorted(members, key=lambda m: m.node_id), slices=held, copies=copies)
+
+
+def joined(parts: Sequence[Members]) -> Members:
+    """What several workers of a node know, as one."""
+    nodes: dict[str, Member] = {}
+    for node in (node for part in parts for node in part.nodes):
+        known = nodes.get(node.node_id)
+        alive = sorted({*node.alive, *(known.alive if known is not None else ())})
+        nodes[node.node_id] = msgspec.structs.replace(node, alive=alive)
+    slices = {held.slice: held for part in parts for held in part.slices}
+    copies = {(copy.slice, copy.node): copy for part in parts for copy in part.copies}
+    return Members(
+        nodes=[nodes[name] for name in sorted(nodes)],
+        slices=[slices[number] for number in sorted(slices)],
+        copies=[copies[place] for place in sorted(copies)],
+    )

@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import KafkaAdmin, flush, producer_client
@@ -36,6 +36,9 @@ Replay: TypeAlias = tuple[DeadLetter, Rewritten]
 Advance: TypeAlias = Callable[[int], None]
 """Told how many offsets were read."""
 
+READ_COMMITTED: Final = IsolationLevel.READ_COMMITTED
+READ_UNCOMMITTED: Final = IsolationLevel.READ_UNCOMMITTED
+
 _OF_ONE_RECORD: Final = REFUSALS.keys()
 """Errors that leave the other records of a batch alone."""
 
@@ -61,16 +64,34 @@ class DeadLetterTopic:
     """
 
     def __init__(
-        self, topic: str, partitions: int, client: Mapping[str, str], admin: AdminClient
+        self,
+        topic: str,
+        partitions: int,
+        client: Mapping[str, str],
+        admin: AdminClient,
+        last: int | None = None,
     ) -> None:
         """Ask where the topic ends.
+
+        Args:
+            topic: the dead-letter topic.
+            partitions: how many it has.
+            client: options of a consumer.
+            admin: asks.
+            last: only so many offsets at the end of each partition, and nothing is waited for.
 
         Raises:
             KafkaEdgeError: the cluster does not say.
         """
         self._topic = topic
         self._config = consumer_config(client, "dlq")
-        self._bounds: list[Bounds] = [log_bounds(admin, topic, p) for p in range(partitions)]
+        isolation = READ_UNCOMMITTED if last is None else READ_COMMITTED
+        whole = [log_bounds(admin, topic, p, isolation) for p in range(partitions)]
+        self.held = sum(end - start for start, end in whole)
+        """Offsets that the topic holds."""
+        self._bounds = [
+            Bounds(start if last is None else max(start, end - last), end) for start, end in whole
+        ]
 
     @property
     def length(self) -> int:
@@ -88,6 +109,17 @@ class DeadLetterTopic:
             for partition, row in self._rows(advance)
             for offset in replayed_offsets(row)
         )
+
+    def survey(self) -> tuple[list[DeadLetter], frozenset[Place]]:
+        """All letters and what was replayed, in one reading: for as many as fit in memory.
+
+        Raises:
+            KafkaEdgeError: the topic can't be read.
+        """
+        rows = list(self._rows(lambda _: None))
+        letters = [read_letter(partition, row) for partition, row in rows]
+        replayed = {(p, offset) for p, row in rows for offset in replayed_offsets(row)}
+        return [letter for letter in letters if letter is not None], frozenset(replayed)
 
     def letters(self, advance: Advance) -> Iterator[DeadLetter]:
         """Every dead letter, in the order of each partition.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -155,7 +155,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
         pending: the record, while it is pending or late.
     """
 
-    state: str
+    state: Literal["pending", "late", "unread", "settled", "control", "invalid"]
     detail: str
     pending: Pending | None = None
 

@@ -17,7 +17,13 @@ from delayservice.core.codes import CRON_INVALID, SLOT_FULL, RecordRefusedError
 from delayservice.core.copies import CONTINUES, write_copy
 from delayservice.core.entry import Original
 from delayservice.core.flow import Flow
-from delayservice.core.names import DELAY_FIRED_BY, DELAY_SETTLES
+from delayservice.core.names import (
+    DELAY_FIRED_BY,
+    DELAY_OUTCOME,
+    DELAY_SETTLED_BY,
+    DELAY_SETTLES,
+    DELAY_SHARD,
+)
 from delayservice.core.outcome import Output
 from delayservice.core.record import Provenance, dead_letter_headers
 from delayservice.core.recurrence import (
@@ -379,9 +385,9 @@ class Settler:
         by: int | None,
     ) -> Output:
         headers: list[Header] = [
-            ("delay-outcome", outcome.OUTCOME_NAMES[kind].encode()),
-            ("delay-shard", self._shard_name.encode()),
-            ("delay-settles", b"%d" % offset),
+            (DELAY_OUTCOME, outcome.OUTCOME_NAMES[kind].encode()),
+            (DELAY_SHARD, self._shard_name.encode()),
+            (DELAY_SETTLES, b"%d" % offset),
         ]
         if record_id is not None:
             headers.append(("delay-id", record_id))
@@ -390,7 +396,7 @@ class Settler:
         if due_ms:
             headers.append(("delay-due-at", b"%d" % due_ms))
         if by is not None:
-            headers.append(("delay-settled-by", b"%d" % by))
+            headers.append((DELAY_SETTLED_BY, b"%d" % by))
         topic = self._routes.outcomes
         return (kind, topic, -1, record_id, None, headers, due_ms, offset)
 

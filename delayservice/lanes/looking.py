@@ -14,7 +14,7 @@ from typing import Final
 
 from delayservice.core.codec import Payload, decode_payload, packed_recurrence
 from delayservice.core.cursor import OFFSET_MAX, Key
-from delayservice.core.entry import COPY, INVALID, SCHEDULE
+from delayservice.core.entry import COPY, INVALID, SCHEDULE, Entry
 from delayservice.core.pending import NO_MARK, Frame, Lump
 from delayservice.core.question import (
     MINUTE_MS,
@@ -132,24 +132,31 @@ def locate(lane: AnyLane, asked: Locate) -> Fate:
 
 
 def _locate(lane: Lane, asked: Locate) -> Fate:
-    offset, kind, key_ms, _, payload, extra = lane.reader.read(*asked.row)
-    is_passed = offset < lane.shard.committed.offset
-    if kind == INVALID:
-        state = "settled" if is_passed else "invalid"
-        return Fate(state=state, detail=f"dead letter: {extra[0]}, {extra[1]}")
-    if kind not in (SCHEDULE, COPY):
-        state = "settled" if is_passed else "control"
-        return Fate(state=state, detail=_OUTCOMES if is_passed else "it is about to take effect")
+    entry = lane.reader.read(*asked.row)
+    if entry[1] not in (SCHEDULE, COPY):
+        return _locate_other(lane, entry)
+    offset, _, key_ms, _, payload, _ = entry
     with suppress(SlotDamagedError):
         stored = _at(lane, (key_ms, offset))
         if stored is not None:
             return Fate(state="pending", detail=_waits(stored), pending=stored)
-    if is_passed:
+    if offset < lane.shard.committed.offset:
         return Fate(state="settled", detail=_SETTLED)
     if offset >= lane.shard.stored:
         return Fate(state="unread", detail="this node has not read so far yet")
     row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
     return Fate(state="late", detail="it is due, and about to be settled", pending=row)
+
+
+def _locate_other(lane: Lane, entry: Entry) -> Fate:
+    """A control, or what breaks the contract."""
+    is_passed = entry[0] < lane.shard.committed.offset
+    if entry[1] == INVALID:
+        code, detail = entry[5]
+        return Fate(state="settled" if is_passed else "invalid", detail=f"{code}: {detail}")
+    if is_passed:
+        return Fate(state="settled", detail=_OUTCOMES)
+    return Fate(state="control", detail="it is about to take effect")
 
 
 def _waits(row: Pending) -> str:

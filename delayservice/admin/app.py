@@ -1,0 +1,54 @@
+"""The admin API as an ASGI application."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from delayservice import __version__
+from delayservice.admin import problems
+from delayservice.admin.changing import changing_routes
+from delayservice.admin.guards import Gate, NeedsToken, reader, writer
+from delayservice.admin.panel import Panel
+from delayservice.admin.reading import health_routes, reading_routes
+
+_ABOUT: Final = """\
+What a node of the Kafka delay service tells people, and what they may ask of it.
+
+Times are epoch milliseconds. Errors are problem details (RFC 9457). Reading is open on a loopback
+address; changes need the token as a bearer. A node answers for the copies that it keeps: where
+`slices_elsewhere` is not empty, ask the other nodes as well.
+"""
+
+
+def make_app(panel: Panel, token: str) -> FastAPI:
+    """The application.
+
+    Args:
+        panel: what the routes work with.
+        token: what whoever changes something has to show.
+    """
+    admin = panel.settings.admin
+    app = FastAPI(
+        title="Kafka delay service",
+        description=_ABOUT,
+        version=__version__,
+        docs_url=None,  # both would load scripts from elsewhere
+        redoc_url=None,
+    )
+    problems.install(app)
+
+    @app.exception_handler(NeedsToken)
+    def needs_token(_: Request, exc: NeedsToken) -> JSONResponse:
+        challenge = {"WWW-Authenticate": f'{exc.scheme} realm="delayservice"'}
+        return problems.answer(exc.status, exc.detail, headers=challenge)
+
+    may_read = Depends(reader(token, is_open=admin.are_reads_open))
+    app.include_router(health_routes(panel))
+    app.include_router(reading_routes(panel), dependencies=[may_read])
+    app.include_router(changing_routes(panel), dependencies=[Depends(writer(token))])
+    own_host = admin.listen.rpartition(":")[0].lower()
+    app.add_middleware(Gate, hosts=frozenset({own_host, *(host.lower() for host in admin.hosts)}))
+    return app

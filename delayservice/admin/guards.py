@@ -1,0 +1,142 @@
+"""Who may ask what: host names, sizes, the token.
+
+Changes need the token as a bearer. A browser sends that only if a script of the page itself does,
+so no other site can have a change made in somebody's name; what a browser sends by itself, the
+password of basic authentication, is good for reading only.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from typing import Annotated, Final
+
+from fastapi import Depends
+from fastapi.security import (
+    HTTPAuthorizationCredentials,
+    HTTPBasic,
+    HTTPBasicCredentials,
+    HTTPBearer,
+)
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from delayservice.admin.problems import Refusal, answer
+
+BODY_BYTES_MAX: Final = 1 << 20
+_OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; "
+    "base-uri 'none'; form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+_bearer = HTTPBearer(auto_error=False, description="The token of `admin.token`.")
+_basic = HTTPBasic(auto_error=False, description="The token as password; any user.")
+_Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+_Basic = Annotated[HTTPBasicCredentials | None, Depends(_basic)]
+
+
+class NeedsToken(Refusal):
+    """The token is missing or wrong."""
+
+    def __init__(self, detail: str, scheme: str) -> None:
+        super().__init__(401, detail)
+        self.scheme = scheme
+
+
+def reader(token: str, *, is_open: bool) -> Callable[..., None]:
+    """Lets pass who may read."""
+
+    def check(bearer: _Bearer, basic: _Basic) -> None:
+        shown = bearer.credentials if bearer is not None else basic.password if basic else ""
+        if not is_open and not _is_same(shown, token):
+            raise NeedsToken(
+                "reading needs the token: as a bearer, or as the password of any user", "Basic"
+            )
+
+    return check
+
+
+def writer(token: str) -> Callable[..., None]:
+    """Lets pass who may change something."""
+
+    def check(bearer: _Bearer) -> None:
+        if bearer is None or not _is_same(bearer.credentials, token):
+            raise NeedsToken(
+                "changes need the token: send `Authorization: Bearer TOKEN`; it is in the file "
+                "admin_token of the node's state folder, or what admin.token says",
+                "Bearer",
+            )
+
+    return check
+
+
+def _is_same(shown: str, token: str) -> bool:
+    return hmac.compare_digest(shown.encode(), token.encode())
+
+
+class Gate:
+    """Turns away strange hosts, large bodies, and sets the headers that keep a browser in bounds.
+
+    A page of another site that has its name point here (DNS rebinding) asks with that name.
+
+    Args:
+        app: what comes behind.
+        hosts: names that are allowed besides loopback's; ``*``: any.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts | _OWN_HOSTS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_RAW_HEADERS]
+            await send(message)
+
+        headers = Headers(scope=scope)
+        refusal = self._refusal(headers)
+        if refusal is not None:
+            await answer(*refusal)(scope, receive, send_guarded)
+            return
+        await self._app(scope, _bounded(receive), send_guarded)
+
+    def _refusal(self, headers: Headers) -> tuple[int, str] | None:
+        host = headers.get("host", "").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if "*" not in self._hosts and name not in self._hosts:
+            return (
+                421,
+                f"this server is not asked as {name!r}; add it to admin.hosts if it is yours",
+            )
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
+            return 413, f"a body is {BODY_BYTES_MAX} bytes at most"
+        return None
+
+
+_RAW_HEADERS: Final = [(name.lower().encode(), text.encode()) for name, text in _HEADERS.items()]
+
+
+def _bounded(receive: Receive) -> Receive:
+    """A body that does not say how long it is, is bounded all the same."""
+    taken = 0
+
+    async def take() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > BODY_BYTES_MAX:
+            raise Refusal(413, f"a body is {BODY_BYTES_MAX} bytes at most")
+        return message
+
+    return take

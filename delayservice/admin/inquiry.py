@@ -1,0 +1,128 @@
+"""Questions to all workers of the node at once, and their answers as one.
+
+What many ask at the same time, as the pages of several people do, is asked once a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from delayservice.asking import Asker, answer_of
+from delayservice.core.question import (
+    Ahead,
+    Fate,
+    Find,
+    Horizon,
+    Locate,
+    Page,
+    Pending,
+    Question,
+    Search,
+    Standings,
+    merged,
+)
+from delayservice.errors import DelayServiceError
+from ha.members import Members, joined
+
+TIMEOUT_S: Final = 10.0
+_FRESH_S: Final = 1.0
+
+T = TypeVar("T")
+
+
+class Inquiry(Protocol):
+    """What the API asks of a node."""
+
+    def search(self, asked: Search) -> Page:
+        """Pending records by due time."""
+
+    def find(self, record_id: bytes) -> list[Pending]:
+        """The pending records of an id: one in each shard at most."""
+
+    def locate(self, asked: Locate) -> Fate | None:
+        """What has become of a source record; None: this node keeps no copy of its shard."""
+
+    def horizon(self) -> Horizon:
+        """How many records are due when."""
+
+    def members(self) -> Members:
+        """The cluster."""
+
+
+class _Kept:
+    """An answer, for a second."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._asked_s = float("-inf")
+        self._answer: Any = None
+
+    def get(self) -> Any:  # noqa: ANN401  # whatever is asked for
+        with self._lock:
+            if time.monotonic() - self._asked_s > _FRESH_S:
+                self._answer = self._ask()
+                self._asked_s = time.monotonic()
+            return self._answer
+
+
+class Workers:
+    """Asks the workers of this node. Any thread may.
+
+    Args:
+        askers: those that there are now.
+    """
+
+    def __init__(self, askers: Callable[[], Sequence[Asker]]) -> None:
+        self._askers = askers
+        self._horizon = _Kept(self._ask_horizon)
+        self._members = _Kept(self._ask_members)
+
+    def search(self, asked: Search) -> Page:
+        """See ``Inquiry.search``."""
+        return merged(self._all(asked, Page), asked.limit)
+
+    def find(self, record_id: bytes) -> list[Pending]:
+        """See ``Inquiry.find``."""
+        answers = self._all(Find(record_id=record_id), list[Pending])
+        return [row for rows in answers for row in rows]
+
+    def locate(self, asked: Locate) -> Fate | None:
+        """See ``Inquiry.locate``."""
+        answers: list[Fate | None] = self._all(asked, Fate | None)  # type: ignore[arg-type]
+        return next((fate for fate in answers if fate is not None), None)
+
+    def horizon(self) -> Horizon:
+        """See ``Inquiry.horizon``."""
+        kept: Horizon = self._horizon.get()
+        return kept
+
+    def members(self) -> Members:
+        """See ``Inquiry.members``."""
+        kept: Members = self._members.get()
+        return kept
+
+    def _ask_horizon(self) -> Horizon:
+        horizon = Horizon()
+        for part in self._all(Ahead(now_ms=time.time_ns() // 1_000_000), Horizon):
+            horizon.add(part)
+        return horizon
+
+    def _ask_members(self) -> Members:
+        """ZooKeeper tells every worker the same; without one, each knows of its own slices."""
+        return joined(self._all(Standings(), Members))
+
+    def _all(self, question: Question, kind: type[T]) -> list[T]:
+        """Every worker's answer.
+
+        Raises:
+            NotAnsweredError: one of them gives none: the whole would be wrong.
+        """
+        askers = self._askers()
+        if not askers:
+            raise DelayServiceError("no worker runs yet; try again in a moment")
+        futures = [asker.ask(question) for asker in askers]
+        return [answer_of(future, kind, TIMEOUT_S) for future in futures]  # type: ignore[misc]

@@ -1,0 +1,381 @@
+"""What the API says, in JSON. Times are epoch milliseconds."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from delayservice.core.codec import Header as RawHeader
+from delayservice.core.entry import Row
+from delayservice.core.pending import NO_MARK
+from delayservice.core.question import Fate, Pending
+
+
+class Content(BaseModel):
+    """Bytes: as text where they are UTF-8, else in base64."""
+
+    encoding: Literal["utf-8", "base64"]
+    data: str
+
+    @classmethod
+    def of(cls, content: bytes | None) -> Content | None:
+        """As JSON has it; None for null."""
+        if content is None:
+            return None
+        try:
+            return cls(encoding="utf-8", data=content.decode())
+        except UnicodeDecodeError:
+            return cls(encoding="base64", data=base64.b64encode(content).decode())
+
+
+class Header(BaseModel):
+    """A header of a record."""
+
+    name: str
+    value: Content | None
+
+    @classmethod
+    def all_of(cls, headers: Sequence[RawHeader]) -> list[Header]:
+        """In their order."""
+        return [cls(name=name, value=Content.of(value)) for name, value in headers]
+
+
+class PendingRecord(BaseModel):
+    """A record that waits."""
+
+    topic: str = Field(description="Its delay topic.")
+    partition: int
+    offset: int
+    id: Content | None = Field(description="Its `delay-id`.")
+    due_ms: int = Field(description="Not delivered before.")
+    next_ms: int = Field(description="Looked at next: due, or to be rolled, or tried again.")
+    target: str = Field(description="Target topic.")
+    target_partition: int | None = Field(description="null: chosen by the key.")
+    key: Content | None = Field(description="Output key.")
+    value_bytes: int | None = Field(description="Size of the value; null: it is null.")
+    source: str = Field(description="`topic:partition:offset` of the producer's own record.")
+    attempt: int
+    expires_ms: int | None
+    recurs: bool = Field(description="An occurrence of a recurring schedule.")
+    marked_by: int | None = Field(
+        description="Offset of what cancels or replaces it in a moment; null: nothing."
+    )
+
+    @classmethod
+    def of(cls, row: Pending) -> PendingRecord:
+        """As JSON has it."""
+        return cls.model_validate(_fields(row))
+
+
+class WholeRecord(PendingRecord):
+    """A record that waits, with its content."""
+
+    value: Content | None
+    headers: list[Header] = Field(description="Its own headers, as they will be delivered.")
+
+    @classmethod
+    def of(cls, row: Pending) -> WholeRecord:
+        """As JSON has it."""
+        content = {"value": Content.of(row.value), "headers": Header.all_of(row.headers)}
+        return cls.model_validate(_fields(row) | content)
+
+
+def _fields(row: Pending) -> dict[str, object]:
+    return {
+        "topic": row.topic,
+        "partition": row.partition,
+        "offset": row.offset,
+        "id": Content.of(row.record_id),
+        "due_ms": row.due_ms,
+        "next_ms": row.key_ms,
+        "target": row.target,
+        "target_partition": row.target_partition if row.target_partition >= 0 else None,
+        "key": Content.of(row.key),
+        "value_bytes": row.value_bytes,
+        "source": row.source,
+        "attempt": row.attempt,
+        "expires_ms": row.expires_ms,
+        "recurs": row.recurs,
+        "marked_by": row.marked_by if row.marked_by != NO_MARK else None,
+    }
+
+
+class PendingPage(BaseModel):
+    """Some of what waits, in due order."""
+
+    records: list[PendingRecord]
+    next: str | None = Field(
+        description="Ask again with this `cursor` for more; null: there is no more. A page may be "
+        "short, or empty, and have more behind it: what it looked at did not match."
+    )
+    scanned: int = Field(description="Records that were looked at.")
+    slices_elsewhere: list[int] = Field(
+        description="Slices of which this node keeps no copy: ask another node for those."
+    )
+
+
+class Horizon(BaseModel):
+    """How many records are due within a time from now."""
+
+    within_ms: int
+    count: int
+
+
+class Backlog(BaseModel):
+    """What waits, by how soon it is due."""
+
+    now_ms: int
+    total: int = Field(description="Pending records of this node's copies.")
+    levels: int = Field(description="Those of them in level topics; in the total only.")
+    overdue: int = Field(description="Due already.")
+    within: list[Horizon] = Field(description="Cumulative, what is overdue left out.")
+    beyond: int = Field(description="Due later than the last of them.")
+    slices_elsewhere: list[int]
+
+
+class Bucket(BaseModel):
+    """How many records are due in an interval."""
+
+    start_ms: int
+    count: int
+
+
+class Timeline(BaseModel):
+    """What is due when."""
+
+    now_ms: int
+    unit_ms: int
+    buckets: list[Bucket]
+    slices_elsewhere: list[int]
+
+
+class RecordFate(BaseModel):
+    """A source record and what has become of it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int = Field(description="When the broker appended it.")
+    key: Content | None
+    value: Content | None
+    headers: list[Header] = Field(description="As they were written.")
+    state: Literal["pending", "late", "unread", "settled", "control", "invalid", "elsewhere"]
+    detail: str
+    pending: WholeRecord | None
+
+    @classmethod
+    def of(cls, topic: str, partition: int, row: Row, fate: Fate | None) -> RecordFate:
+        """As JSON has it."""
+        offset, timestamp_ms, key, value, headers = row
+        return cls(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            timestamp_ms=timestamp_ms,
+            key=Content.of(key),
+            value=Content.of(value),
+            headers=Header.all_of(headers or []),
+            state=fate.state if fate is not None else "elsewhere",
+            detail=fate.detail if fate is not None else "this node keeps no copy of its shard",
+            pending=WholeRecord.of(fate.pending) if fate is not None and fate.pending else None,
+        )
+
+
+class Node(BaseModel):
+    """A node of the cluster."""
+
+    node_id: str
+    broker_id: int | None
+    rack: str
+    address: str
+    workers: int
+    alive: list[int] = Field(description="Its workers that live.")
+
+
+class Copy(BaseModel):
+    """A replica of a slice."""
+
+    node: str
+    stored: int = Field(description="Source offsets stored, added up over the delay topics.")
+    behind: int = Field(description="Offsets that the furthest copy has and this one has not.")
+    caught_up: bool = Field(description="Near enough to take over.")
+
+
+class Here(BaseModel):
+    """A slice as this node sees it."""
+
+    state: str
+    worker: int
+    lag_s: float = Field(description="How far its copy is behind the owner's; -1: nobody knows.")
+    source_lag: int
+    pending: int
+    oldest_due_ms: int | None
+    alarm: str
+
+
+class Slice(BaseModel):
+    """One slice: partition n of every delay topic that has so many."""
+
+    slice: int
+    shards: list[str] = Field(description="Its shards, `topic:partition`.")
+    owner: str = Field(description="Node that owns it; empty: nobody does.")
+    epoch: int
+    heir: str = Field(description="Node that it is being handed over to; empty: none.")
+    copies: list[Copy]
+    here: Here | None = Field(description="null: this node keeps no copy.")
+
+
+class DelayTopic(BaseModel):
+    """A delay topic."""
+
+    name: str
+    partitions: int
+    level_ms: int | None = Field(description="Its fixed delay; null: any delay.")
+    is_paused: bool
+
+
+class Cluster(BaseModel):
+    """Nodes, slices and delay topics."""
+
+    node_id: str = Field(description="The node that says this.")
+    standalone: bool = Field(description="No ZooKeeper: this node owns all.")
+    nodes: list[Node]
+    slices: list[Slice]
+    ownerless: list[int] = Field(description="Slices that nobody owns now.")
+    topics: list[DelayTopic]
+
+
+class SliceState(BaseModel):
+    """A slice of this node; as in `/status`."""
+
+    slice: int
+    worker: int
+    state: str
+    epoch: int
+    lag_s: float
+    alarm: str
+    pending: int
+    ingested: int
+    settled: dict[str, int]
+    oldest_due_ms: int | None
+    cursor_age_s: float
+    source_lag: int
+    store_bytes: int
+    lateness_ms_p50: int | None
+    lateness_ms_p99: int | None
+    early: int
+
+
+class WorkerState(BaseModel):
+    """A worker process of this node."""
+
+    worker: int
+    pid: int
+    restarts: int
+    silent_s: float
+
+
+class NodeState(BaseModel):
+    """This node; as `/status`."""
+
+    node_id: str
+    version: str
+    uptime_s: float
+    healthy: bool
+    problems: list[str]
+    workers: list[WorkerState]
+    slices: list[SliceState]
+
+
+class Sample(BaseModel):
+    """What happened in about a second."""
+
+    at_ms: int
+    seconds: float
+    ingested: int
+    delivered: int
+    settled: int
+    pending: int
+    lateness_ms_p50: int | None
+    lateness_ms_p99: int | None
+
+
+class Health(BaseModel):
+    """Whether it is well."""
+
+    status: Literal["ok"]
+
+
+class Setting(BaseModel):
+    """A setting in effect."""
+
+    name: str
+    value: bool | int | float | str | list[str | int | float] | None
+    origin: str
+
+
+class DeadLetter(BaseModel):
+    """A record in the dead-letter topic."""
+
+    partition: int
+    offset: int
+    at_ms: int
+    code: str
+    detail: str
+    source: str
+    key: Content | None
+    value_bytes: int | None
+    is_replayed: bool
+
+
+class DeadLetters(BaseModel):
+    """The newest dead letters, newest first."""
+
+    letters: list[DeadLetter]
+    total: int = Field(description="Offsets that the topic holds, markers included.")
+    looked_at: int = Field(description="So many of them were looked at, from the end.")
+
+
+class ById(BaseModel):
+    """A pending record, by its id."""
+
+    id: str = Field(min_length=1, max_length=65_536, description="Its `delay-id`.")
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+    topic: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9._-]{1,249}$",
+        description="Delay topic, should it not be known where the record is. Default: the first.",
+    )
+    partition: int | None = Field(
+        default=None, ge=0, le=2**31 - 1, description="As `topic`. Default: by the id."
+    )
+    wait_ms: int = Field(
+        default=5_000, ge=0, le=30_000, description="How long to wait for the outcome."
+    )
+
+
+class Reschedule(ById):
+    """A pending record and another due time; give one of the two."""
+
+    at_ms: int | None = Field(default=None, ge=0, le=253_402_300_799_999)
+    after_ms: int | None = Field(default=None, ge=0, le=253_402_300_799_999)
+
+
+class Done(BaseModel):
+    """What was written into the log, and what it did."""
+
+    written: list[str] = Field(description="`topic:partition:offset` of the control record.")
+    outcome: str | None = Field(
+        description="`cancelled`, `fired`, `replaced` or `not_pending`; null: nobody knows yet."
+    )
+    detail: str
+
+
+def setting_value(value: object) -> bool | int | float | str | list[str | int | float] | None:
+    """A setting as JSON has it; tables, which are empty, as text."""
+    if isinstance(value, Mapping):
+        return "{}" if not value else str(value)
+    return value  # type: ignore[return-value]  # settings_report gives nothing else

@@ -1,0 +1,91 @@
+"""Errors as problem details (RFC 9457): what happened, to what, and what to do about it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Final
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from delayservice.errors import DelayServiceError
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+_log = structlog.get_logger(__name__)
+
+
+class Problem(BaseModel):
+    """What went wrong."""
+
+    type: str = Field(default="about:blank", description="Always about:blank: `status` says it.")
+    title: str = Field(description="The status in words.")
+    status: int = Field(description="The HTTP status.")
+    detail: str = Field(description="What happened, to what, and what to do about it.")
+    errors: list[str] = Field(
+        default=[], description="What is wrong with the request, part by part."
+    )
+
+
+class Refusal(Exception):  # noqa: N818  # it is an answer
+    """The request is understood and not done."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What OpenAPI is to say of a route that may fail so; 422 and 503 any route may."""
+    return {
+        status: {
+            "model": Problem,
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        for status in {*statuses, 400, 401, 413, 421, 422, 503}
+    }
+
+
+def answer(
+    status: int, detail: str, errors: list[str] | None = None, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """A problem as a response."""
+    problem = Problem(
+        title=HTTPStatus(status).phrase, status=status, detail=detail, errors=errors or []
+    )
+    return JSONResponse(problem.model_dump(), status, headers, MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Have every error of ``app`` answered so."""
+
+    @app.exception_handler(Refusal)
+    def refused(_: Request, exc: Refusal) -> JSONResponse:
+        return answer(exc.status, exc.detail)
+
+    @app.exception_handler(DelayServiceError)
+    def failed(_: Request, exc: DelayServiceError) -> JSONResponse:
+        return answer(503, str(exc), headers={"Retry-After": "1"})
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
+        errors = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()]
+        return answer(422, "the request breaks its description; see errors", errors)
+
+    @app.exception_handler(StarletteHTTPException)
+    def refused_before(request: Request, exc: StarletteHTTPException) -> JSONResponse:
+        detail = str(exc.detail)
+        if exc.status_code == HTTPStatus.NOT_FOUND and detail == "Not Found":
+            detail = f"there is nothing at {request.url.path}; see /openapi.json"
+        return answer(exc.status_code, detail, headers=dict(exc.headers or {}))
+
+    @app.exception_handler(Exception)
+    def broken(request: Request, exc: Exception) -> JSONResponse:
+        _log.error("request_failed", path=request.url.path, exc_info=exc)
+        return answer(500, f"{type(exc).__name__}; the node's log says more")

@@ -1,0 +1,358 @@
+"""What may be read: health, the cluster, what is pending, dead letters, the configuration."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Path, Query
+from pydantic import AwareDatetime
+
+from delayservice.admin import models
+from delayservice.admin.panel import Panel
+from delayservice.admin.problems import Refusal, described
+from delayservice.core.dead_letters import DeadLetter
+from delayservice.core.question import (
+    HOUR_MS,
+    MINUTE_MS,
+    SECOND_MS,
+    Locate,
+    Position,
+    Search,
+    count_within,
+)
+from delayservice.core.times import DUE_STOP_MS
+from delayservice.metrics_hub import STALE_S
+from delayservice.settings_report import redacted
+
+HORIZONS_MS: Final = (
+    *(5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000),
+    *(HOUR_MS, 2 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS),
+)
+UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
+SCAN_MAX: Final = 20_000
+"""Records that each shard looks at for one page: some 10 ms of its time."""
+
+_TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
+_Moment = int | AwareDatetime
+_Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
+
+
+def health_routes(panel: Panel) -> APIRouter:
+    """For probes; nothing is secret in them."""
+    routes = APIRouter(tags=["health"])
+
+    @routes.get("/healthz", responses=described(503))
+    def healthz() -> models.Health:
+        """Whether the node lives: no worker hangs."""
+        silent = [w for w in panel.hub.facts().workers if w.silent_s > STALE_S]
+        if silent:
+            said = ", ".join(f"{w.worker} for {w.silent_s:.0f} s" for w in silent)
+            raise Refusal(503, f"workers are silent: {said}")
+        return models.Health(status="ok")
+
+    @routes.get("/readyz", responses=described(503))
+    def readyz() -> models.Health:
+        """Whether the node does its work: every worker reports, and nothing raises an alarm."""
+        status = panel.hub.status()
+        if not status.healthy or len(status.workers) < panel.settings.node.workers:
+            missing = panel.settings.node.workers - len(status.workers)
+            started = [f"{missing} workers have not reported yet"] if missing else []
+            raise Refusal(503, "; ".join([*status.problems, *started]))
+        return models.Health(status="ok")
+
+    return routes
+
+
+def reading_routes(panel: Panel) -> APIRouter:
+    """Everything else that is read."""
+    routes = APIRouter(prefix="/v1", responses=described())
+    _add_cluster(routes, panel)
+    _add_pending(routes, panel)
+    _add_records(routes, panel)
+    _add_rest(routes, panel)
+    return routes
+
+
+def _add_cluster(routes: APIRouter, panel: Panel) -> None:
+    @routes.get("/node", tags=["cluster"])
+    def node() -> models.NodeState:
+        """This node, its workers and slices."""
+        return models.NodeState.model_validate(msgspec.to_builtins(panel.hub.status()))
+
+    @routes.get("/cluster", tags=["cluster"])
+    def cluster() -> models.Cluster:
+        """All nodes, who owns which slice, and how far every copy is."""
+        return cluster_of(panel)
+
+    @routes.get("/history", tags=["cluster"])
+    def history(
+        last: Annotated[int, Query(ge=1, le=900, description="Samples, about one a second.")] = 300,
+    ) -> list[models.Sample]:
+        """Throughput and lateness of this node in the last minutes."""
+        samples = panel.history.last(last)
+        return [models.Sample.model_validate(msgspec.to_builtins(sample)) for sample in samples]
+
+
+def cluster_of(panel: Panel) -> models.Cluster:
+    """The cluster as this node sees it."""
+    members = panel.inquiry.members()
+    topics = panel.delay_topics
+    here = {status.slice: status for status in panel.hub.status().slices}
+    furthest: dict[int, int] = {}
+    for copy in members.copies:
+        furthest[copy.slice] = max(furthest.get(copy.slice, 0), copy.stored)
+    slices = []
+    for held in members.slices:
+        mine = here.get(held.slice)
+        slices.append(
+            models.Slice(
+                slice=held.slice,
+                shards=[f"{name}:{held.slice}" for name, n in topics.items() if held.slice < n],
+                owner=held.owner,
+                epoch=max(held.epoch, mine.epoch if mine is not None else 0),
+                heir=held.heir,
+                copies=[
+                    models.Copy(
+                        node=copy.node,
+                        stored=copy.stored,
+                        behind=furthest[held.slice] - copy.stored,
+                        caught_up=copy.caught_up,
+                    )
+                    for copy in members.copies
+                    if copy.slice == held.slice
+                ],
+                here=None
+                if mine is None
+                else models.Here(
+                    state=mine.state,
+                    worker=mine.worker,
+                    lag_s=mine.lag_s,
+                    source_lag=mine.source_lag,
+                    pending=mine.pending,
+                    oldest_due_ms=mine.oldest_due_ms,
+                    alarm=mine.alarm,
+                ),
+            )
+        )
+    levels = panel.settings.levels.by_topic
+    return models.Cluster(
+        node_id=panel.settings.node.node_id,
+        standalone=panel.settings.standalone,
+        nodes=[models.Node.model_validate(msgspec.to_builtins(node)) for node in members.nodes],
+        slices=slices,
+        ownerless=[held.slice for held in members.slices if not held.owner],
+        topics=[
+            models.DelayTopic(
+                name=name, partitions=count, level_ms=levels.get(name), is_paused=False
+            )
+            for name, count in topics.items()
+        ],
+    )
+
+
+def _add_pending(routes: APIRouter, panel: Panel) -> None:
+    @routes.get("/pending/horizon", tags=["pending"])
+    def horizon() -> models.Backlog:
+        """How much waits, by how soon it is due."""
+        return backlog_of(panel)
+
+    @routes.get("/pending/timeline", tags=["pending"])
+    def timeline(
+        unit: _Unit = "minute",
+        buckets: Annotated[int, Query(ge=1, le=1_000)] = 60,
+    ) -> models.Timeline:
+        """How many records are due in each second, minute or hour from now on."""
+        return timeline_of(panel, unit, buckets)
+
+    @routes.get("/pending", tags=["pending"], responses=described(400))
+    def pending(
+        from_: Annotated[
+            _Moment, Query(alias="from", description="First due time: epoch ms or RFC 3339.")
+        ] = 0,
+        to: Annotated[_Moment, Query(description="End of the due times.")] = DUE_STOP_MS,
+        target: Annotated[
+            str | None,
+            Query(max_length=249, description="Target topic; `*` and `?` stand for any."),
+        ] = None,
+        topic: Annotated[str | None, Query(pattern=_TOPIC, description="Delay topic.")] = None,
+        beyond_window: Annotated[
+            bool | None,
+            Query(
+                description="Also what is rolled before it is due, which takes longer. Default: "
+                "only if nothing else can be in the range."
+            ),
+        ] = None,
+        limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+        cursor: Annotated[
+            str | None, Query(max_length=1_000, description="`next` of a page.")
+        ] = None,
+    ) -> models.PendingPage:
+        """Pending records of this node's copies, in due order, a page at a time."""
+        from_ms, to_ms = _epoch_ms(from_), _epoch_ms(to)
+        if beyond_window is None:
+            beyond_window = from_ms > panel.wall_ms() + panel.settings.roll_window_ms
+        asked = Search(
+            from_ms=from_ms,
+            to_ms=to_ms,
+            target=target,
+            topic=topic,
+            limit=limit,
+            scan_max=SCAN_MAX,
+            after=None if cursor is None else _position(cursor),
+            beyond_window=beyond_window,
+        )
+        page = panel.inquiry.search(asked)
+        return models.PendingPage(
+            records=[models.PendingRecord.of(row) for row in page.rows],
+            next=None if page.upto is None else _cursor(page.upto),
+            scanned=page.scanned,
+            slices_elsewhere=panel.slices_elsewhere(),
+        )
+
+
+def backlog_of(panel: Panel) -> models.Backlog:
+    """How much waits, by how soon it is due."""
+    now_ms = panel.wall_ms()
+    horizon = panel.inquiry.horizon()
+    lumps = horizon.lumps
+    counts = [count_within(lumps, now_ms, now_ms + ms) for ms in HORIZONS_MS]
+    overdue = count_within(lumps, 0, now_ms)
+    return models.Backlog(
+        now_ms=now_ms,
+        total=horizon.total,
+        levels=horizon.levels,
+        overdue=overdue,
+        within=[
+            models.Horizon(within_ms=ms, count=count)
+            for ms, count in zip(HORIZONS_MS, counts, strict=True)
+        ],
+        beyond=max(sum(count for _, _, count in lumps) - overdue - counts[-1], 0),
+        slices_elsewhere=panel.slices_elsewhere(),
+    )
+
+
+def timeline_of(panel: Panel, unit: str, buckets: int) -> models.Timeline:
+    """How many records are due in each interval from now on."""
+    now_ms, unit_ms = panel.wall_ms(), UNITS_MS[unit]
+    first_ms = now_ms // unit_ms * unit_ms
+    lumps = panel.inquiry.horizon().lumps
+    starts = [first_ms + number * unit_ms for number in range(buckets)]
+    return models.Timeline(
+        now_ms=now_ms,
+        unit_ms=unit_ms,
+        buckets=[
+            models.Bucket(start_ms=start, count=count_within(lumps, start, start + unit_ms))
+            for start in starts
+        ],
+        slices_elsewhere=panel.slices_elsewhere(),
+    )
+
+
+def _epoch_ms(moment: _Moment) -> int:
+    ms = moment if isinstance(moment, int) else round(moment.timestamp() * 1_000)
+    return min(max(ms, 0), DUE_STOP_MS)
+
+
+def _cursor(position: Position) -> str:
+    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
+
+
+def _position(cursor: str) -> Position:
+    """Where a page ended.
+
+    Raises:
+        Refusal: no page ever said so.
+    """
+    try:
+        padded = cursor.encode() + b"=" * (-len(cursor) % 4)
+        raw = base64.b64decode(padded, b"-_", validate=True)
+        position: Position = msgspec.json.decode(raw, type=Position)
+    except (binascii.Error, ValueError, msgspec.DecodeError) as exc:
+        raise Refusal(400, "cursor is not what a page gave as `next`") from exc
+    return position
+
+
+def _add_records(routes: APIRouter, panel: Panel) -> None:
+    @routes.get("/records", tags=["records"], responses=described(400, 404))
+    def by_id(
+        id: Annotated[str, Query(min_length=1, max_length=65_536, description="Its `delay-id`.")],  # noqa: A002  # the contract's word
+        encoding: Annotated[str, Query(pattern="^(utf-8|base64)$")] = "utf-8",
+    ) -> list[models.WholeRecord]:
+        """The pending record of an id; one in each delay topic and partition at most."""
+        rows = panel.inquiry.find(id_bytes(id, encoding))
+        if not rows:
+            raise Refusal(
+                404,
+                "nothing is pending under this id on this node: it was settled, or never written; "
+                "the outcomes topic and the audit say which",
+            )
+        return [models.WholeRecord.of(row) for row in rows]
+
+    @routes.get("/records/{topic}/{partition}/{offset}", tags=["records"], responses=described(404))
+    def by_source(
+        topic: Annotated[str, Path(pattern=_TOPIC)],
+        partition: Annotated[int, Path(ge=0, le=2**31 - 1)],
+        offset: Annotated[int, Path(ge=0, le=2**63 - 1)],
+    ) -> models.RecordFate:
+        """A record of a delay topic as it was written, and what has become of it."""
+        row = panel.read(topic, partition, offset)
+        fate = panel.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
+        return models.RecordFate.of(topic, partition, row, fate)
+
+
+def id_bytes(text: str, encoding: str) -> bytes:
+    """An id as the log has it.
+
+    Raises:
+        Refusal: it is no base64.
+    """
+    if encoding == "utf-8":
+        return text.encode()
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise Refusal(400, f"id is no base64: {exc}") from exc
+
+
+def _add_rest(routes: APIRouter, panel: Panel) -> None:
+    @routes.get("/dead-letters", tags=["dead letters"])
+    def dead_letters(
+        code: Annotated[
+            str | None, Query(max_length=100, description="Only with this code.")
+        ] = None,
+        limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+        last: Annotated[
+            int, Query(ge=1, le=20_000, description="Offsets to look at, from the end.")
+        ] = 2_000,
+    ) -> models.DeadLetters:
+        """The newest dead letters. `delayservice dlq` sees all of them and replays them."""
+        found = panel.dead_letters(last)
+        letters = [one for one in found.letters if code is None or one.code == code][:limit]
+        return models.DeadLetters(
+            letters=[_letter(one, is_replayed=one.place in found.replayed) for one in letters],
+            total=found.total,
+            looked_at=found.looked_at,
+        )
+
+    @routes.get("/config", tags=["configuration"])
+    def config() -> dict[str, Any]:
+        """The configuration in effect, secrets hidden."""
+        return redacted(panel.settings)
+
+
+def _letter(letter: DeadLetter, *, is_replayed: bool) -> models.DeadLetter:
+    return models.DeadLetter(
+        partition=letter.partition,
+        offset=letter.offset,
+        at_ms=letter.time_ms,
+        code=letter.code,
+        detail=letter.detail,
+        source="" if letter.source is None else str(letter.source),
+        key=models.Content.of(letter.key),
+        value_bytes=None if letter.value is None else len(letter.value),
+        is_replayed=is_replayed,
+    )

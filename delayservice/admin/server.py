@@ -1,0 +1,144 @@
+"""The HTTP server of the admin API, on a thread of the supervisor: away from what delivers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+import uvicorn
+
+from connectors.kafka.clients import admin_client
+from connectors.kafka.controls import ControlDesk
+from delayservice.admin.app import make_app
+from delayservice.admin.history import History
+from delayservice.admin.inquiry import Workers
+from delayservice.admin.panel import Panel
+from delayservice.asking import Asker
+from delayservice.errors import DelayServiceError, SettingsError
+from delayservice.metrics_hub import MetricsHub
+from delayservice.settings import Settings
+
+TOKEN_FILE: Final = "admin_token"  # noqa: S105  # its name
+_CONCURRENCY_MAX: Final = 256
+_CLOSE_S: Final = 3
+
+_log = structlog.get_logger(__name__)
+
+
+def admin_token(settings: Settings) -> str:
+    """The configured token; else one of this node's own, made once, which only its user may read.
+
+    Raises:
+        SettingsError: a file can't be read or written.
+    """
+    configured = settings.admin.configured_token()
+    if configured is not None:
+        return configured
+    path = token_path(settings)
+    try:
+        if not path.exists():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(32))
+        return path.read_text("ascii").strip()
+    except OSError as exc:
+        raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
+
+
+def token_path(settings: Settings) -> Path:
+    """Where a node keeps the token that it made."""
+    return settings.node.state_dir / TOKEN_FILE
+
+
+class AdminServer:
+    """Serves the API until it is closed.
+
+    Args:
+        settings: of the node.
+        hub: what the workers report.
+        askers: the workers that there are now.
+    """
+
+    def __init__(
+        self, settings: Settings, hub: MetricsHub, askers: Callable[[], Sequence[Asker]]
+    ) -> None:
+        kafka = settings.kafka
+        admin = admin_client(kafka.client_config("admin"))
+        desk = ControlDesk(
+            kafka.client_config("producer"),
+            kafka.client_config("consumer"),
+            admin,
+            settings.topics.outcomes,
+        )
+        self._history = History(hub.facts)
+        panel = Panel(
+            settings,
+            hub=hub,
+            inquiry=Workers(askers),
+            history=self._history,
+            admin=admin,
+            desk=desk,
+        )
+        self._listen = settings.admin.listen
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                make_app(panel, admin_token(settings)),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                limit_concurrency=_CONCURRENCY_MAX,
+                timeout_graceful_shutdown=_CLOSE_S,
+                lifespan="off",
+                ws="none",
+            )
+        )
+        self._thread: threading.Thread | None = None
+
+    def serve(self) -> str | None:
+        """Listen, on a thread of its own.
+
+        Returns:
+            ``host:port`` that it listens on, or None when ``admin.listen`` is empty.
+
+        Raises:
+            DelayServiceError: the address can't be had.
+        """
+        if not self._listen:
+            return None
+        listener = _bound(self._listen)
+        self._history.start()
+        self._thread = threading.Thread(
+            target=self._server.run, args=([listener],), name="admin", daemon=True
+        )
+        self._thread.start()
+        host, port = listener.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def close(self) -> None:
+        """Stop listening. May be called without ``serve``."""
+        self._history.close()
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S + 1)
+
+
+def _bound(listen: str) -> socket.socket:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+    except OSError as exc:
+        listener.close()
+        raise DelayServiceError(
+            f"the admin API can't listen on {listen}: {exc.strerror or exc}; set admin.listen to a "
+            "free address, port 0 for any, or nothing for none"
+        ) from exc
+    return listener
