@@ -1,0 +1,420 @@
+"""Each alert is raised by the fault that it is for; its run-book is typed word by word; it ends.
+
+Real nodes, a real Prometheus with the rules of ``deploy``. Waits and ranges of the rules are
+shortened, thresholds are not. Whether records are delivered once is judged by the other tests of
+this suite, so nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
+
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.ports import LOOPBACK, free_ports
+from tests.alert_rules import tool_missing
+from tests.faults.disk import SmallDisk, disk_missing
+from tests.faults.node import Node, Place
+from tests.faults.prometheus import Firing, Prometheus
+from tests.faults.run_book import Machine
+from tests.faults.stage import Script, Stage
+from tests.faults.wallclock import WallClock, clock_missing
+
+pytestmark = [pytest.mark.fault, pytest.mark.long]
+
+FIRES_S: Final = 180
+"""Time for a fault to be noticed, on a machine that has other things to do."""
+QUIET_S: Final = 40
+CLIENT_ID: Final = "delayservice"
+FAR: Final = ("wheel.slots=7200", "delivery.roll_window_ms=2h")
+MIB: Final = 1 << 20
+DISK_MIB: Final = 64
+
+
+class Night:
+    """A scenario with somebody on call."""
+
+    def __init__(self, stage: Stage, prometheus: Prometheus, addresses: Mapping[str, Node]) -> None:
+        self.stage = stage
+        self.prometheus = prometheus
+        self._addresses = addresses
+        self._machines = {
+            address: self._machine(address, node) for address, node in addresses.items()
+        }
+
+    def _machine(self, address: str, node: Node) -> Machine:
+        stage = self.stage
+        says = {
+            "/var/lib/delayservice": str(node.state_dir),
+            "localhost:9464": address,
+            "delay_topic_any": stage.delay_topic,
+        }
+        sets = [*stage.settings(), f"metrics.listen={address}"]
+        return Machine(stage.cluster, node.log_path.parent, node, sets, says)
+
+    def fires(self, alert: str, timeout_s: float = FIRES_S) -> Firing:
+        """Until the alert fires; its first one. What people read must be whole."""
+        self.stage.await_true(
+            lambda: self.prometheus.firing(alert), f"{alert} fires", timeout_s=timeout_s
+        )
+        found = self.prometheus.firing(alert)[0]
+        for text in found.annotations.values():
+            assert "<no value>" not in text
+            assert "error" not in text.lower()
+        return found
+
+    def machine(self, firing: Firing) -> Machine:
+        """Where to type: the node that the alert names, or any."""
+        first = next(iter(self._machines))
+        return self._machines[firing.labels.get("instance", first)]
+
+    def node(self, firing: Firing) -> Node:
+        """The node that the alert names."""
+        return self._addresses[firing.labels["instance"]]
+
+    def is_over(self, *alerts: str, timeout_s: float = FIRES_S) -> None:
+        """Until none of them fires."""
+        for alert in alerts:
+            self.stage.await_true(
+                lambda: not self.prometheus.firing(alert),  # noqa: B023
+                f"{alert} is over",
+                timeout_s=timeout_s,
+            )
+
+
+@pytest.fixture
+def call(fault_cluster: EmbeddedCluster, tmp_path: Path) -> Call:
+    """To begin a night with."""
+    if reason := tool_missing("prometheus"):
+        pytest.skip(reason)
+    return Call(fault_cluster, tmp_path)
+
+
+class Call:
+    """Begins nights."""
+
+    def __init__(self, cluster: EmbeddedCluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+
+    @contextmanager
+    def night(
+        self,
+        *,
+        nodes: int = 1,
+        sets: Sequence[str] = (),
+        places: Mapping[int, Place] | None = None,
+        per_s: int = 50,
+    ) -> Iterator[Night]:
+        """Nodes that serve and are watched, under a small load."""
+        ports = dict(enumerate(free_ports(nodes), start=1))
+        given = places or {}
+        listening = {
+            number: _listening(given.get(number, Place()), port) for number, port in ports.items()
+        }
+        script = Script(nodes=nodes, slices=3, per_s=per_s, sets=tuple(sets), places=listening)
+        stage = Stage(self._cluster, self._folder, script, 1, f"night-{uuid.uuid4().hex}")
+        addresses = {
+            f"{LOOPBACK}:{port}": node
+            for port, node in zip(ports.values(), stage.nodes, strict=True)
+        }
+        try:
+            stage.open()
+            with Prometheus(self._folder, list(addresses)) as prometheus:
+                yield Night(stage, prometheus, addresses)
+        finally:
+            stage.abandon()
+
+
+def _listening(place: Place, port: int) -> Place:
+    sets = (*place.sets, f"metrics.listen={LOOPBACK}:{port}")
+    return Place(place.wrapper, place.environment, place.state_dir, sets, place.fault)
+
+
+def make_topic(stage: Stage, name: str) -> None:
+    (made,) = stage.admin.create_topics([NewTopic(name, 1, 3)]).values()
+    made.result(30)
+
+
+def alter_topic(stage: Stage, topic: str, name: str, value: str) -> None:
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    stage.admin.incremental_alter_configs([resource])[resource].result(30)
+
+
+def send(stage: Stage, target: str, delay: str, count: int = 1) -> None:
+    """Records of whoever is not the load, into the first slice."""
+    producer = Producer({"bootstrap.servers": stage.cluster.bootstrap, "acks": "all"})
+    for number in range(count):
+        headers: list[tuple[str, str | bytes | None]] = [
+            ("delay-after", delay.encode()),
+            ("delay-target-topic", target.encode()),
+        ]
+        producer.produce(
+            stage.delay_topic, b"value-%d" % number, b"%d" % number, partition=0, headers=headers
+        )
+    assert producer.flush(30) == 0
+
+
+# --- nobody is called ----------------------------------------------------------------------------
+
+
+def test_nothing_fires_while_all_is_well(call: Call) -> None:
+    with call.night(nodes=3) as night:
+        began_s = time.monotonic()
+        seen: set[str] = set()
+
+        def quiet() -> bool:
+            seen.update(one.name for one in night.prometheus.firing())
+            return time.monotonic() - began_s > QUIET_S
+
+        night.stage.await_true(quiet, "time has passed", FIRES_S)
+        # How late a record is depends on what else this machine does; all else does not.
+        assert seen <= {"DelayLate"}
+        assert night.prometheus.values("job:delay_slices:ownerless") == [0]
+
+
+# --- who delivers --------------------------------------------------------------------------------
+
+
+def test_node_down(call: Call) -> None:
+    with call.night(nodes=3) as night:
+        victim = night.stage.nodes[1]
+        victim.kill()
+        firing = night.fires("DelayNodeDown")
+        assert night.node(firing) is victim
+        assert "no node answers" in night.machine(firing).look("DelayNodeDown")
+        night.machine(firing).do("DelayNodeDown")
+        night.is_over("DelayNodeDown")
+
+
+def test_slice_ownerless(call: Call) -> None:
+    with call.night(nodes=2) as night:
+        with night.stage.zookeeper_down():
+            firing = night.fires("DelaySliceOwnerless")
+            shown = night.machine(firing).look("DelaySliceOwnerless")
+            assert "waiting_for_zookeeper" in shown or "session_lost" in shown
+        night.is_over("DelaySliceOwnerless")
+        night.stage.await_served()
+
+
+def test_alarm(call: Call) -> None:
+    with call.night() as night:
+        (node,) = night.stage.nodes
+        node.stop()
+        node.start("node.cluster_secret=quite-another-one-0123456789")
+        firing = night.fires("DelayAlarm")
+        assert "another cluster secret" in night.machine(firing).look("DelayAlarm")
+        night.machine(firing).do("DelayAlarm")
+        night.is_over("DelayAlarm")
+        night.stage.await_served()
+
+
+def test_topic_not_served(call: Call) -> None:
+    with call.night() as night:
+        alter_topic(night.stage, night.stage.delay_topic, "retention.ms", "60000")
+        firing = night.fires("DelayTopicNotServed")
+        assert "retention.ms" in night.machine(firing).look("DelayTopicNotServed")
+        night.machine(firing).do("DelayTopicNotServed")
+        night.is_over("DelayTopicNotServed")
+
+
+def test_transaction_aborts(call: Call) -> None:
+    with call.night() as night:
+        stage = night.stage
+        targets = [f"to_{stage.run}_gone{number}" for number in range(8)]
+        for target in targets:
+            make_topic(stage, target)
+            send(stage, target, "100", 1)
+        # In use, each known to the producer; then deleted while a record for it is due.
+        for target in targets:
+            send(stage, target, "1500", 20)
+            (gone,) = stage.admin.delete_topics([target]).values()
+            gone.result(30)
+        firing = night.fires("DelayTransactionAborts")
+        assert "transaction_aborted" in night.machine(firing).look("DelayTransactionAborts")
+        for target in targets:
+            make_topic(stage, target)
+        night.is_over("DelayTransactionAborts")
+
+
+# --- the promise ---------------------------------------------------------------------------------
+
+
+def test_overdue_and_late(call: Call) -> None:
+    sets = (f"kafka.client.client.id={CLIENT_ID}", "delivery.batch_bytes_max=64KiB")
+    with call.night(sets=sets, per_s=200) as night:
+        machine = night.machine(Firing("", {}, {}))
+        add = "kafka-configs.sh --bootstrap-server $B --alter --entity-type clients"
+        machine.type_one(f"{add} --entity-name {CLIENT_ID} --add-config producer_byte_rate=3000")
+        firing = night.fires("DelayOverdue")
+        assert "producer_byte_rate" in night.machine(firing).look("DelayOverdue")
+        night.fires("DelayLate")
+        assert "delay_lateness_seconds_sum" in machine.look("DelayLate")
+        night.machine(firing).do("DelayOverdue")
+        night.is_over("DelayOverdue")
+        night.stage.await_true(
+            lambda: night.prometheus.values("job:delay_lateness_seconds:p99_5m < 5"),
+            "lateness falls",
+            FIRES_S,
+        )
+
+
+def test_dead_letters(call: Call) -> None:
+    with call.night(sets=("delivery.park_delays_ms=100ms",)) as night:
+        target = f"to_{night.stage.run}_missing"
+        send(night.stage, target, "100")
+        firing = night.fires("DelayDeadLetters")
+        machine = night.machine(firing)
+        assert "target-unknown" in machine.look("DelayDeadLetters")
+        make_topic(night.stage, target)
+        assert "1" in machine.do("DelayDeadLetters")
+        night.is_over("DelayDeadLetters")
+        settled = 'sum(delay_settled_total{outcome="dead_lettered"})'
+        assert night.prometheus.values(settled) == [1], "none came back"
+
+
+def test_audit_findings_and_audit_old(call: Call) -> None:
+    with call.night() as night:
+        producer = Producer({"bootstrap.servers": night.stage.cluster.bootstrap})
+
+        def publish(at_ms: int, findings: dict[str, int]) -> None:
+            """As ``delayservice spark audit --publish`` does."""
+            said = {"kind": "summary", "at_ms": at_ms, "records": 9, "findings": findings}
+            producer.produce("delay_audit", json.dumps(said).encode(), partition=0)
+            assert producer.flush(30) == 0
+
+        now_ms = time.time_ns() // 1_000_000
+        publish(now_ms - 26 * 3_600_000, {})
+        night.fires("DelayAuditOld")
+        publish(now_ms, {"lost": 2})
+        firing = night.fires("DelayAuditFindings")
+        assert firing.labels["kind"] == "lost"
+        assert "healthy" in night.machine(firing).look("DelayAuditFindings")
+        night.is_over("DelayAuditOld")
+        publish(now_ms + 1, {})
+        night.is_over("DelayAuditFindings")
+
+
+# --- the machines --------------------------------------------------------------------------------
+
+
+def test_worker_silent_and_cursor_stuck(call: Call) -> None:
+    with call.night() as night:
+        (node,) = night.stage.nodes
+        node.signal_worker(signal.SIGSTOP)
+        firing = night.fires("DelayWorkerSilent")
+        stuck = night.fires("DelayCursorStuck")
+        night.machine(stuck).look("DelayCursorStuck")
+        assert "silent" in night.machine(firing).look("DelayWorkerSilent")
+        night.machine(firing).do("DelayWorkerSilent")
+        night.is_over("DelayWorkerSilent", "DelayCursorStuck")
+        night.stage.await_served()
+
+
+def test_worker_missing_and_restarting(call: Call) -> None:
+    with call.night() as night:
+        (node,) = night.stage.nodes
+        for version in node.state_dir.rglob("VERSION"):
+            version.write_text("wheel 99\n", "utf-8")
+        node.signal_worker(signal.SIGKILL)
+        firing = night.fires("DelayWorkerRestarting")
+        assert "wheel 99" in night.machine(firing).look("DelayWorkerRestarting")
+        firing = night.fires("DelayWorkerMissing")
+        assert "slice_failed" in night.machine(firing).look("DelayWorkerMissing")
+        night.machine(firing).do("DelayWorkerMissing")
+        night.is_over("DelayWorkerMissing", "DelayWorkerRestarting")
+        night.stage.await_served()
+
+
+def test_clock_frozen(call: Call, tmp_path: Path) -> None:
+    if reason := clock_missing():
+        pytest.skip(reason)
+    clock = WallClock(tmp_path / "clock")
+    with call.night(places={1: Place(environment=clock.environment)}) as night:
+        clock.set(5.0)
+        firing = night.fires("DelayClockFrozen")
+        assert "clock_in_doubt" in night.machine(firing).look("DelayClockFrozen")
+        assert not night.prometheus.firing("DelayAlarm"), "one alert for one fault"
+        clock.set(0.0)
+        night.is_over("DelayClockFrozen")
+        night.stage.await_delivered(100)
+
+
+def test_disk_fills_storing_stopped_store_lag_and_replica_lag(call: Call, tmp_path: Path) -> None:
+    if reason := disk_missing():
+        pytest.skip(reason)
+    with SmallDisk(tmp_path / "disk", DISK_MIB) as disk:
+        place = Place(state_dir=disk.folder / "state")
+        with call.night(nodes=2, places={2: place}) as night:
+            ballast = disk.folder / "ballast"
+            fill(ballast, 0.78)
+            firing = night.fires("DelayDiskFills")
+            assert night.node(firing) is night.stage.nodes[1]
+            assert str(disk.folder) in shown(night, "DelayDiskFills")
+            fill(ballast, 0.87)
+            night.fires("DelayStoringStopped")
+            assert "nothing more is stored" in shown(night, "DelayStoringStopped")
+            night.fires("DelayStoreLag")
+            assert "delay_storing_stopped" in shown(night, "DelayStoreLag")
+            night.fires("DelayReplicaLag")
+            assert "storing_stopped" in shown(night, "DelayReplicaLag")
+            ballast.unlink()
+            night.is_over(
+                "DelayStoringStopped", "DelayDiskFills", "DelayStoreLag", "DelayReplicaLag"
+            )
+
+
+def shown(night: Night, alert: str) -> str:
+    firing = next(
+        one for one in night.prometheus.firing(alert) if night.node(one) is night.stage.nodes[1]
+    )
+    return night.machine(firing).look(alert)
+
+
+def fill(ballast: Path, used: float) -> None:
+    """Make it so large that so much of its disk is used."""
+    disk = os.statvfs(ballast.parent)
+    free = disk.f_bfree - (1 - used) * disk.f_blocks
+    with ballast.open("ab") as file:
+        file.write(bytes(int(free * disk.f_frsize)))
+
+
+def test_copy_damaged(call: Call) -> None:
+    with call.night(sets=(*FAR, "digests.interval_ms=1s"), per_s=20) as night:
+        (node,) = night.stage.nodes
+        send(night.stage, night.stage.targets[0], "PT90M", 300)
+        stored = 'sum(delay_pending{slice="0"}) >= 300'
+        night.stage.await_true(lambda: night.prometheus.values(stored), "they are stored")
+        node.stop()
+        flip_a_byte(node.state_dir)
+        node.start()
+        firing = night.fires("DelayCopyDamaged")
+        assert "damaged" in night.machine(firing).look("DelayCopyDamaged")
+        night.machine(firing).do("DelayCopyDamaged")
+        night.is_over("DelayCopyDamaged")
+        night.stage.await_true(lambda: night.prometheus.values(stored), "all are there again")
+
+
+def flip_a_byte(state: Path) -> None:
+    file = max(state.rglob("slots/**/*.*"), key=lambda path: path.stat().st_size)
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    file.write_bytes(damaged)
