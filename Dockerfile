@@ -6,7 +6,7 @@
 #     -v ./delayservice.toml:/etc/delayservice.toml:ro -e DELAYSERVICE_CONFIG=/etc/delayservice.toml \
 #     --network=container:kafka \
 #     delayservice
-FROM python:3.11-slim AS build
+FROM python:3.11.13-slim-bookworm AS build
 
 # Wheels only and every one by its hash: what was tested is what runs, and nothing is compiled.
 COPY requirements/run.txt /src/requirements/run.txt
@@ -21,11 +21,13 @@ COPY connectors /src/connectors
 COPY ha /src/ha
 RUN /opt/delayservice/bin/pip install --no-cache-dir --no-deps /src
 
-FROM python:3.11-slim
+FROM python:3.11.13-slim-bookworm
 
-# A fixed number, so that a volume's owner is known to Kubernetes (fsGroup: 10001).
+# A fixed number, so that a volume's owner is known to Kubernetes (fsGroup: 10001). Volumes with the
+# state and with secrets start out as these two folders are: the user's own.
 RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/delayservice --create-home \
-        delayservice
+        delayservice \
+    && install -d -o 10001 -g 10001 -m 0700 /etc/delayservice
 COPY --from=build /opt/delayservice /opt/delayservice
 
 # Nothing is written outside the volume, so the root file system may be read-only.
@@ -37,7 +39,8 @@ USER 10001:10001
 WORKDIR /var/lib/delayservice
 # An index of the Kafka log: losing it costs a rebuild, keeping it makes restarts fast.
 VOLUME /var/lib/delayservice
-EXPOSE 9464
+# Metrics and status; admin API and page. Both listen on loopback unless they are told otherwise.
+EXPOSE 9464 9465
 
 # A first start reads the delay topics from their beginning, so it is given time.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=60s --retries=3 \

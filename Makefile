@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test demo simulate crash long faults fault-tools alert-tools lock lock-jars clean
+.PHONY: help venv check format test demo simulate crash long faults fault-tools alert-tools compose-tools lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -88,6 +88,9 @@ fault-tools:  ## install what the fault suite needs of Debian, if root and missi
 
 alert-tools:  ## install what the tests of alerts need of Debian, if root and missing
 	$(call install,promtool prometheus,prometheus)
+
+compose-tools:  ## install what the tests of deployments need of Debian, if root and missing
+	$(call install,docker-compose systemd-analyze,docker-compose systemd)
 
 lock: $(STAMP)  ## write the lock files anew from requirements/*.in
 	$(COMPILE) requirements/run.in -o requirements/run.txt

@@ -53,7 +53,12 @@ class Sending:
         self._parts = threading.Semaphore(1)
         self._is_last = threading.Event()
         self._bar = bar
-        config = {"bootstrap.servers": bootstrap, "linger.ms": 5, "acks": "all"}
+        config = {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 5,
+            # Or a record that the client sends again would be doubled by the load itself.
+            "enable.idempotence": True,
+        }
         self._producer = Producer(config, logger=QUIET)
         # A demo that is given up does not wait for the rest of its load.
         self._thread = threading.Thread(target=self._send, name="load", daemon=True)

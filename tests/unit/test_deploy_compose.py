@@ -1,0 +1,192 @@
+"""``docker-compose.yml``: what can be known of it without an engine."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from delayservice.client_options import is_secret_name
+from delayservice.worker import STOP_TIMEOUT_S
+from tests.deployed import ROOT, Service, UsageError, compose, nodes, parse, seconds, services
+
+ALL = list(services().values())
+every_service = pytest.mark.parametrize("service", ALL, ids=[one.name for one in ALL])
+VERSION = re.compile(r":v?\d+\.\d+\.\d+$")
+NODE_KILLS_WORKERS_S = STOP_TIMEOUT_S + 5
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["docker-compose"],
+        ["docker", "compose"],
+    ],
+    ids=["docker-compose", "docker compose"],
+)
+def test_compose_itself_takes_the_file(program: list[str]) -> None:
+    if shutil.which(program[0]) is None:
+        pytest.skip(f"{program[0]} is not installed: type `make compose-tools`")
+    if subprocess.run([*program, "version"], check=False, capture_output=True).returncode:
+        pytest.skip(f"{' '.join(program)} is not installed")
+    done = subprocess.run(
+        [*program, "-f", ROOT / "docker-compose.yml", "config"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(yaml.safe_load(done.stdout)["services"]) == set(services())
+
+
+@every_service
+def test_an_image_has_a_version(service: Service) -> None:
+    assert VERSION.search(service.facts["image"])
+
+
+def test_a_port_is_published_on_loopback_and_once() -> None:
+    published = [port for one in ALL for port in one.facts.get("ports", [])]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published), published
+    hosts = [port.rpartition(":")[0] for port in published]
+    assert len(set(hosts)) == len(hosts)
+
+
+@every_service
+def test_a_container_can_gain_no_rights(service: Service) -> None:
+    facts = service.facts
+    assert facts["cap_drop"] == ["ALL"]
+    assert facts["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "cap_add", "pid", "ipc", "devices"} & set(facts)
+
+
+@every_service
+def test_the_root_is_read_only_but_where_the_image_writes_its_configuration(
+    service: Service,
+) -> None:
+    writes_its_own = service.name.startswith(("kafka", "zookeeper"))
+    assert bool(service.facts.get("read_only")) is not writes_its_own
+
+
+@every_service
+def test_a_service_has_a_health_check_unless_it_ends_by_itself(service: Service) -> None:
+    is_one_shot = service.facts["restart"] == "no"
+    has_check = "test" in service.facts.get("healthcheck", {}) or service in nodes()
+    assert has_check is not is_one_shot
+
+
+@every_service
+def test_what_is_mounted_exists_and_can_not_be_written(service: Service) -> None:
+    declared = compose()["volumes"]
+    for source, inside, *mode in (v.split(":") for v in service.facts.get("volumes", [])):
+        if source.startswith("."):
+            assert (ROOT / source).exists(), source
+            assert mode == ["ro"], source
+        else:
+            assert source in declared, source
+        assert inside.startswith("/")
+
+
+@every_service
+def test_no_secret_is_in_the_environment(service: Service) -> None:
+    for name, value in service.environment.items():
+        if is_secret_name(name.lower()):
+            assert name.endswith("_FILE"), name
+            assert value.startswith("/etc/delayservice/")
+
+
+def test_only_the_one_that_makes_the_secrets_may_write_them() -> None:
+    users = {one.name: v for one in ALL for v in one.facts.get("volumes", []) if "secrets:" in v}
+    writers = [name for name, volume in users.items() if not volume.endswith(":ro")]
+    assert writers == ["secrets"]
+    assert users.keys() == {"secrets", *(node.name for node in nodes())}
+
+
+@pytest.mark.parametrize("service", [s for s in ALL if s.is_ours], ids=lambda one: one.name)
+def test_every_setting_and_command_of_ours_is_one(service: Service) -> None:
+    assert all(name.startswith("DELAYSERVICE_") for name in service.environment)
+    assert service.settings is not None
+    if "entrypoint" not in service.facts:
+        parse(service.command)
+
+
+def test_a_command_that_is_none_is_noticed() -> None:
+    with pytest.raises(UsageError, match="--recods"):
+        parse(["dev", "load", "--recods", "1000"])
+
+
+def test_a_node_sits_beside_each_broker_and_shares_its_network() -> None:
+    brokers = {
+        f"service:{one.name}": int(one.environment["KAFKA_NODE_ID"])
+        for one in ALL
+        if "KAFKA_NODE_ID" in one.environment
+    }
+    beside = {node.facts["network_mode"]: node.settings.node.broker_id for node in nodes()}
+    assert beside == brokers
+    assert len({node.settings.node.node_id for node in nodes()}) == len(brokers) == 3
+
+
+def test_nodes_differ_in_their_name_and_broker_only() -> None:
+    own = {"DELAYSERVICE_NODE__NODE_ID", "DELAYSERVICE_NODE__BROKER_ID"}
+    common = [{n: v for n, v in node.environment.items() if n not in own} for node in nodes()]
+    assert common == [common[0]] * 3
+
+
+@pytest.mark.parametrize("node", nodes(), ids=lambda one: one.name)
+def test_the_ports_of_a_node_are_published_by_its_broker(node: Service) -> None:
+    broker = services()[node.facts["network_mode"].removeprefix("service:")]
+    inside = {port.rpartition(":")[2] for port in broker.facts["ports"]}
+    listens = [node.settings.metrics.listen, node.settings.admin.listen]
+    assert [listen.partition(":")[0] for listen in listens] == ["0.0.0.0"] * 2  # noqa: S104
+    assert {listen.partition(":")[2] for listen in listens} <= inside
+
+
+def test_three_copies_of_which_two_are_written() -> None:
+    for one in ALL:
+        for name, value in one.environment.items():
+            if name.startswith("KAFKA_") and name.endswith("REPLICATION_FACTOR"):
+                assert value == "3", name
+            if name.endswith(("MIN_ISR", "MIN_INSYNC_REPLICAS")):
+                assert value == "2", name
+    some = services()["kafka-1"].environment
+    assert {"KAFKA_DEFAULT_REPLICATION_FACTOR", "KAFKA_MIN_INSYNC_REPLICAS"} <= some.keys()
+
+
+def test_zookeeper_is_an_ensemble_that_the_nodes_know() -> None:
+    ensemble = [one for one in ALL if "ZOO_MY_ID" in one.environment]
+    for one in ensemble:
+        listed = dict(s.split("=") for s in one.environment["ZOO_SERVERS"].split())
+        assert listed[f"server.{one.environment['ZOO_MY_ID']}"].startswith(f"{one.name}:")
+        assert len(listed) == len(ensemble) == 3
+        session_s = nodes()[0].settings.zookeeper.session_timeout_s
+        tick_s = int(one.environment["ZOO_TICK_TIME"]) / 1_000
+        assert 2 * tick_s <= session_s <= 20 * tick_s
+    known = {f"{one.name}:2181" for one in ensemble}
+    assert set(nodes()[0].settings.zookeeper.hosts.split(",")) == known
+
+
+@pytest.mark.parametrize("node", nodes(), ids=lambda one: one.name)
+def test_a_node_is_given_the_time_that_it_gives_itself(node: Service) -> None:
+    assert seconds(node.facts["stop_grace_period"]) > NODE_KILLS_WORKERS_S
+
+
+def test_what_prometheus_scrapes_are_the_nodes() -> None:
+    text = (ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8")
+    scraped = yaml.safe_load(text)["scrape_configs"]
+    targets = [t for job in scraped for group in job["static_configs"] for t in group["targets"]]
+    listening = {
+        f"{node.facts['network_mode'].removeprefix('service:')}"
+        f":{node.settings.metrics.listen.rpartition(':')[2]}"
+        for node in nodes()
+    }
+    assert set(targets) == listening
+
+
+def test_the_load_goes_where_the_nodes_may_deliver() -> None:
+    load = services()["load"].command
+    target = load[load.index("--target") + 1]
+    allowed = nodes()[0].settings.targets["default"].allow
+    assert any(re.fullmatch(pattern.replace("*", ".*"), target) for pattern in allowed)
