@@ -1,7 +1,7 @@
 """The command line. Commands are thin: they read options, call one function and print.
 
 Exit statuses: 0 done; 1 an error, told in one line; 2 the command was used wrongly; 3 (``status``)
-the node answers and is not healthy.
+the node answers and is not healthy, (``verify``) a store is damaged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import typer
 
 from delayservice import __version__
-from delayservice.commands import bench, dlq, spark
+from delayservice.commands import bench, dlq, offline, spark
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import (
     BootstrapOption,
@@ -271,6 +271,8 @@ def demo(
 
 
 app.command(epilog=bench.EPILOG)(bench.bench)
+app.command(epilog=offline.INSPECT_EPILOG)(offline.inspect)
+app.command(epilog=offline.VERIFY_EPILOG)(offline.verify)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(spark.app, name="spark")
 

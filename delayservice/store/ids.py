@@ -20,7 +20,7 @@ from __future__ import annotations
 import shutil
 import sys
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rocksdict import WriteBatch
 
@@ -63,6 +63,24 @@ _ID_TAIL = Struct(">qB")
 _DUE = Struct(">cqq")
 _MARKED = Struct(">cqqq")
 _IS_RECORD, _IS_MARK = 0, 1
+
+
+class IdFacts(NamedTuple):
+    """One record that bears an id; ``listed_ms`` is its key by the row of its id, ``mark`` what
+    marked it, each None where there is no such row.
+    """
+
+    record_id: bytes
+    key_ms: int
+    offset: int
+    listed_ms: int | None
+    mark: int | None
+
+
+def synced_offset(database: Rdict) -> int | None:
+    """The stop offset that a wheel's ids had at their last sync; None: they had none."""
+    found = database.get(_SYNCED)
+    return None if found is None else int(_I64.unpack(found)[0])
 
 
 class IdRows:
@@ -110,6 +128,20 @@ class IdRows:
         stop = _MARKED.pack(b"m", max(stop_offset, 0), 0, 0)
         found = map(_MARKED.unpack, read_keys(self._database, start, stop, sys.maxsize))
         return [(row[1], (row[2], row[3])) for row in found]
+
+    def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
+        """What is known of every record with an id and ``start_ms <= key_ms < stop_ms``."""
+        start, stop = _DUE.pack(b"d", start_ms, 0), _DUE.pack(b"d", stop_ms, 0)
+        for due, record_id in self._scan(start, stop):
+            _, key_ms, offset = _DUE.unpack(due)
+            head = _ID_HEAD.pack(b"i", len(record_id)) + record_id
+            listed = self._number(head + _ID_TAIL.pack(offset, _IS_RECORD))
+            mark = self._number(head + _ID_TAIL.pack(offset, _IS_MARK))
+            yield IdFacts(record_id, key_ms, offset, listed, mark)
+
+    def _number(self, row: bytes) -> int | None:
+        found = self._database.get(row)
+        return None if found is None else int(_I64.unpack(found)[0])
 
     def prune(self, batch: WriteBatch, cursor: Cursor) -> None:
         """Delete, a bounded number of rows for each call, what the cursor has made useless."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -41,7 +41,8 @@ from delayservice.store.files import make_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_CONDEMNED = "DAMAGED"
+CONDEMNED = "DAMAGED"
+_VIEWS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,9 @@ def _shared_buffers(size: int) -> WriteBufferManager:
     return WriteBufferManager(size, allow_stall=False)
 
 
-def _to_native(options: RocksOptions) -> Options:
+def _to_native(options: RocksOptions, block_cache: Cache) -> Options:
     table = BlockBasedOptions()
-    table.set_block_cache(_shared_cache(options.block_cache_bytes))
+    table.set_block_cache(block_cache)
     table.set_block_size(options.block_bytes)
     table.set_cache_index_and_filter_blocks(True)
     table.set_format_version(5)
@@ -122,10 +123,10 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
     Raises:
         Exception: it is damaged (rocksdict has no narrower class).
     """
-    if (path / _CONDEMNED).exists():
+    if (path / CONDEMNED).exists():
         raise StoreError(f"the database {path} was found damaged; it is to be made anew")
     make_folder(path)
-    database = Rdict(str(path), _to_native(options))
+    database = Rdict(str(path), _to_native(options, _shared_cache(options.block_cache_bytes)))
     write = WriteOptions()
     write.sync = False
     database.set_write_options(write)
@@ -136,17 +137,27 @@ def open_to_read(path: Path, options: RocksOptions, view: Path) -> Rdict:
     """Open the database in ``path`` as it is now, write-ahead log included, without a lock.
 
     rocksdict writes a file beside every database that it opens. So what is opened is ``view``, an
-    empty folder that gets links to the files, and a copy of what says which of them count.
+    empty folder that gets links to the files, and a copy of what says which of them count. Beside a
+    running node a file may go before it is opened: then it is tried again.
 
     Raises:
-        Exception: it is missing or damaged, or changed meanwhile (rocksdict has no narrower class).
+        Exception: it is missing or damaged (rocksdict has no narrower class).
     """
+    for number in range(1, _VIEWS_MAX):
+        with suppress(Exception):
+            return _open_view(path, options, view / str(number))
+    return _open_view(path, options, view / str(_VIEWS_MAX))
+
+
+def _open_view(path: Path, options: RocksOptions, view: Path) -> Rdict:
+    view.mkdir()
     for source in sorted(path.iterdir(), key=lambda file: not _is_manifest(file)):
         if _is_manifest(source):
             shutil.copyfile(source, view / source.name)
         elif source.suffix in {".sst", ".log"}:
             (view / source.name).symlink_to(source.resolve())
-    native = _to_native(options)
+    # A cache of its own: in a shared one a block may be good that is damaged on the disk by now.
+    native = _to_native(options, Cache(options.block_cache_bytes))
     native.create_if_missing(False)  # noqa: FBT003 - so it is in rocksdict
     access = AccessType.read_only(error_if_log_file_exist=False)
     return Rdict(str(view), native, access_type=access)
@@ -176,7 +187,7 @@ def guarded_read(what: str) -> Iterator[None]:
 
 def condemn(path: Path) -> None:
     """Have ``open_database`` refuse: damage inside RocksDB has no bounds that could be trusted."""
-    marker = path / _CONDEMNED
+    marker = path / CONDEMNED
     with marker.open("wb") as file:
         os.fsync(file.fileno())
 

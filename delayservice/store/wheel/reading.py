@@ -84,11 +84,13 @@ class WheelState:
         stop_offset: S: everything below is here, or noticed to be missing.
         label: by which contracts it was read, as JSON.
         entries: the slots that hold anything.
+        has_ids: whether it speaks of ids.
     """
 
     stop_offset: int
     label: bytes
     entries: tuple[Entry, ...]
+    has_ids: bool = False
 
 
 def load_state(path: str) -> WheelState | None:
@@ -107,7 +109,7 @@ def load_state(path: str) -> WheelState | None:
         finally:
             files.close()
         if state is not None:
-            return WheelState(state.stop_offset, state.label, tuple(state.live))
+            return WheelState(state.stop_offset, state.label, tuple(state.live), state.has_ids)
     return None
 
 

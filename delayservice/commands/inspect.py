@@ -1,0 +1,287 @@
+"""``delayservice inspect``: what a store folder holds, read offline and left as it is."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+from delayservice.commands.console import err, out, print_error, print_json
+from delayservice.commands.send import instant_ms
+from delayservice.core.codec import Payload, decode_payload
+from delayservice.core.pending import NO_MARK, Frame
+from delayservice.core.times import DUE_STOP_MS
+from delayservice.errors import StoreError
+from delayservice.store.offline import StoreFacts, look, read_records
+from delayservice.store.shards import ShardFolder, find_shards, user_of
+from delayservice.store.wheel.reading import Bounds, Damage
+
+_HOURS_SHOWN: Final = 24
+_TEXT_SHOWN: Final = 60
+_YEAR_MS_MAX: Final = 253_402_300_800_000
+"""From the year 10000 on there is no RFC 3339."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records are asked for; None: any."""
+
+    bounds: Bounds
+    record_id: bytes | None
+    target: str | None
+
+    def __call__(self, frame: Frame) -> bool:
+        """Whether this one is."""
+        if self.record_id is None and self.target is None:
+            return True
+        payload = decode_payload(frame[3])
+        record_id = None if payload[6] is None else payload[6][0]
+        return self.record_id in (None, record_id) and self.target in (None, payload[0])
+
+
+def wanted(
+    since: str | None, until: str | None, record_id: str | None, target: str | None
+) -> Wanted:
+    """What the options ask for.
+
+    Raises:
+        DelayServiceError: a point in time can't be read.
+    """
+    to_ms = min(_instant_ms("--to", until, DUE_STOP_MS), DUE_STOP_MS)
+    bounds = Bounds(_instant_ms("--from", since, 0), to_ms)
+    return Wanted(bounds, None if record_id is None else record_id.encode(), target)
+
+
+def _instant_ms(option: str, text: str | None, default: int) -> int:
+    return default if text is None else instant_ms(option, text)
+
+
+def time_text(ms: int | None) -> str:
+    """A point in time for people and programs: RFC 3339 in UTC."""
+    if ms is None:
+        return "none"
+    if ms >= _YEAR_MS_MAX:
+        return f"{ms} ms"
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+
+def show_facts(path: Path, *, as_json: bool) -> bool:
+    """What each shard's store says of itself.
+
+    Returns:
+        Whether all could be read.
+
+    Raises:
+        StoreError: there are no stores.
+    """
+    shards = find_shards(path)
+    seen: list[dict[str, object]] = []
+    is_whole = True
+    for shard in track(shards, "reading", console=err, transient=True, disable=not err.is_terminal):
+        try:
+            facts = look(shard)
+        except StoreError as exc:
+            is_whole = False
+            seen.append({**_shard_names(shard), "error": str(exc)})
+            if not as_json:
+                print_error(str(exc))
+            continue
+        user = user_of(shard.path)
+        seen.append(_as_json(shard, facts, user))
+        if not as_json:
+            _print_facts(shard, facts, user)
+    if as_json:
+        print_json({"v": 1, "kind": "inspect", "shards": seen})
+    return is_whole
+
+
+def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[str, object]:
+    return {
+        **_shard_names(shard),
+        "store": facts.kind,
+        "format": facts.version,
+        "in_use_by": user,
+        "stop_offset": facts.stop_offset,
+        "label": _label(facts),
+        "records": facts.records,
+        "bytes": facts.bytes,
+        "oldest_due_ms": facts.first_ms,
+        "newest_due_ms": facts.last_ms,
+        "hours": [asdict(hour) for hour in facts.hours],
+    }
+
+
+def _shard_names(shard: ShardFolder) -> dict[str, object]:
+    partition = None if shard.partition < 0 else shard.partition
+    return {"path": shard.path, "shard": shard.shard, "partition": partition}
+
+
+def _label(facts: StoreFacts) -> object:
+    """By which contracts it was read; as it is, where it is no JSON."""
+    try:
+        return json.loads(facts.label) if facts.label else None
+    except ValueError:
+        return facts.label.hex()
+
+
+def _print_facts(shard: ShardFolder, facts: StoreFacts, user: int | None) -> None:
+    out.print(escape(shard.path), style="bold")
+    rows = {
+        "store": f"{facts.kind}, format {facts.version}"
+        + (f", open in process {user}" if user is not None else ""),
+        "shard": f"{shard.shard} (hash of the topic id), "
+        + (f"partition {shard.partition}" if shard.partition >= 0 else "partition not known"),
+        "horizon S": "none: a node starts it over from Kafka"
+        if facts.stop_offset is None
+        else f"{facts.stop_offset:,}: all below is here",
+        "read by": escape(json.dumps(_label(facts))),
+        "records": f"{facts.records:,} in {len(facts.hours):,} hours, {facts.bytes:,} bytes",
+        "oldest due": time_text(facts.first_ms),
+        "newest due": time_text(facts.last_ms),
+    }
+    for name, text in rows.items():
+        out.print(f"  {name:<11}{text}")
+    if facts.hours:
+        out.print(_hours_table(facts))
+    if len(facts.hours) > _HOURS_SHOWN:
+        out.print(f"  and {len(facts.hours) - _HOURS_SHOWN:,} more hours; --json has them all")
+
+
+def _hours_table(facts: StoreFacts) -> Table:
+    table = Table(box=None, pad_edge=True, header_style="bold")
+    table.add_column("hour", no_wrap=True)
+    for name in ("slots", "records", "bytes", "damaged slots"):
+        table.add_column(name, justify="right")
+    for hour in facts.hours[:_HOURS_SHOWN]:
+        counts = (hour.slots, hour.records, hour.bytes, hour.damaged)
+        table.add_row(time_text(hour.hour_ms)[:16] + "Z", *(f"{count:,}" for count in counts))
+    return table
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A record with the shard that it is of."""
+
+    shard: ShardFolder
+    frame: Frame
+    payload: Payload
+
+
+def show_records(path: Path, wanted: Wanted, limit: int, *, values: bool, as_json: bool) -> bool:
+    """Records of each shard, in due order.
+
+    Returns:
+        Whether all that was asked for could be read.
+
+    Raises:
+        StoreError: there are no stores.
+    """
+    show = _print_json_record if as_json else _print_record
+    is_whole = True
+    for shard in find_shards(path):
+        try:
+            for found in read_records(shard, wanted.bounds, wanted, limit):
+                if isinstance(found, Damage):
+                    is_whole = False
+                    _tell_damage(found)
+                else:
+                    show(_Row(shard, found, decode_payload(found[3])), values)
+        except StoreError as exc:
+            is_whole = False
+            print_error(str(exc))
+    return is_whole
+
+
+def _tell_damage(damage: Damage) -> None:
+    span = f"{time_text(damage.start_ms)} to {time_text(damage.stop_ms)}"
+    err.print(f"not readable, due {span}: {damage.why}", style="yellow", markup=False)
+
+
+def _print_json_record(row: _Row, values: bool) -> None:  # noqa: FBT001 - private
+    key_ms, offset, mark, _ = row.frame
+    target, partition, key, value, headers, due_ms, meta = row.payload
+    record_id, source, attempt, expires_ms = (None, None, 1, None) if meta is None else meta[:4]
+    shown: dict[str, object] = {
+        **_shard_names(row.shard),
+        "offset": offset,
+        "due_ms": due_ms,
+        "due_at": time_text(due_ms),
+        "key_ms": key_ms,
+        "cancelled_by": None if mark == NO_MARK else mark,
+        "target": target,
+        "target_partition": None if partition < 0 else partition,
+        **_field("id", record_id),
+        **_field("source", source),
+        "attempt": attempt,
+        "expires_ms": expires_ms,
+        **_field("key", key),
+        "value_bytes": None if value is None else len(value),
+    }
+    if values:
+        shown |= _field("value", value)
+        shown["headers"] = [{"name": name, **_field("value", text)} for name, text in headers]
+    print_json(shown)
+
+
+def _field(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Bytes as text if they are UTF-8, else as ``<name>_base64``."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode("ascii")}
+
+
+def _print_record(row: _Row, values: bool) -> None:  # noqa: FBT001 - private
+    key_ms, offset, mark, _ = row.frame
+    target, partition, key, value, headers, due_ms, meta = row.payload
+    words = [f"offset {offset}"]
+    if row.shard.partition >= 0:
+        words.insert(0, f"partition {row.shard.partition}")
+    words += [f"to {target}" + (f":{partition}" if partition >= 0 else ""), f"key {safe_text(key)}"]
+    if meta is not None and meta[0] is not None:
+        words.append(f"id {safe_text(meta[0])}")
+    if key_ms != due_ms:
+        words.append(f"acts at {time_text(key_ms)}")
+    if mark != NO_MARK:
+        words.append(f"cancelled or replaced by offset {mark}")
+    size = "null" if value is None else f"{len(value):,} bytes"
+    out.print(time_text(due_ms), style="bold", end="  ")
+    out.print(", ".join([*words, size]), markup=False)
+    for line in _content(value, headers) if values else ():
+        out.print(f"    {line}", markup=False)
+
+
+def _content(value: bytes | None, headers: list[tuple[str, bytes | None]]) -> Iterator[str]:
+    yield f"value {safe_text(value)}"
+    for name, text in headers:
+        yield f"header {safe_text(name.encode())} = {safe_text(text)}"
+
+
+def safe_text(data: bytes | None) -> str:
+    """Bytes for a terminal: no control character reaches it, and what is long is cut."""
+    if data is None:
+        return "null"
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = ""
+    if not text.isprintable() or (data and not text):
+        text = f"hex {data.hex()}"
+    cut = "" if len(text) <= _TEXT_SHOWN else f"… ({len(data):,} bytes)"
+    return f"{text[:_TEXT_SHOWN]}{cut}" if text else '""'

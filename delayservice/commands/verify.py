@@ -1,0 +1,145 @@
+"""``delayservice verify``: a store folder checked as a whole, and each damage explained."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from delayservice.commands.console import err, out, print_json
+from delayservice.commands.inspect import time_text
+from delayservice.errors import StoreError
+from delayservice.store.findings import Finding, Verdict
+from delayservice.store.offline import verify as check
+from delayservice.store.shards import ShardFolder, find_shards
+
+EXIT_UNREADABLE: Final = 1
+EXIT_DAMAGED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A shard's folder and what was found; ``error``: why it could not be checked."""
+
+    shard: ShardFolder
+    verdict: Verdict | None
+    error: str = ""
+
+    @property
+    def state(self) -> str:
+        """``sound``, ``damaged`` or ``unreadable``."""
+        if self.verdict is None:
+            return "unreadable"
+        return "damaged" if self.verdict.is_damaged else "sound"
+
+
+def run(path: Path, *, as_json: bool) -> int:
+    """Check every shard's store and tell what was found.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        StoreError: there are no stores.
+    """
+    checked = _check_all(find_shards(path))
+    if as_json:
+        print_json({"v": 1, "kind": "verify", "shards": [_as_json(found) for found in checked]})
+    else:
+        for found in checked:
+            _show(found)
+    states = {found.state for found in checked}
+    if "damaged" in states:
+        return EXIT_DAMAGED
+    return EXIT_UNREADABLE if "unreadable" in states else 0
+
+
+def _check_all(shards: list[ShardFolder]) -> list[_Checked]:
+    now_ms = time.time_ns() // 1_000_000
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    checked = []
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        for shard in shards:
+            task = progress.add_task(f"{shard.shard}/{shard.partition}", total=None)
+
+            def advance(done: int, total: int, task: int = task) -> None:
+                progress.update(task, completed=done, total=max(total, 1))  # type: ignore[arg-type]
+
+            try:
+                checked.append(_Checked(shard, check(shard, now_ms, advance)))
+            except StoreError as exc:
+                checked.append(_Checked(shard, None, str(exc)))
+            progress.remove_task(task)
+    return checked
+
+
+def _as_json(found: _Checked) -> dict[str, object]:
+    names: dict[str, object] = {
+        "path": found.shard.path,
+        "shard": found.shard.shard,
+        "partition": None if found.shard.partition < 0 else found.shard.partition,
+        "state": found.state,
+    }
+    if found.verdict is None:
+        return {**names, "error": found.error}
+    verdict = found.verdict
+    return {
+        **names,
+        "stop_offset": verdict.stop_offset,
+        "records": verdict.records,
+        "bytes": verdict.bytes,
+        "findings": [_finding_as_json(finding) for finding in verdict.findings],
+    }
+
+
+def _finding_as_json(finding: Finding) -> dict[str, object]:
+    return {
+        "case": finding.case.name,
+        "is_damage": finding.case.is_damage,
+        "what": finding.what,
+        "where": finding.where,
+        "due_ms": finding.due_ms,
+        "offsets": finding.offsets,
+        "then": finding.case.then,
+        "advice": finding.case.advice,
+    }
+
+
+_STYLES: Final = {"sound": "green", "damaged": "red", "unreadable": "yellow"}
+
+
+def _show(found: _Checked) -> None:
+    out.print(f"{found.state}  ", style=f"bold {_STYLES[found.state]}", end="")
+    out.print(escape(found.shard.path), end="")
+    if found.verdict is None:
+        out.print()
+        out.print(f"  {escape(found.error)}")
+        return
+    verdict = found.verdict
+    out.print(f"  {verdict.records:,} records below offset {verdict.stop_offset:,}")
+    for finding in verdict.findings:
+        _explain(finding)
+
+
+def _explain(finding: Finding) -> None:
+    """Some sentences on one thing."""
+    case = finding.case
+    word, style = ("damage", "red") if case.is_damage else ("remark", "dim")
+    where = escape(finding.where)
+    if finding.due_ms is not None:
+        first_ms, stop_ms = finding.due_ms
+        where += f", due {time_text(first_ms)} to {time_text(stop_ms)}"
+    if finding.offsets is not None:
+        where += f", offsets {finding.offsets[0]:,} to {finding.offsets[1] - 1:,}"
+    out.print(f"  {word}: ", style=style, end="")
+    out.print(f"{escape(finding.what)} ({where}).")
+    out.print(f"    What happens: {case.then}. What to do: {case.advice}.", markup=False)

@@ -1,0 +1,125 @@
+"""What a look at a store folder found: damage and remarks, and what each means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+
+class Case(NamedTuple):
+    """A kind of finding: whether it is damage, what a node does about it, and what to do."""
+
+    name: str
+    is_damage: bool
+    then: str
+    advice: str
+
+
+_BY_ITSELF: Final = "Nothing has to be done"
+
+SLOT: Final = Case(
+    "slot",
+    is_damage=True,
+    then="a node that reads it sets it aside and reads these offsets again from the log",
+    advice=f"{_BY_ITSELF}. `delayservice spark reconcile` and `spark repair` mend it before it is "
+    "due",
+)
+WAITING: Final = Case(
+    "waiting",
+    is_damage=True,
+    then="the node found it damaged and reads these offsets again from the log before it is due",
+    advice=_BY_ITSELF,
+)
+START_OVER: Final = Case(
+    "start-over",
+    is_damage=True,
+    then="a node that opens the folder removes what is here and starts this shard over from the "
+    "log",
+    advice=f"{_BY_ITSELF}, while the delay topic still holds what is pending",
+)
+DATABASE: Final = Case(
+    "database",
+    is_damage=True,
+    then="a node puts the database into quarantine and starts this shard over from the log; one "
+    "that has it open restarts its worker for that",
+    advice=f"{_BY_ITSELF}, while the delay topic still holds what is pending",
+)
+INCONSISTENT: Final = Case(
+    "inconsistent",
+    is_damage=True,
+    then="a node does not notice it",
+    advice="Stop the node and remove the folder of this shard: it is rebuilt from the log. Report "
+    "it: no crash and no disk should do that",
+)
+STRAY: Final = Case(
+    "stray",
+    is_damage=False,
+    then="no node reads it",
+    advice="Remove it, if you know where it comes from",
+)
+LEFT_OVER: Final = Case(
+    "left-over",
+    is_damage=False,
+    then="a sync that is running, or that a crash cut short, left it; a node removes it",
+    advice=_BY_ITSELF,
+)
+UNSYNCED: Final = Case(
+    "unsynced",
+    is_damage=False,
+    then="a node reads these records again from the log and writes over the bytes",
+    advice=_BY_ITSELF,
+)
+SETTLED: Final = Case(
+    "settled",
+    is_damage=False,
+    then="a node removes what is settled, and tells the index with its next sync; one that misses "
+    "what is not settled reads it again from the log",
+    advice=_BY_ITSELF,
+)
+SET_ASIDE: Final = Case(
+    "set-aside",
+    is_damage=False,
+    then="no node reads it; what was in it was read again from the log",
+    advice="Look at the disk, if they get more. They may be removed",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        case: what it means.
+        what: a sentence.
+        where: file or folder, below the shard's.
+        due_ms: keys that it is about, ``[first, stop)``; None: all, or none.
+        offsets: source offsets ``[first, stop)`` that are affected; None: all, or none.
+    """
+
+    case: Case
+    what: str
+    where: str
+    due_ms: tuple[int, int] | None = None
+    offsets: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a check of one shard's folder found, and how much it read.
+
+    Attributes:
+        stop_offset: S; 0 where nothing says.
+        records: that were read and are sound.
+        bytes: of files or payloads that were checked.
+        findings: damage first.
+    """
+
+    stop_offset: int
+    records: int
+    bytes: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether anything is damage."""
+        return any(found.case.is_damage for found in self.findings)

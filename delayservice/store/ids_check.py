@@ -1,0 +1,72 @@
+"""Whether the rows of ids and the records agree.
+
+Only what is not due yet is judged: what is due may have been settled and pruned, records and rows
+of ids each in their own lumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from delayservice.core.pending import NO_MARK
+from delayservice.store.findings import INCONSISTENT, Finding
+from delayservice.store.ids import IdFacts, IdRows
+
+
+class NamedRecord(NamedTuple):
+    """A record that bears an id, as the store holds it."""
+
+    record_id: bytes
+    key_ms: int
+    mark: int
+
+
+def check_ids(
+    rows: IdRows,
+    span_ms: tuple[int, int],
+    records: Mapping[int, NamedRecord],
+    stop_offset: int,
+    is_whole: Callable[[int], bool],
+    where: str,
+) -> Iterator[Finding]:
+    """Compare the rows of ids of one stretch of keys with its records.
+
+    Args:
+        rows: of ids.
+        span_ms: keys ``[start, stop)``.
+        records: those of the stretch that bear an id, by offset.
+        stop_offset: S; rows of it and above are of no account.
+        is_whole: whether everything of a key is in ``records``, as far as it was stored.
+        where: the ids, for findings.
+
+    Raises:
+        Exception: a row can't be read.
+    """
+    known: set[int] = set()
+    for fact in rows.named_between(*span_ms):
+        if fact.offset < stop_offset:
+            known.add(fact.offset)
+            why = _difference(fact, records.get(fact.offset), stop_offset)
+            if why is not None and (fact.offset in records or is_whole(fact.key_ms)):
+                yield _finding(f"offset {fact.offset}: {why}", where, fact.key_ms, fact.offset)
+    for offset, record in records.items():
+        if offset not in known and span_ms[0] <= record.key_ms < span_ms[1]:
+            what = f"the record at offset {offset} bears an id that the ids do not know"
+            yield _finding(what, where, record.key_ms, offset)
+
+
+def _difference(fact: IdFacts, record: NamedRecord | None, stop_offset: int) -> str | None:
+    """Why a row of an id and its record do not agree; None: they do."""
+    if record is None:
+        return "the ids know a record that is not there"
+    if record.record_id != fact.record_id or fact.listed_ms != record.key_ms:
+        return "the ids know the record by another id or due time"
+    mark = NO_MARK if fact.mark is None or fact.mark >= stop_offset else fact.mark
+    if mark not in (NO_MARK, record.mark):
+        return f"the ids say that offset {mark} cancels or replaces the record, which does not"
+    return None
+
+
+def _finding(what: str, where: str, key_ms: int, offset: int) -> Finding:
+    return Finding(INCONSISTENT, what, where, (key_ms, key_ms + 1), (offset, offset + 1))

@@ -1,0 +1,295 @@
+"""A shard's store of either kind looked at offline: what it says of itself, and its records.
+
+Nothing is locked or written, so a node may have it open. What is told is as of the last sync of a
+wheel, and of this moment of RocksDB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from delayservice.errors import StoreError
+from delayservice.store import findings, rocksdb
+from delayservice.store.base import Frame
+from delayservice.store.findings import Finding, Verdict
+from delayservice.store.rocks_check import verify_rocks
+from delayservice.store.rocks_view import RocksView, viewed_store
+from delayservice.store.shards import ShardFolder, read_format
+from delayservice.store.wheel import store as wheel
+from delayservice.store.wheel.manifest import DAMAGED, Entry
+from delayservice.store.wheel.reading import (
+    EVERYTHING,
+    Bounds,
+    Damage,
+    hours_of,
+    load_state,
+    read_hour,
+)
+from delayservice.store.wheel.verifying import verify_wheel
+
+HOUR_MS: Final = 3_600_000
+FORMATS: Final = {"wheel": wheel.FORMAT, "rocksdb": rocksdb.FORMAT}
+_COUNTED_AT_ONCE: Final = 10_000
+
+
+def _nothing(_done: int, _total: int) -> None:
+    """Nobody wants to know how far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class HourFacts:
+    """What is due in one hour: ``slots`` files of a wheel, of them ``damaged`` ones."""
+
+    hour_ms: int
+    slots: int
+    records: int
+    bytes: int
+    damaged: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """What a shard's store says of itself.
+
+    Attributes:
+        kind: ``wheel`` or ``rocksdb``.
+        version: of the format.
+        stop_offset: S; None: nothing here can be trusted, a node would start over.
+        label: by what the records below S were read, as JSON.
+        hours: in order.
+        first_ms: lowest key, epoch milliseconds; None: nothing is stored, or it can't be read.
+        last_ms: the highest.
+    """
+
+    kind: str
+    version: int
+    stop_offset: int | None
+    label: bytes
+    hours: tuple[HourFacts, ...]
+    first_ms: int | None
+    last_ms: int | None
+
+    @property
+    def records(self) -> int:
+        """How many are stored, settled ones that were not pruned yet among them."""
+        return sum(hour.records for hour in self.hours)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of files (wheel) or payloads (RocksDB)."""
+        return sum(hour.bytes for hour in self.hours)
+
+
+def check_format(path: str) -> str | None:
+    """The kind of store in a folder of the format that this code reads; None: nothing says.
+
+    Raises:
+        StoreError: it is of another format or of no known kind.
+    """
+    found = read_format(path)
+    if found is None:
+        return None
+    known = FORMATS.get(found.kind)
+    if known is None:
+        raise StoreError(
+            f"{path} holds a {found.kind!r} store, which this version of the service does not know"
+        )
+    if found.version > known:
+        raise StoreError(
+            f"{path} has format {found.version} of {found.kind}, newer than {known}, the newest "
+            "that this version reads: look at it with the newer service"
+        )
+    if found.version < known:
+        raise StoreError(
+            f"{path} has format {found.version} of {found.kind}, and this version reads {known}: "
+            "a node that opens it rebuilds it from Kafka"
+        )
+    return found.kind
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+
+def look(shard: ShardFolder, on_progress: Callable[[int, int], None] = _nothing) -> StoreFacts:
+    """What a shard's store says of itself.
+
+    Raises:
+        StoreError: it can't be read, or is of another format.
+    """
+    kind = check_format(shard.path)
+    if kind is None:
+        raise StoreError(
+            f"{shard.path} does not say what it is (no VERSION): a node starts it over from Kafka"
+        )
+    if kind == "wheel":
+        return _look_at_wheel(shard.path)
+    with viewed_store(shard.path) as store:
+        return _look_at_rocks(store, on_progress)
+
+
+def _look_at_wheel(path: str) -> StoreFacts:
+    state = load_state(path)
+    if state is None:
+        return StoreFacts("wheel", wheel.FORMAT, None, b"", (), None, None)
+    entries = hours_of(state.entries, EVERYTHING)
+    hours = tuple(_hour_of_wheel(hour, found) for hour, found in entries.items())
+    keys = [
+        _bounds(path, hour, entries[hour]) for hour in {*list(entries)[:1], *list(entries)[-1:]}
+    ]
+    firsts = [first for first, _ in keys if first is not None]
+    lasts = [last for _, last in keys if last is not None]
+    return StoreFacts(
+        "wheel",
+        wheel.FORMAT,
+        state.stop_offset,
+        state.label,
+        hours,
+        min(firsts, default=None),
+        max(lasts, default=None),
+    )
+
+
+def _hour_of_wheel(hour: int, entries: tuple[Entry, ...]) -> HourFacts:
+    return HourFacts(
+        hour * 1000,
+        len(entries),
+        sum(entry.records for entry in entries),
+        sum(entry.size - entry.moved for entry in entries),
+        sum(entry.state == DAMAGED for entry in entries),
+    )
+
+
+def _bounds(path: str, hour: int, entries: tuple[Entry, ...]) -> tuple[int | None, int | None]:
+    """Lowest and highest key of an hour."""
+    keys = [
+        frame[0]
+        for rows in read_hour(path, hour, entries, EVERYTHING)
+        if not isinstance(rows, Damage)
+        for frame in (min(rows.frames), max(rows.frames))
+    ]
+    return min(keys, default=None), max(keys, default=None)
+
+
+def _look_at_rocks(store: RocksView, on_progress: Callable[[int, int], None]) -> StoreFacts:
+    hours: list[HourFacts] = []
+    first_ms = last_ms = None
+    done = 0
+    for hour, frames in groupby(store.scan((0, -1), EVERYTHING.to_ms), lambda f: f[0] // HOUR_MS):
+        records = size = 0
+        for last_ms, _, _, payload in frames:
+            first_ms = last_ms if first_ms is None else first_ms
+            records += 1
+            size += len(payload)
+            if not (done + records) % _COUNTED_AT_ONCE:
+                on_progress(done + records, store.records)
+        done += records
+        hours.append(HourFacts(hour * HOUR_MS, 0, records, size, 0))
+    return StoreFacts(
+        "rocksdb",
+        rocksdb.FORMAT,
+        store.stop_offset if store.has_horizon else None,
+        store.label,
+        tuple(hours),
+        first_ms,
+        last_ms,
+    )
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def read_records(
+    shard: ShardFolder, bounds: Bounds, wanted: Callable[[Frame], bool], limit: int
+) -> Iterator[Frame | Damage]:
+    """Records in key order, and what could not be read.
+
+    Memory: that of ``limit`` records.
+
+    Args:
+        shard: its folder.
+        bounds: keys that are asked for.
+        wanted: whether a record is.
+        limit: so many at most.
+
+    Raises:
+        StoreError: the store can't be read, or is of another format.
+    """
+    if check_format(shard.path) == "wheel":
+        yield from _wheel_records(shard.path, bounds, wanted, limit)
+        return
+    with viewed_store(shard.path) as store:
+        for frame in store.scan((bounds.from_ms, -1), bounds.to_ms - 1):
+            if limit <= 0:
+                return
+            if wanted(frame):
+                limit -= 1
+                yield frame
+
+
+def _wheel_records(
+    path: str, bounds: Bounds, wanted: Callable[[Frame], bool], limit: int
+) -> Iterator[Frame | Damage]:
+    state = load_state(path)
+    if state is None:
+        raise StoreError(
+            f"{path} can't be trusted as it is: a node starts it over from Kafka; "
+            "`delayservice verify` says why"
+        )
+    for hour, entries in hours_of(state.entries, bounds).items():
+        if limit <= 0:
+            return
+        damages: list[Damage] = []
+        found = nsmallest(limit, _wanted(path, hour, entries, bounds, wanted, damages))
+        yield from damages
+        yield from found
+        limit -= len(found)
+
+
+def _wanted(
+    path: str,
+    hour: int,
+    entries: tuple[Entry, ...],
+    bounds: Bounds,
+    wanted: Callable[[Frame], bool],
+    damages: list[Damage],
+) -> Iterator[Frame]:
+    """Records of an hour that are asked for, in no order; what can't be read goes to
+    ``damages``.
+    """
+    for rows in read_hour(path, hour, entries, bounds):
+        if isinstance(rows, Damage):
+            damages.append(rows)
+        else:
+            yield from filter(wanted, rows.frames)
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def verify(
+    shard: ShardFolder, now_ms: int, on_progress: Callable[[int, int], None] = _nothing
+) -> Verdict:
+    """Check everything in a shard's folder.
+
+    Args:
+        shard: its folder.
+        now_ms: wall clock, epoch milliseconds: what is due by then may have been settled.
+        on_progress: told how much of how much was checked.
+
+    Raises:
+        StoreError: it can't be read, or is of another format.
+    """
+    kind = check_format(shard.path)
+    if kind == "wheel":
+        return verify_wheel(shard.path, now_ms, on_progress)
+    if kind == "rocksdb":
+        return verify_rocks(shard.path, now_ms, on_progress)
+    what = "VERSION is missing or says nothing"
+    held = [name for name in ("horizon", "db") if Path(shard.path, name).exists()]
+    found = (Finding(findings.START_OVER, what, "VERSION"),) if held else ()
+    return Verdict(0, 0, 0, found)

@@ -1,0 +1,167 @@
+"""A shard's RocksDB checked as a whole: every row, and so every block, of the database.
+
+Nothing is locked or written in its folder. Beside a running node the check is of one moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from delayservice.core.codec import decode_payload
+from delayservice.core.pending import NO_MARK
+from delayservice.core.times import DUE_STOP_MS
+from delayservice.errors import StoreError
+from delayservice.store import findings
+from delayservice.store.findings import Finding, Verdict
+from delayservice.store.ids_check import NamedRecord, check_ids
+from delayservice.store.rocks import CONDEMNED, guarded_read
+from delayservice.store.rocks_view import RocksView, viewed_store
+
+if TYPE_CHECKING:
+    from delayservice.store.base import Frame
+
+_KNOWN: Final = frozenset({"LOCK", "VERSION", "db", "quarantine"})
+_HOUR_MS: Final = 3_600_000
+_FIRST_ROW, _LAST_ROW = b"\0", b"\xff" * 8
+_KEY: Final = Struct(">xqq")
+_RECORD_BYTES: Final = 17
+
+
+def verify_rocks(path: str, now_ms: int, on_progress: Callable[[int, int], None]) -> Verdict:
+    """Check the folder of one shard.
+
+    Args:
+        path: the folder; its VERSION was checked.
+        now_ms: wall clock, epoch milliseconds: what is due by then may have been settled.
+        on_progress: told how many records of how many were checked.
+
+    Raises:
+        StoreError: a file may not be read.
+    """
+    _check_rights(Path(path, "db"))
+    check = _Check(now_ms, on_progress)
+    try:
+        if Path(path, "db", CONDEMNED).exists():
+            what = "a node met damage in it and left a note of that"
+            check.found.append(Finding(findings.DATABASE, what, f"db/{CONDEMNED}"))
+        with viewed_store(path) as store:
+            check.run(store)
+    except StoreError as exc:
+        has_any = any(Path(path, "db").glob("*"))
+        case = findings.DATABASE if has_any else findings.START_OVER
+        check.found.append(Finding(case, str(exc), "db"))
+    found = [*check.found, *_check_names(path)]
+    found.sort(key=lambda finding: not finding.case.is_damage)
+    return Verdict(check.stop_offset, check.records, check.bytes, tuple(found))
+
+
+def _check_rights(database: Path) -> None:
+    """A file that may not be read is no damage.
+
+    Raises:
+        StoreError: there is one.
+    """
+    if not database.is_dir():
+        return
+    try:
+        for file in database.iterdir():
+            with file.open("rb"):
+                pass
+    except FileNotFoundError:
+        return  # beside a running node files go
+    except PermissionError as exc:
+        raise StoreError(
+            f"can't read {exc.filename}: {exc.strerror}; run as the user of the service, or read a "
+            "copy"
+        ) from exc
+
+
+def _check_names(path: str) -> Iterator[Finding]:
+    for name in sorted(entry.name for entry in Path(path).iterdir()):
+        if name not in _KNOWN:
+            yield Finding(findings.STRAY, "no file or folder of this store is called so", name)
+    aside = list(Path(path, "quarantine").glob("*"))
+    if aside:
+        what = f"{len(aside)} damaged databases were set aside by a node"
+        yield Finding(findings.SET_ASIDE, what, "quarantine")
+
+
+class _Check:
+    """The rows of one shard's database."""
+
+    def __init__(self, now_ms: int, on_progress: Callable[[int, int], None]) -> None:
+        self.found: list[Finding] = []
+        self.stop_offset = self.records = self.bytes = 0
+        self._now_ms = now_ms
+        self._on_progress = on_progress
+
+    def run(self, store: RocksView) -> None:
+        """Check records with their ids, then every row there is, to have read every block."""
+        if not store.has_horizon:
+            if any(True for _ in store.rows(_FIRST_ROW, _LAST_ROW)):
+                self.found.append(Finding(findings.START_OVER, "there is no horizon in it", "db"))
+            return
+        self.stop_offset = store.stop_offset
+        self._check_records(store)
+        if self.records != store.records:
+            what = f"it holds {self.records} records, and says that it holds {store.records}"
+            self.found.append(Finding(findings.INCONSISTENT, what, "db"))
+        for _ in store.rows(_FIRST_ROW, b"f"):
+            pass
+        for _ in store.rows(b"g", _LAST_ROW):
+            pass
+
+    def _check_records(self, store: RocksView) -> None:
+        """An hour at a time, so that of the ids only those of an hour are in memory."""
+        hour_ms, named = 0, dict[int, NamedRecord]()
+        for frame in _frames(store):
+            if frame[0] >= hour_ms + _HOUR_MS:
+                self._check_ids(store, hour_ms, named, frame[0] - frame[0] % _HOUR_MS)
+                hour_ms, named = frame[0] - frame[0] % _HOUR_MS, {}
+            self._take(frame, named)
+        self._check_ids(store, hour_ms, named, DUE_STOP_MS)
+
+    def _take(self, frame: Frame, named: dict[int, NamedRecord]) -> None:
+        key_ms, offset, mark, payload = frame
+        self.records += 1
+        self.bytes += len(payload)
+        why = "" if offset < self.stop_offset else f"it is not below S, {self.stop_offset}"
+        try:
+            meta = decode_payload(payload)[6]
+        except StoreError as exc:
+            why, meta = str(exc), None
+        if why:
+            span, offsets = (key_ms, key_ms + 1), (offset, offset + 1)
+            what = f"the record at offset {offset}: {why}"
+            self.found.append(Finding(findings.INCONSISTENT, what, "db", span, offsets))
+        if meta is not None and meta[0] is not None:
+            named[offset] = NamedRecord(meta[0], key_ms, mark)
+
+    def _check_ids(
+        self, store: RocksView, hour_ms: int, named: dict[int, NamedRecord], stop_ms: int
+    ) -> None:
+        self._on_progress(self.records, store.records)
+        span_ms = (max(hour_ms, self._now_ms), stop_ms)
+        if span_ms[0] < span_ms[1]:
+            with guarded_read("the ids"):
+                self.found += check_ids(
+                    store.ids, span_ms, named, self.stop_offset, lambda _: True, "db"
+                )
+
+
+def _frames(store: RocksView) -> Iterator[Frame]:
+    """Records with their marks, whose rows come right after them."""
+    last: Frame | None = None
+    for row, value in store.rows(b"f", b"g"):
+        key_ms, offset = _KEY.unpack_from(row)
+        if len(row) == _RECORD_BYTES:
+            if last is not None:
+                yield last
+            last = (key_ms, offset, NO_MARK, value)
+        elif last is not None and last[:2] == (key_ms, offset):
+            last = (*last[:2], int.from_bytes(value, "big"), last[3])
+    if last is not None:
+        yield last

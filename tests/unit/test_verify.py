@@ -1,0 +1,414 @@
+"""`delayservice verify` finds each damage, explains it, and calls nothing damage that is none."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocksdict import WriteBatch
+from typer.testing import CliRunner
+
+from delayservice.cli import app
+from delayservice.core.cursor import Cursor
+from delayservice.errors import SlotDamagedError
+from delayservice.store.base import Mark, Store
+from delayservice.store.ids import IDS_OPTIONS
+from delayservice.store.offline import verify
+from delayservice.store.rocks import open_database, read_rows
+from delayservice.store.rocksdb import RocksStore
+from delayservice.store.shards import find_shards
+from delayservice.store.wheel import WheelStore
+from tests.unit import stored_folders as stored
+
+both_kinds = pytest.mark.parametrize("kind", ["wheel", "rocksdb"])
+only_wheel = pytest.mark.parametrize("kind", ["wheel"])
+FOOTER_BYTES = 64
+"""Some of the last bytes of a table file mean nothing."""
+only_rocks = pytest.mark.parametrize("kind", ["rocksdb"])
+
+
+@pytest.fixture
+def store(tmp_path: Path, kind: str) -> Iterator[WheelStore | RocksStore]:
+    found = stored.opened(tmp_path, kind)
+    yield found
+    found.abandon()
+
+
+@pytest.fixture
+def folder(store: Store, tmp_path: Path, kind: str) -> Path:
+    """A filled store that nobody has open."""
+    stored.fill(store)
+    store.close()
+    return stored.shard_path(tmp_path, kind)
+
+
+def verified(path: Path, status: int) -> dict[str, Any]:
+    """What is said of the one shard, with this exit status."""
+    done = CliRunner().invoke(app, ["verify", str(path), "--json"])
+    assert done.exit_code == status, done.output
+    (shard,) = json.loads(done.stdout)["shards"]
+    return dict(shard)
+
+
+def damage(path: Path) -> dict[str, Any]:
+    """The one damage of the one shard."""
+    found = [finding for finding in verified(path, 3)["findings"] if finding["is_damage"]]
+    assert len(found) == 1, found
+    return dict(found[0])
+
+
+def remarks(path: Path) -> list[tuple[str, str]]:
+    """All that is said of a sound store: which case, and where."""
+    findings = verified(path, 0)["findings"]
+    assert not any(finding["is_damage"] for finding in findings)
+    return [(finding["case"], finding["where"]) for finding in findings]
+
+
+# --- sound ---------------------------------------------------------------------------------------
+
+
+@both_kinds
+def test_a_healthy_store_is_sound_and_all_of_it_was_read(folder: Path) -> None:
+    said = verified(folder, 0)
+    assert (said["state"], said["findings"]) == ("sound", [])
+    assert (said["records"], said["stop_offset"], said["partition"]) == (600, 601, 3)
+
+
+@both_kinds
+def test_a_tail_that_was_not_synced_is_no_damage(
+    store: WheelStore | RocksStore, kind: str, tmp_path: Path
+) -> None:
+    frames = stored.fill(store)
+    more = [stored.a_frame(frame[0], 601 + n) for n, frame in enumerate(frames)]
+    store.append(more, stored.named_of(more), [], 1_300)
+    new_hour = [stored.a_frame(stored.DUE_MS + 9 * stored.HOUR_MS, 1_300 + n) for n in range(400)]
+    store.append(new_hour, stored.named_of(new_hour), [], 1_800)
+    while_open = remarks(tmp_path)
+    store.abandon()  # as a crash does
+    assert remarks(tmp_path) == while_open
+    assert {case for case, _ in while_open} == ({"unsynced"} if kind == "wheel" else set())
+    assert verified(tmp_path, 0)["records"] == (600 if kind == "wheel" else 1_600)
+
+
+@both_kinds
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_a_store_went_through_without_damage_it_is_sound(
+    kind: str, tmp_path: Path, seed: int
+) -> None:
+    """Ids, marks, moves to finer slots, prunes, restarts and crashes, at any moment."""
+    chance = random.Random(seed)
+    store = stored.opened(tmp_path, kind)
+    offset, hand_ms = 0, stored.DUE_MS
+    (shard,) = find_shards(tmp_path)
+    unmarked: dict[int, int] = {}
+    for _ in range(chance.randrange(6, 16)):
+        spread_ms = chance.choice([60_000, 2 * stored.HOUR_MS, 9 * stored.HOUR_MS])
+        frames = [stored.a_frame(hand_ms + spread_ms * n // 40, offset + n) for n in range(40)]
+        victims = chance.sample(sorted(unmarked), min(3, len(unmarked)))
+        marks: list[Mark] = [(b"id-%d" % at, unmarked.pop(at), at, offset + 40) for at in victims]
+        store.append(frames, stored.named_of(frames), marks, offset + 41)
+        unmarked |= {at: key_ms for _, key_ms, at in stored.named_of(frames)}
+        offset += 41
+        hand_ms += chance.choice([0, 30_000, 1_000_000])
+        store.read_due((hand_ms - 1_000, 0), hand_ms, 20)
+        store.prune(Cursor((hand_ms - 1_000, 0), offset))
+        unmarked = {at: key_ms for at, key_ms in unmarked.items() if key_ms > hand_ms}
+        if chance.random() < 0.5:
+            store.sync()
+        verdict = verify(shard, hand_ms)
+        assert not verdict.is_damaged, verdict.findings
+        if chance.random() < 0.3:
+            (store.close if chance.random() < 0.5 else store.abandon)()
+            store = stored.opened(tmp_path, kind)
+            offset = max(offset, store.sync())
+            unmarked.clear()
+    store.abandon()
+    verdict = verify(shard, hand_ms)
+    assert not verdict.is_damaged, verdict.findings
+
+
+@only_wheel
+def test_files_that_were_settled_since_the_last_sync_are_no_damage(
+    store: WheelStore, tmp_path: Path
+) -> None:
+    frames = stored.fill(store, start_ms=1_700_000_000_000)
+    store.prune(Cursor(frames[300][:2], 601))
+    store.abandon()  # the index still speaks of what has gone
+    assert {case for case, _ in remarks(tmp_path)} == {"settled"}
+
+
+# --- slots ---------------------------------------------------------------------------------------
+
+
+@only_wheel
+def test_a_flipped_byte_is_found_with_file_due_range_and_offsets(folder: Path) -> None:
+    victim = stored.slot_files(folder.parents[2])[-1]
+    stored.flip(victim, -1)
+    found = damage(folder)
+    hour_ms = stored.DUE_MS + 2 * stored.HOUR_MS
+    assert (found["case"], found["where"]) == ("slot", str(victim.relative_to(folder)))
+    assert "checksum" in found["what"]
+    assert found["due_ms"] == [hour_ms, hour_ms + stored.HOUR_MS]
+    assert 0 <= found["offsets"][0] < found["offsets"][1] <= 601
+    assert "reads these offsets again from the log" in found["then"]
+    assert "spark repair" in found["advice"]
+
+
+@only_wheel
+def test_a_flipped_byte_of_a_header_and_a_truncated_file_are_found(folder: Path) -> None:
+    first, *_, last = stored.slot_files(folder.parents[2])
+    stored.flip(first, 20)
+    last.write_bytes(last.read_bytes()[:-1])
+    found = verified(folder, 3)["findings"]
+    assert {finding["where"] for finding in found} == {
+        str(path.relative_to(folder)) for path in (first, last)
+    }
+    assert {finding["case"] for finding in found} == {"slot"}
+
+
+@only_wheel
+def test_a_missing_file_that_is_not_due_yet_is_damage(folder: Path) -> None:
+    victim = stored.slot_files(folder.parents[2])[0]
+    victim.unlink()
+    found = damage(folder)
+    assert (found["case"], found["what"]) == ("slot", "the file is missing")
+    assert found["where"] == str(victim.relative_to(folder))
+
+
+@only_wheel
+def test_a_slot_that_the_node_found_itself_waits_to_be_read_again(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    stored.flip(stored.slot_files(tmp_path)[-1], -1)
+    store = stored.opened(tmp_path, kind)
+    with pytest.raises(SlotDamagedError):
+        list(store.scan((0, -1), 10**15))
+    store.close()
+    assert damage(folder)["case"] == "waiting"
+    said = verified(folder, 3)["findings"]
+    assert [finding["case"] for finding in said] == ["waiting", "set-aside"]
+
+
+@only_wheel
+def test_a_slot_file_taken_from_elsewhere_is_found_though_each_checksum_is_right(
+    folder: Path,
+) -> None:
+    first, second, _ = stored.slot_files(folder.parents[2])
+    shutil.copy(first, second)
+    assert damage(folder)["where"] == str(second.relative_to(folder))
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+@both_kinds
+def test_a_stray_file_is_named_and_is_no_damage(folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+    assert remarks(folder) == [("stray", "notes.txt")]
+
+
+@only_wheel
+def test_names_that_are_no_hour_or_no_slot_of_their_hour_are_strays(folder: Path) -> None:
+    hour = folder / "slots" / "2100-01-01T00"
+    (folder / "slots" / "tomorrow").mkdir()
+    for name in ("4102444800.7", "4102448400.3600", "x"):
+        (hour / name).write_bytes(b"")
+    assert {case for case, _ in remarks(folder)} == {"stray"}
+    assert len(remarks(folder)) == 4
+
+
+# --- horizon, index, database --------------------------------------------------------------------
+
+
+def _flip_horizon(folder: Path) -> None:
+    stored.flip(folder / "horizon", 20)
+
+
+def _flip_label(folder: Path) -> None:
+    stored.flip(folder / "horizon", -1)
+
+
+def _flip_index(folder: Path) -> None:
+    stored.flip(next(folder.glob("index.*")), 5)
+
+
+def _cut_index(folder: Path) -> None:
+    index = next(folder.glob("index.*"))
+    index.write_bytes(index.read_bytes()[:-64])
+
+
+def _lose_horizon(folder: Path) -> None:
+    (folder / "horizon").unlink()
+
+
+def _lose_index(folder: Path) -> None:
+    next(folder.glob("index.*")).unlink()
+
+
+def _lose_ids(folder: Path) -> None:
+    shutil.rmtree(folder / "ids")
+
+
+def _spoil_ids(folder: Path) -> None:
+    next((folder / "ids").glob("MANIFEST-*")).write_bytes(b"garbage")
+
+
+@only_wheel
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_flip_horizon, "horizon fails its checksum"),
+        (_flip_label, "horizon fails its checksum"),
+        (_flip_index, "index.1 fails its checksum"),
+        (_cut_index, "index.1 has"),
+        (_lose_horizon, "missing"),
+        (_lose_index, "missing"),
+        (_lose_ids, "ids"),
+        (_spoil_ids, "ids"),
+    ],
+)
+def test_what_makes_a_node_start_over_is_named(
+    folder: Path, tmp_path: Path, kind: str, spoil: Callable[[Path], None], said: str
+) -> None:
+    spoil(folder)
+    found = damage(folder)
+    assert found["case"] == "start-over"
+    assert said in found["what"]
+    store = stored.opened(tmp_path, kind)
+    assert store.sync() == 0  # and so it does
+    store.abandon()
+
+
+@both_kinds
+def test_a_folder_without_version_is_started_over(folder: Path) -> None:
+    (folder / "VERSION").unlink()
+    assert damage(folder.parents[2])["case"] == "start-over"
+
+
+@both_kinds
+def test_a_store_that_was_made_and_never_synced_is_sound(
+    store: WheelStore | RocksStore, tmp_path: Path
+) -> None:
+    store.abandon()
+    assert remarks(tmp_path) == []
+
+
+@only_rocks
+def test_a_database_with_a_flipped_byte_is_found_wherever_it_is(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    store = stored.opened(tmp_path, kind)  # what the log held is in a table file now
+    store.close()
+    table = max(folder.glob("db/*.sst"), key=lambda path: path.stat().st_size)
+    whole = table.read_bytes()
+    for at in range(0, len(whole) - FOOTER_BYTES, len(whole) // 40):
+        stored.flip(table, at)
+        assert damage(folder)["case"] == "database", at
+        table.write_bytes(whole)
+    assert remarks(folder) == []
+
+
+@only_rocks
+def test_a_database_that_lacks_a_file_or_has_a_short_one_is_found(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    stored.opened(tmp_path, kind).close()
+    table = max(folder.glob("db/*.sst"), key=lambda path: path.stat().st_size)
+    whole = table.read_bytes()
+    table.write_bytes(whole[: len(whole) // 2])
+    assert damage(folder)["case"] == "database"
+    table.unlink()
+    assert damage(folder)["case"] == "database"
+    shutil.rmtree(folder / "db")
+    assert damage(folder)["case"] == "start-over"
+
+
+@only_rocks
+def test_a_database_that_its_node_found_damaged_is_found(folder: Path) -> None:
+    (folder / "db" / "DAMAGED").touch()
+    assert damage(folder)["where"] == "db/DAMAGED"
+
+
+@only_rocks
+def test_a_database_that_lost_a_row_is_found_though_each_checksum_is_right(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    frame = stored.fill(stored.opened(tmp_path / "other", kind))[5]
+    store = stored.opened(tmp_path, kind)
+    assert isinstance(store, RocksStore)
+    key = b"f" + frame[0].to_bytes(8, "big") + frame[1].to_bytes(8, "big")
+    batch = WriteBatch(raw_mode=True)
+    batch.delete(key)
+    store._db.write(batch)
+    store.abandon()
+    assert "holds 599 records, and says that it holds 600" in damage(folder)["what"]
+
+
+# --- ids -----------------------------------------------------------------------------------------
+
+
+@both_kinds
+def test_ids_that_do_not_agree_with_the_records_are_found(folder: Path, kind: str) -> None:
+    path = folder / ("ids" if kind == "wheel" else "db")
+    database = open_database(path, IDS_OPTIONS)
+    rows = read_rows(database, b"d", b"e", 10)
+    (lost, _), (moved, name) = rows[3], rows[7]
+    database.delete(lost)
+    head = b"i" + len(name).to_bytes(2, "big") + name
+    database.put(head + moved[9:17] + b"\0", (7).to_bytes(8, "big"))
+    database.close()
+    found = [finding for finding in verified(folder, 3)["findings"] if finding["is_damage"]]
+    assert {finding["case"] for finding in found} == {"inconsistent"}
+    told = " / ".join(finding["what"] for finding in found)
+    assert len(found) == 2
+    assert "the ids know the record by another id or due time" in told
+    assert (
+        f"offset {int.from_bytes(lost[9:17], 'big')} bears an id that the ids do not know" in told
+    )
+
+
+# --- what is told --------------------------------------------------------------------------------
+
+
+@only_wheel
+def test_a_person_is_told_what_where_what_happens_and_what_to_do(folder: Path) -> None:
+    victim = stored.slot_files(folder.parents[2])[-1]
+    stored.flip(victim, -1)
+    done = CliRunner().invoke(app, ["verify", str(folder)])
+    assert done.exit_code == 3
+    assert done.stdout.startswith("damaged  ")
+    assert f"({victim.relative_to(folder)}, due 2100-01-01T02:00:00.000Z to 2100" in done.stdout
+    assert "What happens: a node that reads it sets it aside" in done.stdout
+    assert "What to do: Nothing has to be done." in done.stdout
+
+
+@both_kinds
+@pytest.mark.parametrize(("change", "said"), [(1, "newer"), (-1, "rebuilds it from Kafka")])
+def test_another_format_is_no_damage_but_can_not_be_checked(
+    folder: Path, kind: str, change: int, said: str
+) -> None:
+    number = int((folder / "VERSION").read_text().split()[1])
+    (folder / "VERSION").write_text(f"{kind} {number + change}\n")
+    found = verified(folder, 1)
+    assert found["state"] == "unreadable"
+    assert said in found["error"]
+    assert str(folder) in found["error"]
+
+
+def test_damage_of_one_shard_outweighs_another_that_can_not_be_read(tmp_path: Path) -> None:
+    store = stored.opened(tmp_path, "wheel")
+    stored.fill(store)
+    store.close()
+    stored.flip(stored.slot_files(tmp_path)[0], -1)
+    other = stored.shard_path(tmp_path, "rocksdb")
+    other.mkdir()
+    (other / "VERSION").write_text("rocksdb 99\n")
+    done = CliRunner().invoke(app, ["verify", str(tmp_path), "--json"])
+    assert done.exit_code == 3
+    states = {shard["state"] for shard in json.loads(done.stdout)["shards"]}
+    assert states == {"damaged", "unreadable"}
