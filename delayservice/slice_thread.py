@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import structlog
 
 from connectors.kafka.topics import DelayTopic
-from delayservice.clock import Clock, ClockWatch
+from delayservice.clock import NOT_COMPARED, Clock, ClockWatch
 from delayservice.core.outcome import OUTCOME_NAMES, Tally
 from delayservice.core.role import Role
 from delayservice.errors import KafkaEdgeError
@@ -75,6 +75,13 @@ class ThreadGate:
             self._watch.heard(broker_ms)
         else:
             self._watch.heard_answer(broker_ms, read_back.wall_ms, read_back.boot_ms, sent_s)
+
+
+def doubt_that_counts(doubt: str | None, *, is_owner: bool) -> str | None:
+    """Give what of the clock's doubt people are to hear: a clock that was never compared stops an
+    owner, and nobody else has a commit to compare it by.
+    """
+    return None if doubt == NOT_COMPARED and not is_owner else doubt
 
 
 class MetricsObserver:
@@ -275,7 +282,7 @@ class SliceThread:
                 lane.shard.reaches(self.log_ends[1].get(lane.topic, 0))
         due = [lane.next_due_ms() for lane in lanes]
         stats = [lane.store.stats() for lane in lanes]
-        doubt = self._gate.frozen()
+        doubt = doubt_that_counts(self._gate.frozen(), is_owner=loop.owner)
         replica = "catching_up" if self._is_behind else "replica"
         metrics.state = "owner" if loop.owner else replica
         stored = loop.stored

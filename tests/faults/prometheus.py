@@ -21,7 +21,13 @@ from tests.integration.bench import await_true
 
 JOB: Final = "delayservice"
 _FOR: Final = "2s"
-_RANGES: Final = {"[5m]": "[20s]", "[10m]": "[20s]", "[15m]": "[60s]", "[1h]": "[60s]"}
+_RANGES: Final = {
+    "[1m]": "[10s]",
+    "[5m]": "[20s]",
+    "[10m]": "[20s]",
+    "[15m]": "[60s]",
+    "[1h]": "[60s]",
+}
 """What the rules look back on, shorter: else each test would take as long as the alert to end."""
 
 

@@ -138,6 +138,9 @@ class Call:
         try:
             stage.open()
             with Prometheus(self._folder, list(addresses)) as prometheus:
+                # An increase() is seen only after a first look.
+                looked = f"count(count_over_time(delay_slices[20s]) >= 3) == {nodes}"
+                stage.await_true(lambda: prometheus.values(looked), "all nodes are watched")
                 yield Night(stage, prometheus, addresses)
         finally:
             stage.abandon()

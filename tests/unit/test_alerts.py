@@ -11,11 +11,13 @@ import pytest
 import yaml
 from prometheus_client.core import Metric
 
+from delayservice.clock import NOT_COMPARED
 from delayservice.core.outcome import OUTCOME_NAMES
 from delayservice.metrics import AuditFacts, SliceMetrics, encode_slice, encode_snapshot
 from delayservice.metrics_export import export
 from delayservice.metrics_hub import STALE_S, MetricsHub
 from delayservice.settings import load
+from delayservice.slice_thread import doubt_that_counts
 from tests.alert_rules import (
     DASHBOARD,
     EXAMPLES,
@@ -240,6 +242,13 @@ def test_a_worker_that_dies_before_it_reports_is_counted() -> None:
     hub.forget(1)
     hub.forget(1)
     assert values(hub, "delay_worker_restarts_total") == [0, 2]
+
+
+def test_a_clock_that_was_never_compared_is_no_alarm_of_a_copy() -> None:
+    assert doubt_that_counts(NOT_COMPARED, is_owner=False) is None
+    assert doubt_that_counts(NOT_COMPARED, is_owner=True) == NOT_COMPARED
+    assert doubt_that_counts("it was stepped", is_owner=False) == "it was stepped"
+    assert doubt_that_counts(None, is_owner=True) is None
 
 
 def test_every_outcome_counts_from_nought() -> None:
