@@ -153,6 +153,9 @@ class Topics(Section):
         default="delay_repairs", description="Holds what copies are asked to do, and the answers."
     )
     audit: Topic = Field(default="delay_audit", description="Holds what audits found.")
+    pauses: Topic = Field(
+        default="delay_pauses", description="Holds which targets and delay topics are paused."
+    )
     create: bool = Field(default=True, description="Create what is missing at start.")
     partitions: int = Field(
         default=4, ge=1, le=1000, description="Partitions of created topics: slices."
@@ -184,6 +187,7 @@ class Topics(Section):
             self.digests,
             self.repairs,
             self.audit,
+            self.pauses,
         )
 
 
@@ -272,6 +276,12 @@ class Delivery(Section):
         min_length=1,
         max_length=100,
         description="Waits between attempts at a target that fails; after the last: dead letter.",
+    )
+    held_ms: DurationMs = Field(
+        default=MINUTE_MS,
+        ge=1_000,
+        le=60 * MINUTE_MS,
+        description="A record whose target is paused is put off for so long, and looked at again.",
     )
     slot_records_max: int = Field(
         default=0,

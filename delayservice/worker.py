@@ -22,6 +22,7 @@ from connectors.kafka.audits import AuditNews
 from connectors.kafka.checkpoint import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
 from connectors.kafka.copies import CopyLog, RepairCommands
+from connectors.kafka.pauses import PauseNews
 from connectors.kafka.reach import KafkaReach
 from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource, log_ends
@@ -161,7 +162,12 @@ class Worker:
         self._clock_watch = ClockWatch(self._clock, settings.delivery.clock_tolerance_ms)
         self._admin = admin_client(settings.kafka.client_config("admin"))
         self._keeper = TopicKeeper(self._admin, settings)
-        self._targets = TargetTopics(self._admin)
+        self._pauses = PauseNews(
+            settings.topics.pauses,
+            settings.kafka.client_config("consumer"),
+            f"{settings.node.node_id}-{index}",
+        )
+        self._targets = TargetTopics(self._admin, why_paused=self._pauses.why)
         self._checkpoints = KafkaCheckpoints(
             settings.topics.checkpoint,
             settings.kafka.client_config("consumer"),
@@ -180,6 +186,7 @@ class Worker:
             roll_spread_ms=settings.roll_spread_ms,
             park_delays_ms=settings.delivery.park_delays_ms,
             cron_time=cron_time,
+            held_ms=settings.delivery.held_ms,
         )
         self._disk = DiskWatch(
             settings.disk.watermarks, lambda: used_percent(settings.node.state_dir)
@@ -272,7 +279,8 @@ class Worker:
         return None if news is None else AuditFacts(news.at_ms, news.records, news.findings)
 
     def _problems(self) -> list[str]:
-        return [
+        unheard = [self._pauses.problem] if self._pauses.problem else []
+        return unheard + [
             f"{topic} is not served: {problem}"
             for topic, problems in self._explained.items()
             for problem in problems
@@ -434,6 +442,7 @@ class Worker:
             disk_level=lambda: self._disk.level,
             copies=self._keepers.get(slice_no),
             pausing=turns.pausing,
+            is_held=self._pauses.holds,
         )
 
         def park_topic() -> str | None:

@@ -27,7 +27,12 @@ from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
 from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
 from connectors.kafka.source import ASK_TIMEOUT_S, topic_ids
-from delayservice.core.codes import TARGET_DOWN, TARGET_UNAUTHORIZED, TARGET_UNKNOWN
+from delayservice.core.codes import (
+    TARGET_DOWN,
+    TARGET_PAUSED,
+    TARGET_UNAUTHORIZED,
+    TARGET_UNKNOWN,
+)
 from delayservice.errors import KafkaEdgeError
 from delayservice.settings import Settings
 
@@ -63,8 +68,12 @@ class TargetTopics:
     """What is known of target topics, cached. Shared by the slices of a worker."""
 
     def __init__(
-        self, admin: AdminClient, monotonic_s: Callable[[], float] = time.monotonic
+        self,
+        admin: AdminClient,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        why_paused: Callable[[str], str | None] = lambda _: None,
     ) -> None:
+        self._why_paused = why_paused
         self._admin = admin
         self._monotonic_s = monotonic_s
         self._known: dict[str, Access] = {}
@@ -149,6 +158,9 @@ class TargetTopics:
 
     def _obstacle(self, target: tuple[str, int]) -> tuple[str, str] | None:
         topic = target[0]
+        paused = self._why_paused(topic)
+        if paused is not None:
+            return TARGET_PAUSED, paused
         return _obstacle(self._known.get(topic), *target, self._given_up.get(topic, 0))
 
     def _in_sync_needed(self, topic: str, in_sync: int) -> int:
@@ -249,6 +261,7 @@ class TopicKeeper:
             topics.checkpoint: (slices, _CHECKPOINT_CONFIG),
             topics.dead_letter: (1, _LETTER_CONFIG),
             topics.outcomes: (1, _LETTER_CONFIG),
+            topics.pauses: (1, _PAUSES_CONFIG),
             **self._topics_about_copies,
             **{name: (topics.partitions, self._delay_config(name)) for name in topics.delay},
             **{name: (level_partitions, self._delay_config(name)) for name in self._levels},
@@ -280,7 +293,11 @@ class TopicKeeper:
             topics.checkpoint: (READ, WRITE),
             topics.dead_letter: (WRITE,),
             topics.outcomes: (WRITE,),
+            topics.pauses: (READ,),
         }
+        if self._settings.admin.listen:
+            asked = (topics.dead_letter, topics.outcomes, topics.pauses)
+            needed |= dict.fromkeys(asked, (READ, WRITE))
         if self._settings.digests.enabled:
             needed |= {topics.digests: (WRITE,), topics.repairs: (READ, WRITE)}
         told = complaints(ask_access(self._admin, needed.keys()), needed)
@@ -456,6 +473,8 @@ _DIGEST_CONFIG: Final = {
 """Rows are compared at a cut that all copies have, so those just before the newest are kept."""
 
 _SHORT_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
+
+_PAUSES_CONFIG: Final = {"cleanup.policy": "compact", "segment.ms": "3600000"}
 
 _CHECKPOINT_CONFIG: Final = {
     "cleanup.policy": "compact",

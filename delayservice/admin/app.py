@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from delayservice import __version__
 from delayservice.admin import problems
-from delayservice.admin.changing import changing_routes
+from delayservice.admin.changing import changing_routes, pause_routes
 from delayservice.admin.guards import Gate, NeedsToken, reader, writer
 from delayservice.admin.panel import Panel
 from delayservice.admin.reading import health_routes, reading_routes
@@ -48,7 +48,9 @@ def make_app(panel: Panel, token: str) -> FastAPI:
     may_read = Depends(reader(token, is_open=admin.are_reads_open))
     app.include_router(health_routes(panel))
     app.include_router(reading_routes(panel), dependencies=[may_read])
-    app.include_router(changing_routes(panel), dependencies=[Depends(writer(token))])
+    may_write = Depends(writer(token))
+    app.include_router(changing_routes(panel), dependencies=[may_write])
+    app.include_router(pause_routes(panel), dependencies=[may_write])
     own_host = admin.listen.rpartition(":")[0].lower()
     app.add_middleware(Gate, hosts=frozenset({own_host, *(host.lower() for host in admin.hosts)}))
     return app

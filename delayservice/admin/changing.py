@@ -5,12 +5,12 @@ The answer is what the log says was done, not what was asked for.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 
 from connectors.kafka.controls import Place
-from delayservice.admin.models import ById, Done, Reschedule
+from delayservice.admin.models import ById, Done, Pause, Reason, Reschedule
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.admin.reading import id_bytes
@@ -18,8 +18,17 @@ from delayservice.core import names
 from delayservice.core.codec import Header
 from delayservice.core.draft import CANCEL_OP, FIRE_OP
 from delayservice.core.partitioner import partition_for
+from delayservice.core.pauses import Kind, Paused, encode_key, encode_pause
+from delayservice.core.pauses import Pause as PauseRow
 from delayservice.core.question import Pending
 
+_PausedName = Annotated[
+    str,
+    Path(
+        pattern=r"^[A-Za-z0-9._*?-]{1,249}$",
+        description="A topic; of targets, `*` and `?` stand for any.",
+    ),
+]
 _SAID: Final = {
     "cancelled": "it is cancelled, and will not be delivered",
     "fired": "it is delivered",
@@ -49,6 +58,34 @@ def changing_routes(panel: Panel) -> APIRouter:
         return _reschedule(panel, asked)
 
     return routes
+
+
+def pause_routes(panel: Panel) -> APIRouter:
+    """Pause and resume deliveries to a target, or a delay topic, on every node."""
+    routes = APIRouter(prefix="/v1/pauses", tags=["pauses"], responses=described(404))
+
+    @routes.put("/{kind}/{name}")
+    def pause(kind: Kind, name: _PausedName, asked: Reason) -> Pause:
+        """Pause. Nodes hear of it within a second or so; what is being sent goes out."""
+        if kind == "topic" and name not in panel.delay_topics:
+            raise Refusal(404, f"{name} is no delay topic")
+        row = PauseRow(panel.wall_ms(), asked.reason)
+        _write_pause(panel, Paused(kind, name), encode_pause(row))
+        return Pause(kind=kind, name=name, at_ms=row.at_ms, reason=row.reason)
+
+    @routes.delete("/{kind}/{name}", status_code=204)
+    def resume(kind: Kind, name: _PausedName) -> None:
+        """Go on. What was put off meanwhile comes within `delivery.held_ms` and half as long."""
+        newest = panel.pauses.newest
+        if newest is not None and Paused(kind, name) not in newest.all:
+            raise Refusal(404, f"{kind} {name} is not paused")
+        _write_pause(panel, Paused(kind, name), None)
+
+    return routes
+
+
+def _write_pause(panel: Panel, paused: Paused, value: bytes | None) -> None:
+    panel.desk.write(panel.settings.topics.pauses, 0, encode_key(paused), value, [])
 
 
 def _control(panel: Panel, asked: ById, operation: str) -> Done:

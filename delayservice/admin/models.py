@@ -364,6 +364,23 @@ class Reschedule(ById):
     after_ms: int | None = Field(default=None, ge=0, le=253_402_300_799_999)
 
 
+class Pause(BaseModel):
+    """What is paused."""
+
+    kind: Literal["target", "topic"] = Field(
+        description="target: deliveries to a target topic; topic: all of a delay topic."
+    )
+    name: str = Field(description="The topic; of targets, `*` and `?` stand for any.")
+    at_ms: int
+    reason: str
+
+
+class Reason(BaseModel):
+    """Why something is paused."""
+
+    reason: str = Field(default="", max_length=1_000)
+
+
 class Done(BaseModel):
     """What was written into the log, and what it did."""
 

@@ -10,6 +10,7 @@ from typing import Final
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.controls import ControlDesk
 from connectors.kafka.dead_letters import READ_COMMITTED, DeadLetterTopic
+from connectors.kafka.pauses import PauseNews
 from connectors.kafka.source import consumer_config, log_bounds, scan_partition
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Inquiry
@@ -42,6 +43,7 @@ class Panel:
         history: the last minutes.
         admin: asks Kafka about topics.
         desk: writes controls.
+        pauses: what is paused.
         wall_ms: epoch milliseconds.
     """
 
@@ -54,6 +56,7 @@ class Panel:
         history: History,
         admin: KafkaAdmin,
         desk: ControlDesk,
+        pauses: PauseNews,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.settings = settings
@@ -61,6 +64,7 @@ class Panel:
         self.inquiry = inquiry
         self.history = history
         self.desk = desk
+        self.pauses = pauses
         self.wall_ms = wall_ms
         self._admin = admin
         self._topics: tuple[float, dict[str, int]] = (float("-inf"), {})

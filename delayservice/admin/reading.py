@@ -147,7 +147,10 @@ def cluster_of(panel: Panel) -> models.Cluster:
         ownerless=[held.slice for held in members.slices if not held.owner],
         topics=[
             models.DelayTopic(
-                name=name, partitions=count, level_ms=levels.get(name), is_paused=False
+                name=name,
+                partitions=count,
+                level_ms=levels.get(name),
+                is_paused=panel.pauses.holds(name),
             )
             for name, count in topics.items()
         ],
@@ -338,10 +341,30 @@ def _add_rest(routes: APIRouter, panel: Panel) -> None:
             looked_at=found.looked_at,
         )
 
+    @routes.get("/pauses", tags=["pauses"])
+    def pauses() -> list[models.Pause]:
+        """What is paused."""
+        return pauses_of(panel)
+
     @routes.get("/config", tags=["configuration"])
     def config() -> dict[str, Any]:
         """The configuration in effect, secrets hidden."""
         return redacted(panel.settings)
+
+
+def pauses_of(panel: Panel) -> list[models.Pause]:
+    """What is paused, as far as this node has heard.
+
+    Raises:
+        Refusal: it has heard nothing yet.
+    """
+    newest = panel.pauses.newest
+    if newest is None:
+        raise Refusal(503, "the pauses topic has not been read yet; try again in a moment")
+    return [
+        models.Pause(kind=paused.kind, name=paused.name, at_ms=pause.at_ms, reason=pause.reason)
+        for paused, pause in sorted(newest.all.items())
+    ]
 
 
 def _letter(letter: DeadLetter, *, is_replayed: bool) -> models.DeadLetter:

@@ -15,6 +15,7 @@ import uvicorn
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.controls import ControlDesk
+from connectors.kafka.pauses import PauseNews
 from delayservice.admin.app import make_app
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Workers
@@ -83,6 +84,9 @@ class AdminServer:
             history=self._history,
             admin=admin,
             desk=desk,
+            pauses=PauseNews(
+                settings.topics.pauses, kafka.client_config("consumer"), settings.node.node_id
+            ),
         )
         self._listen = settings.admin.listen
         self._server = uvicorn.Server(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from delayservice.core import outcome
 from delayservice.core.codec import Header, Payload, next_attempt, turn_of, with_turn
-from delayservice.core.codes import CRON_INVALID, SLOT_FULL, RecordRefusedError
+from delayservice.core.codes import CRON_INVALID, SLOT_FULL, TARGET_PAUSED, RecordRefusedError
 from delayservice.core.copies import CONTINUES, write_copy
 from delayservice.core.entry import Original
 from delayservice.core.flow import Flow
@@ -50,6 +50,9 @@ class Routes:
     """A copy comes back up to so much earlier than after the window: bursts flatten out."""
     park_delays_ms: tuple[int, ...]
     cron_time: CronTime
+    held_ms: int = 60_000
+    """How long a record is put off whose target is paused, and half as long again: a backlog that
+    is put off comes back spread over the rest."""
 
 
 @dataclass(slots=True)
@@ -116,12 +119,14 @@ class Settler:
         """The output that settles a pending record whose key has come.
 
         Rolls when its key was only a roll time, unless its copy was refused; None when neither the
-        record nor a roll is due, which happens only after the clock stepped back. ``base`` is the
+        record nor a roll is due, which happens only after the clock stepped back, or when its
+        target is paused and there is nowhere to put it off to. ``base`` is the
         first offset whose record of the same id cancels a copy made now (rule 12).
         """
         due_ms = payload[5]
         verdicts = self._verdicts
-        if due_ms > now_ms and key_ms >= due_ms:
+        is_early = due_ms > now_ms and key_ms >= due_ms
+        if is_early or (self.copies_to is None and self._is_held(payload)):
             return None
         refusal = verdicts.refused.get(offset) if verdicts.refused else None
         if refusal is not None:  # the record, or the copy that it was to be rolled to
@@ -256,14 +261,24 @@ class Settler:
         source = self._source_prefix + b"%d" % offset
         return self._outcome(kind, offset, record_id, source, 0, None)
 
+    def _obstacle(self, payload: Payload) -> tuple[str, str] | None:
+        """Why the target of a record can't be written to now; None: it can."""
+        blocked = self._verdicts.blocked
+        return blocked.get((payload[0], payload[1])) or blocked.get((payload[0], -1))
+
+    def _is_held(self, payload: Payload) -> bool:
+        reason = self._obstacle(payload) if self._verdicts.blocked else None
+        return reason is not None and reason[0] == TARGET_PAUSED
+
     def _settle_blocked(
         self, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
         """Park, or dead letter after the last attempt, for a blocked target; None for others."""
-        blocked = self._verdicts.blocked
-        reason = blocked.get((payload[0], payload[1])) or blocked.get((payload[0], -1))
+        reason = self._obstacle(payload)
         if reason is None:
             return None
+        if reason[0] == TARGET_PAUSED:
+            return self._hold(offset, payload, now_ms, base)
         attempt = payload[6][2] if payload[6] is not None else 1
         if attempt > len(self._routes.park_delays_ms) or self.copies_to is None:
             return self._dead_letter_payload(offset, payload, *reason)
@@ -350,6 +365,15 @@ class Settler:
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
         again = (*payload[:6], next_attempt(payload[6]))
         return self._copy(outcome.PARKED, offset, again, at_ms, base)
+
+    def _hold(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
+        """Put off what goes to a paused target. That is no attempt, so it may last; only what is
+        fired before its time has to be told from what is rolled.
+        """
+        wait_ms = self._routes.held_ms + spread_ms(offset, self._routes.held_ms // 2)
+        if payload[5] > now_ms and not _was_tried(payload):
+            payload = (*payload[:6], next_attempt(payload[6]))
+        return self._copy(outcome.PARKED, offset, payload, now_ms + wait_ms, base)
 
     def _copy(
         self,

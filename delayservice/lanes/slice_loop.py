@@ -115,10 +115,12 @@ class SliceLoop:
         disk_level: Callable[[], DiskLevel] = lambda: DiskLevel.ROOM,
         copies: CopyKeeper | None = None,
         pausing: Callable[[], AbstractContextManager[None]] = nullcontext,
+        is_held: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """``contract_of``: what the settings ask for, by delay topic; ``flow``: limits that all
         lanes share, None: there are none; ``copies``: compares and repairs them, None: nobody does;
-        ``pausing``: around the wait for records, while others may look at the lanes.
+        ``pausing``: around the wait for records, while others may look at the lanes; ``is_held``:
+        whether nothing of a delay topic is to be settled, because somebody said so.
         """
         self.slice_no = slice_no
         self.lanes: dict[str, AnyLane] = {}
@@ -138,6 +140,7 @@ class SliceLoop:
         self._disk_level = disk_level
         self._copies = copies
         self._pausing = pausing
+        self._is_held = is_held
         self._may_store = True
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         self._last_committed = b""
@@ -261,7 +264,7 @@ class SliceLoop:
         one turn for all that come due meanwhile, not one for each (``bench steady``).
         """
         now_ms = self._clock.wall_ms()
-        dues = [lane.next_due_ms() for lane in self.lanes.values()]
+        dues = [lane.next_due_ms() for lane in self._settled_lanes()]
         due_in_ms = min(
             (due_ms - now_ms for due_ms in dues if due_ms is not None), default=math.inf
         )
@@ -276,13 +279,16 @@ class SliceLoop:
         limit = self._limits.batch_records
         self._recheck_blocked()
         try:
-            for lane in self.lanes.values():
+            for lane in self._settled_lanes():
                 self._send(lane, lane.settle_late(now_ms, limit))
                 for outputs in lane.settle_due(now_ms, limit, self._limits.batch_bytes):
                     if not self._send(lane, outputs):
                         break
         except RefusedError as refused:
             self._put_back(refused)
+
+    def _settled_lanes(self) -> list[AnyLane]:
+        return [lane for topic, lane in self.lanes.items() if not self._is_held(topic)]
 
     def _send(self, lane: AnyLane, outputs: list[Output]) -> bool:
         """Whether all is well; if not, the transaction was aborted."""

@@ -119,6 +119,7 @@ class Stage:
             f"node.cluster_secret={SECRET}",
             "node.workers=1",
             "metrics.listen=127.0.0.1:0",
+            "admin.listen=127.0.0.1:0",
             f"delivery.mode={self.script.mode}",
             # Half of the delays are longer than the window, so rolls are always in flight.
             "wheel.slots=60",

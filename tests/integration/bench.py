@@ -108,6 +108,7 @@ class Bench:
         self.digests = f"delay_digests_{self.run}"
         self.repairs = f"delay_repairs_{self.run}"
         self.audit = f"delay_audit_{self.run}"
+        self.pauses = f"delay_pauses_{self.run}"
         self.log_path = folder / "service.log"
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         self.producer = Producer(
@@ -150,12 +151,14 @@ class Bench:
             f"topics.digests={self.digests}",
             f"topics.repairs={self.repairs}",
             f"topics.audit={self.audit}",
+            f"topics.pauses={self.pauses}",
             f"topics.partitions={self.partitions}",
             "topics.refresh_s=1",
             f"node.state_dir={self.folder / 'state'}",
             f"node.cluster_secret={SECRET}",
             f"targets.default.allow=to_{self.run}_*",
             "metrics.listen=127.0.0.1:0",
+            "admin.listen=127.0.0.1:0",
             *self._sets,
             *more,
         ]

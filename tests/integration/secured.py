@@ -105,6 +105,7 @@ def named(bench: Bench, rights: Iterable[Right]) -> list[Right]:
         "delay_digests": bench.digests,
         "delay_repairs": bench.repairs,
         "delay_audit": bench.audit,
+        "delay_pauses": bench.pauses,
         "orders*": bench.target_name("*"),
         "delayservice-*": f"tx-{bench.run}-*",
         "delayservice-dlq-replay": f"tx-{bench.run}-dlq-replay",

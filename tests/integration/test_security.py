@@ -154,11 +154,15 @@ WITHOUT = {
     Right("topic", "delay_topic_*", "DescribeConfigs"): "give the service DescribeConfigs",
     Right("topic", "delay_checkpoint", "Read"): "give the service Read on {checkpoint}",
     Right("topic", "delay_checkpoint", "Write"): "give the service Write on {checkpoint}",
-    Right("topic", "delay_dead_letter", "Write"): "missing topics: {dead_letter}",
+    Right("topic", "delay_dead_letter", "Write"): "give the service Write on {dead_letter}",
     Right("topic", "delay_dead_letter", "DescribeConfigs"): (
         "the configuration of {dead_letter} can't be read: give the service DescribeConfigs"
     ),
-    Right("topic", "delay_outcomes", "Write"): "missing topics: {outcomes}",
+    Right("topic", "delay_dead_letter", "Read"): "give the service Read on {dead_letter}",
+    Right("topic", "delay_outcomes", "Read"): "give the service Read on {outcomes}",
+    Right("topic", "delay_outcomes", "Write"): "give the service Write on {outcomes}",
+    Right("topic", "delay_pauses", "Read"): "give the service Read on {pauses}",
+    Right("topic", "delay_pauses", "Write"): "give the service Write on {pauses}",
     Right("topic", "delay_digests", "Write"): "missing topics: {digests}",
     Right("topic", "delay_repairs", "Read"): "give the service Read on {repairs}",
     Right("topic", "delay_repairs", "Write"): "give the service Write on {repairs}",
@@ -190,6 +194,7 @@ def test_without_a_right_the_service_says_which_and_goes_on_once_it_has_it(
     names = {"any": bench.any, "checkpoint": bench.checkpoint, "run": bench.run}
     names |= {"dead_letter": bench.dead_letter, "outcomes": bench.outcomes}
     names |= {"digests": bench.digests, "repairs": bench.repairs, "audit": bench.audit}
+    names |= {"pauses": bench.pauses}
     expected = WITHOUT[right].format(**names)
     await_true(lambda: expected in told(bench), expected)
     assert bench.read_all(target) == []

@@ -14,6 +14,7 @@ OURS = ("delayservice", "connectors", "ha")
 LEAVES = frozenset(
     f"delayservice.{name}"
     for name in [
+        "admin_options",
         "client_options",
         "clock",
         "cluster_options",

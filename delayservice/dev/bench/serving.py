@@ -13,6 +13,7 @@ from urllib.request import urlopen
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from delayservice.dev.ports import ANY_PORTS
 from delayservice.dev.service import ServiceProcess
 from delayservice.errors import DelayServiceError
 
@@ -60,7 +61,7 @@ class Serving:
 
     def __init__(self, sets: Sequence[str], folder: Path, slices: int) -> None:
         self.state_dir = folder / "state"
-        self._sets = [*sets, f"node.state_dir={self.state_dir}", "metrics.listen=127.0.0.1:0"]
+        self._sets = [*sets, f"node.state_dir={self.state_dir}", *ANY_PORTS]
         self._log_path = folder / "service.log"
         self._slices = slices
         self._process = ServiceProcess(self._sets, self._log_path)

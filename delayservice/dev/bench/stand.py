@@ -37,6 +37,7 @@ from delayservice.dev.bench.records import Batch
 from delayservice.dev.bench.serving import Serving
 from delayservice.dev.crew import Crew, Node, sets_of_several
 from delayservice.dev.judge import QUIET
+from delayservice.dev.ports import ANY_PORTS
 from delayservice.dev.progress import Steps
 from delayservice.errors import DelayServiceError, KafkaEdgeError
 
@@ -219,7 +220,7 @@ class Stand:
         folder.mkdir()
         self._roots.append(root)
         brokers = sorted(self._admin.list_topics(timeout=_ASK_TIMEOUT_S).brokers)
-        shared = [*sets_of_several(self.zookeeper, root), *sets, "metrics.listen=127.0.0.1:0"]
+        shared = [*sets_of_several(self.zookeeper, root), *sets, *ANY_PORTS]
         nodes = []
         for number in range(1, self.options.nodes + 1):
             # On fewer brokers some nodes are beside none.

@@ -32,6 +32,7 @@ from delayservice.dev.demo.sending import Sending
 from delayservice.dev.demo.timeline import Deed
 from delayservice.dev.judge import QUIET, Judge
 from delayservice.dev.load import plan
+from delayservice.dev.ports import ANY_PORTS
 from delayservice.dev.progress import Steps, steps
 from delayservice.dev.signals import stop_signals
 
@@ -157,7 +158,7 @@ class _Story:
             f"node.store={choices.store}",
             f"delivery.mode={choices.delivery}",
             "targets.default.allow=demo_*",
-            "metrics.listen=127.0.0.1:0",
+            *ANY_PORTS,
         ]
         if not choices.has_several:
             return [Node("n1", sets, self._folder, FAULT)]

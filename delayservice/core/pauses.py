@@ -1,0 +1,79 @@
+"""What people have stopped for a while: deliveries to a target, or all of a delay topic. JSON.
+
+A row of the pauses topic has the key ``target:NAME`` or ``topic:NAME``; without a value it says
+that the pause is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+Kind: TypeAlias = Literal["target", "topic"]
+KINDS: Final[tuple[Kind, ...]] = ("target", "topic")
+
+
+class Paused(NamedTuple):
+    """What is paused: a target topic, as a pattern, or a delay topic."""
+
+    kind: Kind
+    name: str
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Since when, and why.
+
+    Attributes:
+        at_ms: epoch milliseconds.
+        reason: in somebody's words; may be empty.
+    """
+
+    at_ms: int
+    reason: str = ""
+
+
+def encode_key(paused: Paused) -> bytes:
+    """The key of a row."""
+    return f"{paused.kind}:{paused.name}".encode()
+
+
+def decode_key(key: bytes | None) -> Paused | None:
+    """What a row is about; None: nothing that this version knows."""
+    kind, _, name = (key or b"").decode("utf-8", "replace").partition(":")
+    return next((Paused(known, name) for known in KINDS if known == kind and name), None)
+
+
+encode_pause = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Pause).decode
+
+
+def decode_pause(value: bytes) -> Pause:
+    """A row's value. What can't be read pauses all the same: somebody meant something by it."""
+    try:
+        return _decode(value)
+    except (msgspec.DecodeError, ValueError):
+        return Pause(0, "written by another version, or by hand")
+
+
+class Pauses:
+    """All pauses of one moment; never changes."""
+
+    def __init__(self, pauses: Mapping[Paused, Pause] = MappingProxyType({})) -> None:
+        self.all = MappingProxyType(dict(pauses))
+        self._topics = frozenset(name for kind, name in pauses if kind == "topic")
+        self._targets = [(p.name, pause) for p, pause in pauses.items() if p.kind == "target"]
+
+    def holds(self, topic: str) -> bool:
+        """Whether a delay topic is paused."""
+        return topic in self._topics
+
+    def why(self, target: str) -> str | None:
+        """Why nothing is delivered to a target; None: it is not paused."""
+        for pattern, pause in self._targets:
+            if fnmatchcase(target, pattern):
+                return f"deliveries to {pattern} are paused: {pause.reason or 'no reason given'}"
+        return None
