@@ -1,0 +1,108 @@
+"""``deploy/kubernetes``: the schemas of Kubernetes, and what the example must agree with."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from delayservice.settings import load
+from delayservice.worker import STOP_TIMEOUT_S
+from tests.deployed import ROOT, parse, services
+
+FILE = ROOT / "deploy/kubernetes/delayservice.yaml"
+OBJECTS: dict[str, dict[str, Any]] = {
+    one["kind"]: one for one in yaml.safe_load_all(FILE.read_text("utf-8"))
+}
+POD: dict[str, Any] = OBJECTS["StatefulSet"]["spec"]["template"]["spec"]
+BROKER, NODE = POD["containers"]
+
+
+def configured(tmp_path: Path) -> Any:
+    config = tmp_path / "delayservice.toml"
+    config.write_text(OBJECTS["ConfigMap"]["data"]["delayservice.toml"])
+    return load(config, [], {})
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_kubernetes_takes_it(kind: str) -> None:
+    # The names that nobody knows as well: a typing error would be left out without a word.
+    kubernetes_validate.validate(OBJECTS[kind], "1.33", strict=True)
+
+
+def test_its_command_and_its_configuration_are_the_services(tmp_path: Path) -> None:
+    parse(NODE["args"])
+    settings = configured(tmp_path)
+    mounted = [mount["mountPath"] for mount in NODE["volumeMounts"]]
+    assert str(settings.node.state_dir) in mounted
+    secrets = tomllib.loads(OBJECTS["ConfigMap"]["data"]["delayservice.toml"])
+    files = [v for section in secrets.values() for n, v in section.items() if n.endswith("_file")]
+    assert len(files) == 3
+    assert all(str(Path(file).parent) in mounted for file in files)
+    given = FILE.read_text("utf-8").count("--from-literal=")
+    assert given == len(files)
+    assert all(f"--from-literal={Path(file).name}=" in FILE.read_text("utf-8") for file in files)
+
+
+def test_every_variable_of_the_node_is_a_setting() -> None:
+    names = [one["name"] for one in NODE["env"]]
+    assert load(None, [], dict.fromkeys(names, "1")).node.broker_id == 1
+
+
+def test_probes_and_ports_are_those_that_it_listens_on(tmp_path: Path) -> None:
+    settings = configured(tmp_path)
+    ports = {port["name"]: port["containerPort"] for port in NODE["ports"]}
+    listens = {"metrics": settings.metrics.listen, "admin": settings.admin.listen}
+    assert {name: f"0.0.0.0:{port}" for name, port in ports.items()} == listens
+    probes = {
+        kind: NODE[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")
+    }
+    assert [probe["path"] for probe in probes.values()] == ["/healthz", "/healthz", "/readyz"]
+    assert all(probe["port"] == "admin" for probe in probes.values())
+
+
+def test_the_node_may_do_nothing_and_its_group_owns_the_volumes() -> None:
+    guarded = NODE["securityContext"]
+    assert guarded["readOnlyRootFilesystem"] is True
+    assert guarded["allowPrivilegeEscalation"] is False
+    assert guarded["capabilities"] == {"drop": ["ALL"]}
+    assert guarded["runAsUser"] == guarded["runAsGroup"] == POD["securityContext"]["fsGroup"]
+    assert f"USER {guarded['runAsUser']}:" in (ROOT / "Dockerfile").read_text("utf-8")
+    secret = next(one for one in POD["volumes"] if one["name"] == "secrets")["secret"]
+    assert secret["defaultMode"] == 0o440
+
+
+def test_every_mount_has_a_volume() -> None:
+    spec = OBJECTS["StatefulSet"]["spec"]
+    claims = {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
+    volumes = {one["name"] for one in POD["volumes"]} | claims
+    mounts = {mount["name"] for one in POD["containers"] for mount in one["volumeMounts"]}
+    assert mounts == volumes
+
+
+def test_a_stop_is_given_the_time_that_broker_and_node_take() -> None:
+    assert POD["terminationGracePeriodSeconds"] > STOP_TIMEOUT_S + 5
+    assert OBJECTS["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+    labels = OBJECTS["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    for selector in (
+        OBJECTS["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        OBJECTS["StatefulSet"]["spec"]["selector"]["matchLabels"],
+        OBJECTS["Service"]["spec"]["selector"],
+    ):
+        assert selector.items() <= labels.items()
+
+
+def test_its_brokers_and_images_are_those_of_the_compose_file() -> None:
+    composed = services()
+    assert BROKER["image"] == composed["kafka-1"].facts["image"]
+    assert NODE["image"] == composed["delay-1"].facts["image"]
+    own = {one["name"]: one.get("value") for one in BROKER["env"]}
+    same = [
+        name for name in own if "REPLICATION" in name or "MIN_" in name or "AUTO_CREATE" in name
+    ]
+    assert len(same) == 6
+    assert {n: own[n] for n in same} == {n: composed["kafka-1"].environment[n] for n in same}
