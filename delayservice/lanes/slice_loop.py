@@ -382,6 +382,9 @@ class SliceLoop:
             _log.warning("transaction_aborted", slice=self.slice_no, why=str(aborted))
             self._aborted()
             self._count_abort(str(aborted))
+        except OwnershipLostError:  # fenced, or nobody knows: it counts, and a successor finds out
+            self._observer.transaction(self._clock.monotonic_s() - started_s, committed=False)
+            raise
         elapsed_s = self._clock.monotonic_s() - started_s
         self._pacer.observe(elapsed_s * 1000)
         self._observer.transaction(elapsed_s, committed=committed)
