@@ -1,0 +1,105 @@
+"""Whatever version of store or checkpoint a real node finds, it delivers nothing wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from delayservice.core.checkpoint import VERSION
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.compat.test_formats import NOW, content, unpacked
+from tests.integration.bench import Bench, await_true
+
+pytestmark = pytest.mark.cluster
+
+DELAY_MS: Final = 4_000
+
+
+@pytest.fixture
+def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
+    with Bench(cluster.bootstrap, tmp_path) as running:
+        yield running
+
+
+def stored_and_stopped(bench: Bench, target: str, *sets: str) -> tuple[set[bytes | None], Path]:
+    """Records that a node has stored and not delivered; they, and the folder of its store."""
+    service = bench.serve(*sets)
+    values: set[bytes | None] = {b"value-%d" % number for number in range(20)}
+    for value in values:
+        bench.send_later(bench.to(target, DELAY_MS), value=value)
+    bench.producer.flush()
+    bench.read(bench.checkpoint, 1)
+    assert service.stop() == 0
+    (version,) = (bench.folder / "state").glob("*/*/*/VERSION")
+    assert not bench.read_all(target)
+    return values, version.parent
+
+
+def assert_each_once(bench: Bench, target: str, values: set[bytes | None]) -> None:
+    bench.read(target, len(values))
+    seen = [one.value for one in bench.read_all(target)]
+    assert sorted(seen, key=repr) == sorted(values, key=repr)
+
+
+@pytest.mark.parametrize(("kind", "version"), [("wheel", 2), ("rocksdb", 1)])
+def test_a_node_with_a_store_of_an_older_format_delivers_what_the_log_holds_and_nothing_else(
+    bench: Bench, kind: str, version: int
+) -> None:
+    target = bench.target("older")
+    values, folder = stored_and_stopped(bench, target, f"node.store={kind}")
+    shutil.rmtree(folder)
+    unpacked(kind, version, folder)  # 50 records of another world
+    service = bench.serve(f"node.store={kind}")
+    (told,) = service.events("store_format_old")
+    assert (told["found"], told["needed"], told["path"]) == (version, NOW[kind], str(folder))
+    assert_each_once(bench, target, values)
+    assert service.stop() == 0
+    assert (folder / "VERSION").read_text() == f"{kind} {NOW[kind]}\n"
+
+
+@pytest.mark.parametrize("kind", NOW)
+def test_a_node_refuses_a_store_of_a_newer_format_and_leaves_it_as_it_is(
+    bench: Bench, kind: str
+) -> None:
+    target = bench.target("newer")
+    values, folder = stored_and_stopped(bench, target, f"node.store={kind}")
+    (folder / "VERSION").write_text(f"{kind} {NOW[kind] + 1}\n")
+    before = content(folder)
+    service = bench.start(f"node.store={kind}")
+    await_true(lambda: len(service.events("worker_died")) >= 2, "it was tried twice")
+    told = json.dumps(service.events("worker_failed") + service.events("slice_failed"))
+    assert f"{folder} has format {NOW[kind] + 1}, newer than {NOW[kind]}" in told
+    assert "run the newer service, or move the folder away" in told
+    assert not service.events("took_over")
+    service.kill()
+    assert content(folder) == before
+    (folder / "VERSION").write_text(f"{kind} {NOW[kind]}\n")
+    bench.serve(f"node.store={kind}")
+    assert_each_once(bench, target, values)
+
+
+def test_a_node_refuses_a_checkpoint_of_a_newer_version_until_one_of_its_own_is_there(
+    bench: Bench,
+) -> None:
+    target = bench.target("checkpoint")
+    values, _ = stored_and_stopped(bench, target)
+    newest = bench.read_all(bench.checkpoint)[-1]
+    assert newest.value is not None
+    newer = json.dumps({"v": VERSION + 1, "something": "else"}).encode()
+    bench.send([], topic=bench.checkpoint, key=newest.key, value=newer)
+    service = bench.start()
+    await_true(lambda: service.events("slice_interrupted"), "it says why it does not serve")
+    why = service.events("slice_interrupted")[0]["why"]
+    assert f"holds version {VERSION + 1}, this build reads version {VERSION}" in why
+    assert "run the newer build" in why
+    assert not service.events("took_over")
+    assert not bench.read_all(target)
+    bench.send([], topic=bench.checkpoint, key=newest.key, value=newest.value)
+    service.wait_serving(1)
+    assert_each_once(bench, target, values)
+    assert service.stop() == 0
