@@ -94,3 +94,13 @@ def seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+)(s|m|)", str(text))
     assert match, text
     return float(match[1]) * (60 if match[2] == "m" else 1)
+
+
+def property_of(name: str) -> str:
+    """The setting of a broker that its image makes of a variable.
+
+    ``KAFKA_NODE_ID`` is ``node.id``: one ``_`` a dot, two a ``_``, three a dash.
+    """
+    signs = {"_": ".", "__": "_", "___": "-"}
+    plain = name.removeprefix("KAFKA_").lower()
+    return re.sub(r"_{1,3}", lambda found: signs[found[0]], plain)

@@ -310,5 +310,8 @@ def sets_of_several(zookeeper: str, root: str) -> list[str]:
     return [
         f"zookeeper.hosts={zookeeper}",
         f"zookeeper.root={root}",
+        "zookeeper.auth=digest",
+        "zookeeper.username=delayservice",
+        f"zookeeper.password={SECRET}",
         f"node.cluster_secret={SECRET}",
     ]

@@ -25,6 +25,8 @@ QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
 
 _STALL_S: Final = 60.0
+_TOPICS_S_MAX: Final = 30.0
+_LOOK_S: Final = 0.1
 _ADDED: Final = frozenset(
     {"delay-due-at", "delay-source", "delay-settles", "delay-id", "delay-attempt"}
 )
@@ -89,12 +91,7 @@ class Judge:
             },
             logger=QUIET,
         )
-        found = self._consumer.list_topics(timeout=30)
-        partitions = [
-            TopicPartition(topic, number, 0)
-            for topic in targets
-            for number in found.topics[topic].partitions
-        ]
+        partitions = self._partitions_of(targets)
         if from_end:
             for place in partitions:
                 place.offset = self._consumer.get_watermark_offsets(place, timeout=30)[1]
@@ -103,6 +100,23 @@ class Judge:
         self._consumer.assign(partitions)
         self._arrivals: dict[bytes, list[tuple[Arrival, Any]]] = {}
         self._ended: set[tuple[str, int]] = set()
+
+    def _partitions_of(self, targets: Sequence[str]) -> list[TopicPartition]:
+        """All partitions, from their start; a broker may hear of a new topic after the others.
+
+        Raises:
+            ClusterError: one of the topics is not there.
+        """
+        deadline_s = time.monotonic() + _TOPICS_S_MAX
+        tick = threading.Event()  # awaited with a bound: the condition lies in other processes
+        while True:
+            found = self._consumer.list_topics(timeout=_TOPICS_S_MAX).topics
+            missing = [name for name in targets if name not in found or found[name].error]
+            if not missing:
+                return [TopicPartition(t, p, 0) for t in targets for p in found[t].partitions]
+            if time.monotonic() > deadline_s:
+                raise ClusterError(f"there is no topic {', '.join(missing)}: create it first")
+            tick.wait(_LOOK_S)
 
     @property
     def seen(self) -> int:

@@ -24,7 +24,7 @@ from delayservice.dev.jars import ensure_jars, read_lock
 from delayservice.dev.java import find_java
 from delayservice.dev.probe import kafka_probe
 from delayservice.dev.servers import Jvm
-from tests.deployed import ROOT, Service, seconds, services
+from tests.deployed import ROOT, Service, property_of, seconds, services
 
 START_S: Final = 90.0
 _ENV: Final = "/usr/bin/env"
@@ -143,7 +143,7 @@ class Composed:
         environment = self._environment(one, {})
         config = self._folder / f"{one.name}.properties"
         properties = {
-            _property(name): value
+            property_of(name): value
             for name, value in environment.items()
             if name.startswith("KAFKA_")
         }
@@ -207,10 +207,3 @@ def image_environment() -> dict[str, str]:
     found = re.findall(r"^ENV (.*)$", text, re.MULTILINE)
     pairs = [pair.partition("=") for line in found for pair in line.split()]
     return {name: value for name, _, value in pairs if name != "PATH"}
-
-
-def _property(name: str) -> str:
-    """``KAFKA_NODE_ID`` is ``node.id``: one ``_`` a dot, two a ``_``, three a dash."""
-    signs = {"_": ".", "__": "_", "___": "-"}
-    plain = name.removeprefix("KAFKA_").lower()
-    return re.sub(r"_{1,3}", lambda found: signs[found[0]], plain)

@@ -24,30 +24,27 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from rich.console import Console
 
 from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.crew import Crew, Node, sets_of_several
+from delayservice.dev.crew import Crew, Node
 from delayservice.dev.demo.acts import FAULT, Director, script
 from delayservice.dev.demo.choices import Choices
+from delayservice.dev.demo.nodes import SLICES, sets_of
 from delayservice.dev.demo.report import Report, show
 from delayservice.dev.demo.sending import Sending
 from delayservice.dev.demo.timeline import Deed
 from delayservice.dev.judge import QUIET, Judge
 from delayservice.dev.load import plan
-from delayservice.dev.ports import ANY_PORTS
 from delayservice.dev.progress import Steps, steps
 from delayservice.dev.signals import stop_signals
 
 DELAY_TOPIC: Final = "delay_topic_any"
 TARGETS: Final = ("demo_orders", "demo_payments", "demo_reminders")
 TARGET_PARTITIONS: Final = 4
-SLICES: Final = 4
 DELAY_MS_MAX: Final = 8_000
 SEND_PER_S: Final = 1_000
 SEED: Final = 20_260_101
 WARM_UP_TOPIC: Final = "demo_warm_up"
 WARM_UP_RECORDS: Final = 3_000
 WARM_UP_DELAY_MS_MAX: Final = 3_000
-SESSION_S: Final = 2
-"""Of ZooKeeper: how long a dead node goes unnoticed. Short, to keep the demo short."""
 _REPLICATION_MAX: Final = 3
 _KILLS: Final = {True: 3, False: 5}
 """By whether there are several nodes: a kill takes longer then."""
@@ -150,25 +147,8 @@ class _Story:
             future.result(30)
 
     def _nodes(self) -> list[Node]:
-        """Node n1 beside broker 1, and so on."""
-        choices = self._choices
-        sets = [
-            f"kafka.bootstrap={self._bootstrap}",
-            f"topics.partitions={SLICES}",
-            f"node.store={choices.store}",
-            f"delivery.mode={choices.delivery}",
-            "targets.default.allow=demo_*",
-            *ANY_PORTS,
-        ]
-        if not choices.has_several:
-            return [Node("n1", sets, self._folder, FAULT)]
-        sets += sets_of_several(self._zookeeper, "/demo")
-        # All nodes share this machine: a second worker each would only take from the others.
-        sets += [f"zookeeper.session_timeout_s={SESSION_S}", "node.workers=1"]
-        return [
-            Node(f"n{number}", [*sets, f"node.broker_id={number}"], self._folder, FAULT)
-            for number in range(1, choices.nodes + 1)
-        ]
+        sets = sets_of(self._choices, self._bootstrap, self._zookeeper)
+        return [Node(node_id, mine, self._folder, FAULT) for node_id, mine in sets.items()]
 
     def _warm_up(self) -> None:
         """A Java broker that started a moment ago is slow for some seconds, which would be all that
