@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test demo simulate crash long faults fault-tools alert-tools compose-tools lock lock-jars clean
+.PHONY: help venv check format test demo simulate crash long compat faults fault-tools alert-tools compose-tools lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -68,6 +68,16 @@ crash: $(STAMP)  ## the crash sweeps of the durable stores, in full
 
 long: $(STAMP)  ## the tests on a cluster that make test leaves out; ARGS reach pytest
 	$(BIN)/pytest -m long $(ARGS)
+
+KAFKAS := 3.9 4.3
+COMPAT := tests/compat tests/faults/test_kills.py $(addprefix tests/integration/test_, \
+	service_contract.py service_crash.py service_topics.py levels.py security.py)
+compat: $(STAMP)  ## contract, crashes, rights and take-over on each version of Kafka; ARGS reach pytest
+	@status=0; for kafka in $(KAFKAS); do \
+		echo "Kafka $$kafka"; \
+		DELAY_DEV_KAFKA=$$kafka $(BIN)/pytest -m "not long and (not fault or quick)" $(COMPAT) \
+			$(ARGS) || status=1; \
+	done; exit $$status
 
 # Without these packages, or without root, the scenarios that need them are skipped and say so.
 faults: $(STAMP) fault-tools alert-tools  ## every fault on real processes; ARGS reach pytest
