@@ -39,6 +39,8 @@ from tests.alert_rules import (
 
 ALERTS = alerts()
 EXPLAINED = OPERATIONS.read_text("utf-8")
+NOT_RAISED = {"DelayEarly"}
+"""By its own clock no service delivers early, so no fault of a test raises it."""
 every_alert = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
 
 
@@ -153,6 +155,12 @@ def test_every_alert_has_an_example_in_which_it_fires() -> None:
         and any(not expected["exp_samples"] for expected in test["promql_expr_test"])
     ]
     assert fired == [alert.name for alert in ALERTS]
+
+
+def test_every_alert_is_raised_by_a_real_fault() -> None:
+    tried = (ROOT / "tests" / "faults" / "test_alerts.py").read_text("utf-8")
+    raised = set(re.findall(r'fires\("(\w+)"', tried))
+    assert raised == {alert.name for alert in ALERTS} - NOT_RAISED
 
 
 @pytest.mark.parametrize(
