@@ -11,6 +11,7 @@ from delayservice import __version__
 from delayservice.admin import problems
 from delayservice.admin.changing import changing_routes, pause_routes
 from delayservice.admin.guards import Gate, NeedsToken, reader, writer
+from delayservice.admin.page import page_routes, static_files
 from delayservice.admin.panel import Panel
 from delayservice.admin.reading import health_routes, reading_routes
 
@@ -51,6 +52,8 @@ def make_app(panel: Panel, token: str) -> FastAPI:
     may_write = Depends(writer(token))
     app.include_router(changing_routes(panel), dependencies=[may_write])
     app.include_router(pause_routes(panel), dependencies=[may_write])
+    app.include_router(page_routes(panel), dependencies=[may_read])
+    app.mount("/static", static_files())
     own_host = admin.listen.rpartition(":")[0].lower()
     app.add_middleware(Gate, hosts=frozenset({own_host, *(host.lower() for host in admin.hosts)}))
     return app

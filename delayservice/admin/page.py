@@ -1,0 +1,389 @@
+"""The page: everything of the API that people look at, as HTML made here.
+
+It is whole without a script. The script asks for the same HTML once a second and puts what has
+changed into place, so there is one way to draw each thing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.routing import APIRoute
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.staticfiles import StaticFiles
+
+from delayservice import __version__
+from delayservice.admin import models, page_charts, page_health, page_words
+from delayservice.admin.panel import Panel
+from delayservice.admin.problems import Refusal
+from delayservice.admin.reading import (
+    SCAN_MAX,
+    UNITS_MS,
+    backlog_of,
+    cluster_of,
+    id_bytes,
+    pauses_of,
+    timeline_of,
+)
+from delayservice.core.codes import EXPLANATIONS
+from delayservice.core.question import Locate, Position, Search
+from delayservice.core.times import DUE_STOP_MS
+from delayservice.errors import DelayServiceError
+from delayservice.settings_report import Row, as_text, redacted
+
+STATIC: Final = Path(__file__).parent / "static"
+BUCKETS: Final = {"second": 60, "minute": 60, "hour": 48}
+_ROWS: Final = 50
+_LETTERS: Final = 100
+_SOURCE: Final = re.compile(r"([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
+_AFTER: Final = re.compile(r"(\d{1,16}):([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
+
+_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+_Text = Annotated[str, Query(max_length=100_000)]
+_Minutes = Annotated[int, Query(ge=1, le=15)]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[T]):
+    """A part of a page; the others are shown when it can't be had."""
+
+    value: T | None = None
+    problem: str = ""
+
+
+def _part(ask: Callable[[], T]) -> Part[T]:
+    try:
+        return Part(ask())
+    except (DelayServiceError, Refusal) as exc:
+        return Part(problem=str(exc))
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("delayservice.admin"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page_words.install(made)
+    made.globals["version"] = __version__
+    return made
+
+
+class Pages:
+    """Draws the pages of one node.
+
+    Args:
+        panel: what they show.
+    """
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel = panel
+        self._templates = _environment()
+
+    def draw(self, name: str, http_status: int = 200, **shown: object) -> HTMLResponse:
+        """A page.
+
+        Args:
+            name: of its template.
+            http_status: of the answer.
+            shown: what the template is about.
+        """
+        template = self._templates.get_template(f"{name}.html")
+        return HTMLResponse(template.render(here=name, **self._common(), **shown), http_status)
+
+    def failed(self, status: int, detail: str) -> HTMLResponse:
+        """A page that says why there is no other."""
+        return self.draw("error", status, title=HTTPStatus(status).phrase, detail=detail)
+
+    def _common(self) -> dict[str, object]:
+        """What is at the head of every page."""
+        panel = self._panel
+        now_ms = panel.wall_ms()
+        cluster = _part(lambda: cluster_of(panel))
+        pauses = _part(lambda: pauses_of(panel))
+        findings = page_health.findings_of(
+            panel.hub.status(),
+            panel.settings.node.workers,
+            cluster.value,
+            pauses.value or [],
+            now_ms,
+        )
+        return {
+            "node_id": panel.settings.node.node_id,
+            "now_ms": now_ms,
+            "cluster": cluster,
+            "findings": findings,
+        }
+
+    def overview(self, unit: str, minutes: int) -> HTMLResponse:
+        """Health, what is due, what was done."""
+        panel = self._panel
+        timeline = _part(lambda: timeline_of(panel, unit, BUCKETS[unit]))
+        bars = page_charts.bars_of(timeline.value) if timeline.value is not None else None
+        samples = panel.history.last(minutes * 60)
+        return self.draw(
+            "overview",
+            backlog=_part(lambda: backlog_of(panel)),
+            unit=unit,
+            units=list(UNITS_MS),
+            timeline=timeline,
+            bars=bars,
+            past=page_charts.past_of(samples, minutes, panel.wall_ms()),
+            status=panel.hub.status(),
+            workers_wanted=panel.settings.node.workers,
+        )
+
+    def record(self, topic: str, partition: int, offset: int) -> HTMLResponse:
+        """One record, as it was written, and what has become of it."""
+        row = self._panel.read(topic, partition, offset)
+        fate = self._panel.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
+        found = models.RecordFate.of(topic, partition, row, fate)
+        return self.draw("record", record=found, pending=found.pending)
+
+    def pending(self, asked: Asked) -> Response:
+        """Search, by id or by what else is known."""
+        asked.read(self._panel.wall_ms())
+        if asked.errors:
+            return self.draw("pending", 422, **self._searched(asked, None))
+        if asked.id:
+            return self._by_id(asked)
+        page = _part(lambda: self._search(asked))
+        return self.draw("pending", **self._searched(asked, page))
+
+    def _by_id(self, asked: Asked) -> Response:
+        rows = self._panel.inquiry.find(id_bytes(asked.id, asked.encoding))
+        source = _SOURCE.fullmatch(asked.id.strip())
+        if not rows and source is not None:
+            return RedirectResponse(_record_url(source[1], int(source[2]), int(source[3])), 303)
+        if len(rows) == 1:
+            return RedirectResponse(
+                _record_url(rows[0].topic, rows[0].partition, rows[0].offset), 303
+            )
+        records = [models.PendingRecord.of(row) for row in rows]
+        page = models.PendingPage(
+            records=records,
+            next=None,
+            scanned=len(rows),
+            slices_elsewhere=self._panel.slices_elsewhere(),
+        )
+        return self.draw("pending", **self._searched(asked, Part(page)))
+
+    def _search(self, asked: Asked) -> models.PendingPage:
+        window_ms = self._panel.wall_ms() + self._panel.settings.roll_window_ms
+        page = self._panel.inquiry.search(
+            Search(
+                from_ms=asked.from_ms,
+                to_ms=asked.to_ms,
+                target=asked.target or None,
+                topic=asked.topic or None,
+                limit=_ROWS,
+                scan_max=SCAN_MAX,
+                after=asked.position,
+                beyond_window=asked.from_ms > window_ms,
+            )
+        )
+        return models.PendingPage(
+            records=[models.PendingRecord.of(row) for row in page.rows],
+            next=None if page.upto is None else ":".join(map(str, page.upto)),
+            scanned=page.scanned,
+            slices_elsewhere=self._panel.slices_elsewhere(),
+        )
+
+    def _searched(self, asked: Asked, page: Part[models.PendingPage] | None) -> dict[str, Any]:
+        topics = _part(lambda: list(self._panel.delay_topics))
+        more = page.value.next if page is not None and page.value is not None else None
+        return {
+            "asked": asked,
+            "page": page,
+            "topics": topics.value or [],
+            "more": None if more is None else f"/pending?{asked.query(after=more)}",
+            "first": f"/pending?{asked.query()}",
+        }
+
+    def dead_letters(self, code: str, last: int) -> HTMLResponse:
+        """The newest of them."""
+        found = self._panel.dead_letters(last)
+        letters = [one for one in found.letters if not code or one.code == code]
+        rows = [(one, one.place in found.replayed) for one in letters[:_LETTERS]]
+        return self.draw(
+            "dead_letters",
+            rows=rows,
+            found=found,
+            code=code,
+            last=last,
+            left_out=len(letters) - len(rows),
+            explanations=EXPLANATIONS,
+            as_content=models.Content.of,
+        )
+
+    def config(self) -> HTMLResponse:
+        """The configuration in effect."""
+        sections = [
+            (section, list(_flat((section,), table)))
+            for section, table in redacted(self._panel.settings).items()
+        ]
+        return self.draw("config", sections=sections)
+
+
+def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        return [row for name, below in value.items() for row in _flat((*path, name), below)]
+    name = ".".join(path)
+    return [(name, "" if value == {} else as_text(Row(name, value, "")))]
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a search asks for, as it was typed, and what that means.
+
+    Attributes:
+        errors: what can't be read, by the name of its field.
+    """
+
+    id: str
+    encoding: str
+    target: str
+    topic: str
+    due_from: str
+    due_to: str
+    after: str
+    from_ms: int = 0
+    to_ms: int = DUE_STOP_MS
+    position: Position | None = None
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def read(self, now_ms: int) -> None:
+        """Find out what it means; what can't be read is in ``errors`` then."""
+        self.from_ms = self._moment("from", self.due_from, now_ms, 0)
+        self.to_ms = self._moment("to", self.due_to, now_ms, DUE_STOP_MS)
+        if not self.errors and self.from_ms >= self.to_ms:
+            self.errors["to"] = "The end lies before the beginning: nothing is due in between."
+        after = _AFTER.fullmatch(self.after)
+        if after is not None:
+            self.position = int(after[1]), after[2], int(after[3]), int(after[4])
+        elif self.after:
+            self.errors["id"] = "The address of this page is damaged: search again."
+        if self.encoding == "base64":
+            self._check_base64()
+
+    def _moment(self, name: str, text: str, now_ms: int, default_ms: int) -> int:
+        try:
+            found_ms = page_words.read_moment(text, now_ms)
+        except ValueError as exc:
+            self.errors[name] = str(exc)
+            return default_ms
+        return default_ms if found_ms is None else found_ms
+
+    def _check_base64(self) -> None:
+        try:
+            id_bytes(self.id, self.encoding)
+        except Refusal as exc:
+            self.errors["id"] = exc.detail
+
+    def query(self, after: str = "") -> str:
+        """It as the query of an address, with times that stand still from page to page."""
+        fixed = {"from": self.due_from, "to": self.due_to}
+        if after:
+            fixed = {
+                "from": str(self.from_ms) if self.from_ms else "",
+                "to": str(self.to_ms) if self.to_ms < DUE_STOP_MS else "",
+            }
+        asked = {"target": self.target, "topic": self.topic, **fixed, "after": after}
+        return urlencode({name: text for name, text in asked.items() if text})
+
+
+def _record_url(topic: str, partition: int, offset: int) -> str:
+    return f"/records/{topic}/{partition}/{offset}"
+
+
+def page_routes(panel: Panel) -> APIRouter:
+    """The pages."""
+    pages = Pages(panel)
+    routes = APIRouter(route_class=_route_class(pages), include_in_schema=False)
+
+    @routes.get("/")
+    def overview(
+        unit: Literal["second", "minute", "hour"] = "minute", minutes: _Minutes = 5
+    ) -> HTMLResponse:
+        return pages.overview(unit, minutes)
+
+    @routes.get("/slices")
+    def slices() -> HTMLResponse:
+        return pages.draw("slices")
+
+    @routes.get("/standing")
+    def standing() -> HTMLResponse:
+        return pages.draw("standing")
+
+    @routes.get("/pending")
+    def pending(
+        id: _Text = "",  # noqa: A002  # the contract's word
+        encoding: Literal["utf-8", "base64"] = "utf-8",
+        target: _Text = "",
+        topic: _Text = "",
+        from_: Annotated[str, Query(alias="from", max_length=100)] = "",
+        to: Annotated[str, Query(max_length=100)] = "",
+        after: Annotated[str, Query(max_length=1_000)] = "",
+    ) -> Response:
+        return pages.pending(Asked(id, encoding, target.strip(), topic, from_, to, after))
+
+    @routes.get("/records/{topic}/{partition}/{offset}")
+    def record(topic: str, partition: int, offset: int) -> HTMLResponse:
+        return pages.record(topic, partition, offset)
+
+    @routes.get("/dead-letters")
+    def dead_letters(
+        code: Annotated[str, Query(max_length=100)] = "",
+        last: Annotated[int, Query(ge=1, le=20_000)] = 2_000,
+    ) -> HTMLResponse:
+        return pages.dead_letters(code, last)
+
+    @routes.get("/config")
+    def config() -> HTMLResponse:
+        return pages.config()
+
+    return routes
+
+
+def static_files() -> StaticFiles:
+    """Style and script: the same for everybody, so nobody is asked for a token."""
+    return StaticFiles(directory=STATIC)
+
+
+def _route_class(pages: Pages) -> type[APIRoute]:
+    """Errors of pages are pages."""
+
+    class PageRoute(APIRoute):
+        def get_route_handler(self) -> _Handler:
+            handle = super().get_route_handler()
+
+            async def handle_kindly(request: Request) -> Response:
+                try:
+                    return await handle(request)
+                except Refusal as exc:
+                    if exc.status == HTTPStatus.UNAUTHORIZED:
+                        raise
+                    return await run_in_threadpool(pages.failed, exc.status, exc.detail)
+                except DelayServiceError as exc:
+                    return await run_in_threadpool(pages.failed, 503, str(exc))
+                except RequestValidationError as exc:
+                    said = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in exc.errors())
+                    detail = f"The address asks for something that there is not. {said}"
+                    return await run_in_threadpool(pages.failed, 422, detail)
+
+            return handle_kindly
+
+    return PageRoute

@@ -1,0 +1,115 @@
+"""Whether a node and its cluster are well, in words: what is wrong, to what, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from delayservice.admin import models
+from delayservice.metrics_hub import NodeStatus
+
+BEHIND_MS: Final = 2_000
+"""A record that waits so long after it was due shows that something is slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be.
+
+    Attributes:
+        level: ``problem``: records are or will be late; ``warning``: they may be.
+        text: what happened, to what.
+        advice: what to do.
+    """
+
+    level: Literal["problem", "warning"]
+    text: str
+    advice: str
+
+
+def findings_of(
+    status: NodeStatus,
+    workers_wanted: int,
+    cluster: models.Cluster | None,
+    pauses: Sequence[models.Pause],
+    now_ms: int,
+) -> list[Finding]:
+    """Everything that somebody should know, the worst first.
+
+    Args:
+        status: of this node.
+        workers_wanted: how many processes it is meant to have.
+        cluster: None: nobody can tell now.
+        pauses: what people have paused.
+        now_ms: epoch milliseconds.
+    """
+    found = [*_of_node(status, workers_wanted), *map(_of_pause, pauses)]
+    if cluster is not None:
+        found += _of_cluster(cluster, now_ms)
+    return sorted(found, key=lambda finding: finding.level)
+
+
+def _of_node(status: NodeStatus, workers_wanted: int) -> Iterator[Finding]:
+    for text in status.problems:
+        yield Finding("problem", text, "The run-book in docs/operations.md explains it.")
+    missing = workers_wanted - len(status.workers)
+    if status.workers and missing > 0:
+        yield Finding(
+            "problem",
+            f"{missing} of {workers_wanted} worker processes do not report.",
+            "They may be starting: look again in a few seconds, then into the node's log.",
+        )
+
+
+def _of_pause(pause: models.Pause) -> Finding:
+    what = "Deliveries to" if pause.kind == "target" else "All of delay topic"
+    why = f": {pause.reason}" if pause.reason else ", for a reason that nobody gave"
+    return Finding(
+        "warning",
+        f"{what} {pause.name} {'are' if pause.kind == 'target' else 'is'} paused{why}.",
+        f"Somebody did that on purpose. DELETE /v1/pauses/{pause.kind}/{pause.name} ends it.",
+    )
+
+
+def _of_cluster(cluster: models.Cluster, now_ms: int) -> Iterator[Finding]:
+    if cluster.ownerless:
+        yield Finding(
+            "problem",
+            f"Nobody owns {_slices(cluster.ownerless)}: records there are stored, not delivered.",
+            "A node takes over by itself within seconds. If none does, see whether nodes and "
+            "ZooKeeper run, and whether a copy has caught up.",
+        )
+    for node in cluster.nodes:
+        if len(node.alive) < node.workers:
+            yield Finding(
+                "problem",
+                f"Node {node.node_id}: {len(node.alive)} of {node.workers} workers live.",
+                "Look into the log of that node.",
+            )
+    for held in cluster.slices:
+        yield from _of_slice(held, now_ms)
+
+
+def _of_slice(held: models.Slice, now_ms: int) -> Iterator[Finding]:
+    behind = [copy.node for copy in held.copies if not copy.caught_up]
+    if behind:
+        yield Finding(
+            "warning",
+            f"The copy of slice {held.slice} on {', '.join(behind)} has not caught up.",
+            "It may not take over yet. Its lag falls by itself while the node is well.",
+        )
+    due_ms = held.here.oldest_due_ms if held.here is not None else None
+    owned = held.here is not None and held.here.state == "owner"
+    if owned and due_ms is not None and now_ms - due_ms > BEHIND_MS:
+        yield Finding(
+            "warning",
+            f"Slice {held.slice} delivers {(now_ms - due_ms) / 1_000:,.0f} s late.",
+            "See whether a target is throttled, rate-limited or paused, and whether the node has "
+            "CPU to spare.",
+        )
+
+
+def _slices(numbers: list[int]) -> str:
+    word = "slice" if len(numbers) == 1 else "slices"
+    return f"{word} {', '.join(map(str, numbers))}"

@@ -1,0 +1,206 @@
+"""How the page writes figures, times and what strangers have written.
+
+Records come from anybody. Markup in them is escaped like everywhere; here, what would still change
+how the text around it looks (control characters, overrides of direction, invisible ones) is
+written out as its code point.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Final
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from delayservice.admin.models import Content
+from delayservice.core.times import DUE_STOP_MS, parse_instant_ms
+from delayservice.errors import DelayServiceError
+from delayservice.units import parse_duration_ms
+
+NO_FIGURE: Final = "\N{EN DASH}"
+VALUE_CHARS_MAX: Final = 16_384
+_CELL_CHARS_MAX: Final = 200
+_YEAR_10000_MS: Final = 253_402_300_800_000
+_UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Categories of code points that can't be seen, or move what stands beside them."""
+_STACK: Final = re.compile(
+    r"([\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]{3})"
+    r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]+"
+)
+"""Marks piled upon one letter, which would cover the lines around it."""
+_STEPS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+_SIGN: Final = re.compile(r"([+-])\s*(.+)")
+
+
+def count(number: int) -> str:
+    """A number with separators."""
+    return f"{number:,}"
+
+
+def rate(per_second: float) -> str:
+    """A rate without its unit: one decimal as long as that says something."""
+    return f"{per_second:,.0f}" if per_second >= 100 or not per_second else f"{per_second:,.1f}"  # noqa: PLR2004  # digits
+
+
+def lateness(ms: int | None) -> str:
+    """A short time with its unit; a dash where there is none."""
+    if ms is None:
+        return NO_FIGURE
+    if ms < 1_000:  # noqa: PLR2004  # a second
+        return f"{ms:,} ms"
+    return f"{ms / 1_000:,.1f} s" if ms < 60_000 else span(ms)  # noqa: PLR2004  # a minute
+
+
+def span(ms: int) -> str:
+    """A duration in its two largest units: ``2 h 5 min``."""
+    left_s = abs(ms) // 1_000 * 1_000
+    parts = []
+    for size, unit in _STEPS:
+        if left_s >= size:
+            parts.append(f"{left_s // size:,} {unit}")
+            left_s %= size
+        elif parts:
+            break  # `1 d 3 s` says no more than `1 d`
+        if len(parts) == 2:  # noqa: PLR2004  # the two
+            break
+    return " ".join(parts) or "0 s"
+
+
+def size(octets: int | None) -> str:
+    """Bytes with a unit that fits."""
+    if octets is None:
+        return "null"
+    if octets < 1_024:  # noqa: PLR2004  # a kibibyte
+        return f"{octets:,} B"
+    return f"{octets / 1_024:,.1f} KiB" if octets < 1 << 20 else f"{octets / (1 << 20):,.1f} MiB"
+
+
+def utc(ms: int) -> str:
+    """``2026-11-21 18:37:42.123``; a time that no calendar has stays a number."""
+    if not 0 <= ms < _YEAR_10000_MS:
+        return f"{ms:,} ms"
+    moment = datetime.fromtimestamp(ms / 1_000, UTC)
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{ms % 1_000:03}"
+
+
+def moment(ms: int, form: str = "full") -> Markup:
+    """A point in time, in UTC; the script of the page makes local time of it.
+
+    Args:
+        ms: epoch milliseconds.
+        form: ``full``, ``clock`` (to the second) or ``minute``.
+    """
+    text = utc(ms)
+    whole = f"{text} UTC = {ms} ms"
+    cut = {"full": f"{text} UTC", "clock": text[11:19], "minute": text[11:16]}[form]
+    return Markup('<time data-ms="{}" data-form="{}" title="{}">{}</time>').format(
+        ms, form, whole, cut
+    )
+
+
+def relative(ms: int, now_ms: int) -> Markup:
+    """How far away a point in time is; the script lets it tick."""
+    words = f"in {span(ms - now_ms)}" if ms >= now_ms else f"{span(now_ms - ms)} ago"
+    return Markup('<time data-ms="{}" data-form="relative" title="{} UTC">{}</time>').format(
+        ms, utc(ms), words
+    )
+
+
+def visible(text: str, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
+    """Text of strangers, harmless, and cut if it is long.
+
+    Args:
+        text: it.
+        chars_max: characters at most.
+        keep: control characters that are let through.
+    """
+    cut = _STACK.sub(r"\1", text[:chars_max])
+    runs = groupby(cut, key=lambda char: char in keep or unicodedata.category(char) not in _UNSEEN)
+    seen = Markup("").join(
+        "".join(run) if is_seen else Markup("").join(map(_code_point, run)) for is_seen, run in runs
+    )
+    more = len(text) - chars_max
+    rest = Markup('<span class="more">… {:,} more characters</span>').format(more)
+    return Markup("<bdi>{}</bdi>{}").format(seen, rest if more > 0 else "")
+
+
+def _code_point(char: str) -> Markup:
+    name = unicodedata.name(char, "control character").lower()
+    return Markup('<span class="code-point" title="{}">U+{:04X}</span>').format(name, ord(char))
+
+
+def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
+    """Bytes: text, or base64 with a word that it is."""
+    if found is None:
+        return Markup('<span class="none">null</span>')
+    if found.data == "":
+        return Markup('<span class="none">empty</span>')
+    if found.encoding == "base64":
+        label = Markup('<span class="tag">base64</span> ')
+        return label + visible(found.data, chars_max)
+    return visible(found.data, chars_max, keep)
+
+
+def is_plain(text: str) -> bool:
+    """Whether text may be put on a clipboard: pasted into a shell, it does nothing by itself."""
+    return not any(unicodedata.category(char) in _UNSEEN for char in text)
+
+
+def read_moment(text: str, now_ms: int) -> int | None:
+    """A point in time as people write it: ``now``, ``+10m``, ``-1h``, RFC 3339, epoch ms.
+
+    Returns:
+        Epoch milliseconds; None for nothing.
+
+    Raises:
+        ValueError: it can't be read; the text says how to write it.
+    """
+    asked = text.strip()
+    if not asked:
+        return None
+    if asked == "now":
+        return now_ms
+    signed = _SIGN.fullmatch(asked)
+    try:
+        if signed is not None:
+            ahead_ms = parse_duration_ms(signed[2])
+            found_ms = now_ms + ahead_ms if signed[1] == "+" else now_ms - ahead_ms
+        else:
+            found_ms = parse_instant_ms("time", _zoned(asked).encode())
+    except (ValueError, DelayServiceError) as exc:
+        raise ValueError(
+            "This is no time. Write now, +10m, -1h30m, 2026-11-21T18:00:00Z or epoch milliseconds."
+        ) from exc
+    return min(max(found_ms, 0), DUE_STOP_MS)
+
+
+def _zoned(text: str) -> str:
+    """What may be left out of RFC 3339 here: seconds and the zone, which is then UTC."""
+    short = re.fullmatch(
+        r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?", text
+    )
+    if short is None:
+        return text
+    day, minute, second, zone = short.groups()
+    return f"{day}T{minute}{second or ':00'}{zone or 'Z'}"
+
+
+def install(environment: Environment) -> None:
+    """Let templates use them."""
+    environment.filters.update(
+        count=count,
+        rate=rate,
+        lateness=lateness,
+        span=span,
+        size=size,
+        moment=moment,
+        relative=relative,
+        visible=visible,
+        content=content,
+    )
+    environment.tests["plain"] = is_plain
+    environment.globals["value_chars_max"] = VALUE_CHARS_MAX
