@@ -13,6 +13,11 @@ from delayservice.units import Listen, ListText, Section
 _TOKEN_CHARS_MIN: Final = 16
 _LOOPBACK: Final = ("127.", "[::1]:", "localhost:")
 
+def made_token_path(state_dir: Path) -> Path:
+    """Where a node keeps the token that it made, because none was configured."""
+    return state_dir / "admin_token"
+
+
 HostName = Annotated[str, Field(pattern=r"^\*$|^[A-Za-z0-9._:\[\]-]{1,253}$")]
 
 

@@ -1,7 +1,8 @@
 """The command line. Commands are thin: they read options, call one function and print.
 
 Exit statuses: 0 done; 1 an error, told in one line; 2 the command was used wrongly; 3 (``status``)
-the node answers and is not healthy, (``verify``) a store is damaged.
+the node answers and is not healthy, (``verify``) a store is damaged; 4
+nothing is pending there; 5 written to the log, and nothing heard of it yet.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Annotated, Literal
 import typer
 
 from delayservice import __version__
-from delayservice.commands import bench, dlq, offline, spark
+from delayservice.commands import admin, bench, dlq, offline, spark
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import (
     BootstrapOption,
@@ -273,6 +274,7 @@ def demo(
 app.command(epilog=bench.EPILOG)(bench.bench)
 app.command(epilog=offline.INSPECT_EPILOG)(offline.inspect)
 app.command(epilog=offline.VERIFY_EPILOG)(offline.verify)
+admin.add_to(app)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(spark.app, name="spark")
 

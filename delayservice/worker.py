@@ -65,6 +65,8 @@ TARGETS_TURN_S = 0.25
 STOP_TIMEOUT_S = 20.0
 FLUSH_TIMEOUT_S = 2.0
 COMMANDS_KEPT = 10_000
+_TOLERANCE_MS = 60_000
+"""By so much a broker's clock may be behind when it stamps a record that is rolled later."""
 RETIRE_TIMEOUT_S = 5.0
 EXIT_FAILED = 70
 EXIT_ORPHANED = 71
@@ -481,6 +483,7 @@ class Worker:
             turns=self._scan_turns,
             scan_interval_ms=settings.digests.scan_interval_ms,
             store_kind=settings.node.store,
+            far_ms=settings.roll_window_ms - settings.roll_spread_ms - _TOLERANCE_MS,
         )
         keeper = CopyKeeper(digests, log, settings.node.node_id, self._clock)
         self._keepers[slice_no] = keeper

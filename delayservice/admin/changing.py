@@ -31,7 +31,7 @@ _PausedName = Annotated[
 ]
 _SAID: Final = {
     "cancelled": "it is cancelled, and will not be delivered",
-    "fired": "it is delivered",
+    "fired": "it goes to its target now, unless that is paused or can't be written to",
     "replaced": "it is replaced by the one that was written now",
     "not_pending": "nothing was pending under this id any more: it was settled before, or never "
     "written",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -20,12 +20,12 @@ from delayservice.admin.app import make_app
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Workers
 from delayservice.admin.panel import Panel
+from delayservice.admin_options import made_token_path
 from delayservice.asking import Asker
 from delayservice.errors import DelayServiceError, SettingsError
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import Settings
 
-TOKEN_FILE: Final = "admin_token"  # noqa: S105  # its name
 _CONCURRENCY_MAX: Final = 256
 _CLOSE_S: Final = 3
 
@@ -41,7 +41,7 @@ def admin_token(settings: Settings) -> str:
     configured = settings.admin.configured_token()
     if configured is not None:
         return configured
-    path = token_path(settings)
+    path = made_token_path(settings.node.state_dir)
     try:
         if not path.exists():
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -49,11 +49,6 @@ def admin_token(settings: Settings) -> str:
         return path.read_text("ascii").strip()
     except OSError as exc:
         raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
-
-
-def token_path(settings: Settings) -> Path:
-    """Where a node keeps the token that it made."""
-    return settings.node.state_dir / TOKEN_FILE
 
 
 class AdminServer:
@@ -101,6 +96,8 @@ class AdminServer:
                 ws="none",
             )
         )
+        # It would tell of its own start and end what the node's log says already.
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
         self._thread: threading.Thread | None = None
 
     def serve(self) -> str | None:

@@ -22,7 +22,7 @@ Mark: TypeAlias = tuple[bytes, int, int, int]
 """
 
 Lump: TypeAlias = tuple[int, int, int]
-"""``(start_ms, stop_ms, count)``: so many keys in ``[start_ms, stop_ms)``, nobody says where."""
+"""``(start_ms, stop_ms, count)``: so many in ``[start_ms, stop_ms)``, nobody says where."""
 
 
 @dataclass(slots=True)

@@ -221,7 +221,7 @@ def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
             width = SECOND_MS
         start = start_ms // width * width
         counts[start, max(start + width, stop_ms)] += count
-    return [(start, stop, count) for (start, stop), count in counts.items() if count > 0]
+    return [(start, stop, count) for (start, stop), count in counts.items() if count]
 
 
 def count_within(lumps: Iterable[Lump], start_ms: int, stop_ms: int) -> int:
@@ -231,4 +231,4 @@ def count_within(lumps: Iterable[Lump], start_ms: int, stop_ms: int) -> int:
         shared = min(stop, stop_ms) - max(start, start_ms)
         if shared > 0:
             total += count * shared / (stop - start)
-    return round(total)
+    return max(round(total), 0)

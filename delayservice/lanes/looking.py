@@ -77,9 +77,9 @@ def find(lane: Lane, asked: Find) -> Pending | None:
 
 
 def _at(lane: Lane, key: Key) -> Pending | None:
-    for frame in _frames(lane, (key[0], key[1] - 1), key):
-        return pending(lane, frame, whole=True)
-    return None
+    at = (frame for frame in _frames(lane, (key[0], key[1] - 1), key) if frame[:2] == key)
+    frame = next(at, None)
+    return None if frame is None else pending(lane, frame, whole=True)
 
 
 def _frames(lane: Lane, after: Key, upto: Key) -> Iterator[Frame]:
@@ -172,13 +172,12 @@ def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> Horizon:
     horizon = Horizon()
     lumps: list[Lump] = []
     for lane in lanes.values():
-        count = lane.store.stats().pending if lane.next_due_ms() is not None else 0
-        horizon.total += count
         if isinstance(lane, Lane):
             lumps += _lumps(lane, now_ms)
-        else:
-            horizon.levels += count
+        elif lane.next_due_ms() is not None:
+            horizon.levels += lane.store.stats().pending
     horizon.lumps = together(lumps, now_ms)
+    horizon.total = horizon.levels + max(sum(count for _, _, count in lumps), 0)
     return horizon
 
 
@@ -187,9 +186,10 @@ def _lumps(lane: Lane, now_ms: int) -> Iterator[Lump]:
     near_ms = (now_ms + _NEAR_MS) // MINUTE_MS * MINUTE_MS
     committed = lane.shard.committed
     near = list(islice(_frames(lane, committed.key, (near_ms - 1, OFFSET_MAX)), _NEAR_ROWS))
-    for key_ms, offset, mark, _ in near:
+    for key_ms, offset, mark, packed in near:
         if not committed.has_settled((key_ms, offset), mark):
-            yield key_ms, key_ms + 1, 1
+            due_ms = max(key_ms, decode_payload(packed)[5])
+            yield due_ms, due_ms + 1, 1
     if len(near) == _NEAR_ROWS:
         yield from lane.store.lumps(near[-1][0] + 1, near_ms)
     yield from lane.store.lumps(near_ms, _END[0])

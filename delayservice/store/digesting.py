@@ -9,9 +9,10 @@ from delayservice.core.codec import decode_payload
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.core.digest import SLOT_MS, ShardDigest
 from delayservice.core.digest_rows import Unreadable
+from delayservice.core.far import FarDues
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import SlotDamagedError
-from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
+from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Scanner, Store, StoreStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,7 @@ class DigestingStore(Store):
     Args:
         inner: the store.
         on_close: told when the store is closed.
+        far_from_ms: keys below are no roll times of what is stored now, epoch milliseconds.
 
     Attributes:
         digest: of what is pending in it.
@@ -35,9 +37,17 @@ class DigestingStore(Store):
         wants_scan: some of the store was rebuilt since the last scan began.
     """
 
-    def __init__(self, inner: Store, on_close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        inner: Store,
+        on_close: Callable[[], None] = lambda: None,
+        far_from_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.inner = inner
         self.digest = ShardDigest(0)
+        self._far_from_ms = far_from_ms
+        self._far = FarDues()
+        self._making_far = FarDues()
         self.damaged: list[Unreadable] = []
         self.wants_scan = False
         self.cursor: Cursor | None = None
@@ -66,6 +76,7 @@ class DigestingStore(Store):
         self.digest.begin()
         self._scan_after = (0, 0)
         self._scanner = None
+        self._making_far = FarDues()
         self._found = []
         self.wants_scan = False
 
@@ -81,13 +92,23 @@ class DigestingStore(Store):
         rows, upto, damage = self._scanner.read_on(after, _END, SCAN_ROWS)
         if damage is not None:
             self._found.append(_damage_of(damage))
-        self.digest.scanned([(row, _id_of(row)) for row in rows], upto)
+        self._take_scanned(rows, upto)
         ended = upto == _END
         self._scan_after = None if ended else upto
         if ended:
             self.damaged = self._found
             self._scanner = None
+            self._far = self._making_far
         return ended
+
+    def _take_scanned(self, rows: Sequence[Frame], upto: Key) -> None:
+        named: list[tuple[Frame, bytes | None]] = []
+        for row in rows:
+            payload = decode_payload(row[3])
+            named.append((row, None if payload[6] is None else payload[6][0]))
+            if payload[5] > row[0] and row[2] == NO_MARK:
+                self._making_far.add(row[0], payload[5])
+        self.digest.scanned(named, upto)
 
     # --- store ---------------------------------------------------------------------------------
 
@@ -116,6 +137,18 @@ class DigestingStore(Store):
         """See ``Store.append``."""
         self.inner.append(frames, named, marks, stop_offset)
         self.digest.store(frames, named, marks, stop_offset)
+        self._note_far(frames)
+
+    def _note_far(self, frames: Sequence[Frame]) -> None:
+        """Only what has a key as far away as a roll time is unpacked: few in most clusters."""
+        far_ms, scanned = self._far_from_ms(), self._scan_after
+        for key_ms, offset, _, packed in frames:
+            if key_ms >= far_ms:
+                due_ms = decode_payload(packed)[5]
+                if due_ms > key_ms:
+                    self._far.add(key_ms, due_ms)
+                    if scanned is not None and (key_ms, offset) <= scanned:
+                        self._making_far.add(key_ms, due_ms)
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """See ``Store.read_due``."""
@@ -150,6 +183,7 @@ class DigestingStore(Store):
         """See ``Store.prune``."""
         self.inner.prune(cursor)
         self.cursor = cursor
+        self._far.pass_key(cursor.key[0])
 
     def sync(self) -> int:
         """See ``Store.sync``."""
@@ -169,8 +203,12 @@ class DigestingStore(Store):
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """See ``Store.lumps``: by the minute where there are sums, else as the other store has it.
-        What is cancelled does not count there.
+        What is cancelled does not count there. What has a roll time for its key is counted where it
+        is due, which corrects the lump of its key by a negative one.
         """
+        return [*self._key_lumps(start_ms, stop_ms), *self._far.lumps(start_ms, stop_ms)]
+
+    def _key_lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         summed = self.digest.counts()
         if summed is None:
             return self.inner.lumps(start_ms, stop_ms)
@@ -192,6 +230,7 @@ class DigestingStore(Store):
         """See ``Store.reset``."""
         self.inner.reset()
         self.digest.reset()
+        self._far = FarDues()
         self.wants_scan = False
         self.damaged = []
         self._scan_after = None
@@ -206,8 +245,3 @@ def _damage_of(error: SlotDamagedError) -> Unreadable:
     return Unreadable(
         error.start_ms, error.stop_ms, error.first_offset, error.stop_offset, str(error)
     )
-
-
-def _id_of(row: Frame) -> bytes | None:
-    meta = decode_payload(row[3])[6]
-    return None if meta is None else meta[0]

@@ -1,0 +1,239 @@
+"""Searches and counts over many shards against the plain definition, on every store."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import OFFSET_MAX, Cursor
+from delayservice.core.entry import Headers, Row
+from delayservice.core.question import (
+    Find,
+    Horizon,
+    Locate,
+    Page,
+    Position,
+    Search,
+    count_within,
+    merged,
+)
+from delayservice.core.settle import Routes
+from delayservice.cron import cron_time
+from delayservice.lanes import looking
+from delayservice.lanes.any_lane import AnyLane
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import Run, Source
+from delayservice.store.base import Store
+from delayservice.store.digesting import DigestingStore
+from delayservice.store.memory import MemoryStore
+from delayservice.store.rocksdb import RocksStore
+from delayservice.store.wheel import WheelStore
+
+NOW_MS = 1_700_000_000_000 // 60_000 * 60_000
+WINDOW_MS = 600_000
+HOUR_MS = 3_600_000
+TOPICS = ("delay_topic_a", "delay_topic_b")
+TARGETS = ("orders", "mails")
+KINDS = ("memory", "wheel", "rocksdb")
+every_store = pytest.mark.parametrize("kind", KINDS)
+
+# (delay in ms, number of target, id or None)
+Record = tuple[int, int, int | None]
+records = st.lists(
+    st.tuples(
+        st.one_of(st.integers(1_000, WINDOW_MS), st.integers(WINDOW_MS, 50 * HOUR_MS)),
+        st.integers(0, 1),
+        st.none() | st.integers(0, 3),
+    ),
+    max_size=30,
+)
+worlds = st.lists(records, min_size=1, max_size=4)
+
+
+class Log:
+    """A source that is asked for nothing."""
+
+    def seek(self, _topic: str, _offset: int) -> None: ...
+
+    def pause(self, _topic: str) -> None: ...
+
+    def resume(self, _topic: str) -> None: ...
+
+
+def make_store(kind: str, folder: Path) -> Store:
+    inner: Store = (
+        MemoryStore()
+        if kind == "memory"
+        else (WheelStore if kind == "wheel" else RocksStore)(folder)
+    )
+    return DigestingStore(inner, far_from_ms=lambda: NOW_MS + WINDOW_MS // 2)
+
+
+class World:
+    """Shards with what was written, as the lanes have it and as the test remembers it."""
+
+    def __init__(
+        self, stack: ExitStack, kind: str, shards: list[list[Record]], *, far_ids: bool = True
+    ) -> None:
+        self.far_ids = far_ids
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self.lanes: list[Lane] = []
+        self.due: dict[Position, tuple[int, str, bytes | None]] = {}
+        self.rows: dict[tuple[str, int], list[Row]] = {}
+        for number, written in enumerate(shards):
+            lane = self._lane(
+                TOPICS[number % 2], number // 2, make_store(kind, folder / str(number))
+            )
+            stack.callback(lane.close)
+            self._write(lane, written)
+            self.lanes.append(lane)
+
+    def _lane(self, topic: str, partition: int, store: Store) -> Lane:
+        routes = Routes("letters", "outcomes", b"secret", WINDOW_MS, 0, (1_000,), cron_time)
+        lane = Lane(topic, partition, "id", store, cast("Source", Log()), routes)
+        contract = Contract(roll_window_ms=WINDOW_MS, max_delay_ms=100 * HOUR_MS, allow=TARGETS)
+        lane.adopt(Contracts([(0, contract)]))
+        lane.follow(Cursor())
+        return lane
+
+    def _write(self, lane: Lane, written: list[Record]) -> None:
+        rows = self.rows[lane.topic, lane.partition] = []
+        by_id: dict[bytes, Position] = {}
+        for offset, (delay_ms, target, number) in enumerate(written):
+            record_id = None if number is None else b"id-%d" % number
+            if delay_ms > WINDOW_MS and not self.far_ids:
+                record_id = None
+            headers: Headers = [
+                ("delay-after", b"%d" % delay_ms),
+                ("delay-target-topic", TARGETS[target].encode()),
+            ]
+            if record_id is not None:
+                headers.append(("delay-id", record_id))
+            rows.append((offset, NOW_MS, None, b"value", headers))
+            key_ms = NOW_MS + min(delay_ms, WINDOW_MS)
+            position = (key_ms, lane.topic, lane.partition, offset)
+            if record_id is not None:
+                self.due.pop(by_id.get(record_id, position), None)
+                by_id[record_id] = position
+            self.due[position] = (NOW_MS + delay_ms, TARGETS[target], record_id)
+        if rows:
+            lane.ingest(Run(lane.topic, 0, rows, len(rows)))
+        lane.follow(Cursor((0, OFFSET_MAX), len(rows)))
+        lane.store.prune(lane.shard.committed)
+
+    def search(self, asked: Search) -> Page:
+        return merged([looking.search(lane, asked) for lane in self.lanes], asked.limit)
+
+
+@every_store
+@settings(max_examples=15, deadline=None)
+@given(
+    shards=worlds,
+    bounds=st.tuples(st.integers(0, 40 * HOUR_MS), st.integers(1, 60 * HOUR_MS)),
+    target=st.sampled_from([None, "orders", "m*"]),
+    limit=st.integers(1, 7),
+    scan_max=st.integers(1, 9),
+)
+def test_pages_together_are_all_that_is_pending_in_the_range(
+    kind: str,
+    shards: list[list[Record]],
+    bounds: tuple[int, int],
+    target: str | None,
+    limit: int,
+    scan_max: int,
+) -> None:
+    with ExitStack() as stack:
+        world = World(stack, kind, shards)
+        from_ms, to_ms = NOW_MS + bounds[0], NOW_MS + bounds[0] + bounds[1]
+        wanted = sorted(
+            position
+            for position, (due_ms, topic, _) in world.due.items()
+            if from_ms <= due_ms < to_ms and (target is None or topic[0] == target[0])
+        )
+        found: list[Position] = []
+        after: Position | None = None
+        while True:
+            asked = Search(
+                from_ms=from_ms,
+                to_ms=to_ms,
+                target=target,
+                limit=limit,
+                scan_max=scan_max,
+                after=after,
+                beyond_window=True,
+            )
+            page = world.search(asked)
+            assert len(page.rows) <= limit
+            found += [row.position for row in page.rows]
+            if page.upto is None:
+                break
+            assert after is None or page.upto > after  # it comes to an end
+            after = page.upto
+        assert found == wanted
+
+
+@every_store
+@settings(max_examples=15, deadline=None)
+@given(shards=worlds, widths=st.lists(st.integers(1, 60), min_size=1, max_size=5))
+def test_what_is_ahead_is_counted_where_it_is_due(
+    kind: str, shards: list[list[Record]], widths: list[int]
+) -> None:
+    with ExitStack() as stack:
+        # What is far and cancelled counts until its roll time, so nothing of that here.
+        world = World(stack, kind, shards, far_ids=False)
+        horizon = Horizon()
+        for lane in world.lanes:
+            lanes: dict[str, AnyLane] = {lane.topic: lane}
+            horizon.add(looking.ahead(lanes, NOW_MS))
+        assert horizon.total == len(world.due)
+        for hours in widths:  # whole hours: that is as fine as what is far is counted
+            stop_ms = (NOW_MS // HOUR_MS + hours) * HOUR_MS
+            within = sum(1 for due_ms, _, _ in world.due.values() if due_ms < stop_ms)
+            by_day = [due - key > 48 * HOUR_MS for (key, *_), (due, *_) in world.due.items()]
+            if not any(by_day):
+                assert count_within(horizon.lumps, NOW_MS, stop_ms) == within
+
+
+@every_store
+@settings(max_examples=15, deadline=None)
+@given(shards=worlds)
+def test_an_id_and_an_offset_find_what_is_pending_and_nothing_else(
+    kind: str, shards: list[list[Record]]
+) -> None:
+    with ExitStack() as stack:
+        world = World(stack, kind, shards)
+        for number in range(4):
+            record_id = b"id-%d" % number
+            rows = [looking.find(lane, Find(record_id=record_id)) for lane in world.lanes]
+            found = {row.position for row in rows if row is not None}
+            assert found == {p for p, (_, _, name) in world.due.items() if name == record_id}
+        for lane in world.lanes:
+            for row in world.rows[lane.topic, lane.partition]:
+                asked = Locate(topic=lane.topic, partition=lane.partition, row=row)
+                fate = looking.locate(lane, asked)
+                pending = {(p[1], p[2], p[3]) for p in world.due}
+                is_pending = (lane.topic, lane.partition, row[0]) in pending
+                assert fate.state == ("pending" if is_pending else "settled")
+
+
+@pytest.mark.parametrize("kind", ["wheel", "rocksdb"])
+def test_a_scan_of_the_disk_finds_what_is_far_again(kind: str) -> None:
+    with ExitStack() as stack:
+        world = World(stack, kind, [[(10 * HOUR_MS, 0, None)] * 3])
+        store = world.lanes[0].store
+        assert isinstance(store, DigestingStore)
+        again = DigestingStore(store.inner)  # a life that has not seen them come
+        assert count_within(again.lumps(0, 10**15), NOW_MS + 9 * HOUR_MS, 10**15) == 0
+        again.begin_scan()
+        while not again.scan_on():
+            pass
+        assert count_within(again.lumps(0, 10**15), NOW_MS + 9 * HOUR_MS, 10**15) == 3
+        again.prune(Cursor((NOW_MS + WINDOW_MS + 60_000, 0), 3))
+        assert count_within(again.lumps(0, 10**15), NOW_MS + 9 * HOUR_MS, 10**15) == 0
