@@ -22,7 +22,7 @@ from tests.alert_rules import OPERATIONS
 from tests.faults.node import Node
 
 _BLOCK: Final = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-_TIMEOUT_S: Final = 120
+_TIMEOUT_S: Final = 240
 NOT_HEALTHY: Final = frozenset({0, 1, 3})
 """What ``delayservice status`` may end with while something is wrong."""
 
@@ -64,7 +64,7 @@ class Machine:
         tools.mkdir()
         _stand_in(tools / "journalctl", f'exec cat "{node.log_path}"')
         jvm = Jvm(find_java(), ensure_jars(), cluster.folder / "log4j2.properties")
-        config = jvm.command("kafka.admin.ConfigCommand", options=["-Xmx128m"])
+        config = jvm.command("kafka.admin.ConfigCommand", options=["-Xmx128m", "-XX:TieredStopAtLevel=1"])
         _stand_in(tools / "kafka-configs.sh", f'exec {" ".join(config)} "$@"')
         path = [str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]
         self._environment = {
