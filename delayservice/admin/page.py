@@ -69,7 +69,8 @@ def _part(ask: Callable[[], T]) -> Part[T]:
         return Part(problem=str(exc))
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """What templates are drawn with: everything is escaped, and what is not there is an error."""
     made = Environment(
         loader=PackageLoader("delayservice.admin"),
         autoescape=True,
@@ -91,7 +92,7 @@ class Pages:
 
     def __init__(self, panel: Panel) -> None:
         self._panel = panel
-        self._templates = _environment()
+        self._templates = environment()
 
     def draw(self, name: str, http_status: int = 200, **shown: object) -> HTMLResponse:
         """A page.

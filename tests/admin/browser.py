@@ -16,7 +16,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 WAIT_S: Final = 15.0
 WIDE: Final = (1280, 900)
 PHONE: Final = (360, 760)
-_AXE: Final = Path(__file__).parent / "vendor" / "axe-core-4.14.1" / "axe.min.js"
+AXE: Final = Path(__file__).parent / "vendor" / "axe-core-4.14.1" / "axe.min.js"
 _BLOCK: Final = 2
 
 Scheme = Literal["light", "dark"]
@@ -93,6 +93,20 @@ class Browser:
         """What a script returns, in the page."""
         return self.driver.execute_script(script, *arguments)
 
+    def open(self, url: str) -> None:
+        """Go to a page."""
+        self.driver.get(url)
+
+    def click(self, selector: str) -> None:
+        """Click the first element that matches."""
+        self.driver.find_element("css selector", selector).click()
+
+    def fill(self, field_id: str, text: str) -> None:
+        """Write into a field, in place of what is there."""
+        field = self.driver.find_element("id", field_id)
+        field.clear()
+        field.send_keys(text)
+
     def text(self, selector: str) -> str:
         """What an element says, as it is seen; scripts of the page may be blocked."""
         return self.driver.find_element("css selector", selector).text
@@ -115,7 +129,7 @@ class Browser:
 
     def violations(self) -> list[str]:
         """What axe-core finds against WCAG 2.2 AA and its own best practices."""
-        self.run(_AXE.read_text("utf-8"))
+        self.run(AXE.read_text("utf-8"))
         found = self.driver.execute_async_script(
             "axe.run(document).then(arguments[0], (e) => arguments[0]({failed: String(e)}))"
         )

@@ -27,13 +27,15 @@ const dialog = document.getElementById("change");
 const part = (name) => document.getElementById(`change-${name}`);
 
 let button = null; // that opened the dialog
+let wish = {}; // what it asked for then: a live page may make another button of it meanwhile
 let afterwards = () => {};
 let isDone = false;
 
 export function openChange(opener, local, relative) {
   button = opener;
   isDone = false;
-  const { change, id, encoding, target, dueMs } = button.dataset;
+  wish = { ...button.dataset };
+  const { change, id, encoding, target, dueMs } = wish;
   const words = WORDS[change];
   part("title").textContent = words.title;
   part("what").textContent = words.what;
@@ -92,13 +94,13 @@ function newTime() {
 }
 
 function question() {
-  const { change, id, encoding, topic, partition } = button.dataset;
+  const { change, id, encoding, topic, partition } = wish;
   const asked = { id, encoding, topic, partition: Number(partition) };
   return change === "reschedule" ? { ...asked, ...newTime() } : asked;
 }
 
 async function send(asked, token) {
-  const answer = await fetch(`/v1/records/${button.dataset.change}`, {
+  const answer = await fetch(`/v1/records/${wish.change}`, {
     method: "POST",
     headers: { "Content-Type": "application/json", Authorization: `Bearer ${token}` },
     body: JSON.stringify(asked),
@@ -164,7 +166,7 @@ function giveBackFocus() {
   const row = button.closest("tr");
   if (isDone) row?.querySelector(".row-buttons").replaceChildren(mark());
   const next = button.isConnected ? button : row?.querySelector("a");
-  next?.focus();
+  (next ?? document.getElementById("record-title"))?.focus();
   afterwards();
 }
 

@@ -1,0 +1,190 @@
+"""What the page says, without a browser: words, times, charts, findings."""
+
+from __future__ import annotations
+
+import pytest
+from jinja2 import Environment
+
+from delayservice.admin import models
+from delayservice.admin.history import Sample
+from delayservice.admin.page import environment
+from delayservice.admin.page_charts import HEIGHT, bars_of, past_of, round_up
+from delayservice.admin.page_health import findings_of
+from delayservice.admin.page_words import (
+    content,
+    is_plain,
+    lateness,
+    read_moment,
+    size,
+    span,
+    utc,
+    visible,
+)
+from delayservice.metrics_hub import NodeStatus, WorkerStatus
+
+NOW_MS = 1_763_750_262_123
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [
+        (0, "0 s"),
+        (999, "0 s"),
+        (61_000, "1 min 1 s"),
+        (3_600_000, "1 h"),
+        (86_403_000, "1 d"),
+        (90_061_000, "1 d 1 h"),
+        (-5_000, "5 s"),
+    ],
+)
+def test_a_span_is_told_in_its_two_largest_units(ms: int, words: str) -> None:
+    assert span(ms) == words
+
+
+def test_every_figure_has_its_unit() -> None:
+    assert [lateness(ms) for ms in (None, 0, 999, 1_500, 61_000)] == [
+        "\N{EN DASH}",
+        "0 ms",
+        "999 ms",
+        "1.5 s",
+        "1 min 1 s",
+    ]
+    assert [size(n) for n in (None, 0, 1_023, 1_536, 5 << 20)] == [
+        "null",
+        "0 B",
+        "1,023 B",
+        "1.5 KiB",
+        "5.0 MiB",
+    ]
+    assert utc(NOW_MS) == "2025-11-21 18:37:42.123"
+    assert utc(2**53) == "9,007,199,254,740,992 ms"
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("", None),
+        ("now", NOW_MS),
+        ("+10m", NOW_MS + 600_000),
+        ("- 1h30m", NOW_MS - 5_400_000),
+        ("2025-11-21T18:37:42.123Z", NOW_MS),
+        ("2025-11-21 18:37", NOW_MS - 42_123),
+        ("2025-11-21T19:37+01:00", NOW_MS - 42_123),
+        (str(NOW_MS), NOW_MS),
+        ("-999y", 0),
+    ],
+)
+def test_a_time_is_read_as_people_write_it(text: str, ms: int | None) -> None:
+    assert read_moment(text, NOW_MS) == ms
+
+
+@pytest.mark.parametrize("text", ["tomorrow", "+", "+10", "2025-13-01T00:00Z", "18:00"])
+def test_what_is_no_time_is_answered_with_how_to_write_one(text: str) -> None:
+    with pytest.raises(ValueError, match=r"Write now, \+10m"):
+        read_moment(text, NOW_MS)
+
+
+@pytest.mark.parametrize(
+    "char",
+    ["\x00", "\x1b", "\r", "\u202e", "\u2066", "\u200b", "\u200f", "\ufeff", "\u2028", "\x85"],
+)
+def test_what_can_not_be_seen_is_written_as_its_code_point(char: str) -> None:
+    assert char not in str(visible(f"a{char}b"))
+    assert f"U+{ord(char):04X}" in str(visible(f"a{char}b"))
+    assert not is_plain(char)
+
+
+def test_text_of_strangers_is_escaped_cut_and_not_piled_up() -> None:
+    assert "&lt;script&gt;" in str(visible("<script>"))
+    assert "… 9,900 more characters" in str(visible("x" * 10_000, 100))
+    assert str(visible("e" + "\u0301" * 500)).count("\u0301") == 3
+    assert "base64" in str(content(models.Content.of(b"\xff")))
+    assert "null" in str(content(None))
+
+
+def test_the_smallest_bar_is_still_to_be_seen_and_the_axis_is_round() -> None:
+    buckets = [models.Bucket(start_ms=n * 1_000, count=c) for n, c in enumerate((1, 0, 1_900_000))]
+    timeline = models.Timeline(now_ms=0, unit_ms=1_000, buckets=buckets, slices_elsewhere=[])
+    bars = bars_of(timeline)
+    assert bars.top == 2_000_000
+    assert [bar.height > 0 for bar in bars.bars] == [True, False, True]
+    assert bars.bars[2].height == pytest.approx(HEIGHT * 0.95)
+    assert (bars.ticks_ms[0], bars.ticks_ms[-1]) == (0, 3_000)
+    assert [round_up(n) for n in (0, 1, 3, 10, 11, 51)] == [1, 1, 5, 10, 20, 100]
+
+
+def sample(at_ms: int, delivered: int, p99: int | None) -> Sample:
+    return Sample(
+        at_ms=at_ms,
+        seconds=1.0,
+        ingested=2,
+        delivered=delivered,
+        settled=delivered,
+        pending=9,
+        lateness_ms_p50=p99,
+        lateness_ms_p99=p99,
+    )
+
+
+def test_lines_are_broken_where_nothing_was_delivered() -> None:
+    start_ms = NOW_MS - 60_000
+    samples = [sample(start_ms + n * 1_000, 10, None if 20 <= n < 40 else 30) for n in range(60)]
+    past = past_of(samples, 5, NOW_MS)
+    assert len(past.p99) == 2
+    assert len(past.delivered) == 1
+    assert past.decades == 2
+    assert past.last_minute is not None
+    assert past.last_minute.delivered == pytest.approx(10)
+    empty = past_of([], 5, NOW_MS)
+    assert (empty.p50, empty.rows, empty.last_minute) == ([], [], None)
+
+
+def status(*problems: str) -> NodeStatus:
+    workers = [WorkerStatus(0, 1, 0, 0.1)]
+    return NodeStatus("n1", "1", 5.0, not problems, list(problems), workers, [])
+
+
+def cluster(owner: str, *, caught_up: bool = True) -> models.Cluster:
+    copy = models.Copy(node="n2", stored=5, behind=7, caught_up=caught_up)
+    held = models.Slice(
+        slice=3, shards=["t:3"], owner=owner, epoch=2, heir="", copies=[copy], here=None
+    )
+    node = models.Node(node_id="n1", broker_id=1, rack="", address="h", workers=1, alive=[0])
+    return models.Cluster(
+        node_id="n1",
+        standalone=False,
+        nodes=[node],
+        slices=[held],
+        ownerless=[] if owner else [3],
+        topics=[],
+    )
+
+
+def test_nothing_is_found_when_all_is_well() -> None:
+    assert findings_of(status(), 1, cluster("n1"), [], NOW_MS) == []
+
+
+def test_what_is_wrong_is_told_the_worst_first() -> None:
+    pause = models.Pause(kind="target", name="orders", at_ms=0, reason="audit")
+    found = findings_of(status("disk full"), 2, cluster("", caught_up=False), [pause], NOW_MS)
+    assert [(one.level, one.text) for one in found] == [
+        ("problem", "disk full"),
+        ("problem", "1 of 2 worker processes do not report."),
+        ("problem", "Nobody owns slice 3: records there are stored, not delivered."),
+        ("warning", "Deliveries to orders are paused: audit."),
+        ("warning", "The copy of slice 3 on n2 has not caught up."),
+    ]
+    assert all(one.advice for one in found)
+
+
+def test_a_slice_without_owner_is_shouted() -> None:
+    part = {"value": cluster("", caught_up=False), "problem": ""}
+    shown = drawn(environment(), part)
+    assert "<strong>Nobody owns slice 3.</strong>" in shown
+    assert "<strong>no owner</strong>" in shown
+    assert "7 behind" in shown
+
+
+def drawn(templates: Environment, part: dict[str, object]) -> str:
+    page = templates.get_template("slices.html")
+    return page.render(here="slices", node_id="n1", now_ms=NOW_MS, cluster=part, findings=[])
