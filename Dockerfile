@@ -8,11 +8,12 @@
 #     delayservice
 FROM python:3.11.13-slim-bookworm AS build
 
-# Wheels only and every one by its hash: what was tested is what runs, and nothing is compiled.
+# Wheels, and every one by its hash: what was tested is what runs, and nothing is compiled. One
+# package comes as source only, which is Python.
 COPY requirements/run.txt /src/requirements/run.txt
 RUN python -m venv /opt/delayservice \
-    && /opt/delayservice/bin/pip install --no-cache-dir --only-binary :all: --require-hashes \
-        -r /src/requirements/run.txt
+    && /opt/delayservice/bin/pip install --no-cache-dir --only-binary :all: \
+        --no-binary pure-sasl --require-hashes -r /src/requirements/run.txt
 
 COPY pyproject.toml README.md /src/
 COPY requirements /src/requirements
