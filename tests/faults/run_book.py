@@ -64,7 +64,9 @@ class Machine:
         tools.mkdir()
         _stand_in(tools / "journalctl", f'exec cat "{node.log_path}"')
         jvm = Jvm(find_java(), ensure_jars(), cluster.folder / "log4j2.properties")
-        config = jvm.command("kafka.admin.ConfigCommand", options=["-Xmx128m", "-XX:TieredStopAtLevel=1"])
+        config = jvm.command(
+            "kafka.admin.ConfigCommand", options=["-Xmx128m", "-XX:TieredStopAtLevel=1"]
+        )
         _stand_in(tools / "kafka-configs.sh", f'exec {" ".join(config)} "$@"')
         path = [str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]
         self._environment = {
