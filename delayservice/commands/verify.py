@@ -59,7 +59,6 @@ def run(path: Path, *, as_json: bool) -> int:
 
 
 def _check_all(shards: list[ShardFolder]) -> list[_Checked]:
-    now_ms = time.time_ns() // 1_000_000
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -75,11 +74,15 @@ def _check_all(shards: list[ShardFolder]) -> list[_Checked]:
                 progress.update(task, completed=done, total=max(total, 1))  # type: ignore[arg-type]
 
             try:
-                checked.append(_Checked(shard, check(shard, now_ms, advance)))
+                checked.append(_Checked(shard, check(shard, _now_ms, advance)))
             except StoreError as exc:
                 checked.append(_Checked(shard, None, str(exc)))
             progress.remove_task(task)
     return checked
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _as_json(found: _Checked) -> dict[str, object]:

@@ -272,13 +272,15 @@ def _wanted(
 
 
 def verify(
-    shard: ShardFolder, now_ms: int, on_progress: Callable[[int, int], None] = _nothing
+    shard: ShardFolder,
+    now_ms: Callable[[], int],
+    on_progress: Callable[[int, int], None] = _nothing,
 ) -> Verdict:
     """Check everything in a shard's folder.
 
     Args:
         shard: its folder.
-        now_ms: wall clock, epoch milliseconds: what is due by then may have been settled.
+        now_ms: the wall clock, epoch milliseconds: what is due may have been settled.
         on_progress: told how much of how much was checked.
 
     Raises:

@@ -30,12 +30,14 @@ _KEY: Final = Struct(">xqq")
 _RECORD_BYTES: Final = 17
 
 
-def verify_rocks(path: str, now_ms: int, on_progress: Callable[[int, int], None]) -> Verdict:
+def verify_rocks(
+    path: str, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]
+) -> Verdict:
     """Check the folder of one shard.
 
     Args:
         path: the folder; its VERSION was checked.
-        now_ms: wall clock, epoch milliseconds: what is due by then may have been settled.
+        now_ms: the wall clock, epoch milliseconds: what is due may have been settled.
         on_progress: told how many records of how many were checked.
 
     Raises:
@@ -92,7 +94,7 @@ def _check_names(path: str) -> Iterator[Finding]:
 class _Check:
     """The rows of one shard's database."""
 
-    def __init__(self, now_ms: int, on_progress: Callable[[int, int], None]) -> None:
+    def __init__(self, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]) -> None:
         self.found: list[Finding] = []
         self.stop_offset = self.records = self.bytes = 0
         self._now_ms = now_ms
@@ -144,7 +146,7 @@ class _Check:
         self, store: RocksView, hour_ms: int, named: dict[int, NamedRecord], stop_ms: int
     ) -> None:
         self._on_progress(self.records, store.records)
-        span_ms = (max(hour_ms, self._now_ms), stop_ms)
+        span_ms = (max(hour_ms, self._now_ms()), stop_ms)
         if span_ms[0] < span_ms[1]:
             with guarded_read("the ids"):
                 self.found += check_ids(

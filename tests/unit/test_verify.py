@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_whatever_a_store_went_through_without_damage_it_is_sound(
         unmarked = {at: key_ms for at, key_ms in unmarked.items() if key_ms > hand_ms}
         if chance.random() < 0.5:
             store.sync()
-        verdict = verify(shard, hand_ms)
+        verdict = verify(shard, partial(int, hand_ms))
         assert not verdict.is_damaged, verdict.findings
         if chance.random() < 0.3:
             (store.close if chance.random() < 0.5 else store.abandon)()
@@ -128,7 +129,7 @@ def test_whatever_a_store_went_through_without_damage_it_is_sound(
             offset = max(offset, store.sync())
             unmarked.clear()
     store.abandon()
-    verdict = verify(shard, hand_ms)
+    verdict = verify(shard, partial(int, hand_ms))
     assert not verdict.is_damaged, verdict.findings
 
 

@@ -48,12 +48,14 @@ _KNOWN: Final = frozenset({"LOCK", "VERSION", "horizon", "slots", "ids", "quaran
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
-def verify_wheel(path: str, now_ms: int, on_progress: Callable[[int, int], None]) -> Verdict:
+def verify_wheel(
+    path: str, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]
+) -> Verdict:
     """Check the folder of one shard.
 
     Args:
         path: the folder; its VERSION was checked.
-        now_ms: wall clock, epoch milliseconds: what is due by then may have been settled.
+        now_ms: the wall clock, epoch milliseconds: what is due may have been settled.
         on_progress: told how many bytes of how many were checked.
 
     Raises:
@@ -183,7 +185,11 @@ class _Check:
     """The slots of one shard, hour by hour."""
 
     def __init__(
-        self, path: str, state: WheelState, now_ms: int, on_progress: Callable[[int, int], None]
+        self,
+        path: str,
+        state: WheelState,
+        now_ms: Callable[[], int],
+        on_progress: Callable[[int, int], None],
     ) -> None:
         self.found: list[Finding] = []
         self.records = 0
@@ -239,7 +245,7 @@ class _Check:
         def is_whole(key_ms: int) -> bool:
             return any(start <= key_ms < stop for start, stop in map(_due, whole))
 
-        span_ms = (max(hour * SLOT_MS, self._now_ms), (hour + HOUR) * SLOT_MS)
+        span_ms = (max(hour * SLOT_MS, self._now_ms()), (hour + HOUR) * SLOT_MS)
         stop_offset = self._state.stop_offset
         known = {offset: record for offset, record in named.items() if offset < stop_offset}
         try:
@@ -272,7 +278,7 @@ class _Check:
         slot = Slot.of_entry(entry)
         if entry.state == DAMAGED:
             self._add(findings.WAITING, "the index says that it is damaged", entry)
-        elif read.is_missing and _due(slot)[1] <= self._now_ms:
+        elif read.is_missing and _due(slot)[1] <= self._now_ms():
             self._add(findings.SETTLED, "the file is gone, and all of it was due", entry)
         elif read.why:
             case = findings.INCONSISTENT if read.is_inconsistent else findings.SLOT
