@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test demo simulate crash long compat faults fault-tools alert-tools compose-tools lock lock-jars clean
+.PHONY: help venv check format test demo simulate crash long compat faults fault-tools alert-tools compose-tools browser-tools lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,7 +50,7 @@ format: $(STAMP)  ## put the code in its format and repair what ruff can
 
 # What needs the cluster runs by itself: beside other tests on the same cores its latencies would
 # say nothing. Both parts run even when the first fails.
-test: check  ## check, then every test; ARGS reach pytest
+test: check browser-tools  ## check, then every test; ARGS reach pytest
 	@status=0; \
 	$(BIN)/pytest -n auto -m "not cluster and not fault" $(ARGS) || status=1; \
 	$(BIN)/pytest -m "cluster and not fault and not long or quick" --durations=25 \
@@ -101,6 +101,9 @@ alert-tools:  ## install what the tests of alerts need of Debian, if root and mi
 
 compose-tools:  ## install what the tests of deployments need of Debian, if root and missing
 	$(call install,docker-compose systemd-analyze,docker-compose systemd)
+
+browser-tools:  ## install what the tests of the page need of Debian, if root and missing
+	$(call install,chromium chromedriver,chromium chromium-driver)
 
 lock: $(STAMP)  ## write the lock files anew from requirements/*.in
 	$(COMPILE) requirements/run.in -o requirements/run.txt

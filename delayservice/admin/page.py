@@ -10,11 +10,10 @@ import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -41,7 +40,6 @@ from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import DelayServiceError
 from delayservice.settings_report import Row, as_text, redacted
 
-STATIC: Final = Path(__file__).parent / "static"
 BUCKETS: Final = {"second": 60, "minute": 60, "hour": 48}
 _ROWS: Final = 50
 _LETTERS: Final = 100
@@ -50,6 +48,9 @@ _AFTER: Final = re.compile(r"(\d{1,16}):([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _Text = Annotated[str, Query(max_length=100_000)]
+_Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+_Partition = Annotated[int, Path(ge=0, le=2**31 - 1)]
+_Offset = Annotated[int, Path(ge=0, le=2**63 - 1)]
 _Minutes = Annotated[int, Query(ge=1, le=15)]
 T = TypeVar("T")
 
@@ -204,7 +205,8 @@ class Pages:
         )
 
     def _searched(self, asked: Asked, page: Part[models.PendingPage] | None) -> dict[str, Any]:
-        topics = _part(lambda: list(self._panel.delay_topics))
+        levels = self._panel.settings.levels.by_topic
+        topics = _part(lambda: [one for one in self._panel.delay_topics if one not in levels])
         more = page.value.next if page is not None and page.value is not None else None
         return {
             "asked": asked,
@@ -342,7 +344,7 @@ def page_routes(panel: Panel) -> APIRouter:
         return pages.pending(Asked(id, encoding, target.strip(), topic, from_, to, after))
 
     @routes.get("/records/{topic}/{partition}/{offset}")
-    def record(topic: str, partition: int, offset: int) -> HTMLResponse:
+    def record(topic: _Name, partition: _Partition, offset: _Offset) -> HTMLResponse:
         return pages.record(topic, partition, offset)
 
     @routes.get("/dead-letters")
@@ -361,7 +363,7 @@ def page_routes(panel: Panel) -> APIRouter:
 
 def static_files() -> StaticFiles:
     """Style and script: the same for everybody, so nobody is asked for a token."""
-    return StaticFiles(directory=STATIC)
+    return StaticFiles(packages=[("delayservice.admin", "static")])
 
 
 def _route_class(pages: Pages) -> type[APIRoute]:

@@ -68,7 +68,7 @@ def _of_pause(pause: models.Pause) -> Finding:
     return Finding(
         "warning",
         f"{what} {pause.name} {'are' if pause.kind == 'target' else 'is'} paused{why}.",
-        f"Somebody did that on purpose. DELETE /v1/pauses/{pause.kind}/{pause.name} ends it.",
+        f"Somebody did that on purpose. `delayservice resume {pause.kind} {pause.name}` ends it.",
     )
 
 
