@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delayservice.store.wheel.block import SLOT_MS, encode_blocks
-from delayservice.store.wheel.near import ROW_BYTES, cost_of, sort_rows
-from delayservice.store.wheel.slots import HOUR, Slot, count_records, hour_name, hour_of_name
+from delayservice.store.wheel.near import ROW_BYTES, cost_of, count_records, sort_rows
+from delayservice.store.wheel.slots import HOUR, Slot, hour_name, hour_of_name
 from delayservice.store.wheel.table import SlotTable
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from delayservice.errors import SlotDamagedError
 from delayservice.store.wheel.block import SLOT_MS
-from delayservice.store.wheel.near import position_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +134,7 @@ class Hand:
         window = self._windows.get(slot)
         if window is None or key < window.after:
             return 0
-        return window.gone + position_after(window.rows, key)
+        return window.passed(key)
 
     def forget(self, slot: Slot) -> None:
         """Drop the window of a slot that changed under it or is gone."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from delayservice.core.cursor import OFFSET_MAX
 from delayservice.errors import SlotDamagedError
 from delayservice.store.wheel.block import SLOT_MS
-from delayservice.store.wheel.slots import count_records
+from delayservice.store.wheel.near import count_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

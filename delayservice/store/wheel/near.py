@@ -35,13 +35,20 @@ ROW_BYTES = 200
 """What a row costs in memory beside its payload: a tuple, three integers, a bytes header."""
 
 _WHOLE_FILE_BYTES = 1 << 20
-_key_ms_of, _offset_of, _payload_of = itemgetter(0), itemgetter(1), itemgetter(3)
+_key_ms_of, _offset_of, _mark_of, _payload_of = map(itemgetter, range(4))
 _first_of = attrgetter("first")
 
 
 def cost_of(rows: Sequence[Frame]) -> int:
     """Bytes of memory that rows take, near enough for a budget."""
     return sum(map(len, map(_payload_of, rows))) + ROW_BYTES * len(rows)
+
+
+def count_records(rows: Sequence[Frame]) -> int:
+    """Rows that are records and not marks only."""
+    if max(map(_mark_of, rows), default=NO_MARK) == NO_MARK:
+        return len(rows)
+    return len(rows) - sum([row[3] is MARK_ONLY for row in rows])
 
 
 def position_after(rows: Sequence[Frame], key: Key) -> int:
@@ -107,7 +114,7 @@ class Window:
         self.cut: Key | None = None
         self.rows: list[Frame] = []
         self.gone = 0
-        """Rows that were taken and dropped."""
+        """Records that were taken and dropped."""
         self.seen = 0
         self.cost = 0
 
@@ -135,6 +142,10 @@ class Window:
             found += collapse(rows[at:end])
             at = end
         return found
+
+    def passed(self, key: Key) -> int:
+        """How many records at or below ``key`` it has had."""
+        return self.gone + count_records(self.rows[: position_after(self.rows, key)])
 
     def needs_more(self, found: int, upto_ms: int, limit: int) -> bool:
         """Whether more of what is due by ``upto_ms`` waits in a block."""
@@ -167,8 +178,8 @@ class Window:
         if key > self.after:
             gone = position_after(self.rows, key)
             self.cost -= cost_of(self.rows[:gone])
+            self.gone += count_records(self.rows[:gone])
             del self.rows[:gone]
-            self.gone += gone
             self.after = key
 
     def _cut(self) -> None:

@@ -20,8 +20,7 @@ from delayservice.store.wheel.block import (
     decode_block,
     parse_header,
 )
-from delayservice.store.wheel.near import cost_of
-from delayservice.store.wheel.slots import count_records
+from delayservice.store.wheel.near import cost_of, count_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable

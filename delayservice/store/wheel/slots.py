@@ -12,10 +12,9 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from delayservice.store.base import NO_MARK
-from delayservice.store.wheel.block import MARK_ONLY, SLOT_MS, seed_of
+from delayservice.store.wheel.block import SLOT_MS, seed_of
 from delayservice.store.wheel.manifest import DAMAGED, GONE, LIVE, Entry
-from delayservice.store.wheel.near import ROW_BYTES
+from delayservice.store.wheel.near import ROW_BYTES, count_records
 
 if TYPE_CHECKING:
     from delayservice.core.cursor import Key
@@ -161,13 +160,6 @@ class Slot:
     def name(self) -> str:
         """File in the hour's folder."""
         return f"{self.second}" if self.width == 1 else f"{self.second}.{self.width}"
-
-
-def count_records(rows: list[Frame]) -> int:
-    """Rows that are records and not marks only."""
-    if max(map(_mark_of, rows), default=NO_MARK) == NO_MARK:
-        return len(rows)
-    return len(rows) - sum([row[3] is MARK_ONLY for row in rows])
 
 
 def bounds_of(rows: list[Frame]) -> tuple[int, int]:

@@ -33,9 +33,9 @@ from delayservice.store.wheel.block import (
     decode_block,
 )
 from delayservice.store.wheel.manifest import DAMAGED, Entry, Manifest, ManifestDamagedError
-from delayservice.store.wheel.near import read_blocks
+from delayservice.store.wheel.near import count_records, read_blocks
 from delayservice.store.wheel.reading import EVERYTHING, WheelState, hours_of, load_state
-from delayservice.store.wheel.slots import HOUR, Slot, count_records, hour_name, hour_of_name
+from delayservice.store.wheel.slots import HOUR, Slot, hour_name, hour_of_name
 
 if TYPE_CHECKING:
     from rocksdict import Rdict
