@@ -50,5 +50,5 @@ class FarDues:
             key_ms = minute * _MINUTE_MS
             if start_ms <= key_ms < stop_ms:
                 found.append((key_ms, key_ms + _MINUTE_MS, -count))
-                found.append((due_ms, due_ms + width_ms, count))
+                found.append((max(due_ms, key_ms), due_ms + width_ms, count))
         return found

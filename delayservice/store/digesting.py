@@ -41,7 +41,7 @@ class DigestingStore(Store):
         self,
         inner: Store,
         on_close: Callable[[], None] = lambda: None,
-        far_from_ms: Callable[[], int] = lambda: 0,
+        far_from_ms: Callable[[], int] = lambda: DUE_STOP_MS,
     ) -> None:
         self.inner = inner
         self.digest = ShardDigest(0)
