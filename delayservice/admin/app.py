@@ -46,13 +46,13 @@ def make_app(panel: Panel, token: str) -> FastAPI:
         challenge = {"WWW-Authenticate": f'{exc.scheme} realm="delayservice"'}
         return problems.answer(exc.status, exc.detail, headers=challenge)
 
-    may_read = Depends(reader(token, is_open=admin.are_reads_open))
+    may_read = [] if admin.are_reads_open else [Depends(reader(token))]
     app.include_router(health_routes(panel))
-    app.include_router(reading_routes(panel), dependencies=[may_read])
-    may_write = Depends(writer(token))
-    app.include_router(changing_routes(panel), dependencies=[may_write])
-    app.include_router(pause_routes(panel), dependencies=[may_write])
-    app.include_router(page_routes(panel), dependencies=[may_read])
+    app.include_router(reading_routes(panel), dependencies=may_read)
+    may_write = [Depends(writer(token))]
+    app.include_router(changing_routes(panel), dependencies=may_write)
+    app.include_router(pause_routes(panel), dependencies=may_write)
+    app.include_router(page_routes(panel), dependencies=may_read)
     app.mount("/static", static_files())
     own_host = admin.listen.rpartition(":")[0].lower()
     app.add_middleware(Gate, hosts=frozenset({own_host, *(host.lower() for host in admin.hosts)}))

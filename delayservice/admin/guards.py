@@ -47,12 +47,12 @@ class NeedsToken(Refusal):
         self.scheme = scheme
 
 
-def reader(token: str, *, is_open: bool) -> Callable[..., None]:
-    """Lets pass who may read."""
+def reader(token: str) -> Callable[..., None]:
+    """Lets pass who may read, where that needs the token."""
 
     def check(bearer: _Bearer, basic: _Basic) -> None:
         shown = bearer.credentials if bearer is not None else basic.password if basic else ""
-        if not is_open and not _is_same(shown, token):
+        if not _is_same(shown, token):
             raise NeedsToken(
                 "reading needs the token: as a bearer, or as the password of any user", "Basic"
             )

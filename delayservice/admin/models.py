@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from delayservice.core.codec import Header as RawHeader
 from delayservice.core.entry import Row
 from delayservice.core.pending import NO_MARK
 from delayservice.core.question import Fate, Pending
+
+ID_CHARS_MAX: Final = 4_096
+"""More than any id may have, and short enough for a URL."""
 
 
 class Content(BaseModel):
@@ -342,7 +345,9 @@ class DeadLetters(BaseModel):
 class ById(BaseModel):
     """A pending record, by its id."""
 
-    id: str = Field(min_length=1, max_length=65_536, description="Its `delay-id`.")
+    model_config = ConfigDict(extra="forbid")
+
+    id: str = Field(min_length=1, max_length=ID_CHARS_MAX, description="Its `delay-id`.")
     encoding: Literal["utf-8", "base64"] = "utf-8"
     topic: str | None = Field(
         default=None,
@@ -377,6 +382,8 @@ class Pause(BaseModel):
 
 class Reason(BaseModel):
     """Why something is paused."""
+
+    model_config = ConfigDict(extra="forbid")
 
     reason: str = Field(default="", max_length=1_000)
 

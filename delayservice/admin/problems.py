@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Route
 
 from delayservice.errors import DelayServiceError
 
@@ -83,9 +84,21 @@ def install(app: FastAPI) -> None:
         detail = str(exc.detail)
         if exc.status_code == HTTPStatus.NOT_FOUND and detail == "Not Found":
             detail = f"there is nothing at {request.url.path}; see /openapi.json"
-        return answer(exc.status_code, detail, headers=dict(exc.headers or {}))
+        headers = dict(exc.headers or {})
+        if exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = ", ".join(sorted(_methods_of(request)))
+        return answer(exc.status_code, detail, headers=headers)
 
     @app.exception_handler(Exception)
     def broken(request: Request, exc: Exception) -> JSONResponse:
         _log.error("request_failed", path=request.url.path, exc_info=exc)
         return answer(500, f"{type(exc).__name__}; the node's log says more")
+
+
+def _methods_of(request: Request) -> set[str]:
+    """All methods of a path: one that has several routes is known to the first of them only."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.path_regex.match(request.url.path):
+            found |= route.methods or set()
+    return found

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Path, Query
-from pydantic import AwareDatetime
 
 from delayservice.admin import models
+from delayservice.admin.models import ID_CHARS_MAX
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
+from delayservice.core.codes import RecordRefusedError
 from delayservice.core.dead_letters import DeadLetter
 from delayservice.core.question import (
     HOUR_MS,
@@ -24,7 +25,7 @@ from delayservice.core.question import (
     Search,
     count_within,
 )
-from delayservice.core.times import DUE_STOP_MS
+from delayservice.core.times import DUE_STOP_MS, parse_instant_ms
 from delayservice.metrics_hub import STALE_S
 from delayservice.settings_report import redacted
 
@@ -37,7 +38,9 @@ SCAN_MAX: Final = 20_000
 """Records that each shard looks at for one page: some 10 ms of its time."""
 
 _TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
-_Moment = int | AwareDatetime
+_MOMENT: Final = (
+    r"^(\d{1,15}|\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2}))$"
+)
 _Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
 
 
@@ -174,9 +177,14 @@ def _add_pending(routes: APIRouter, panel: Panel) -> None:
     @routes.get("/pending", tags=["pending"], responses=described(400))
     def pending(
         from_: Annotated[
-            _Moment, Query(alias="from", description="First due time: epoch ms or RFC 3339.")
-        ] = 0,
-        to: Annotated[_Moment, Query(description="End of the due times.")] = DUE_STOP_MS,
+            str,
+            Query(
+                alias="from", pattern=_MOMENT, description="First due time: epoch ms or RFC 3339."
+            ),
+        ] = "0",
+        to: Annotated[
+            str | None, Query(pattern=_MOMENT, description="End of the due times. Default: none.")
+        ] = None,
         target: Annotated[
             str | None,
             Query(max_length=249, description="Target topic; `*` and `?` stand for any."),
@@ -195,7 +203,8 @@ def _add_pending(routes: APIRouter, panel: Panel) -> None:
         ] = None,
     ) -> models.PendingPage:
         """Pending records of this node's copies, in due order, a page at a time."""
-        from_ms, to_ms = _epoch_ms(from_), _epoch_ms(to)
+        from_ms = _epoch_ms(from_)
+        to_ms = DUE_STOP_MS if to is None else _epoch_ms(to)
         if beyond_window is None:
             beyond_window = from_ms > panel.wall_ms() + panel.settings.roll_window_ms
         asked = Search(
@@ -255,9 +264,16 @@ def timeline_of(panel: Panel, unit: str, buckets: int) -> models.Timeline:
     )
 
 
-def _epoch_ms(moment: _Moment) -> int:
-    ms = moment if isinstance(moment, int) else round(moment.timestamp() * 1_000)
-    return min(max(ms, 0), DUE_STOP_MS)
+def _epoch_ms(moment: str) -> int:
+    """Epoch milliseconds or RFC 3339.
+
+    Raises:
+        Refusal: there is no such day or time.
+    """
+    try:
+        return max(parse_instant_ms("a due time", moment.encode()), 0)
+    except RecordRefusedError as exc:
+        raise Refusal(400, exc.detail) from exc
 
 
 def _cursor(position: Position) -> str:
@@ -282,11 +298,14 @@ def _position(cursor: str) -> Position:
 def _add_records(routes: APIRouter, panel: Panel) -> None:
     @routes.get("/records", tags=["records"], responses=described(400, 404))
     def by_id(
-        id: Annotated[str, Query(min_length=1, max_length=65_536, description="Its `delay-id`.")],  # noqa: A002  # the contract's word
+        record_id: Annotated[
+            str,
+            Query(alias="id", min_length=1, max_length=ID_CHARS_MAX, description="Its `delay-id`."),
+        ],
         encoding: Annotated[str, Query(pattern="^(utf-8|base64)$")] = "utf-8",
     ) -> list[models.WholeRecord]:
         """The pending record of an id; one in each delay topic and partition at most."""
-        rows = panel.inquiry.find(id_bytes(id, encoding))
+        rows = panel.inquiry.find(id_bytes(record_id, encoding))
         if not rows:
             raise Refusal(
                 404,
