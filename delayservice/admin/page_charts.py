@@ -18,7 +18,8 @@ _POINTS_MAX: Final = 300
 _TICKS: Final = 5
 _MINUTE_MS: Final = 60_000
 _DECADES_MIN: Final = 2
-_HALVES: Final = (1, 2, 5, 10)
+_STEPS: Final = (10, 12, 16, 20, 24, 30, 40, 50, 60, 80, 100)
+"""Tenths at which an axis may end; half of each is round enough to be written beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,13 @@ def bars_of(timeline: Timeline) -> Bars:
 
 
 def round_up(number: float) -> int:
-    """The next of 1, 2, 5, 10, 20 …: an axis that can be read."""
+    """The next number at which an axis may end."""
     if number <= 1:
         return 1
-    power = 10 ** math.floor(math.log10(number))
-    return int(next(step * power for step in _HALVES if step * power >= number))
+    if number <= 10:  # noqa: PLR2004  # below that, halves of even numbers are whole
+        return math.ceil(number / 2) * 2
+    power = int(10 ** (math.floor(math.log10(number)) - 1))
+    return next(step * power for step in _STEPS if step * power >= number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def test_the_smallest_bar_is_still_to_be_seen_and_the_axis_is_round() -> None:
     assert [bar.height > 0 for bar in bars.bars] == [True, False, True]
     assert bars.bars[2].height == pytest.approx(HEIGHT * 0.95)
     assert (bars.ticks_ms[0], bars.ticks_ms[-1]) == (0, 3_000)
-    assert [round_up(n) for n in (0, 1, 3, 10, 11, 51)] == [1, 1, 5, 10, 20, 100]
+    assert [round_up(n) for n in (0, 1, 3, 10, 11, 51, 2_080)] == [1, 1, 4, 10, 12, 60, 2_400]
 
 
 def sample(at_ms: int, delivered: int, p99: int | None) -> Sample:
