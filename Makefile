@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test demo simulate crash long compat faults fault-tools alert-tools compose-tools browser-tools lock lock-jars clean
+.PHONY: help venv check format test try demo simulate crash long compat faults fault-tools alert-tools compose-tools browser-tools lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,6 +56,9 @@ test: check browser-tools  ## check, then every test; ARGS reach pytest
 	$(BIN)/pytest -m "cluster and not fault and not long or quick" --durations=25 \
 		$(ARGS) || status=1; \
 	exit $$status
+
+try: $(STAMP)  ## Kafka, a node and a first delayed record, to play with; ARGS as --once
+	$(BIN)/delayservice dev try $(ARGS)
 
 demo: $(STAMP)  ## the main job on a real cluster, with the service killed in it
 	$(BIN)/delayservice demo $(ARGS)

@@ -1,5 +1,7 @@
 """The commands below ``delayservice dev``."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -38,20 +40,42 @@ def up(
     ] = False,
 ) -> None:
     """Start Kafka and ZooKeeper, say how to reach them, and stop them at Ctrl-C."""
-    # Imported late: the cluster needs the development extra, the other commands do not.
-    try:
+    with _extra_needed():
         from delayservice.dev.up import run  # noqa: PLC0415
+    try:
+        run(brokers, zookeepers, folder, kafka=kafka, keep=keep, as_json=as_json)
+    except ClusterError as exc:
+        typer.echo(str(exc), err=True)
+        raise typer.Exit(1) from exc
+
+
+@app.command("try", epilog="Exit status 0 only when the record arrived.")
+def first_record(
+    *,
+    after: Annotated[str, typer.Option(help="Delay of the first record: 5s, 1m, PT30S.")] = "5s",
+    once: Annotated[
+        bool, typer.Option("--once", help="End when it has arrived, not at Ctrl-C.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Start Kafka and a node, and show one delayed record arriving; then stay, to be tried."""
+    with _extra_needed():
+        from delayservice.dev.trying import run  # noqa: PLC0415
+    raise typer.Exit(run(after, once=once, as_json=as_json))
+
+
+@contextmanager
+def _extra_needed() -> Iterator[None]:
+    """Say what to install if an import inside fails: the cluster needs the development extra."""
+    # The imports are late because the other commands do without it.
+    try:
+        yield
     except ModuleNotFoundError as exc:
         typer.echo(
             f"The embedded cluster needs the package {exc.name}, which is not installed. "
             "Install the development extra: pip install 'kafka-delay-service[dev]'",
             err=True,
         )
-        raise typer.Exit(1) from exc
-    try:
-        run(brokers, zookeepers, folder, kafka=kafka, keep=keep, as_json=as_json)
-    except ClusterError as exc:
-        typer.echo(str(exc), err=True)
         raise typer.Exit(1) from exc
 
 

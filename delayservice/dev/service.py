@@ -119,11 +119,12 @@ class ServiceProcess:
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise ClusterError(
                     f"{complaint} within {timeout_s:.0f} s "
-                    f"(exit status {self._process.poll()}); its log ends:\n{self._log_tail()}"
+                    f"(exit status {self._process.poll()}); its log ends:\n{self.log_tail()}"
                 )
             tick.wait(0.02)
 
-    def _log_tail(self) -> str:
+    def log_tail(self) -> str:
+        """The last lines of its log, for whoever reports that it failed."""
         return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-15:])
 
     def _tree(self) -> list[psutil.Process]:

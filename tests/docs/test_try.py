@@ -1,0 +1,81 @@
+"""The one command of docs/start.md, in both of its forms."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+TRY = (sys.executable, "-m", "delayservice", "dev", "try")
+pytestmark = pytest.mark.cluster
+
+
+def test_the_first_record_arrives_and_nothing_is_left() -> None:
+    done = subprocess.run(
+        [*TRY, "--once", "--json", "--after", "2s"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["key"], told["value"]) == ("order-17", "hello")
+    assert told["place"].startswith("orders:")
+    assert 0 <= told["lateness_ms"] < 5_000  # never early; a cold broker on a busy machine is slow
+    assert "$ delayservice send delay_topic_any hello --after 2s" in done.stderr
+    assert not os.path.exists(told["config"])  # noqa: PTH110  # a text out of JSON
+    assert not [one for one in psutil.process_iter() if told["config"] in _environment(one)]
+
+
+def _environment(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.environ().values())
+    except psutil.Error:
+        return ""
+
+
+@pytest.fixture
+def trying() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [*TRY, "--after", "1s", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.terminate()
+
+
+@pytest.mark.long
+def test_it_stays_to_be_tried_until_it_is_told_to_end(trying: subprocess.Popen[str]) -> None:
+    assert trying.stdout is not None
+    assert trying.stderr is not None
+    told = json.loads(trying.stdout.readline())
+    with urllib.request.urlopen(f"http://{told['page']}/", timeout=10) as page:
+        assert page.status == 200
+    again = [sys.executable, "-m", "delayservice", "send", "delay_topic_any", "again"]
+    subprocess.run(
+        [*again, "--after", "1s", "--target", "orders"],
+        env={**os.environ, "DELAYSERVICE_CONFIG": told["config"]},
+        timeout=60,
+        check=True,
+    )
+    assert any("value 'again'" in line for line in iter(trying.stderr.readline, ""))
+    trying.send_signal(signal.SIGINT)
+    assert trying.wait(60) == 0
+
+
+def test_a_delay_that_is_none_is_told_before_anything_starts() -> None:
+    done = subprocess.run(
+        [*TRY, "--after", "soon"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "--after: 'soon' is no duration" in done.stderr
