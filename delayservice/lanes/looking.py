@@ -55,8 +55,8 @@ def search(lane: Lane, asked: Search) -> Page:
     for frame in _frames(lane, after, (asked.to_ms - 1, OFFSET_MAX)):
         scanned += 1
         after = frame[:2]
-        found = pending(lane, frame)
-        if found is not None and _is_wanted(found, asked):
+        found = _wanted(lane, frame, asked)
+        if found is not None:
             rows.append(found)
         if len(rows) >= asked.limit or scanned >= asked.scan_max:
             upto = (after[0], lane.topic, lane.partition, after[1])
@@ -64,10 +64,20 @@ def search(lane: Lane, asked: Search) -> Page:
     return Page(rows=rows, upto=None, scanned=scanned)
 
 
-def _is_wanted(row: Pending, asked: Search) -> bool:
-    if not asked.from_ms <= max(row.due_ms, row.key_ms) < asked.to_ms:
-        return False
-    return asked.target is None or fnmatchcase(row.target, asked.target)
+def _wanted(lane: Lane, frame: Frame, asked: Search) -> Pending | None:
+    """The record of a frame, if it is asked for. Most that are looked at are not: to make rows of
+    them would take longer than to read them.
+    """
+    key_ms, offset, mark, packed = frame
+    if lane.shard.committed.has_settled((key_ms, offset), mark):
+        return None
+    payload = decode_payload(packed)
+    target, due_ms = payload[0], payload[5]
+    if not asked.from_ms <= max(due_ms, key_ms) < asked.to_ms:
+        return None
+    if asked.target is not None and not fnmatchcase(target, asked.target):
+        return None
+    return _pending(lane, (key_ms, offset), mark, payload, whole=False)
 
 
 def find(lane: Lane, asked: Find) -> Pending | None:
