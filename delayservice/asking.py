@@ -21,7 +21,7 @@ from delayservice.core.question import Fate, Horizon, Page, Pending, Question
 from delayservice.errors import DelayServiceError
 from ha.members import Members
 
-Answer: TypeAlias = Page | Fate | Horizon | Members | list[Pending] | None
+Answer: TypeAlias = Page | Fate | Horizon | Members | list[Pending] | list[bytes] | None
 
 _THREADS: Final = 4
 

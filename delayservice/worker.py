@@ -34,7 +34,7 @@ from delayservice.clock import ClockWatch, SystemClock
 from delayservice.contracts import contract_for
 from delayservice.core.digest_rows import Place, retired_row
 from delayservice.core.flow import Flow, FlowRules
-from delayservice.core.question import Question, Standings
+from delayservice.core.question import HeldTopics, Question, Standings
 from delayservice.core.repair import Command
 from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
@@ -246,6 +246,8 @@ class Worker:
         """
         if isinstance(question, Standings):
             return self._ownership.survey()
+        if isinstance(question, HeldTopics):
+            return self._pauses.keys()
         return answer(question, self._slices)
 
     def _hear_audits(self) -> AuditNews | None:

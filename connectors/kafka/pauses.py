@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from connectors.kafka.clients import consumer_client
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config
-from delayservice.core.pauses import Pause, Paused, Pauses, decode_key, decode_pause
+from delayservice.core.pauses import Pause, Paused, Pauses, decode_key, decode_pause, encode_key
 
 _WAIT_S: Final = 1.0
 _RETRY_S: Final = 1.0
@@ -63,6 +63,11 @@ class PauseNews:
         newest = self.newest
         return None if newest is None else newest.why(target)
 
+    def keys(self) -> list[bytes]:
+        """What is paused, as the topic's keys have it."""
+        newest = self.newest
+        return [] if newest is None else [encode_key(paused) for paused in newest.all]
+
     def _run(self) -> None:
         """Until the process ends."""
         while True:
@@ -94,8 +99,8 @@ class PauseNews:
         self._found = {}
         is_whole = False
         while True:
-            for message in consumer.consume(500, _WAIT_S):
-                is_whole = self._take(message) or is_whole
+            message = consumer.poll(_WAIT_S)  # ``consume`` would wait for more of them
+            is_whole = (message is not None and self._take(message)) or is_whole
             if is_whole:
                 self.problem = ""
                 self.newest = Pauses(self._found)

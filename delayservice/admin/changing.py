@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Path
+from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from connectors.kafka.controls import Place
 from delayservice.admin.models import ById, Done, Pause, Reason, Reschedule
@@ -29,6 +30,8 @@ _PausedName = Annotated[
         description="A topic; of targets, `*` and `?` stand for any.",
     ),
 ]
+_HEARD_S: Final = 10
+_LOOK_S: Final = 0.02
 _SAID: Final = {
     "cancelled": "it is cancelled, and will not be delivered",
     "fired": "it goes to its target now, unless that is paused or can't be written to",
@@ -66,7 +69,7 @@ def pause_routes(panel: Panel) -> APIRouter:
 
     @routes.put("/{kind}/{name}")
     def pause(kind: Kind, name: _PausedName, asked: Reason) -> Pause:
-        """Pause. Nodes hear of it within a second or so; what is being sent goes out."""
+        """Pause. This node has heard of it when it answers, others a moment later."""
         if kind == "topic" and name not in panel.delay_topics:
             raise Refusal(404, f"{name} is no delay topic")
         row = PauseRow(panel.wall_ms(), asked.reason)
@@ -85,7 +88,33 @@ def pause_routes(panel: Panel) -> APIRouter:
 
 
 def _write_pause(panel: Panel, paused: Paused, value: bytes | None) -> None:
-    panel.desk.write(panel.settings.topics.pauses, 0, encode_key(paused), value, [])
+    """Write it, and wait until this node's workers have heard.
+
+    Raises:
+        Refusal: they have not, in time.
+    """
+    key = encode_key(paused)
+    panel.desk.write(panel.settings.topics.pauses, 0, key, value, [])
+    is_paused = value is not None
+    try:
+        for attempt in Retrying(
+            retry=retry_if_exception_type(NotHeardError),
+            stop=stop_after_delay(_HEARD_S),
+            wait=wait_fixed(_LOOK_S),
+        ):
+            with attempt:
+                if any((key in held) is not is_paused for held in panel.inquiry.held()):
+                    raise NotHeardError
+    except RetryError as exc:
+        raise Refusal(
+            503,
+            f"it is written, and not every worker has heard of it within {_HEARD_S} s; "
+            "see /v1/pauses and the node's problems",
+        ) from exc
+
+
+class NotHeardError(Exception):
+    """A worker has not heard of a pause yet."""
 
 
 def _control(panel: Panel, asked: ById, operation: str) -> Done:

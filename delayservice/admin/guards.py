@@ -108,7 +108,7 @@ class Gate:
         if refusal is not None:
             await answer(*refusal)(scope, receive, send_guarded)
             return
-        await self._app(scope, _bounded(receive), send_guarded)
+        await self._app(scope, receive, send_guarded)
 
     def _refusal(self, headers: Headers) -> tuple[int, str] | None:
         host = headers.get("host", "").lower()
@@ -118,6 +118,8 @@ class Gate:
                 421,
                 f"this server is not asked as {name!r}; add it to admin.hosts if it is yours",
             )
+        if "transfer-encoding" in headers:
+            return 411, "a body must say how long it is: send Content-Length"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
             return 413, f"a body is {BODY_BYTES_MAX} bytes at most"
@@ -125,18 +127,3 @@ class Gate:
 
 
 _RAW_HEADERS: Final = [(name.lower().encode(), text.encode()) for name, text in _HEADERS.items()]
-
-
-def _bounded(receive: Receive) -> Receive:
-    """A body that does not say how long it is, is bounded all the same."""
-    taken = 0
-
-    async def take() -> Message:
-        nonlocal taken
-        message = await receive()
-        taken += len(message.get("body", b""))
-        if taken > BODY_BYTES_MAX:
-            raise Refusal(413, f"a body is {BODY_BYTES_MAX} bytes at most")
-        return message
-
-    return take

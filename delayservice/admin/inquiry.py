@@ -15,6 +15,7 @@ from delayservice.core.question import (
     Ahead,
     Fate,
     Find,
+    HeldTopics,
     Horizon,
     Locate,
     Page,
@@ -50,6 +51,9 @@ class Inquiry(Protocol):
 
     def members(self) -> Members:
         """The cluster."""
+
+    def held(self) -> list[list[bytes]]:
+        """What is paused, as each worker has heard it."""
 
 
 class _Kept:
@@ -104,6 +108,10 @@ class Workers:
         """See ``Inquiry.members``."""
         kept: Members = self._members.get()
         return kept
+
+    def held(self) -> list[list[bytes]]:
+        """See ``Inquiry.held``."""
+        return self._all(HeldTopics(), list[bytes])
 
     def _ask_horizon(self) -> Horizon:
         horizon = Horizon()

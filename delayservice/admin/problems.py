@@ -49,7 +49,7 @@ def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "description": HTTPStatus(status).phrase,
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-        for status in {*statuses, 400, 401, 413, 421, 422, 503}
+        for status in {*statuses, 400, 401, 411, 413, 421, 422, 503}
     }
 
 

@@ -80,7 +80,11 @@ class Standings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Which nodes there are, and who owns what."""
 
 
-Question: TypeAlias = Search | Find | Locate | Ahead | Standings
+class HeldTopics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What is paused, as far as a worker has heard: the keys of the pauses topic."""
+
+
+Question: TypeAlias = Search | Find | Locate | Ahead | Standings | HeldTopics
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,304 @@
+"""The admin API of a real node: what it says is so, what it is told to do is done, and nobody
+without the token has anything done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.integration.asked import TOKEN, Asked
+from tests.integration.bench import Bench, Place, await_true, now_ms
+
+pytestmark = pytest.mark.cluster
+
+HOUR_MS = 3_600_000
+PARTITIONS = 2
+SETS = (f"admin.token={TOKEN}", "delivery.held_ms=1000")
+ST_CONFIG = Path(__file__).parents[1] / "schemathesis.toml"
+
+
+class Stand:
+    """A node, its API and a target."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.target = bench.target("one")
+        self.service = bench.serve(*SETS)
+        self.api = Asked(self.service)
+
+    def again(self) -> None:
+        """Another life of the node."""
+        self.api.close()
+        self.service = self.bench.serve(*SETS)
+        self.api = Asked(self.service)
+
+    def schedule(self, record_id: str, delay_ms: int, *, partition: int = 0) -> Place:
+        headers = self.bench.to(self.target, delay_ms, ("delay-id", record_id.encode()))
+        place = self.bench.send(headers, value=record_id.encode(), partition=partition)
+        path = f"/v1/records/{self.bench.any}/{place[0]}/{place[1]}"
+        await_true(lambda: self.api.get(path)["state"] != "unread", "the node has read it")
+        return place
+
+
+@pytest.fixture(scope="module")
+def stand(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    folder = tmp_path_factory.mktemp("admin")
+    with Bench(cluster.bootstrap, folder, partitions=PARTITIONS) as bench:
+        stand = Stand(bench)
+        await_true(lambda: stand.api.raw("GET", "/readyz").status_code == 200, "it is ready")
+        yield stand
+        stand.api.close()
+
+
+def test_what_waits_is_found_by_id_by_offset_and_by_due_range(stand: Stand) -> None:
+    api = stand.api
+    partition, offset, timestamp_ms = stand.schedule("found", HOUR_MS, partition=1)
+    [by_id] = api.get("/v1/records", id="found")
+    assert by_id["due_ms"] == timestamp_ms + HOUR_MS
+    assert by_id["value"] == {"encoding": "utf-8", "data": "found"}
+    assert (by_id["topic"], by_id["partition"], by_id["offset"]) == (
+        stand.bench.any,
+        partition,
+        offset,
+    )
+    fate = api.get(f"/v1/records/{stand.bench.any}/{partition}/{offset}")
+    assert fate["state"] == "pending"
+    assert fate["pending"] == by_id
+    due_ms = by_id["due_ms"]
+    page = api.get("/v1/pending", **{"from": due_ms, "to": due_ms + 1})
+    assert [one["source"] for one in page["records"]] == [by_id["source"]]
+    assert page["next"] is None
+    assert api.get("/v1/pending", **{"from": due_ms + 1, "to": due_ms + 2})["records"] == []
+    assert stand.target in {one["target"] for one in api.get("/v1/pending")["records"]}
+    assert api.get("/v1/pending", target="other*")["records"] == []
+
+
+def test_what_waits_beyond_the_roll_window_is_found_and_counted_where_it_is_due(
+    stand: Stand,
+) -> None:
+    stand.schedule("far", 30 * HOUR_MS)
+    [far] = stand.api.get("/v1/records", id="far")
+    assert far["next_ms"] < far["due_ms"]
+    asked = {"from": far["due_ms"], "to": far["due_ms"] + 1}
+    assert [one["offset"] for one in stand.api.get("/v1/pending", **asked)["records"]] == [
+        far["offset"]
+    ]
+
+    def beyond() -> int:
+        return int(stand.api.get("/v1/pending/horizon")["beyond"])
+
+    await_true(lambda: beyond() == 1, "the far one is counted beyond a day")
+
+
+def test_a_cancel_a_fire_and_a_reschedule_say_what_they_did(stand: Stand) -> None:
+    api, bench = stand.api, stand.bench
+    for record_id in ("to cancel", "to fire", "to move"):
+        stand.schedule(record_id, HOUR_MS)
+    done = api.change("POST", "/v1/records/cancel", {"id": "to cancel"})
+    assert done["outcome"] == "cancelled"
+    assert api.change("POST", "/v1/records/cancel", {"id": "to cancel"})["outcome"] == "not_pending"
+    assert api.refused("GET", "/v1/records?id=to+cancel", 404).startswith("nothing is pending")
+    assert api.change("POST", "/v1/records/fire", {"id": "to fire"})["outcome"] == "fired"
+    moved = api.change("POST", "/v1/records/reschedule", {"id": "to move", "after_ms": 500})
+    assert moved["outcome"] == "replaced"
+    with bench.reader(stand.target) as reader:
+        arrived = reader.await_match(lambda one: one.value in (b"to fire", b"to move"), 2)
+    assert sorted(one.value or b"" for one in arrived) == [b"to fire", b"to move"]
+    told = bench.await_match(bench.outcomes, lambda one: one.header("delay-id") == "to cancel", 3)
+    assert {one.header("delay-outcome") for one in told} == {"cancelled", "not_pending"}
+
+
+def test_a_reschedule_keeps_all_that_the_record_is(stand: Stand) -> None:
+    bench = stand.bench
+    headers = bench.to(
+        stand.target, HOUR_MS, ("delay-id", b"\xffwhole"), ("own", b"1"), ("own", b"\x00\xff")
+    )
+    bench.send(headers, key=b"\x00key", value=b"\xfe\xffvalue", partition=1)
+    asked = {"id": "/3dob2xl", "encoding": "base64", "after_ms": 0}
+    await_true(
+        lambda: stand.api.raw("GET", "/v1/records", params=asked).status_code == 200, "it waits"
+    )
+    assert stand.api.change("POST", "/v1/records/reschedule", asked)["outcome"] == "replaced"
+    with bench.reader(stand.target) as reader:
+        [one] = reader.await_match(lambda one: one.value == b"\xfe\xffvalue")
+    assert one.key == b"\x00key"
+    assert [(n, v) for n, v in one.headers if n == "own"] == [("own", b"1"), ("own", b"\x00\xff")]
+
+
+def test_a_paused_target_gets_nothing_and_loses_nothing(stand: Stand) -> None:
+    bench, api = stand.bench, stand.api
+    paused, other = bench.target("paused"), bench.target("other")
+    api.change("PUT", f"/v1/pauses/target/{paused}", {"reason": "a test"})
+    await_true(lambda: api.get("/v1/pauses"), "the pause is heard of")
+    assert [(p["kind"], p["name"], p["reason"]) for p in api.get("/v1/pauses")] == [
+        ("target", paused, "a test")
+    ]
+    before_ms = now_ms()
+    for number in range(20):
+        bench.send(bench.to(paused, 0), value=b"%d" % number, partition=number % PARTITIONS)
+    bench.send(bench.to(other, 0), value=b"not held up")
+    assert [one.value for one in bench.read(other, 1)] == [b"not held up"]
+    stand.service.kill()
+    stand.again()  # it hears of the pause before it delivers anything
+    bench.send(bench.to(other, 2_500), value=b"much later")
+    assert len(bench.read(other, 2)) == 2
+    assert bench.read_all(paused) == []
+    stand.api.change("DELETE", f"/v1/pauses/target/{paused}")
+    arrived = bench.read(paused, 20)
+    assert sorted(int(one.value or b"") for one in arrived) == list(range(20))
+    assert all(one.header("delay-attempt") is None for one in arrived)
+    assert min(one.timestamp_ms for one in arrived) > before_ms
+    assert bench.read_all(bench.dead_letter) == []
+    assert "is not paused" in stand.api.refused("DELETE", f"/v1/pauses/target/{paused}", 404)
+
+
+def test_a_paused_delay_topic_settles_nothing_and_goes_on_in_order(stand: Stand) -> None:
+    bench, api = stand.bench, stand.api
+    target = bench.target("in_order")
+    assert "no delay topic" in api.refused("PUT", "/v1/pauses/topic/orders", 404, json={})
+    path = f"/v1/pauses/topic/{bench.any}"
+    api.change("PUT", path, {})
+    await_true(
+        lambda: (
+            [t["is_paused"] for t in api.get("/v1/cluster")["topics"] if t["name"] == bench.any]
+            == [True]
+        ),
+        "the pause is heard of",
+    )
+    # Every worker reads the topic for itself; this one is heard of by all when it is settled late.
+    waits = bench.send(bench.to(target, 3_000), value=b"first")
+    for number in range(5):
+        bench.send(bench.to(target, 3_500 + number), value=b"%d" % number)
+    cancelled = api.change("POST", "/v1/records/cancel", {"id": "anything", "wait_ms": 4_500})
+    assert cancelled["outcome"] is None
+    assert now_ms() > waits[2] + 3_500
+    assert bench.read_all(target) == []
+    api.change("DELETE", path)
+    arrived = bench.read(target, 6)
+    assert [one.value for one in arrived] == [b"first", b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_nobody_changes_anything_without_the_token(stand: Stand) -> None:
+    api = stand.api
+    stand.schedule("kept", HOUR_MS)
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer"},
+        {"Authorization": f"Basic {TOKEN}"},
+    ):
+        for path in ("cancel", "fire", "reschedule"):
+            body = {"id": "kept", "after_ms": 0} if path == "reschedule" else {"id": "kept"}
+            answer = api.raw("POST", f"/v1/records/{path}", json=body, headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+        put = api.raw("PUT", f"/v1/pauses/target/{stand.target}", json={}, headers=headers)
+        assert put.status_code == 401
+    assert api.get("/v1/pauses") == []
+    assert len(api.get("/v1/records", id="kept")) == 1
+
+
+def test_other_names_other_kinds_and_large_bodies_are_turned_away(stand: Stand) -> None:
+    api = stand.api
+    port = api.address.rpartition(":")[2]
+    for name, status in (("evil.example", 421), (f"localhost:{port}", 200), ("", 421)):
+        assert api.raw("GET", "/v1/node", headers={"Host": name}).status_code == status
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    large = {**bearer, "Content-Type": "application/json"}
+    many = b'{"id": "' + b"x" * (1 << 20) + b'"}'
+    assert api.raw("POST", "/v1/records/cancel", content=many, headers=large).status_code == 413
+
+    def chunks() -> Iterator[bytes]:
+        yield from (many[at : at + 65_536] for at in range(0, len(many), 65_536))
+
+    refused = api.raw("POST", "/v1/records/cancel", content=chunks(), headers=large)
+    assert refused.status_code == 411
+    form = api.raw("POST", "/v1/records/cancel", data={"id": "kept"}, headers=bearer)
+    assert form.status_code == 422
+    answer = api.raw("GET", "/v1/node")
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_secrets_are_nowhere(stand: Stand) -> None:
+    everything = json.dumps(stand.api.get("/v1/config")) + stand.bench.log_path.read_text("utf-8")
+    assert '"token": "(hidden)"' in everything
+    for secret in (TOKEN, *(s.partition("=")[2] for s in stand.bench.settings() if "secret=" in s)):
+        assert secret not in everything
+
+
+def test_the_cluster_is_told_as_it_is(stand: Stand) -> None:
+    found = stand.api.get("/v1/cluster")
+    assert found["standalone"]
+    assert [one["slice"] for one in found["slices"]] == list(range(PARTITIONS))
+    assert found["ownerless"] == []
+    assert all(one["owner"] == found["node_id"] and one["epoch"] > 0 for one in found["slices"])
+    assert found["slices"][1]["shards"] == [f"{stand.bench.any}:1"]
+    assert {one["name"]: one["partitions"] for one in found["topics"]} == {
+        stand.bench.any: PARTITIONS
+    }
+    stand.bench.send([("delay-target-topic", stand.target.encode())], value=b"no time")
+    stand.bench.read(stand.bench.dead_letter, 1)
+    [letter] = stand.api.get("/v1/dead-letters", code="time-missing")["letters"]
+    assert letter["source"].startswith(f"{stand.bench.any}:0:")
+    assert not letter["is_replayed"]
+
+
+def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand: Stand) -> None:
+    command, bench = stand.api.command, stand.bench
+    stand.schedule("by hand", HOUR_MS)
+    shown = command("show", "by hand", "--json")
+    assert shown.exit_code == 0
+    [record] = json.loads(shown.stdout)
+    assert record["value"]["data"] == "by hand"
+    rows = command("pending", "--target", stand.target, "--json", "--limit", "1000")
+    listed = [json.loads(line) for line in rows.stdout.splitlines()]
+    assert "by hand" in {row["id"]["data"] for row in listed if row["id"]}
+    assert "within 1d" in command("pending", "--counts").stdout
+    at = f"{record['topic']}:{record['partition']}:{record['offset']}"
+    assert "waits for its due time" in command("show", at).stdout
+    moved = command("reschedule", "by hand", "--after", "2h")
+    assert (moved.exit_code, moved.stdout.split(":")[0]) == (0, "replaced")
+    cancelled = command("cancel", "by hand", "--json")
+    assert cancelled.exit_code == 0
+    assert json.loads(cancelled.stdout)["outcome"] == "cancelled"
+    assert command("cancel", "by hand").exit_code == 4
+    assert command("fire", "by hand").exit_code == 4
+    assert command("show", "by hand").exit_code == 4
+    target = bench.target_name("by_hand")
+    assert command("pause", "target", target, "--reason", "tried").exit_code == 0
+    await_true(lambda: "tried" in command("pauses").stdout, "the pause is heard of")
+    assert command("resume", "target", target).exit_code == 0
+    await_true(lambda: command("resume", "target", target).exit_code == 4, "it is over")
+    refused = command("pause", "target", target, sets=["admin.token=not the right token"])
+    assert "need the token" in str(refused.exception)
+
+
+def test_every_request_that_its_description_allows_or_forbids_is_answered_as_it_says(
+    stand: Stand, tmp_path: Path
+) -> None:
+    """A short run; ``python -m tests.integration.fuzz_api`` makes 10,000 requests and more."""
+    program = Path(sysconfig.get_path("scripts")) / "schemathesis"
+    description = f"http://{stand.api.address}/openapi.json"
+    command = [str(program), "--config-file", str(ST_CONFIG), "run", description]
+    command += ["-H", f"Authorization: Bearer {TOKEN}", "--checks", "all", "--workers", "2"]
+    command += ["--phases", "fuzzing", "--max-time", "20", "--continue-on-failure", "--seed", "1"]
+    run = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    assert run.returncode == 0, run.stdout[-6_000:]
+    assert "0 passed" not in run.stdout
+    assert stand.api.raw("GET", "/healthz").status_code == 200
