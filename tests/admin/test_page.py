@@ -281,15 +281,16 @@ def test_a_record_is_found_and_cancelled_by_keyboard_alone(browser: Browser, sit
         inside = "return document.activeElement.matches('body, dialog[open] *')"
         assert browser.run(inside), focused(browser)
     press(browser, Keys.ESCAPE)
-    assert focused(browser) == "Cancel…"
+    browser.await_true(lambda: focused(browser) == "Cancel…", "the focus where it was")
 
     press(browser, Keys.ENTER)
     press(browser, site.token, Keys.ENTER)
     browser.await_true(lambda: focused(browser) == "change-close", "an answer")
     assert browser.text("#change-result").startswith("cancelled: ")
     assert site.outcome("by-keyboard") == {"cancelled"}
-    press(browser, Keys.ENTER)
+    # Behind the dialog the record is gone, and the button that opened it.
     browser.await_true(lambda: "Settled" in browser.text("#record"), "that it is settled")
+    press(browser, Keys.ENTER)
     browser.await_true(lambda: focused(browser) == "record-title", "the focus on what is left")
 
 
@@ -317,7 +318,7 @@ def test_a_record_is_fired_from_the_list_and_the_token_is_nowhere_else(
     (seen,) = site.bench.await_match(site.target, lambda one: one.header("delay-id") == "fire-me")
     assert seen.key == b"fire-me"
     browser.click("#change-close")
-    assert focused(browser).startswith(site.bench.any)
+    browser.await_true(lambda: focused(browser).startswith(site.bench.any), "the focus on the row")
     assert browser.text(".row-buttons .tag") == "fired"
 
     assert site.token not in browser.driver.page_source
