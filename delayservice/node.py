@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import structlog
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
@@ -40,6 +40,8 @@ RESTART_WAIT_S_MAX = 30.0
 STEADY_S = 60.0
 """A worker that lived this long starts again with the shortest wait."""
 
+_STOPPED: Final = (0, -signal.SIGTERM)
+"""How a worker ends that was asked to; by the signal itself when it had not begun yet."""
 _log = structlog.get_logger(__name__)
 
 
@@ -272,5 +274,5 @@ class Supervisor:
                 _log.error("worker_killed", worker=index, hint="it did not stop in time")
                 child.process.kill()
                 child.process.join()
-            status = status or int(child.process.exitcode != 0)
+            status = status or int(child.process.exitcode not in _STOPPED)
         return status
