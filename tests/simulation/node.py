@@ -17,6 +17,7 @@ from delayservice.lanes.slice_loop import Limits, SliceLoop
 from delayservice.store.base import Store
 from tests.simulation.sim_log import topic_id
 from tests.simulation.sim_ports import (
+    HELD_MS,
     SimCheckpoints,
     SimClock,
     SimGate,
@@ -123,6 +124,7 @@ class Node:
             ),
             flow=Flow(FlowRules((("*", plan.rate_per_s),) if plan.rate_per_s else ())),
             copies=None if self._book is None else self._book.keeper(self),
+            is_held=lambda topic: topic in self.world.paused,
         )
         self._guarded(partial(self._add_lanes, plan.topics))
 
@@ -136,6 +138,7 @@ class Node:
             window_ms // 8,
             (150, 300),
             self._cron_time,
+            held_ms=HELD_MS,
         )
 
     def _add_lanes(self, topics: tuple[str, ...]) -> None:

@@ -28,6 +28,7 @@ from tests.simulation.history import (
     Wish,
 )
 from tests.simulation.sim_log import Transaction, Written
+from tests.simulation.sim_ports import HELD_MS
 
 FINAL = ("delivered", "dead", "cancelled", "replaced", "expired", "not_pending", "fired")
 CONTINUES = -1
@@ -41,6 +42,8 @@ class Oracle:
         self.shards = {topic: ShardHistory(topic) for topic in topics}
         self.commits = 0
         self.outcomes: dict[str, int] = {}
+        self.held: set[tuple[str, int]] = set()
+        """Parked where pauses are tried, by delay topic and offset."""
         self._last_stable = last_stable
         self._heads: dict[str, int] = {}
         """H of each shard as the transaction at hand commits it."""
@@ -137,6 +140,7 @@ class Oracle:
         _require(fields["due"] == placed.due_ms, f"{where}: due {fields['due']}")
         _require(fields["attempt"] == placed.attempt, f"{where}: attempt {fields['attempt']}")
         waits = placed.attempt > 1 or placed.at_ms <= placed.due_ms or "turn" in fields
+        waits = waits or (shard.topic, fields["settles"]) in self.held
         _require(waits, f"{where}: at {placed.at_ms}, due {placed.due_ms}")
         _require(written.key == wish.key, f"{where}: key")
         _require(written.value == wish.value, f"{where}: value")
@@ -174,6 +178,12 @@ class Oracle:
         if "turn" in fields:
             is_due = settled.was_fired or settled.due_ms <= written.sender_ms
             _require(is_due, f"{where}: over a limit before its time")
+            return again
+        if (shard.topic, settled.offset) in self.held:
+            is_told = settled.was_fired or settled.by < 0 or settled.due_ms <= written.sender_ms
+            _require(is_told, f"{where}: fired, and held as any")
+            wait_ms = fields["at"] - written.sender_ms
+            _require(HELD_MS <= wait_ms <= 3 * HELD_MS // 2, f"{where}: held for {wait_ms} ms")
             return again
         early = shard.contracts and shard.key_of(settled)[0] < settled.due_ms
         _require(bool(early), f"{where}: rolled at its due time")

@@ -58,6 +58,8 @@ class Plan:
     clock_back: bool = False
     retention: bool = False
     targets_fail: bool = False
+    pauses: bool = False
+    """Targets and delay topics are paused and resumed."""
     slots_fail: bool = False
     lanes_change: bool = False
 
@@ -78,6 +80,8 @@ THEMES: tuple[dict[str, Any], ...] = (
     # A user's transaction hides a copy until K has passed it.
     {"foreign": True, "foreign_ends": 0.05, "roll_window_ms": 60, "ids": 1, "records": 24}
     | {"append": 0.15, "far": 0.5, "near": 0.5, "again": 0.0, "tick": 0.1},
+    # What is paused meets cancels, fires, expiry and rolls.
+    {"pauses": True, "ids": 2, "roll_window_ms": 150, "records": 24, "append": 0.1, "tick": 0.05},
     # Schedules that recur, met by cancels and fires; the last with the shortest period there is.
     {"recurring": 0.5, "ids": 1, "again": 0.0},
     {"recurring": 0.6, "roll_window_ms": 60, "ids": 1, "poll_records": 1, "append": 0.15},
@@ -143,6 +147,7 @@ def _draw(rng: Random) -> Plan:
         clock_back=now_and_then(0.3),
         retention=now_and_then(0.1),
         targets_fail=now_and_then(0.15),
+        pauses=now_and_then(0.15),
         slots_fail=now_and_then(0.15),
         lanes_change=lanes_change,
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from delayservice.core.outcome import DELIVERED, FIRED, Output, Tally, Target
+from delayservice.core.codes import TARGET_PAUSED
+from delayservice.core.outcome import DELIVERED, FIRED, PARKED, Output, Tally, Target
 from delayservice.core.role import Role
 from delayservice.errors import (
     KafkaEdgeError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "delay_checkpoint"
 CUT_EVERY = 4
+HELD_MS = 100
 TARGET_DOWN = ("target-unknown", "not there")
 REFUSAL = ("too-large", "more than max.message.bytes")
 
@@ -127,12 +129,16 @@ class SimSink:
 
     def blocked(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
         """See the port."""
-        down = self._world.targets_down
-        return {(topic, -1): TARGET_DOWN for topic, _ in targets if topic in down}
+        return {(topic, -1): why for topic, _ in targets if (why := self._obstacle(topic))}
+
+    def _obstacle(self, topic: str) -> tuple[str, str] | None:
+        if topic in self._world.paused:
+            return TARGET_PAUSED, "somebody said so"
+        return TARGET_DOWN if topic in self._world.targets_down else None
 
     def still_blocked(self, blocked: Targets) -> dict[tuple[str, int], tuple[str, str]]:
         """See the port."""
-        return {t: why for t, why in blocked.items() if t[0] in self._world.targets_down}
+        return {target: why for target in blocked if (why := self._obstacle(target[0]))}
 
     def send(self, shard: str, outputs: Sequence[Output], targets: Collection[Target]) -> None:
         """See the port."""
@@ -141,6 +147,10 @@ class SimSink:
         self._node.point("before send")
         for kind, topic, _, key, value, headers, _, offset in outputs:
             transaction = self._opened()
+            if kind == PARKED and self._world.plan.pauses:
+                self._world.oracle.held.add((shard, offset))
+            if kind in (DELIVERED, FIRED) and {topic, shard} & self._world.paused:
+                raise ViolationError(f"{offset} of {shard} goes to {topic}, and that is paused")
             if kind in (DELIVERED, FIRED) and self._world.is_refused(value):
                 self._refusals[shard, offset] = REFUSAL
                 if self._world.flip(0.5):

@@ -41,6 +41,8 @@ class World:
         self.elapsed_ms = 0
         self.calm = False
         self.targets_down: set[str] = set()
+        self.paused: set[str] = set()
+        """Targets and delay topics."""
         self.tell = tell
         self.oracle = Oracle(plan.topics, self._last_stable)
         self.log = SimLog(self.oracle.service_committed)
@@ -146,6 +148,9 @@ class World:
         if plan.targets_fail and rng.random() < 0.5:
             self.targets_down ^= {rng.choice(TARGETS)}
             self.trace(f"targets down: {sorted(self.targets_down)}")
+        if plan.pauses and rng.random() < 0.5:
+            self.paused ^= {rng.choice((*TARGETS, *TARGETS, *plan.topics))}
+            self.trace(f"paused: {sorted(self.paused)}")
         if plan.slots_fail and rng.random() < 0.7 and not node.is_running:
             self.trace(f"{node.name} loses a slot")
             node.disks[rng.choice(plan.topics)].lose_slot()
@@ -205,6 +210,7 @@ class World:
         self.trace("--- all trouble ends")
         self.calm = True
         self.targets_down.clear()
+        self.paused.clear()
         self.users.write_all()
         for node in self.nodes:
             node.skew_ms = 0
