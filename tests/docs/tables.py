@@ -1,0 +1,96 @@
+"""What of the documentation is not typed as it stands, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Commands that are not typed: those of a page that begin so, and why."""
+
+    page: str
+    begins: str
+    why: str
+
+
+_IMAGES = "no container engine on a build machine; tests/integration/test_compose.py runs the file"
+_IMAGE_STEPS = "fetches packages; tests/unit/test_deploy_image.py goes the same steps"
+_SYSTEMD = "needs systemd as the first process; tests/unit/test_deploy_systemd.py checks the unit"
+_KUBERNETES = "needs a cluster; tests/unit/test_deploy_kubernetes.py checks the manifests"
+_MINUTES = "minutes; tests/integration/test_bench.py runs it with small sizes"
+_SUBMIT = "needs a Spark cluster; tests/spark/test_cluster_mode.py submits to one"
+_PACKAGE = "the package is installed already, and spark is an extra of it"
+
+NOT_TYPED: Final = (
+    Listed("README.md", "make try", "tests/docs/test_try.py runs what it runs"),
+    Listed("README.md", "make demo", "minutes, and a job of its own"),
+    Listed("README.md", "make test", "this test is a part of it"),
+    Listed("docs/start.md", "make try", "tests/docs/test_try.py runs what it runs"),
+    Listed("docs/deployment.md", "docker-compose", _IMAGES),
+    Listed("docs/deployment.md", "docker build", _IMAGE_STEPS),
+    Listed("docs/deployment.md", "python3.11 -m venv", _IMAGE_STEPS),
+    Listed("docs/deployment.md", "/opt/delayservice/bin/pip", _IMAGE_STEPS),
+    Listed("docs/deployment.md", "systemctl", _SYSTEMD),
+    Listed("docs/deployment.md", "kubectl", _KUBERNETES),
+    Listed("docs/page.md", "ssh", "needs a second machine"),
+    Listed("docs/performance.md", "delayservice bench burst", "needs a broker with TLS of yours"),
+    Listed("docs/performance.md", "delayservice bench failover", _MINUTES),
+    Listed("docs/performance.md", "delayservice bench idle", "three brokers and nodes, minutes"),
+    Listed("docs/drill.md", "delayservice spark drill --bootstrap", "a million records: minutes"),
+    Listed("docs/spark.md", "pip install", _PACKAGE),
+    Listed("docs/spark.md", "delayservice spark schedule s3a:", "needs an object store"),
+    Listed("docs/spark.md", "spark-submit", _SUBMIT),
+    Listed("docs/spark.md", "python3.11 -m venv", _SUBMIT),
+    Listed("docs/spark.md", "env/bin/", _SUBMIT),
+)
+
+LONG: Final = (
+    "delayservice bench",
+    "delayservice spark",
+    "kafka-acls.sh",
+    "kafka-topics.sh",
+    "kafka-configs.sh --bootstrap-server $B --alter --entity-type users",
+)
+"""What ``make long`` types: benches and Spark's jobs take minutes, Java's tools seconds each."""
+
+SMALLER: Final = {
+    "delayservice bench": " --no-warm-up --rounds 1",
+    "delayservice bench whole": " --n 2000",
+    "delayservice bench steady": " --seconds 3",
+    "delayservice spark drill": " --records 20000 --defects 32",
+}
+"""What is added to a command that begins so, for it to end within a test's time."""
+
+SERVERS: Final = ("delayservice dev up", "delayservice run --config delayservice.toml")
+"""They go on until they are told to end, each in a terminal of its own."""
+
+ASKS: Final = ("delayservice dlq replay --code target-unknown --since 2h",)
+"""They ask a person; ``y`` is typed."""
+
+STATUSES: Final = {
+    "delayservice status": {0, 3},  # not healthy right after a worker was killed
+    "journalctl": {0, 1},  # grep ends with 1 where there is no such line, as with a healthy node
+}
+"""What a command that begins so may end with, besides 0."""
+
+QUOTA: Final = (
+    "kafka-configs.sh --bootstrap-server $B --alter --entity-type clients"
+    " --entity-name delayservice --add-config producer_byte_rate=1000000"
+)
+BEFORE: Final = {
+    "docs/api.md": (
+        "delayservice send delay_topic_any later --after 1h --target orders --id reminder-17",
+    ),
+    "docs/offline.md": (
+        "delayservice send delay_topic_any later --after 1h --target orders --id reminder-17",
+        "systemctl restart delayservice",  # at its end a node syncs what it has
+    ),
+    "docs/operations.md": (
+        # A dead letter, a quota: what the run-books find and take away.
+        "delayservice send delay_topic_any lost --after 0 --target refused",
+        QUOTA,
+    ),
+}
+"""What happens on the machine before somebody opens the page."""

@@ -1,0 +1,158 @@
+"""Every command of the documentation, typed word by word where it runs.
+
+The machine is made as the README says: its first terminal starts a broker, its second a node with
+the page's own configuration, and every other page finds them running. What is not typed, and why,
+is in ``tables``; ``test_listed`` reads it at least.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.ports import ANY_PORTS
+from delayservice.dev.service import ServiceProcess
+from tests.docs.pages import Command, bare, blocks, commands
+from tests.docs.tables import BEFORE, LONG, SERVERS, SMALLER
+from tests.docs.terminal import Machine, Terminal, await_true
+from tests.docs.test_listed import is_listed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+README: Final = "README.md"
+TYPED: Final = [one for one in commands() if not is_listed(one)]
+OTHER_PAGES: Final = sorted({one.page for one in TYPED} - {README, "docs/start.md"})
+CONSUMER: Final = "python consume.py"
+
+
+def is_long(command: Command) -> bool:
+    return bare(command.text).startswith(LONG)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """As the README leaves it: a broker, a node, a consumer, and four records sent."""
+    with Machine(tmp_path_factory.mktemp("machine"), {}) as made:
+        _save(made, "toml", "delayservice.toml")
+        _save(made, "python", "consume.py")
+        with Terminal(made) as terminal:
+            for command in commands(README):
+                if not is_listed(command):
+                    _type_of_readme(made, terminal, command)
+            made.environment |= terminal.exported
+        yield made
+
+
+def _save(machine: Machine, language: str, name: str) -> None:
+    """The first block in a language is the file that the text before it names."""
+    text = blocks(language, README)[0].text
+    (machine.folder / name).write_text(text, "utf-8")
+
+
+def _type_of_readme(machine: Machine, terminal: Terminal, command: Command) -> None:
+    terminal.type(command)
+    said = bare(command.text)
+    if said == SERVERS[0]:
+        machine.has_broker(machine.servers[said].await_said(r"Kafka\s+(\S+:\d+)"))
+    if said == SERVERS[1]:
+        machine.await_node()
+        machine.serve(CONSUMER, terminal.exported)
+
+
+def test_the_readmes_consumer_sees_what_was_sent_and_not_what_was_cancelled(
+    machine: Machine,
+) -> None:
+    consumer = machine.servers[CONSUMER]
+    consumer.await_said(r"b'order-17' b'hello' (.*delay-source)")
+    with Terminal(machine) as terminal:
+        line = "delayservice pending --json"
+        shown = terminal.type(Command(README, README, line))
+    assert "reminder-17" not in shown
+    assert "later" not in consumer.log.read_text()
+
+
+def test_the_readmes_producer_delivers(machine: Machine) -> None:
+    (machine.folder / "produce.py").write_text(blocks("python", README)[1].text, "utf-8")
+    with Terminal(machine) as terminal:
+        terminal.type(Command(README, README, "python produce.py"))
+        line = "delayservice fire order-17 --json"
+        assert json.loads(terminal.type(Command(README, README, line)))["outcome"] == "fired"
+    machine.servers[CONSUMER].await_said(r"b'order-17' b'pay now' (.*delay-id)")
+
+
+@pytest.mark.parametrize("page", OTHER_PAGES)
+def test_what_a_page_says_is_typed(machine: Machine, page: str) -> None:
+    typed: set[str] = set()
+    with Terminal(machine) as terminal:
+        for line in BEFORE.get(page, ()):
+            terminal.type(Command(page, f"before {page}", line))
+        for command in commands(page):
+            # Run-books say the same again and again.
+            if is_listed(command) or is_long(command) or command.text in typed:
+                continue
+            typed.add(command.text)
+            _assert_not_refused(command, terminal.type(command))
+
+
+def _assert_not_refused(command: Command, shown: str) -> None:
+    """As curl ends with 0 whatever the API thinks of a request, look at it."""
+    answer: object = None
+    with suppress(ValueError):
+        answer = json.loads(shown)
+    is_problem = isinstance(answer, dict) and {"title", "detail"} <= answer.keys()
+    assert not is_problem, f"{command.place}: {shown}"
+
+
+# --- what takes longer ---------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "command",
+    [one for one in TYPED if is_long(one) and bare(one.text).startswith("delayservice ")],
+    ids=lambda one: f"{one.place} {bare(one.text)}",
+)
+def test_benches_and_jobs_are_typed_with_small_sizes(machine: Machine, command: Command) -> None:
+    said = bare(command.text)
+    more = "".join(words for begins, words in SMALLER.items() if said.startswith(begins))
+    with Terminal(machine) as terminal:
+        terminal.type(command, more)
+
+
+AUTHORIZER: Final = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+}
+
+
+@pytest.mark.long
+def test_a_node_serves_the_topics_that_an_operator_makes(tmp_path: Path) -> None:
+    """On a broker that asks for rights, where Kafka's tools find nothing done already."""
+    with (
+        EmbeddedCluster(1, 0, broker_properties=AUTHORIZER) as cluster,
+        Machine(tmp_path, {}) as machine,
+    ):
+        machine.has_broker(cluster.bootstrap)
+        with Terminal(machine) as terminal:
+            for command in TYPED:
+                if is_long(command) and not bare(command.text).startswith("delayservice "):
+                    terminal.type(command)
+        sets = [
+            f"kafka.bootstrap={cluster.bootstrap}",
+            f"node.state_dir={tmp_path / 'state'}",
+            "topics.create=false",
+            *ANY_PORTS,
+        ]
+        log = tmp_path / "node.log"
+        with ServiceProcess(sets, log) as service:
+            service.wait_serving(4)
+            await_true(lambda: service.events("took_over"), "it serves")
+            assert not service.events("topic_not_served")
+            assert not service.events("waiting_for_kafka")
+            assert service.stop() == 0

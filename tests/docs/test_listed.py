@@ -1,0 +1,137 @@
+"""What the pages say and nobody types: it is listed with a reason, and can be read as a command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+import typer
+from typer.exceptions import TyperException
+
+from delayservice.cli import app
+from delayservice.dev.commands import app as dev_app
+from tests.docs.pages import ROOT, Command, bare, commands
+from tests.docs.tables import ASKS, BEFORE, LONG, NOT_TYPED, SERVERS, SMALLER, STATUSES
+
+COMPOSE: Final = (ROOT / "docker-compose.yml").read_text("utf-8")
+EVERY: Final = commands()
+SAID: Final = [bare(one.text) for one in EVERY]
+
+
+def not_typed() -> list[Command]:
+    return [one for one in EVERY if is_listed(one)]
+
+
+def is_listed(command: Command) -> bool:
+    said = bare(command.text)
+    return any(row.page == command.page and said.startswith(row.begins) for row in NOT_TYPED)
+
+
+@pytest.mark.parametrize("row", NOT_TYPED, ids=lambda row: f"{row.page}: {row.begins}")
+def test_what_is_listed_stands_on_its_page(row: object) -> None:
+    page, begins = getattr(row, "page", ""), getattr(row, "begins", "")
+    assert any(one.page == page and bare(one.text).startswith(begins) for one in EVERY)
+
+
+@pytest.mark.parametrize("begins", [*LONG, *SMALLER, *SERVERS, *ASKS, *STATUSES])
+def test_every_other_row_of_the_tables_is_of_use(begins: str) -> None:
+    assert any(said.startswith(begins) for said in SAID)
+
+
+def test_what_is_done_before_a_page_is_opened_is_done_for_a_page() -> None:
+    assert set(BEFORE) <= {one.page for one in EVERY}
+
+
+@pytest.mark.parametrize("command", not_typed(), ids=lambda one: f"{one.place} {one.text[:40]}")
+def test_what_is_not_typed_can_be_read(command: Command) -> None:
+    words = shlex.split(bare(command.text))
+    program = words[0].rpartition("/")[2]
+    READERS.get(program, lambda _: None)(words[1:])
+    for word in words:
+        for path in _ours(word):
+            assert (ROOT / path).exists(), f"{command.place}: there is no {path}"
+
+
+def _ours(word: str) -> Iterator[str]:
+    """Files of the repository that a word names."""
+    for part in word.split("="):
+        top = part.partition("/")[0]
+        if top in {"deploy", "requirements"} or part.endswith(".example.toml"):
+            yield part
+        if (found := re.search(r"(?:^|site-packages/)(connectors/\S+\.py)$", part)) is not None:
+            yield found[1]
+
+
+# --- readers -------------------------------------------------------------------------------------
+
+
+def read_ours(words: list[str]) -> None:
+    """Options and values are read as the command reads them, and nothing is run."""
+    whole = typer.Typer()
+    whole.registered_commands += app.registered_commands
+    whole.registered_groups += app.registered_groups
+    whole.add_typer(dev_app, name="dev")
+    # What typer builds its commands on is no part of its interface, so it has no name here.
+    command: Any = typer.main.get_command(whole)
+    context: Any = None
+    name: str | None = "delayservice"
+    rest = list(words)
+    while hasattr(command, "resolve_command"):
+        context = command.context_class(command, context, name)
+        name, command, rest = command.resolve_command(context, rest)
+    command.make_context(name, rest, context)
+
+
+def read_make(words: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert re.search(rf"^{words[0]}:", makefile, re.MULTILINE)
+
+
+def read_compose(words: list[str]) -> None:
+    verb, *rest = words
+    assert verb in {"run", "up", "down", "exec"}
+    services = [word for word in rest if not word.startswith("-")][: verb in {"run", "exec"}]
+    assert all(f"\n  {service}:\n" in COMPOSE for service in services)
+
+
+def read_submit(words: list[str]) -> None:
+    """What comes after the job is a command of ours; the connector is the one that we start."""
+    job = next(number for number, word in enumerate(words) if word.endswith("job.py"))
+    read_ours(["spark", *words[job + 1 :]])
+    session = (ROOT / "connectors/spark/session.py").read_text("utf-8")
+    package = words[words.index("--packages") + 1]
+    assert package in session or package.rpartition(":")[0] in session
+
+
+def read_pip(words: list[str]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    known = extras["tool"]["setuptools"]["dynamic"]["optional-dependencies"]
+    for name in re.findall(r"kafka-delay-service\[(\w+)\]", " ".join(words)):
+        assert name in known
+
+
+READERS: Final = {
+    "delayservice": read_ours,
+    "docker-compose": read_compose,
+    "make": read_make,
+    "pip": read_pip,
+    "spark-submit": read_submit,
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("spark drill --no-such", "No such option"),
+        ("bench unheard-of", "unheard-of"),
+        ("no-such-command", "No such command"),
+        ("send --target-partition x", "valid integer"),
+    ],
+)
+def test_a_command_that_we_have_not_can_not_be_read(line: str, why: str) -> None:
+    with pytest.raises(TyperException, match=why):
+        read_ours(line.split())
