@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.jars import ensure_jars
-from delayservice.dev.java import find_java
-from delayservice.dev.servers import Jvm
 from tests.alert_rules import OPERATIONS
+from tests.docs.kafka_tools import put_tools, stand_in
 from tests.faults.node import Node
 
 _BLOCK: Final = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -62,12 +60,8 @@ class Machine:
         self._says = says
         tools = folder / f"tools-{node.node_id}"
         tools.mkdir()
-        _stand_in(tools / "journalctl", f'exec cat "{node.log_path}"')
-        jvm = Jvm(find_java(), ensure_jars(), cluster.folder / "log4j2.properties")
-        config = jvm.command(
-            "kafka.admin.ConfigCommand", options=["-Xmx128m", "-XX:TieredStopAtLevel=1"]
-        )
-        _stand_in(tools / "kafka-configs.sh", f'exec {" ".join(config)} "$@"')
+        stand_in(tools / "journalctl", f'exec cat "{node.log_path}"')
+        put_tools(tools, cluster.folder / "log4j2.properties")
         path = [str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]
         self._environment = {
             **os.environ,
@@ -113,11 +107,6 @@ class Machine:
         if verb in {"start", "restart"}:
             self._node.start()
         return ""
-
-
-def _stand_in(path: Path, line: str) -> None:
-    path.write_text(f"#!/bin/sh\n{line}\n", "utf-8")
-    path.chmod(0o755)
 
 
 def _variable(setting: str) -> tuple[str, str]:

@@ -15,18 +15,13 @@ import pytest
 
 from delayservice.core.partitioner import partition_for
 from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.jars import Jar, ensure_jars
+from delayservice.dev.jars import ensure_jars
 from delayservice.dev.java import find_java
+from tests.docs.kafka_tools import CLASSES, TOOLS_JAR
 from tests.integration.bench import Bench
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "client.md").read_text("utf-8")
 PARTITIONS: Final = 5
-CONSOLE_JAR: Final = Jar(
-    "org.apache.kafka:kafka-tools:4.3.0",
-    "b88bc6ccc520d648142515526e4042c285612ce94b032434a88e3e936e38b600",
-    698_592,
-)
-"""The console producer; a broker needs no such jar."""
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +69,13 @@ def assert_delivered(bench: Bench, target: str, value: bytes) -> None:
 
 def test_the_console_producer_schedules_a_record(bench: Bench, tmp_path: Path) -> None:
     target = bench.target("console")
-    (tools,) = ensure_jars([CONSOLE_JAR])
+    (tools,) = ensure_jars([TOOLS_JAR])
     lines, _, call = recipe(bench, "sh", "kafka-console-producer.sh", target).partition("|\n")
     echo, record = shlex.split(lines)
     script, *options = shlex.split(call)
     assert (echo, script) == ("echo", "kafka-console-producer.sh")
     java = [str(find_java().executable), "-cp", class_path(str(tools))]
-    run([*java, "org.apache.kafka.tools.ConsoleProducer", *options], cwd=tmp_path, text=record)
+    run([*java, CLASSES[script], *options], cwd=tmp_path, text=record)
     assert_delivered(bench, target, b"pay now")
 
 
