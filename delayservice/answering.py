@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -16,6 +18,13 @@ from delayservice.slice_thread import SliceThread
 
 LOOK_TIMEOUT_S: Final = 1.0
 """How long to wait for a slice that is busy."""
+SEARCH_S: Final = 0.3
+"""How long one page of a search may take, once every lane has been looked at."""
+SEARCH_WAIT_S: Final = 3.0
+SEARCH_PAUSE_S: Final = 0.001
+
+_searching = threading.Lock()
+"""One search at a time: what it unpacks, delivery can't."""
 
 _Answer = Page | Fate | Horizon | list[Pending] | None
 
@@ -42,11 +51,31 @@ def answer(question: Search | Find | Locate | Ahead, slices: Mapping[int, SliceT
 
 
 def _search(question: Search, threads: list[SliceThread]) -> Page:
-    pages = []
-    for thread in threads:
-        with _lanes(thread) as lanes:
-            pages += [looking.search(lane, question) for lane in _precise(lanes)]
-    return merged_pages(pages, question.limit)
+    """Every lane is read a little in turn, so that each gets on, until the time is over."""
+    if not _searching.acquire(timeout=SEARCH_WAIT_S):
+        raise DelayServiceError("other searches are under way; try again in a moment")
+    try:
+        searches = [(thread, one) for thread in threads for one in _begun(question, thread)]
+        deadline_s = time.monotonic() + SEARCH_S
+        while True:
+            going = [(thread, one) for thread, one in searches if not one.is_over]
+            for thread, one in going:
+                with _lanes(thread) as lanes:
+                    if lanes.get(one.lane.topic) is not one.lane:
+                        raise DelayServiceError("it was closed meanwhile; try again")
+                    one.read()
+                one.sift()
+                time.sleep(SEARCH_PAUSE_S)  # delivery comes first
+            if not going or time.monotonic() > deadline_s:
+                break
+        return merged_pages([one.page() for _, one in searches], question.limit)
+    finally:
+        _searching.release()
+
+
+def _begun(question: Search, thread: SliceThread) -> list[looking.LaneSearch]:
+    with _lanes(thread) as lanes:
+        return [looking.LaneSearch(lane, question) for lane in _precise(lanes)]
 
 
 def _find(question: Find, thread: SliceThread) -> list[Pending]:

@@ -7,12 +7,13 @@ that ends leaves its questions unanswered, and whoever asked is told so.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from itertools import count
 from multiprocessing.connection import Connection
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import structlog
@@ -24,6 +25,9 @@ from ha.members import Members
 Answer: TypeAlias = Page | Fate | Horizon | Members | list[Pending] | list[bytes] | None
 
 _THREADS: Final = 4
+WAITING_MAX: Final = 64
+
+T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
@@ -35,6 +39,8 @@ class NotAnsweredError(DelayServiceError):
 class _Envelope(msgspec.Struct):
     number: int
     question: Question
+    deadline_s: float
+    """By the monotonic clock, which all processes of a machine share: later, nobody listens."""
 
 
 class _Reply(msgspec.Struct):
@@ -60,26 +66,49 @@ class Asker:
         self._pipe = pipe
         self._name = name
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._numbers = count()
         self._waiting: dict[int, Future[_Reply]] = {}
         self._is_gone = False
         threading.Thread(target=self._hear, name=f"answers-{name}", daemon=True).start()
 
-    def ask(self, question: Question) -> Future[_Reply]:
-        """Send a question; ``answer_of`` waits for what comes."""
+    def ask(self, question: Question, timeout_s: float) -> Asked:
+        """Send a question.
+
+        Raises:
+            NotAnsweredError: the worker has ended, or has enough to answer.
+        """
         future: Future[_Reply] = Future()
         with self._lock:
             number = next(self._numbers)
             if self._is_gone:
-                future.set_exception(self._gone())
-                return future
+                raise self._gone()
+            if len(self._waiting) >= WAITING_MAX:
+                raise NotAnsweredError(f"{self._name} is asked too much at once; try again")
             self._waiting[number] = future
-            try:
-                self._pipe.send_bytes(_pack(_Envelope(number, question)))
-            except OSError:
-                del self._waiting[number]
-                future.set_exception(self._gone())
-        return future
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._send(_pack(_Envelope(number, question, deadline_s)), timeout_s)
+        except NotAnsweredError:
+            self.forget(number)
+            raise
+        return Asked(self, number, future, deadline_s)
+
+    def _send(self, data: bytes, timeout_s: float) -> None:
+        """The lock of answers is not held: a worker that reads nothing must not hold up others."""
+        if not self._sending.acquire(timeout=timeout_s):
+            raise NotAnsweredError(f"{self._name} takes no questions; try again")
+        try:
+            self._pipe.send_bytes(data)
+        except OSError as exc:
+            raise self._gone() from exc
+        finally:
+            self._sending.release()
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for this answer any more."""
+        with self._lock:
+            self._waiting.pop(number, None)
 
     def _gone(self) -> NotAnsweredError:
         return NotAnsweredError(f"{self._name} has ended; it is started again in a moment")
@@ -102,19 +131,28 @@ class Asker:
         self._pipe.close()
 
 
-def answer_of(future: Future[_Reply], kind: type, timeout_s: float) -> object:
-    """What a worker answered.
+class Asked(NamedTuple):
+    """A question that is on its way."""
 
-    Raises:
-        NotAnsweredError: nothing, in time; or why it can't.
-    """
-    try:
-        reply = future.result(timeout_s)
-    except FutureTimeoutError:
-        raise NotAnsweredError(f"a worker did not answer within {timeout_s:g} s") from None
-    if reply.error:
-        raise NotAnsweredError(reply.error)
-    return msgspec.msgpack.decode(reply.answer, type=kind)
+    asker: Asker
+    number: int
+    future: Future[_Reply]
+    deadline_s: float
+
+    def answer(self, kind: type[T]) -> T:
+        """What the worker answers.
+
+        Raises:
+            NotAnsweredError: nothing, in time; or why it can't.
+        """
+        try:
+            reply = self.future.result(max(self.deadline_s - time.monotonic(), 0.0))
+        except FutureTimeoutError:
+            self.asker.forget(self.number)
+            raise NotAnsweredError("a worker gave no answer in time; is it busy?") from None
+        if reply.error:
+            raise NotAnsweredError(reply.error)
+        return msgspec.msgpack.decode(reply.answer, type=kind)
 
 
 def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> None:
@@ -123,6 +161,8 @@ def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> 
     sending = threading.Lock()
 
     def reply_to(envelope: _Envelope) -> None:
+        if time.monotonic() > envelope.deadline_s:
+            return
         reply = _Reply(envelope.number, b"", "")
         try:
             reply.answer = _pack(answer(envelope.question))

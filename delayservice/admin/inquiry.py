@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from delayservice.asking import Asker, answer_of
+from delayservice.asking import Asker
 from delayservice.core.question import (
     Ahead,
     Fate,
@@ -132,5 +132,5 @@ class Workers:
         askers = self._askers()
         if not askers:
             raise DelayServiceError("no worker runs yet; try again in a moment")
-        futures = [asker.ask(question) for asker in askers]
-        return [answer_of(future, kind, TIMEOUT_S) for future in futures]  # type: ignore[misc]
+        asked = [asker.ask(question, TIMEOUT_S) for asker in askers]
+        return [one.answer(kind) for one in asked]

@@ -141,11 +141,13 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         rows: the records.
         upto: nothing else lies up to here; None: nothing else at all.
         scanned: records that were looked at.
+        damaged: stretches that can't be read now; delivery mends them when they are due.
     """
 
     rows: list[Pending]
     upto: Position | None
     scanned: int
+    damaged: int = 0
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,7 +200,12 @@ def merged(pages: Sequence[Page], limit: int) -> Page:
     if len(rows) > limit:
         rows = rows[:limit]
         bound = rows[-1].position
-    return Page(rows=rows, upto=bound, scanned=sum(page.scanned for page in pages))
+    return Page(
+        rows=rows,
+        upto=bound,
+        scanned=sum(page.scanned for page in pages),
+        damaged=sum(page.damaged for page in pages),
+    )
 
 
 def key_after(after: Position | None, topic: str, partition: int, start_ms: int) -> Key:

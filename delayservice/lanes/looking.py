@@ -1,7 +1,7 @@
 """Looking at what is pending, for people: each question, asked of one lane.
 
 Whoever asks holds the slice up meanwhile, so everything is bounded, and nothing is mended: what
-can't be read is left to delivery, and said.
+can't be read is left to delivery, and counted.
 """
 
 from __future__ import annotations
@@ -44,24 +44,60 @@ _SETTLED: Final = (
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
-def search(lane: Lane, asked: Search) -> Page:
-    """The next pending records of a lane, in the order of their keys."""
-    if asked.topic is not None and asked.topic != lane.topic:
-        return Page(rows=[], upto=None, scanned=0)
-    start_ms = 0 if asked.beyond_window else asked.from_ms
-    after = key_after(asked.after, lane.topic, lane.partition, start_ms)
-    rows: list[Pending] = []
-    scanned = 0
-    for frame in _frames(lane, after, (asked.to_ms - 1, OFFSET_MAX)):
-        scanned += 1
-        after = frame[:2]
-        found = _wanted(lane, frame, asked)
-        if found is not None:
-            rows.append(found)
-        if len(rows) >= asked.limit or scanned >= asked.scan_max:
-            upto = (after[0], lane.topic, lane.partition, after[1])
-            return Page(rows=rows, upto=upto, scanned=scanned)
-    return Page(rows=rows, upto=None, scanned=scanned)
+class LaneSearch:
+    """The next pending records of a lane, in the order of their keys, a little at a time: whoever
+    searches holds the lane up while ``read`` runs, and while nothing else does.
+
+    Args:
+        lane: the lane.
+        asked: what is looked for.
+    """
+
+    def __init__(self, lane: Lane, asked: Search) -> None:
+        self.lane = lane
+        self._asked = asked
+        start_ms = 0 if asked.beyond_window else asked.from_ms
+        self._after = key_after(asked.after, lane.topic, lane.partition, start_ms)
+        self._upto: Key = (asked.to_ms - 1, OFFSET_MAX)
+        self._scanner = lane.store.scanner()
+        self._frames: list[Frame] = []
+        self._rows: list[Pending] = []
+        self._scanned = self._damaged = 0
+        self._is_full = asked.topic not in (None, lane.topic)
+        self._is_whole = self._is_full or self._after >= self._upto
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the page is full, or there is nothing more."""
+        return self._is_full or self._is_whole
+
+    def read(self) -> None:
+        """Read the next frames."""
+        left = self._asked.scan_max - self._scanned
+        self._frames, self._after, damage = self._scanner.read_on(
+            self._after, self._upto, min(_CHUNK_ROWS, left)
+        )
+        self._damaged += damage is not None
+        self._is_whole = self._after >= self._upto
+
+    def sift(self) -> None:
+        """Keep those of them that are asked for."""
+        for frame in self._frames:
+            self._scanned += 1
+            found = _wanted(self.lane, frame, self._asked)
+            if found is not None:
+                self._rows.append(found)
+            if len(self._rows) >= self._asked.limit:
+                self._after, self._is_whole, self._is_full = frame[:2], False, True
+                break
+        self._is_full = self._is_full or self._scanned >= self._asked.scan_max
+        self._frames = []
+
+    def page(self) -> Page:
+        """What was found so far."""
+        key_ms, offset = self._after
+        upto = None if self._is_whole else (key_ms, self.lane.topic, self.lane.partition, offset)
+        return Page(rows=self._rows, upto=upto, scanned=self._scanned, damaged=self._damaged)
 
 
 def _wanted(lane: Lane, frame: Frame, asked: Search) -> Pending | None:
@@ -196,10 +232,12 @@ def _lumps(lane: Lane, now_ms: int) -> Iterator[Lump]:
     near_ms = (now_ms + _NEAR_MS) // MINUTE_MS * MINUTE_MS
     committed = lane.shard.committed
     near = list(islice(_frames(lane, committed.key, (near_ms - 1, OFFSET_MAX)), _NEAR_ROWS))
+    stop_ms = near_ms
+    if len(near) == _NEAR_ROWS:  # the rest of the minute in which that is counted with it
+        stop_ms = near[-1][0] // MINUTE_MS * MINUTE_MS
+        yield from lane.store.lumps(stop_ms, near_ms)
     for key_ms, offset, mark, packed in near:
-        if not committed.has_settled((key_ms, offset), mark):
+        if key_ms < stop_ms and not committed.has_settled((key_ms, offset), mark):
             due_ms = max(key_ms, decode_payload(packed)[5])
             yield due_ms, due_ms + 1, 1
-    if len(near) == _NEAR_ROWS:
-        yield from lane.store.lumps(near[-1][0] + 1, near_ms)
     yield from lane.store.lumps(near_ms, _END[0])

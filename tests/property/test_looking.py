@@ -129,7 +129,12 @@ class World:
         lane.store.prune(lane.shard.committed)
 
     def search(self, asked: Search) -> Page:
-        return merged([looking.search(lane, asked) for lane in self.lanes], asked.limit)
+        searches = [looking.LaneSearch(lane, asked) for lane in self.lanes]
+        for one in searches:
+            while not one.is_over:
+                one.read()
+                one.sift()
+        return merged([one.page() for one in searches], asked.limit)
 
 
 @every_store

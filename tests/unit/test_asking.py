@@ -1,0 +1,104 @@
+"""Questions over a pipe: answered, refused, timed out, and never left hanging."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import pytest
+
+from delayservice.asking import WAITING_MAX, Answer, Asker, NotAnsweredError, answer_questions
+from delayservice.core.question import Ahead, Horizon, Question
+from delayservice.errors import DelayServiceError
+
+AHEAD = Ahead(now_ms=5)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Connection, Connection]]:
+    mine, its = Pipe()
+    yield mine, its
+    its.close()
+
+
+def test_answers_find_whoever_asked_in_whatever_order_they_come(
+    ends: tuple[Connection, Connection],
+) -> None:
+    slow = threading.Event()
+
+    def answer(question: Question) -> Answer:
+        assert isinstance(question, Ahead)
+        if question.now_ms == 0:
+            slow.wait(10)
+        return Horizon(total=question.now_ms)
+
+    answer_questions(ends[1], answer)
+    asker = Asker(ends[0], "worker 0")
+    asked = [asker.ask(Ahead(now_ms=n), 10) for n in range(4)]
+    assert [one.answer(Horizon).total for one in reversed(asked[1:])] == [3, 2, 1]
+    slow.set()
+    assert asked[0].answer(Horizon).total == 0
+
+
+def test_a_reason_is_handed_on_and_a_mistake_is_not_fatal(
+    ends: tuple[Connection, Connection],
+) -> None:
+    errors: list[Exception] = [DelayServiceError("slice 3 is busy"), ValueError("a mistake")]
+
+    def answer(_: Question) -> Answer:
+        if errors:
+            raise errors.pop(0)
+        return Horizon(total=1)
+
+    answer_questions(ends[1], answer)
+    asker = Asker(ends[0], "worker 0")
+    with pytest.raises(NotAnsweredError, match="slice 3 is busy"):
+        asker.ask(AHEAD, 10).answer(Horizon)
+    with pytest.raises(NotAnsweredError, match="ValueError"):
+        asker.ask(AHEAD, 10).answer(Horizon)
+    assert asker.ask(AHEAD, 10).answer(Horizon).total == 1
+
+
+def test_a_worker_that_reads_nothing_holds_nobody_up_for_longer_than_asked(
+    ends: tuple[Connection, Connection],
+) -> None:
+    asker = Asker(ends[0], "worker 0")
+    began_s = time.monotonic()
+    waiting = [asker.ask(AHEAD, 0.2) for _ in range(WAITING_MAX)]
+    with pytest.raises(NotAnsweredError, match="too much at once"):
+        asker.ask(AHEAD, 0.2)
+    for one in waiting:
+        with pytest.raises(NotAnsweredError, match="in time"):
+            one.answer(Horizon)
+    assert time.monotonic() - began_s < 5
+    asker.ask(AHEAD, 0.01)  # there is room again
+
+
+def test_what_came_too_late_is_not_carried_out(ends: tuple[Connection, Connection]) -> None:
+    carried_out: list[int] = []
+
+    def answer(question: Question) -> Answer:
+        assert isinstance(question, Ahead)
+        carried_out.append(question.now_ms)
+        return Horizon()
+
+    asker = Asker(ends[0], "worker 0")
+    with pytest.raises(NotAnsweredError):
+        asker.ask(Ahead(now_ms=1), 0.01).answer(Horizon)
+    answer_questions(ends[1], answer)  # the worker comes to itself
+    asker.ask(Ahead(now_ms=2), 10).answer(Horizon)
+    assert carried_out == [2]
+
+
+def test_a_worker_that_ends_leaves_nobody_waiting() -> None:
+    mine, its = Pipe()
+    asker = Asker(mine, "worker 0")
+    asked = asker.ask(AHEAD, 30)
+    its.close()
+    with pytest.raises(NotAnsweredError, match="has ended"):
+        asked.answer(Horizon)
+    with pytest.raises(NotAnsweredError, match="has ended"):
+        asker.ask(AHEAD, 30)
