@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 EXIT_NOTHING: Final = 4
 EXIT_NOT_KNOWN: Final = 5
-STATUSES: Final = (
+_FOUND: Final = "Exit status: 0 done, 1 an error, 2 wrong usage, 4 there is no such thing."
+_CHANGED: Final = (
     "Exit status: 0 done, 1 an error, 2 wrong usage, 4 nothing is pending there, "
     "5 written, and nothing heard of it yet."
 )
@@ -530,12 +531,12 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: [bold]delayservice pending --target 'orders*' --counts[/]")(
         pending
     )
-    app.command(epilog=STATUSES)(show)
-    app.command(epilog=STATUSES)(cancel)
-    app.command(epilog=STATUSES)(fire)
-    app.command(epilog=STATUSES)(reschedule)
+    app.command(epilog=_FOUND)(show)
+    app.command(epilog=_CHANGED)(cancel)
+    app.command(epilog=_CHANGED)(fire)
+    app.command(epilog=_CHANGED)(reschedule)
     app.command(
         epilog="Example: [bold]delayservice pause target 'orders*' --reason 'database move'[/]"
     )(pause)
-    app.command(epilog=STATUSES)(resume)
+    app.command(epilog=_FOUND)(resume)
     app.command()(pauses)

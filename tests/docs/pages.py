@@ -38,8 +38,8 @@ class Command:
     text: str
 
 
-def blocks(language: str, page: str | None = None) -> list[Block]:
-    """All blocks in a language, in the order of reading; of one page if it is named."""
+def blocks(language: str | None = None, page: str | None = None) -> list[Block]:
+    """All blocks in the order of reading; in one language, of one page, if it is named."""
     found = []
     for path in PAGES:
         text = path.read_text("utf-8")
@@ -47,7 +47,7 @@ def blocks(language: str, page: str | None = None) -> list[Block]:
         for fence in _FENCE.finditer(text):
             line = text.count("\n", 0, fence.start()) + 1
             found.append(Block(name, line, fence[2], textwrap.dedent(fence[3])))
-    return [one for one in found if one.language == language and page in (None, one.page)]
+    return [one for one in found if language in (None, one.language) and page in (None, one.page)]
 
 
 def commands(page: str | None = None) -> list[Command]:

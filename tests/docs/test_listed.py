@@ -6,6 +6,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -14,7 +15,7 @@ from typer.exceptions import TyperException
 
 from delayservice.cli import app
 from delayservice.dev.commands import app as dev_app
-from tests.docs.pages import ROOT, Command, bare, commands
+from tests.docs.pages import ROOT, Command, bare, blocks, commands
 from tests.docs.tables import ASKS, BEFORE, LONG, NOT_TYPED, SERVERS, SMALLER, STATUSES
 
 COMPOSE: Final = (ROOT / "docker-compose.yml").read_text("utf-8")
@@ -35,6 +36,18 @@ def is_listed(command: Command) -> bool:
 def test_what_is_listed_stands_on_its_page(row: object) -> None:
     page, begins = getattr(row, "page", ""), getattr(row, "begins", "")
     assert any(one.page == page and bare(one.text).startswith(begins) for one in EVERY)
+
+
+def test_every_block_is_in_a_language_that_somebody_looks_at() -> None:
+    """A shell block under another name would be typed by nobody."""
+    known = {"sh", "python", "toml", "json", "java", "go", "text", ""}
+    assert {block.language for block in blocks()} <= known
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_the_index_leads_to_every_page(page: Path) -> None:
+    index = ROOT / "docs" / "README.md"
+    assert page == index or f"({page.name})" in index.read_text("utf-8")
 
 
 @pytest.mark.parametrize("begins", [*LONG, *SMALLER, *SERVERS, *ASKS, *STATUSES])
@@ -82,6 +95,9 @@ def read_ours(words: list[str]) -> None:
     rest = list(words)
     while hasattr(command, "resolve_command"):
         context = command.context_class(command, context, name)
+        if rest[0].startswith("-"):
+            assert any(rest[0] in option.opts for option in command.get_params(context))
+            return
         name, command, rest = command.resolve_command(context, rest)
     command.make_context(name, rest, context)
 
