@@ -281,7 +281,8 @@ class Delivery(Section):
         default=MINUTE_MS,
         ge=1_000,
         le=60 * MINUTE_MS,
-        description="A record whose target is paused is put off for so long, and looked at again.",
+        description="A record whose target is paused is put off for so long, and looked at again; "
+        "as the pause lasts, for up to ten times as long.",
     )
     slot_records_max: int = Field(
         default=0,

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -48,6 +49,7 @@ from delayservice.lanes.lane import Lane
 from delayservice.lanes.level import FetchAhead, LevelLane
 from delayservice.lanes.slice_loop import REPLICA_WAIT_MS, Limits, SliceLoop
 from delayservice.metrics import AuditFacts, SliceMetrics, encode_snapshot
+from delayservice.paused import pause_facts
 from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
 from delayservice.slice_thread import MetricsObserver, SliceThread, ThreadGate
@@ -169,7 +171,7 @@ class Worker:
             settings.kafka.client_config("consumer"),
             f"{settings.node.node_id}-{index}",
         )
-        self._targets = TargetTopics(self._admin, why_paused=self._pauses.why)
+        self._targets = TargetTopics(self._admin, why_paused=self._why_paused)
         self._checkpoints = KafkaCheckpoints(
             settings.topics.checkpoint,
             settings.kafka.client_config("consumer"),
@@ -238,6 +240,13 @@ class Worker:
             stopping.wait(TURN_S)
         return self._stop()
 
+    def _why_paused(self, topic: str) -> str | None:
+        """Of target topics; what the service writes for itself goes on under any pattern."""
+        topics = self._settings.topics
+        if topic in topics.own or fnmatchcase(topic, topics.pattern) or topic in topics.delay:
+            return None
+        return self._pauses.why(topic)
+
     def answer(self, question: Question) -> Answer:
         """What people ask of this worker's slices; any thread may.
 
@@ -275,7 +284,8 @@ class Worker:
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
             slices = [thread.published for thread in self._slices.values()]
             told = self._problems(), self._disk.used, self._audit_facts, len(self._facts)
-            publish(encode_snapshot(os.getpid(), slices, *told))
+            paused = pause_facts(self._pauses.newest)
+            publish(encode_snapshot(os.getpid(), slices, *told, paused))
 
     @property
     def _audit_facts(self) -> AuditFacts | None:

@@ -16,15 +16,9 @@ from delayservice.core.pauses import Pause, Paused, Pauses, decode_key, decode_p
 
 _WAIT_S: Final = 1.0
 _RETRY_S: Final = 1.0
-_REFUSED: Final = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 (its public name)
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-    }
-)
-"""The topic will not be read until somebody does something about it: then nothing is paused."""
+_COMPLAIN_S: Final = 3.0
+"""A new topic, or a broker that restarts, takes a moment, which is no news."""
+_WAIT_AT_START_S: Final = 30.0
 
 _log = structlog.get_logger(__name__)
 
@@ -33,7 +27,7 @@ class PauseNews:
     """Reads the pauses topic, on a thread of its own.
 
     Until it was read once, everything counts as paused: what was paused before a restart must not
-    go out in its first second.
+    go out in its first second. If that takes too long, nothing does, and ``problem`` says so.
 
     Args:
         topic: the pauses topic.
@@ -51,6 +45,8 @@ class PauseNews:
             "fetch.wait.max.ms": 500,
         }
         self._found: dict[Paused, Pause] = {}
+        self._failing_s = 0.0
+        """Since when it can't be read, monotonic; 0: it can."""
         threading.Thread(target=self._run, name="pauses", daemon=True).start()
 
     def holds(self, topic: str) -> bool:
@@ -69,27 +65,35 @@ class PauseNews:
         return [] if newest is None else [encode_key(paused) for paused in newest.all]
 
     def _run(self) -> None:
-        """Until the process ends."""
+        """Until the process ends, whatever happens."""
         while True:
             consumer = consumer_client(self._config)
             try:
                 self._read(consumer)
             except KafkaException as exc:
-                self._failed(exc)
+                self._failed(exc.args[0].str())
+            except Exception as exc:  # noqa: BLE001  # else nobody would hear of pauses any more
+                _log.exception("pauses_not_read", topic=self._topic)
+                self._failed(f"{type(exc).__name__}: {exc}")
             finally:
                 consumer.close()
             time.sleep(_RETRY_S)
 
-    def _failed(self, exc: KafkaException) -> None:
-        error = exc.args[0]
-        if error.code() not in _REFUSED:  # nothing can be delivered now either
-            _log.debug("pauses_not_read", topic=self._topic, why=error.str())
+    def _failed(self, why: str) -> None:
+        """Say so when it lasts. Deliveries wait for the pauses at a start, but not for ever: what
+        nobody can read would stop everything.
+        """
+        now_s = time.monotonic()
+        self._failing_s = self._failing_s or now_s
+        if now_s - self._failing_s < _COMPLAIN_S:
             return
-        problem = f"pauses are not heard of: topic {self._topic} can't be read: {error.str()}"
+        problem = f"pauses are not heard of: topic {self._topic} can't be read: {why}"
         if problem != self.problem:
-            _log.error("pauses_not_read", topic=self._topic, why=error.str())
+            _log.error("pauses_not_read", topic=self._topic, why=why)
         self.problem = problem
-        self.newest = self.newest or Pauses()
+        if self.newest is None and now_s - self._failing_s >= _WAIT_AT_START_S:
+            _log.error("pauses_given_up", topic=self._topic, hint="nothing counts as paused now")
+            self.newest = Pauses()
 
     def _read(self, consumer: Consumer) -> None:
         place = TopicPartition(self._topic, 0)
@@ -103,6 +107,7 @@ class PauseNews:
             is_whole = (message is not None and self._take(message)) or is_whole
             if is_whole:
                 self.problem = ""
+                self._failing_s = 0.0
                 self.newest = Pauses(self._found)
 
     def _take(self, message: Message) -> bool:

@@ -295,14 +295,17 @@ class TopicKeeper:
             topics.outcomes: (WRITE,),
             topics.pauses: (READ,),
         }
-        if self._settings.admin.listen:
-            asked = (topics.dead_letter, topics.outcomes, topics.pauses)
-            needed |= dict.fromkeys(asked, (READ, WRITE))
         if self._settings.digests.enabled:
             needed |= {topics.digests: (WRITE,), topics.repairs: (READ, WRITE)}
         told = complaints(ask_access(self._admin, needed.keys()), needed)
         if told:
             raise KafkaEdgeError("; ".join(told))
+        if self._settings.admin.listen:
+            asked = dict.fromkeys(
+                (topics.dead_letter, topics.outcomes, topics.pauses), (READ, WRITE)
+            )
+            for complaint in complaints(ask_access(self._admin, asked.keys()), asked):
+                _log.warning("admin_right_missing", why=complaint)
 
     def _delay_config(self, name: str) -> dict[str, str]:
         retention_ms = max(self._retention_ms_needed(name), _RETENTION_MS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -37,6 +38,10 @@ from delayservice.core.recurrence import (
 )
 from delayservice.core.spread import spread_ms
 
+_HELD_PARTS: Final = 8
+_HELD_TIMES_MAX: Final = 10
+"""What has been due for so long is put off for an eighth of that, ten times ``held_ms`` at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Routes:
@@ -51,8 +56,8 @@ class Routes:
     park_delays_ms: tuple[int, ...]
     cron_time: CronTime
     held_ms: int = 60_000
-    """How long a record is put off whose target is paused, and half as long again: a backlog that
-    is put off comes back spread over the rest."""
+    """How long a record is put off at first whose target is paused, and up to half as long again: a
+    backlog comes back spread over the rest."""
 
 
 @dataclass(slots=True)
@@ -367,13 +372,17 @@ class Settler:
         return self._copy(outcome.PARKED, offset, again, at_ms, base)
 
     def _hold(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
-        """Put off what goes to a paused target. That is no attempt, so it may last; only what is
-        fired before its time has to be told from what is rolled.
+        """Put off what goes to a paused target, longer as the pause lasts: a backlog is written
+        anew each time. That is no attempt, so it may last; only what is fired before its time has
+        to be told from what is rolled.
         """
-        wait_ms = self._routes.held_ms + spread_ms(offset, self._routes.held_ms // 2)
+        held_ms = self._routes.held_ms
+        wait_ms = min(max(held_ms, (now_ms - payload[5]) // _HELD_PARTS), _HELD_TIMES_MAX * held_ms)
+        at_ms = now_ms + wait_ms + spread_ms(offset, wait_ms // 2)
+        at_ms = min(at_ms, self._at_ms(offset, (*payload[:5], at_ms, None), now_ms))
         if payload[5] > now_ms and not _was_tried(payload):
             payload = (*payload[:6], next_attempt(payload[6]))
-        return self._copy(outcome.PARKED, offset, payload, now_ms + wait_ms, base)
+        return self._copy(outcome.PARKED, offset, payload, at_ms, base)
 
     def _copy(
         self,

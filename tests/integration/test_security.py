@@ -158,11 +158,8 @@ WITHOUT = {
     Right("topic", "delay_dead_letter", "DescribeConfigs"): (
         "the configuration of {dead_letter} can't be read: give the service DescribeConfigs"
     ),
-    Right("topic", "delay_dead_letter", "Read"): "give the service Read on {dead_letter}",
-    Right("topic", "delay_outcomes", "Read"): "give the service Read on {outcomes}",
     Right("topic", "delay_outcomes", "Write"): "give the service Write on {outcomes}",
     Right("topic", "delay_pauses", "Read"): "give the service Read on {pauses}",
-    Right("topic", "delay_pauses", "Write"): "give the service Write on {pauses}",
     Right("topic", "delay_digests", "Write"): "missing topics: {digests}",
     Right("topic", "delay_repairs", "Read"): "give the service Read on {repairs}",
     Right("topic", "delay_repairs", "Write"): "give the service Write on {repairs}",
@@ -172,13 +169,33 @@ WITHOUT = {
     ),
 }
 """What the service says without one right."""
+FOR_THE_API = {
+    Right("topic", "delay_dead_letter", "Read"),
+    Right("topic", "delay_outcomes", "Read"),
+    Right("topic", "delay_pauses", "Write"),
+}
 TARGET_WRITE = Right("topic", "orders*", "Write")
 TARGET_CONFIGS = Right("topic", "orders*", "DescribeConfigs")
 
 
 def test_every_right_of_the_service_is_tried() -> None:
-    assert {*WITHOUT, TARGET_WRITE, TARGET_CONFIGS} == set(SERVICE)
+    assert {*WITHOUT, *FOR_THE_API, TARGET_WRITE, TARGET_CONFIGS} == set(SERVICE)
     assert len(set(SERVICE)) == len(SERVICE)
+
+
+def test_without_the_rights_of_the_admin_api_the_service_says_so_and_delivers(
+    secure: SecureCluster, bench: Bench
+) -> None:
+    grant(secure, bench, [one for one in SERVICE if one not in FOR_THE_API])
+    make_topics(bench)
+    target = bench.target("one")
+    service = bench.serve()
+    bench.send(bench.to(target, 0), value=b"delivered")
+    assert [one.value for one in bench.read(target, 1)] == [b"delivered"]
+    said = " ".join(str(event["why"]) for event in service.events("admin_right_missing"))
+    for topic, right in ((bench.dead_letter, "Read"), (bench.outcomes, "Read")):
+        assert f"give the service {right} on {topic}" in said
+    assert f"give the service Write on {bench.pauses}" in said
 
 
 @pytest.mark.long

@@ -183,7 +183,7 @@ class Oracle:
             is_told = settled.was_fired or settled.by < 0 or settled.due_ms <= written.sender_ms
             _require(is_told, f"{where}: fired, and held as any")
             wait_ms = fields["at"] - written.sender_ms
-            _require(HELD_MS <= wait_ms <= 3 * HELD_MS // 2, f"{where}: held for {wait_ms} ms")
+            _require(0 < wait_ms <= 15 * HELD_MS, f"{where}: held for {wait_ms} ms")
             return again
         early = shard.contracts and shard.key_of(settled)[0] < settled.due_ms
         _require(bool(early), f"{where}: rolled at its due time")

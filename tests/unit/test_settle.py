@@ -1,3 +1,6 @@
+import json
+from dataclasses import replace
+
 from delayservice.core import outcome
 from delayservice.core.codec import Payload
 from delayservice.core.settle import Routes, Settler, Verdicts
@@ -96,3 +99,50 @@ def test_a_dead_letter_that_is_refused_too_says_only_where_the_record_is() -> No
         assert headers["delay-source"] == b"delay_topic_any:3:7"
         assert b"left out" in (headers["delay-error-detail"] or b"")
         assert not headers.keys() & {"own", "a"}
+
+
+PAUSED = {("orders", -1): ("target-paused", "somebody said so")}
+
+
+def held_until_ms(settle: Settler, due_ms: int, now_ms: int, attempt: int = 1) -> tuple[int, int]:
+    """When the copy that puts a record off comes up, and its attempt."""
+    output = settle.settle(7, min(due_ms, now_ms), payload(due_ms, attempt), now_ms, 8)
+    assert output is not None
+    assert output[:3] == (outcome.PARKED, "delay_topic_any", 3)
+    fields = json.loads(dict(output[5])["delay-copy"] or b"")
+    return int(fields["at"]), int(fields["attempt"])
+
+
+def test_a_paused_target_is_no_attempt_and_a_long_pause_a_longer_wait() -> None:
+    held = Settler(
+        "delay_topic_any", 3, replace(ROUTES, held_ms=800, roll_window_ms=10**9), Verdicts(PAUSED)
+    )
+    for attempt in (1, 2, 9):
+        at_ms, tried = held_until_ms(held, NOW_MS, NOW_MS, attempt)
+        assert NOW_MS + 800 <= at_ms <= NOW_MS + 1_200
+        assert tried == attempt
+    for late_ms, least_ms in ((8_000, 1_000), (40_000, 5_000), (10**7, 8_000)):
+        at_ms, _ = held_until_ms(held, NOW_MS - late_ms, NOW_MS)
+        assert NOW_MS + least_ms <= at_ms <= NOW_MS + 3 * least_ms // 2
+
+
+def test_what_is_put_off_is_read_again_before_the_log_forgets_it() -> None:
+    held = Settler("delay_topic_any", 3, replace(ROUTES, held_ms=60_000), Verdicts(PAUSED))
+    assert held_until_ms(held, NOW_MS, NOW_MS)[0] == NOW_MS + ROUTES.roll_window_ms
+
+
+def test_what_is_fired_before_its_time_and_put_off_is_told_from_what_is_rolled() -> None:
+    held = Settler("delay_topic_any", 3, replace(ROUTES, held_ms=800), Verdicts(PAUSED))
+    kind, _, _, _, _, headers, _, _ = held.fire(7, payload(NOW_MS + 5_000), NOW_MS, 9)
+    assert kind == outcome.PARKED
+    fields = json.loads(dict(headers)["delay-copy"] or b"")
+    assert fields["attempt"] == 2
+    again = settler().settle(8, fields["at"], payload(NOW_MS + 5_000, 2), fields["at"], 9)
+    assert again is not None
+    assert again[0] == outcome.FIRED
+
+
+def test_where_nothing_can_be_put_off_a_paused_record_waits() -> None:
+    held = Settler("delay_topic_1", 3, ROUTES, Verdicts(PAUSED))
+    held.copies_to = None
+    assert held.settle(7, NOW_MS, payload(), NOW_MS, 8) is None
