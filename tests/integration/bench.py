@@ -289,9 +289,11 @@ class Bench:
 
 
 class Reader:
-    """A ``read_committed`` consumer that keeps all it has seen."""
+    """A consumer that keeps all it has seen."""
 
-    def __init__(self, bootstrap: str, topics: Sequence[str]) -> None:
+    def __init__(
+        self, bootstrap: str, topics: Sequence[str], isolation: str = "read_committed"
+    ) -> None:
         self.seen: list[Seen] = []
         self._consumer = Consumer(
             {
@@ -299,7 +301,7 @@ class Reader:
                 "group.id": f"reader-{uuid.uuid4().hex}",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
-                "isolation.level": "read_committed",
+                "isolation.level": isolation,
                 "fetch.wait.max.ms": 50,
             }
         )
