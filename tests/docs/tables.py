@@ -49,6 +49,25 @@ NOT_TYPED: Final = (
     Listed("docs/spark.md", "env/bin/", _SUBMIT),
 )
 
+_RECIPE = "run by tests/integration/test_client_recipes.py"
+_FRAGMENT = "a fragment: what it stands in is the reader's own"
+
+PYTHON_NOT_RUN: Final = (
+    Listed("docs/audit.md", "from connectors.spark.audit import", "Spark: run by make long"),
+    Listed("docs/audit.md", "from connectors.spark.audit_stream import", _FRAGMENT),
+    Listed("docs/client.md", "from datetime import", _RECIPE),
+    Listed("docs/client.md", "from connectors.kafka.client import LevelProducer", "needs levels"),
+    Listed("docs/client.md", '"""Ships orders.', "tests/integration/test_retry_ladder.py runs it"),
+    Listed("docs/client.md", "producer = Producer(", _FRAGMENT),
+    Listed("docs/header-contract.md", "to_reports =", _FRAGMENT),
+    Listed(
+        "docs/levels.md", "import os", "needs levels; tests/integration/test_levels.py has them"
+    ),
+    Listed("docs/migration.md", "producer.produce(", _FRAGMENT),
+    Listed("docs/reconcile.md", "from connectors.spark.wheel_source", _FRAGMENT),
+)
+"""Blocks of Python that begin so, and why the pages' test does not run them; all are compiled."""
+
 LONG: Final = (
     "delayservice bench",
     "delayservice spark",

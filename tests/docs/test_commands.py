@@ -21,7 +21,7 @@ from delayservice.dev.service import ServiceProcess
 from tests.docs.pages import Command, bare, blocks, commands
 from tests.docs.tables import BEFORE, LONG, SERVERS, SMALLER
 from tests.docs.terminal import Machine, Terminal, await_true
-from tests.docs.test_listed import is_listed
+from tests.docs.test_listed import is_listed, is_python_listed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -100,6 +100,21 @@ def test_what_a_page_says_is_typed(machine: Machine, page: str) -> None:
             _assert_not_refused(command, terminal.type(command))
 
 
+PYTHON_PAGES: Final = sorted(
+    {one.page for one in blocks("python") if not is_python_listed(one)} - {README}
+)
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES)
+def test_the_python_of_a_page_runs(machine: Machine, page: str) -> None:
+    """One block after the other, as somebody would who reads on."""
+    whole = [one.text for one in blocks("python", page) if not is_python_listed(one)]
+    script = machine.folder / f"{Path(page).stem}.py"
+    script.write_text(machine.here("\n".join([*whole, "producer.flush()\n"])), "utf-8")
+    with Terminal(machine) as terminal:
+        terminal.type(Command(page, page, f"python {script.name}"))
+
+
 def _assert_not_refused(command: Command, shown: str) -> None:
     """As curl ends with 0 whatever the API thinks of a request, look at it."""
     answer: object = None
@@ -123,6 +138,15 @@ def test_benches_and_jobs_are_typed_with_small_sizes(machine: Machine, command: 
     more = "".join(words for begins, words in SMALLER.items() if said.startswith(begins))
     with Terminal(machine) as terminal:
         terminal.type(command, more)
+
+
+@pytest.mark.long
+def test_the_audit_of_the_page_is_clean(machine: Machine) -> None:
+    text = machine.here(blocks("python", "docs/audit.md")[0].text)
+    (machine.folder / "audited.py").write_text(text, "utf-8")
+    with Terminal(machine) as terminal:
+        shown = terminal.type(Command("docs/audit.md", "docs/audit.md", "python audited.py"))
+    assert any(line.startswith("0 ") for line in shown.splitlines()), shown
 
 
 AUTHORIZER: Final = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +18,18 @@ from typer.exceptions import TyperException
 
 from delayservice.cli import app
 from delayservice.dev.commands import app as dev_app
-from tests.docs.pages import ROOT, Command, bare, blocks, commands
-from tests.docs.tables import ASKS, BEFORE, LONG, NOT_TYPED, SERVERS, SMALLER, STATUSES
+from tests.docs.pages import PAGES, ROOT, Block, Command, bare, blocks, commands
+from tests.docs.tables import (
+    ASKS,
+    BEFORE,
+    LONG,
+    NOT_TYPED,
+    PYTHON_NOT_RUN,
+    SERVERS,
+    SMALLER,
+    STATUSES,
+    Listed,
+)
 
 COMPOSE: Final = (ROOT / "docker-compose.yml").read_text("utf-8")
 EVERY: Final = commands()
@@ -33,9 +46,8 @@ def is_listed(command: Command) -> bool:
 
 
 @pytest.mark.parametrize("row", NOT_TYPED, ids=lambda row: f"{row.page}: {row.begins}")
-def test_what_is_listed_stands_on_its_page(row: object) -> None:
-    page, begins = getattr(row, "page", ""), getattr(row, "begins", "")
-    assert any(one.page == page and bare(one.text).startswith(begins) for one in EVERY)
+def test_what_is_listed_stands_on_its_page(row: Listed) -> None:
+    assert any(one.page == row.page and bare(one.text).startswith(row.begins) for one in EVERY)
 
 
 def test_every_block_is_in_a_language_that_somebody_looks_at() -> None:
@@ -77,6 +89,56 @@ def _ours(word: str) -> Iterator[str]:
             yield part
         if (found := re.search(r"(?:^|site-packages/)(connectors/\S+\.py)$", part)) is not None:
             yield found[1]
+
+
+# --- what is no shell block ----------------------------------------------------------------------
+
+
+def is_python_listed(block: Block) -> bool:
+    rows = [row for row in PYTHON_NOT_RUN if row.page == block.page]
+    return any(block.text.startswith(row.begins) for row in rows)
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.place)
+def test_every_python_block_is_python(block: Block) -> None:
+    compile(block.text, block.place, "exec")
+
+
+@pytest.mark.parametrize("row", PYTHON_NOT_RUN, ids=lambda row: f"{row.page}: {row.begins}")
+def test_what_is_listed_of_python_stands_on_its_page(row: Listed) -> None:
+    assert any(one.text.startswith(row.begins) for one in blocks("python", row.page))
+
+
+@pytest.mark.parametrize("block", blocks("json"), ids=lambda block: block.place)
+def test_every_json_block_is_json(block: Block) -> None:
+    json.loads(block.text)
+
+
+MODULE: Final = re.compile(r"`(?:\.venv/bin/)?python -m ([\w.]+)([^`]*)`")
+IN_TEXT: Final = sorted(
+    {
+        (module, option)
+        for page in PAGES
+        for module, words in MODULE.findall(page.read_text("utf-8"))
+        for option in ["", *re.findall(r"--[\w-]+", words)]
+        if module.startswith("tests.")
+    }
+)
+
+
+@pytest.mark.parametrize("module", sorted({module for module, _ in IN_TEXT}))
+def test_every_program_that_is_named_has_the_options_that_are_named(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for _, option in (one for one in IN_TEXT if one[0] == module):
+        assert option in done.stdout
 
 
 # --- readers -------------------------------------------------------------------------------------
