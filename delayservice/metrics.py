@@ -193,6 +193,26 @@ class AuditFacts(msgspec.Struct):
     findings: dict[str, int]
 
 
+class PauseFact(msgspec.Struct):
+    """A target, as a pattern, or a delay topic that is paused (``kind``): since when, and why."""
+
+    kind: str
+    name: str
+    at_ms: int
+    reason: str
+
+
+class PauseFacts(msgspec.Struct):
+    """All that is paused."""
+
+    told: list[PauseFact]
+    """Longest first."""
+    counts: dict[str, int]
+    """By kind, whether or not they are told one by one."""
+    others_at_ms: int | None
+    """Since when the longest of those is that are not; None: there are no others."""
+
+
 class _Packing(msgspec.Struct):
     """``Snapshot``, its slices packed already: each by the thread that writes it."""
 
@@ -203,6 +223,7 @@ class _Packing(msgspec.Struct):
     disk_used_percent: float = 0.0
     audit: AuditFacts | None = None
     slices_there: int = 0
+    pauses: PauseFacts | None = None
 
 
 class Snapshot(msgspec.Struct):
@@ -219,6 +240,8 @@ class Snapshot(msgspec.Struct):
     """Known to one worker of a node."""
     slices_there: int = 0
     """How many slices the delay topics make, whoever keeps a copy of them."""
+    pauses: PauseFacts | None = None
+    """None: the worker has not heard yet what is paused."""
 
 
 _STARTED_NS = time.monotonic_ns()
@@ -238,12 +261,13 @@ def encode_snapshot(
     disk_used_percent: float = 0.0,
     audit: AuditFacts | None = None,
     slices_there: int = 0,
+    pauses: PauseFacts | None = None,
 ) -> bytes:
     """Pack a worker's slices, each from ``encode_slice``, for ``MetricsHub.update``; ``pid`` is the
     worker's own.
     """
     packed = [msgspec.Raw(packed) for packed in slices]
-    told = list(problems), disk_used_percent, audit, slices_there
+    told = list(problems), disk_used_percent, audit, slices_there, pauses
     return _encode(_Packing(pid, _STARTED_NS, packed, *told))
 
 

@@ -23,6 +23,7 @@ from delayservice.metrics import (
     AuditFacts,
     Counters,
     Histogram,
+    PauseFacts,
     SliceMetrics,
 )
 
@@ -66,6 +67,8 @@ class NodeFacts:
     """What belongs to no slice, one sentence each."""
     slices_there: int | None = None
     """How many slices the delay topics make; None before a worker has told."""
+    pauses: PauseFacts | None = None
+    """None before a worker has heard what is paused."""
 
 
 def export(facts: NodeFacts) -> Iterator[Metric]:
@@ -79,6 +82,7 @@ def export(facts: NodeFacts) -> Iterator[Metric]:
     yield from _of_workers(facts.workers)
     yield from _gauges(facts.slices)
     yield from _of_audit(facts.audit)
+    yield from _of_pauses(facts.pauses)
     yield from _counters(facts.totals)
     yield from _histograms(facts.totals)
 
@@ -134,6 +138,25 @@ def _of_audit(audit: AuditFacts | None) -> Iterator[Metric]:
         for kind, count in sorted(audit.findings.items()):
             found.add_metric([kind], count)
     yield from (at, records, found)
+
+
+def _of_pauses(pauses: PauseFacts | None) -> Iterator[Metric]:
+    since = GaugeMetricFamily(
+        "delay_paused_timestamp_seconds",
+        "Since when a target or a delay topic is paused; absent when it is not.",
+        labels=["kind", "name"],
+    )
+    count = GaugeMetricFamily(
+        "delay_pauses", "How many targets and delay topics are paused.", labels=["kind"]
+    )
+    if pauses is not None:
+        for kind, number in sorted(pauses.counts.items()):
+            count.add_metric([kind], number)
+        for pause in pauses.told:
+            since.add_metric([pause.kind, pause.name], pause.at_ms / _MS)
+        if pauses.others_at_ms is not None:
+            since.add_metric(["other", "other"], pauses.others_at_ms / _MS)
+    yield from (since, count)
 
 
 def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:

@@ -24,6 +24,8 @@ from delayservice.errors import DelayServiceError
 from delayservice.metrics import (
     LATENESS_BOUNDS_MS,
     Counters,
+    PauseFact,
+    PauseFacts,
     SliceMetrics,
     Snapshot,
     decode_snapshot,
@@ -75,6 +77,10 @@ class NodeStatus(msgspec.Struct):
     problems: list[str]
     workers: list[WorkerStatus]
     slices: list[SliceStatus]
+    paused: list[PauseFact] = []
+    """Somebody wanted it so: the node is no less healthy for it."""
+    paused_others: int = 0
+    """So much more is paused."""
 
 
 class _Worker:
@@ -192,6 +198,7 @@ class MetricsHub:
             snapshots = [worker.snapshot for worker in self._workers.values()]
             problems = dict.fromkeys(text for one in snapshots for text in one.problems)
             slices_there = max((one.slices_there for one in snapshots), default=None)
+            pauses = self._newest_pauses()
         # The age of a silent worker's cursor goes on growing.
         slices = [
             SliceFacts(index, metrics, metrics.cursor_age_s + silent_s)
@@ -208,7 +215,14 @@ class MetricsHub:
             workers_missing=self._workers_wanted - len(workers),
             problems=list(problems),  # each once: every worker sees the same topics
             slices_there=slices_there,
+            pauses=pauses,
         )
+
+    def _newest_pauses(self) -> PauseFacts | None:
+        """Every worker hears of every pause; whoever reported last speaks for all."""
+        workers = sorted(self._workers.values(), key=lambda worker: worker.arrived_s)
+        heard = [one.snapshot.pauses for one in workers if one.snapshot.pauses is not None]
+        return heard[-1] if heard else None
 
     def status(self) -> NodeStatus:
         """Give what ``/status`` shows. Healthy: every worker reports and no slice has an alarm."""
@@ -224,6 +238,7 @@ class MetricsHub:
         problems += facts.problems
         if not facts.workers:
             problems.append("no worker has reported yet")
+        pauses = facts.pauses or PauseFacts([], {}, None)
         return NodeStatus(
             node_id=facts.node_id,
             version=facts.version,
@@ -235,6 +250,8 @@ class MetricsHub:
                 for w in facts.workers
             ],
             slices=[_slice_status(s, facts.totals[s.metrics.slice]) for s in facts.slices],
+            paused=pauses.told,
+            paused_others=sum(pauses.counts.values()) - len(pauses.told),
         )
 
     def serve(self) -> str | None:

@@ -10,7 +10,9 @@ import msgspec
 from rich.table import Table
 
 from delayservice.commands.console import out
+from delayservice.core.provenance import printable
 from delayservice.errors import DelayServiceError
+from delayservice.metrics import PauseFact
 from delayservice.metrics_hub import NodeStatus, SliceStatus
 
 TIMEOUT_S = 5.0
@@ -44,7 +46,7 @@ def fetch(address: str) -> NodeStatus:
 
 
 def show(status: NodeStatus) -> None:
-    """Print the node, its problems and a table of its slices."""
+    """Print the node, its problems, what is paused and a table of its slices."""
     health = "[green]healthy[/]" if status.healthy else "[bold red]not healthy[/]"
     out.print(
         f"node [bold]{status.node_id}[/]  version {status.version}  "
@@ -52,8 +54,20 @@ def show(status: NodeStatus) -> None:
     )
     for problem in status.problems:
         out.print(f"  {problem}", style="red", markup=False)
+    for pause in status.paused:
+        out.print(f"  {_paused(pause)}", style="yellow", markup=False)
+    if status.paused_others:
+        out.print(
+            f"  {status.paused_others:,} more are paused: delayservice pauses", style="yellow"
+        )
     if status.slices:
         out.print(_table(status.slices))
+
+
+def _paused(pause: PauseFact) -> str:
+    """Name and reason are what somebody wrote: nothing in them may steer the terminal."""
+    reason = f": {pause.reason}" if pause.reason else ""
+    return printable(f"{pause.kind} {pause.name} is paused since {_instant(pause.at_ms)}{reason}")
 
 
 def _table(slices: list[SliceStatus]) -> Table:
@@ -89,10 +103,14 @@ def _due(due_ms: int | None) -> str:
     ahead_s = due_ms / 1_000 - time.time()
     if abs(ahead_s) < 86_400:  # noqa: PLR2004 (within a day a person thinks in "in how long")
         return f"in {_seconds(ahead_s)}" if ahead_s >= 0 else f"{_seconds(-ahead_s)} ago"
+    return _instant(due_ms)
+
+
+def _instant(epoch_ms: int) -> str:
     try:
-        return datetime.fromtimestamp(due_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%MZ")
+        return datetime.fromtimestamp(epoch_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%MZ")
     except (OverflowError, ValueError, OSError):
-        return f"{due_ms} ms"
+        return f"{epoch_ms} ms"
 
 
 def _seconds(seconds: float) -> str:

@@ -13,7 +13,14 @@ from prometheus_client.core import Metric
 
 from delayservice.clock import NOT_COMPARED
 from delayservice.core.outcome import OUTCOME_NAMES
-from delayservice.metrics import AuditFacts, SliceMetrics, encode_slice, encode_snapshot
+from delayservice.metrics import (
+    AuditFacts,
+    PauseFact,
+    PauseFacts,
+    SliceMetrics,
+    encode_slice,
+    encode_snapshot,
+)
 from delayservice.metrics_export import export
 from delayservice.metrics_hub import STALE_S, MetricsHub
 from delayservice.settings import load
@@ -52,7 +59,8 @@ def full_hub() -> MetricsHub:
     metrics.observe_lateness([1])
     metrics.observe_transaction(0.001)
     hub = MetricsHub(load(None, ["node.workers=2"], {}))
-    told = (["a topic is unfit"], 12.0, AuditFacts(1, 2, {"lost": 3}), 4)
+    pauses = PauseFacts([PauseFact("target", "orders*", 1, "")], {"target": 1}, None)
+    told = (["a topic is unfit"], 12.0, AuditFacts(1, 2, {"lost": 3}), 4, pauses)
     hub.update(0, encode_snapshot(1, [encode_slice(metrics)], *told))
     return hub
 

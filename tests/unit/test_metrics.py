@@ -19,6 +19,8 @@ from delayservice.errors import DelayServiceError
 from delayservice.metrics import (
     LATENESS_BOUNDS_MS,
     AuditFacts,
+    PauseFact,
+    PauseFacts,
     SliceMetrics,
     decode_snapshot,
     encode_slice,
@@ -175,7 +177,9 @@ def test_an_address_that_is_taken_is_told(served: tuple[MetricsHub, str]) -> Non
 def test_the_documentation_lists_exactly_what_is_exported() -> None:
     collecting = hub()
     audit = AuditFacts(1, 2, {"lost": 3})
-    collecting.update(0, encode_snapshot(1, [encode_slice(busy())], audit=audit))
+    pauses = PauseFacts([PauseFact("target", "orders*", 1, "")], {"target": 1}, None)
+    snapshot = encode_snapshot(1, [encode_slice(busy())], audit=audit, pauses=pauses)
+    collecting.update(0, snapshot)
     exported = set()
     for family in export(collecting.facts()):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")

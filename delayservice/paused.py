@@ -1,0 +1,40 @@
+"""What is paused, as metrics and status tell it: bounded, whatever stands in the topic."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Final
+
+from delayservice.core.pauses import KINDS, Pause, Paused, Pauses
+from delayservice.metrics import PauseFact, PauseFacts
+
+PAUSES_TOLD_MAX: Final = 200
+"""As many are told one by one: each is a series in Prometheus."""
+_REASON_CHARS_MAX: Final = 200
+_AT_MS_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999. A row that is written by hand may say anything."""
+_NAME: Final = re.compile(r"[A-Za-z0-9._*?-]{1,249}")
+"""A legal topic name, or a pattern of such."""
+
+
+def pause_facts(pauses: Pauses | None) -> PauseFacts | None:
+    """The longest pauses one by one, the others and those of no legal name in numbers; None: nobody
+    has heard yet what is paused.
+    """
+    if pauses is None:
+        return None
+    facts = sorted(
+        (_fact(paused, pause) for paused, pause in pauses.all.items()),
+        key=lambda fact: (fact.at_ms, fact.kind, fact.name),
+    )
+    told = [fact for fact in facts if _NAME.fullmatch(fact.name)][:PAUSES_TOLD_MAX]
+    names = {(fact.kind, fact.name) for fact in told}
+    others = [fact.at_ms for fact in facts if (fact.kind, fact.name) not in names]
+    counts = Counter(paused.kind for paused in pauses.all)
+    return PauseFacts(told, {kind: counts[kind] for kind in KINDS}, min(others, default=None))
+
+
+def _fact(paused: Paused, pause: Pause) -> PauseFact:
+    at_ms = min(max(pause.at_ms, 0), _AT_MS_MAX)
+    return PauseFact(paused.kind, paused.name, at_ms, pause.reason[:_REASON_CHARS_MAX])
