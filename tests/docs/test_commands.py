@@ -10,10 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    NewTopic,
+)
 
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.ports import ANY_PORTS
@@ -22,12 +29,15 @@ from tests.docs.pages import Command, bare, blocks, commands
 from tests.docs.tables import BEFORE, LONG, SERVERS, SMALLER
 from tests.docs.terminal import Machine, Terminal, await_true
 from tests.docs.test_listed import is_listed, is_python_listed
+from tests.unit.stored_folders import fill, opened
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 README: Final = "README.md"
 TYPED: Final = [one for one in commands() if not is_listed(one)]
 OTHER_PAGES: Final = sorted({one.page for one in TYPED} - {README, "docs/start.md"})
+ALLOWED: Final = {"DELAYSERVICE_TARGETS__DEFAULT__ALLOW": "orders*,mails,calls"}
+"""The README's targets, and those of docs/spark.md."""
 CONSUMER: Final = "python consume.py"
 
 
@@ -38,7 +48,7 @@ def is_long(command: Command) -> bool:
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """As the README leaves it: a broker, a node, a consumer, and four records sent."""
-    with Machine(tmp_path_factory.mktemp("machine"), {}) as made:
+    with Machine(tmp_path_factory.mktemp("machine"), ALLOWED) as made:
         _save(made, "toml", "delayservice.toml")
         _save(made, "python", "consume.py")
         with Terminal(made) as terminal:
@@ -127,7 +137,27 @@ def _assert_not_refused(command: Command, shown: str) -> None:
 # --- what takes longer ---------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def inputs(machine: Machine) -> None:
+    """What docs/spark.md schedules, the topics where it goes, and a store that it exports."""
+    stored = opened(machine.folder / "delayservice-state", "rocksdb")
+    fill(stored)
+    stored.close()
+    due_at = datetime.now(UTC) + timedelta(days=1)
+    rows = [
+        {"due_at": due_at, "body": f"remind {n}", "user": f"user-{n}", "reminder_id": f"r-{n}"}
+        for n in range(20)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), machine.folder / "reminders.parquet")
+    (machine.folder / "calls.csv").write_text("who,level\nada,1\ngrace,2\n", "utf-8")
+    admin = AdminClient({"bootstrap.servers": machine.environment["B"]})
+    new = [NewTopic(name, 1, 1) for name in ("mails", "calls")]
+    for made in admin.create_topics(new).values():
+        made.result(30)
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("inputs")
 @pytest.mark.parametrize(
     "command",
     [one for one in TYPED if is_long(one) and bare(one.text).startswith("delayservice ")],
