@@ -44,9 +44,6 @@ NOT_TYPED: Final = (
     Listed("docs/drill.md", "delayservice spark drill --bootstrap", "a million records: minutes"),
     Listed("docs/spark.md", "pip install", _PACKAGE),
     Listed("docs/spark.md", "delayservice spark schedule s3a:", "needs an object store"),
-    Listed(
-        "docs/spark.md", "delayservice spark export", "tests/unit/test_spark_rocks_export.py has it"
-    ),
     Listed("docs/spark.md", "spark-submit", _SUBMIT),
     Listed("docs/spark.md", "python3.11 -m venv", _SUBMIT),
     Listed("docs/spark.md", "env/bin/", _SUBMIT),
