@@ -27,6 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
+from delayservice.core.pauses import Pause, Paused, encode_key, encode_pause
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.ports import LOOPBACK, free_ports
 from tests.alert_rules import tool_missing
@@ -270,6 +271,34 @@ def test_overdue_and_late(call: Call) -> None:
             "lateness falls",
             FIRES_S,
         )
+
+
+def test_paused_long(call: Call) -> None:
+    """Forgotten for two hours; meanwhile everything of the delay topic is overdue."""
+    pauses = f"delay_pauses_{uuid.uuid4().hex[:8]}"
+    (port,) = free_ports(1)
+    sets = (
+        f"topics.pauses={pauses}",
+        f"admin.listen={LOOPBACK}:{port}",
+        "admin.token=of-whoever-is-called",
+    )
+    with call.night(sets=sets) as night:
+        producer = Producer({"bootstrap.servers": night.stage.cluster.bootstrap})
+        topic = Paused("topic", night.stage.delay_topic)
+        pause = Pause(time.time_ns() // 1_000_000 - 2 * 3_600_000, "database move")
+        producer.produce(pauses, encode_pause(pause), encode_key(topic), partition=0)
+        assert producer.flush(30) == 0
+        firing = night.fires("DelayPausedLong")
+        assert (firing.labels["kind"], firing.labels["name"]) == topic
+        shown = night.machine(firing).look("DelayPausedLong")
+        assert "database move" in shown
+        assert f'delay_paused_timestamp_seconds{{kind="topic",name="{topic.name}"}}' in shown
+        overdue = night.fires("DelayOverdue")
+        assert f"topic {topic.name} is paused since" in night.machine(overdue).look("DelayOverdue")
+        assert not night.prometheus.firing("DelayCursorStuck"), "a pause has nothing to commit"
+        night.machine(firing).do("DelayPausedLong")
+        night.is_over("DelayPausedLong", "DelayOverdue")
+        night.stage.await_served()
 
 
 def test_dead_letters(call: Call) -> None:

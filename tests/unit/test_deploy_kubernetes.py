@@ -65,6 +65,21 @@ def test_probes_and_ports_are_those_that_it_listens_on(tmp_path: Path) -> None:
     assert all(probe["port"] == "admin" for probe in probes.values())
 
 
+def test_a_node_that_is_not_ready_keeps_nobody_from_its_broker() -> None:
+    labels = OBJECTS["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    everything = list(yaml.safe_load_all(FILE.read_text("utf-8")))
+    before_the_pods = [
+        one["spec"]
+        for one in everything
+        if one["kind"] == "Service" and one["spec"]["selector"].items() <= labels.items()
+    ]
+    assert before_the_pods
+    assert all(service["publishNotReadyAddresses"] is True for service in before_the_pods)
+    # Its own readiness is the broker's alone, and only a node that hangs is started anew.
+    assert set(BROKER["readinessProbe"]) == {"tcpSocket"}
+    assert NODE["livenessProbe"]["httpGet"]["path"] != NODE["readinessProbe"]["httpGet"]["path"]
+
+
 def test_the_node_may_do_nothing_and_its_group_owns_the_volumes() -> None:
     guarded = NODE["securityContext"]
     assert guarded["readOnlyRootFilesystem"] is True

@@ -65,7 +65,8 @@ def test_what_is_paused_is_told_since_when_and_why_and_the_node_stays_healthy() 
 def test_nothing_is_told_while_nothing_is_paused_or_nobody_has_heard() -> None:
     assert since(hub_with(Pauses())) == {}
     assert counts(hub_with(Pauses())) == {"target": 0, "topic": 0}
-    assert since(hub_with(None)) == counts(hub_with(None)) == {}
+    assert since(hub_with(None)) == {}
+    assert counts(hub_with(None)) == {}
     assert hub_with(None).status().paused == []
 
 
