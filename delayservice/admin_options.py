@@ -10,8 +10,9 @@ from pydantic import Field, SecretStr, model_validator
 from delayservice.errors import SettingsError
 from delayservice.units import Listen, ListText, Section
 
-_TOKEN_CHARS_MIN: Final = 16
+TOKEN_CHARS_MIN: Final = 16
 _LOOPBACK: Final = ("127.", "[::1]:", "localhost:")
+
 
 def made_token_path(state_dir: Path) -> Path:
     """Where a node keeps the token that it made, because none was configured."""
@@ -52,8 +53,8 @@ class Admin(Section):
     def _one_token(self) -> Self:
         if self.token is not None and self.token_file is not None:
             raise ValueError("set token or token_file, not both")
-        if self.token is not None and len(self.token.get_secret_value()) < _TOKEN_CHARS_MIN:
-            raise ValueError(f"the token needs {_TOKEN_CHARS_MIN} characters at least")
+        if self.token is not None and len(self.token.get_secret_value()) < TOKEN_CHARS_MIN:
+            raise ValueError(f"the token needs {TOKEN_CHARS_MIN} characters at least")
         return self
 
     @property
@@ -77,9 +78,9 @@ class Admin(Section):
             token = self.token_file.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as exc:
             raise SettingsError(f"admin.token_file can't be read: {exc}") from exc
-        if len(token) < _TOKEN_CHARS_MIN:
+        if len(token) < TOKEN_CHARS_MIN:
             raise SettingsError(
                 f"{self.token_file} holds {len(token)} characters; "
-                f"the token needs {_TOKEN_CHARS_MIN} at least"
+                f"the token needs {TOKEN_CHARS_MIN} at least"
             )
         return token

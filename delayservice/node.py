@@ -67,7 +67,9 @@ def run(settings: Settings) -> int:
         asked_at = admin.serve()
         if asked_at:
             _log.info("admin_served", url=asked_at)
-        return supervisor.run(stopping)
+        supervisor.run(stopping)
+        admin.stop()
+        return supervisor.stop()
     finally:
         admin.close()
         hub.close()
@@ -202,14 +204,13 @@ class Supervisor:
         """Whom to ask about what the workers do; any thread may."""
         return [child.asker for child in list(self._children.values())]
 
-    def run(self, stopping: threading.Event) -> int:
-        """Until told to stop; 0 when every worker ended in good order."""
+    def run(self, stopping: threading.Event) -> None:
+        """Until told to stop."""
         for index in range(self._settings.node.workers):
             self._start(index)
         while not stopping.is_set():
             self._listen(1.0)
             self._restart_dead()
-        return self._stop()
 
     def _start(self, index: int) -> None:
         mine, its = self._context.Pipe()
@@ -262,7 +263,8 @@ class Supervisor:
                 del self._due_s[index]
                 self._start(index)
 
-    def _stop(self) -> int:
+    def stop(self) -> int:
+        """End the workers; 0 when every one of them ended in good order."""
         _log.info("stopping")
         for child in self._children.values():
             child.process.terminate()

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import consumer_client, producer_client
+from connectors.kafka.errors import error_of
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds
 from delayservice.core.codec import Header
 from delayservice.core.names import DELAY_OUTCOME, DELAY_SETTLED_BY, DELAY_SETTLES, DELAY_SHARD
 from delayservice.errors import KafkaEdgeError
 
+CONFIRM_S: Final = 15.0
+"""How long a record may take to be confirmed; the client gives it up then as well."""
 _POLL_S: Final = 0.2
+_REPORT_S: Final = 5.0
+"""The client looks for what it has to give up about once a second."""
+
+
+_NO_REPORT: Final = KafkaError(KafkaError._MSG_TIMED_OUT)  # noqa: SLF001 (its public name)
 
 
 class Place(NamedTuple):
@@ -44,12 +52,27 @@ class ControlDesk:
         admin: AdminClient,
         outcomes: str,
     ) -> None:
-        self._options: dict[str, Any] = {**producer, "enable.idempotence": True, "linger.ms": 0}
+        self._options: dict[str, Any] = {
+            **producer,
+            "enable.idempotence": True,
+            "linger.ms": 0,
+            "message.timeout.ms": round(CONFIRM_S * 1_000),
+        }
         self._consumer_config = consumer_config(consumer, "control-desk")
         self._admin = admin
         self._outcomes = outcomes
         self._lock = threading.Lock()
         self._producer: Producer | None = None
+        self._stopping = threading.Event()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nobody waits for outcomes any more."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """End every wait for an outcome: what is written takes effect without anybody waiting."""
+        self._stopping.set()
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0: there is none of this name.
@@ -88,20 +111,34 @@ class ControlDesk:
                 on_delivery=lambda error, message: reports.append((error, message)),
                 headers=list(headers),
             )
-            deadline_s = time.monotonic() + ASK_TIMEOUT_S
+            deadline_s = time.monotonic() + CONFIRM_S + _REPORT_S
             while not reports and time.monotonic() < deadline_s:
                 producer.poll(_POLL_S)
-        except (KafkaException, BufferError) as exc:
+        except BufferError as exc:
             raise KafkaEdgeError(f"{topic}:{partition} can't be written: {exc}") from exc
-        if not reports:
-            raise KafkaEdgeError(
-                f"{topic}:{partition} was not confirmed within {ASK_TIMEOUT_S:g} s; it may be "
-                "written yet: look at the record again before you repeat it"
+        except KafkaException as exc:
+            raise self._refused(producer, f"{topic}:{partition}", error_of(exc)) from exc
+        error, message = reports[0] if reports else (_NO_REPORT, None)
+        if error is None and message is not None:
+            return Place(topic, partition, int(message.offset() or 0))
+        raise self._refused(producer, f"{topic}:{partition}", error or _NO_REPORT)
+
+    def _refused(self, producer: Producer, where: str, error: KafkaError) -> KafkaEdgeError:
+        self._discard_if_fatal(producer, error)
+        if error.code() == _NO_REPORT.code():
+            return KafkaEdgeError(
+                f"{where} was not confirmed within {CONFIRM_S:g} s; it may be written all the "
+                "same: look at the record again before you repeat it"
             )
-        error, message = reports[0]
-        if error is not None:
-            raise KafkaEdgeError(f"{topic}:{partition} can't be written: {error.str()}")
-        return Place(topic, partition, int(message.offset() or 0))
+        return KafkaEdgeError(f"{where} can't be written: {error.str()}")
+
+    def _discard_if_fatal(self, producer: Producer, error: KafkaError) -> None:
+        """The client does nothing more after such an error: the next request makes a new one."""
+        if not error.fatal():
+            return
+        with self._lock:
+            if self._producer is producer:
+                self._producer = None
 
     def _ready_producer(self) -> Producer:
         with self._lock:
@@ -121,15 +158,16 @@ class ControlDesk:
         ]
         consumer = consumer_client(self._consumer_config)
         consumer.assign(places)
-        return Outcomes(consumer, self._outcomes)
+        return Outcomes(consumer, self._outcomes, self._stopping)
 
 
 class Outcomes:
     """The outcomes topic from some point on; a context that lets go of its connections."""
 
-    def __init__(self, consumer: Consumer, topic: str) -> None:
+    def __init__(self, consumer: Consumer, topic: str, stopping: threading.Event) -> None:
         self._consumer = consumer
         self._topic = topic
+        self._stopping = stopping
 
     def __enter__(self) -> Self:
         """Listen."""
@@ -139,27 +177,37 @@ class Outcomes:
         """Let go."""
         self._consumer.close()
 
-    def of(self, control: Place, timeout_s: float, *, replaces: bool) -> str | None:
-        """What a control did: the name of its outcome; None: nothing is known in time.
+    def of(
+        self, controls: Collection[Place], timeout_s: float, *, replaces: bool
+    ) -> dict[Place, str]:
+        """What controls did: the names of their outcomes; of those that are known in time.
 
         Args:
-            control: where it was written.
-            timeout_s: how long to wait.
-            replaces: it is a schedule, which has no outcome of its own but that of what it
-                replaces.
+            controls: where they were written.
+            timeout_s: how long to wait for all of them together.
+            replaces: they are schedules, which have no outcome of their own but that of what they
+                replace.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
         """
-        shard = f"{control.topic}:{control.partition}".encode()
+        wanted = {
+            (f"{one.topic}:{one.partition}".encode(), b"%d" % one.offset): one for one in controls
+        }
         told_by = DELAY_SETTLED_BY if replaces else DELAY_SETTLES
+        found: dict[Place, str] = {}
         deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s:
+        while (
+            len(found) < len(wanted)
+            and time.monotonic() < deadline_s
+            and not self._stopping.is_set()
+        ):
             for headers in self._headers():
                 named = dict(headers)
-                if named.get(DELAY_SHARD) == shard and named.get(told_by) == b"%d" % control.offset:
-                    return (named.get(DELAY_OUTCOME) or b"").decode()
-        return None
+                control = wanted.get((named.get(DELAY_SHARD) or b"", named.get(told_by) or b""))
+                if control is not None:
+                    found[control] = (named.get(DELAY_OUTCOME) or b"").decode()
+        return found
 
     def _headers(self) -> Iterator[list[Header]]:
         message = self._consumer.poll(_POLL_S)

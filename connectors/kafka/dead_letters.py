@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -16,7 +17,9 @@ from connectors.kafka.errors import FENCED, PURGED, REFUSALS, error_of
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds, scan_partition
 from delayservice.core.dead_letters import (
     DeadLetter,
+    Heading,
     Rewritten,
+    bytes_of,
     marker,
     read_letter,
     replayed_offsets,
@@ -24,6 +27,12 @@ from delayservice.core.dead_letters import (
 from delayservice.core.entry import Row
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.ports import Bounds
+
+FIRST_LOOK: Final = 2
+"""Offsets of each partition that a survey looks at first: so few that the newest are seen, however
+large they are."""
+_MORE: Final = 16
+"""Each further look takes so many times as many."""
 
 INIT_TIMEOUT_S: Final = 60.0
 COMMIT_TIMEOUT_S: Final = 30.0
@@ -54,6 +63,23 @@ def partition_counts(admin: KafkaAdmin) -> dict[str, int]:
     except KafkaException as exc:
         raise KafkaEdgeError(f"the cluster's topics can't be listed: {admin.explain(exc)}") from exc
     return {name: len(t.partitions) for name, t in found.topics.items() if t.error is None}
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The newest dead letters.
+
+    Attributes:
+        letters: newest first.
+        replayed: what was replayed, as far as its markers were seen.
+        held: offsets that the topic holds.
+        looked_at: so many of them were looked at, from the end.
+    """
+
+    letters: list[Heading]
+    replayed: frozenset[Place]
+    held: int
+    looked_at: int
 
 
 class DeadLetterTopic:
@@ -110,16 +136,50 @@ class DeadLetterTopic:
             for offset in replayed_offsets(row)
         )
 
-    def survey(self) -> tuple[list[DeadLetter], frozenset[Place]]:
-        """All letters and what was replayed, in one reading: for as many as fit in memory.
+    def survey(self, code: str | None, bytes_max: int) -> Survey:
+        """The newest letters and what was replayed, from the end of the topic backwards.
+
+        Args:
+            code: only letters with this code; None: all.
+            bytes_max: about so much is read. The look that goes beyond is not counted.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
         """
-        rows = list(self._rows(lambda _: None))
-        letters = [read_letter(partition, row) for partition, row in rows]
-        replayed = {(p, offset) for p, row in rows for offset in replayed_offsets(row)}
-        return [letter for letter in letters if letter is not None], frozenset(replayed)
+        letters: list[Heading] = []
+        replayed: set[Place] = set()
+        left, looked_at = bytes_max, 0
+        for partition, (start, stop) in self._looks():
+            found: list[Heading] = []
+            markers: list[Place] = []
+            for row in self._rows_of(partition, start, stop):
+                left -= bytes_of(row)
+                if left < 0:
+                    break
+                markers += [(partition, offset) for offset in replayed_offsets(row)]
+                letter = read_letter(partition, row)
+                if letter is not None and code in (None, letter.code):
+                    found.append(Heading.of(letter))
+            if left < 0:
+                break
+            letters += found
+            replayed.update(markers)
+            looked_at += stop - start
+        letters.sort(key=lambda letter: (letter.time_ms, letter.place), reverse=True)
+        return Survey(letters, frozenset(replayed), self.held, looked_at)
+
+    def _looks(self) -> Iterator[tuple[int, Bounds]]:
+        """Parts of the partitions in turn, the newest first."""
+        stops = [end for _, end in self._bounds]
+        size = FIRST_LOOK
+        while any(stop > start for stop, (start, _) in zip(stops, self._bounds, strict=True)):
+            for partition, (start, _) in enumerate(self._bounds):
+                stop = stops[partition]
+                first = max(start, stop - size)
+                if first < stop:
+                    yield partition, Bounds(first, stop)
+                stops[partition] = first
+            size *= _MORE
 
     def letters(self, advance: Advance) -> Iterator[DeadLetter]:
         """Every dead letter, in the order of each partition.
@@ -138,6 +198,10 @@ class DeadLetterTopic:
                 for row in run.rows:
                     yield partition, row
                 advance(run.stop - run.start)
+
+    def _rows_of(self, partition: int, start: int, stop: int) -> Iterator[Row]:
+        for run in scan_partition(self._config, self._topic, partition, start, stop):
+            yield from run.rows
 
 
 class Replayer:

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from delayservice import __version__
 from delayservice.admin import problems
-from delayservice.admin.changing import changing_routes, pause_routes
+from delayservice.admin.changing import Waiting, changing_routes, pause_routes
 from delayservice.admin.guards import Gate, NeedsToken, reader, writer
 from delayservice.admin.page import page_routes, static_files
 from delayservice.admin.panel import Panel
@@ -42,7 +42,7 @@ def make_app(panel: Panel, token: str) -> FastAPI:
     problems.install(app)
 
     @app.exception_handler(NeedsToken)
-    def needs_token(_: Request, exc: NeedsToken) -> JSONResponse:
+    async def needs_token(_: Request, exc: NeedsToken) -> JSONResponse:
         challenge = {"WWW-Authenticate": f'{exc.scheme} realm="delayservice"'}
         return problems.answer(exc.status, exc.detail, headers=challenge)
 
@@ -50,8 +50,9 @@ def make_app(panel: Panel, token: str) -> FastAPI:
     app.include_router(health_routes(panel))
     app.include_router(reading_routes(panel), dependencies=may_read)
     may_write = [Depends(writer(token))]
-    app.include_router(changing_routes(panel), dependencies=may_write)
-    app.include_router(pause_routes(panel), dependencies=may_write)
+    waiting = Waiting()
+    app.include_router(changing_routes(panel, waiting), dependencies=may_write)
+    app.include_router(pause_routes(panel, waiting), dependencies=may_write)
     app.include_router(page_routes(panel), dependencies=may_read)
     app.mount("/static", static_files())
     own_host = admin.listen.rpartition(":")[0].lower()

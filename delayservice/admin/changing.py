@@ -5,10 +5,21 @@ The answer is what the log says was done, not what was asked for.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Path
-from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import (
+    RetryCallState,
+    RetryError,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_fixed,
+)
 
 from connectors.kafka.controls import Place
 from delayservice.admin.models import ById, Done, Pause, Reason, Reschedule
@@ -17,11 +28,13 @@ from delayservice.admin.problems import Refusal, described
 from delayservice.admin.reading import id_bytes
 from delayservice.core import names
 from delayservice.core.codec import Header
+from delayservice.core.contract import PAST_DUE_DEAD_LETTER
 from delayservice.core.draft import CANCEL_OP, FIRE_OP
 from delayservice.core.partitioner import partition_for
 from delayservice.core.pauses import Kind, Paused, encode_key, encode_pause
 from delayservice.core.pauses import Pause as PauseRow
 from delayservice.core.question import Pending
+from delayservice.errors import DelayServiceError
 
 _PausedName = Annotated[
     str,
@@ -30,6 +43,11 @@ _PausedName = Annotated[
         description="A topic; of targets, `*` and `?` stand for any.",
     ),
 ]
+WAITING_MAX: Final = 8
+"""So many requests wait at a time for what comes of them: each has a thread of the server's."""
+_BUSY_RETRY_S: Final = 1
+_SOON_MS: Final = 2_000
+"""What is due so soon may be delivered before it can be replaced."""
 _HEARD_S: Final = 10
 _LOOK_S: Final = 0.02
 _SAID: Final = {
@@ -39,31 +57,81 @@ _SAID: Final = {
     "not_pending": "nothing was pending under this id any more: it was settled before, or never "
     "written",
 }
+_IN_THE_LOG: Final = "it is in the log and takes effect in its turn; nothing was heard of it yet: "
+_NOTHING_REPLACED: Final = (
+    "the new one is in the log, and nothing was replaced so far: if the record was delivered "
+    "meanwhile, the new one is delivered as well; otherwise "
+)
 
 
-def changing_routes(panel: Panel) -> APIRouter:
+class Waiting:
+    """Room for those who wait: who finds none is refused, and takes no thread from the others."""
+
+    def __init__(self, size: int = WAITING_MAX) -> None:
+        self._size = size
+        self._room = threading.Semaphore(size)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Around a wait.
+
+        Raises:
+            Refusal: there is no room.
+        """
+        if not self._room.acquire(blocking=False):
+            raise Refusal(
+                503,
+                f"{self._size} changes wait for what comes of them; nothing was written for this "
+                "one: try again in a moment, or wait for less with a smaller wait_ms",
+                retry_after_s=_BUSY_RETRY_S,
+            )
+        try:
+            yield
+        finally:
+            self._room.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Where a control has to go.
+
+    Attributes:
+        places: topic and partition.
+        targets: of the records that it is about, as far as they are known.
+        elsewhere: slices that were not asked, because this node keeps no copy of them.
+    """
+
+    places: Sequence[tuple[str, int]]
+    targets: Collection[str] = ()
+    elsewhere: Sequence[int] = ()
+
+
+def changing_routes(panel: Panel, waiting: Waiting) -> APIRouter:
     """Cancel, fire and reschedule."""
     routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(400, 404, 409))
 
     @routes.post("/cancel")
     def cancel(asked: ById) -> Done:
         """Cancel the pending record of an id, and say what that did."""
-        return _control(panel, asked, CANCEL_OP)
+        with waiting.place():
+            return _control(panel, asked, CANCEL_OP)
 
     @routes.post("/fire")
     def fire(asked: ById) -> Done:
         """Deliver the pending record of an id now."""
-        return _control(panel, asked, FIRE_OP)
+        with waiting.place():
+            return _control(panel, asked, FIRE_OP)
 
     @routes.post("/reschedule")
     def reschedule(asked: Reschedule) -> Done:
         """Give the pending record of an id another due time: a copy of it replaces it."""
-        return _reschedule(panel, asked)
+        with waiting.place():
+            return _reschedule(panel, asked)
 
     return routes
 
 
-def pause_routes(panel: Panel) -> APIRouter:
+def pause_routes(panel: Panel, waiting: Waiting) -> APIRouter:
     """Pause and resume deliveries to a target, or a delay topic, on every node."""
     routes = APIRouter(prefix="/v1/pauses", tags=["pauses"], responses=described(404))
 
@@ -73,7 +141,8 @@ def pause_routes(panel: Panel) -> APIRouter:
         if kind == "topic" and name not in panel.delay_topics:
             raise Refusal(404, f"{name} is no delay topic")
         row = PauseRow(panel.wall_ms(), asked.reason)
-        _write_pause(panel, Paused(kind, name), encode_pause(row))
+        with waiting.place():
+            _write_pause(panel, Paused(kind, name), encode_pause(row))
         return Pause(kind=kind, name=name, at_ms=row.at_ms, reason=row.reason)
 
     @routes.delete("/{kind}/{name}", status_code=204)
@@ -82,7 +151,8 @@ def pause_routes(panel: Panel) -> APIRouter:
         newest = panel.pauses.newest
         if newest is not None and Paused(kind, name) not in newest.all:
             raise Refusal(404, f"{kind} {name} is not paused")
-        _write_pause(panel, Paused(kind, name), None)
+        with waiting.place():
+            _write_pause(panel, Paused(kind, name), None)
 
     return routes
 
@@ -96,10 +166,14 @@ def _write_pause(panel: Panel, paused: Paused, value: bytes | None) -> None:
     key = encode_key(paused)
     panel.desk.write(panel.settings.topics.pauses, 0, key, value, [])
     is_paused = value is not None
+
+    def is_over(state: RetryCallState) -> bool:
+        return panel.desk.is_stopping or stop_after_delay(_HEARD_S)(state)
+
     try:
         for attempt in Retrying(
             retry=retry_if_exception_type(NotHeardError),
-            stop=stop_after_delay(_HEARD_S),
+            stop=is_over,
             wait=wait_fixed(_LOOK_S),
         ):
             with attempt:
@@ -108,8 +182,12 @@ def _write_pause(panel: Panel, paused: Paused, value: bytes | None) -> None:
     except RetryError as exc:
         raise Refusal(
             503,
-            f"it is written, and not every worker has heard of it within {_HEARD_S} s; "
+            f"it is written, and not every worker has heard of it in time ({_HEARD_S} s); "
             "see /v1/pauses and the node's problems",
+        ) from exc
+    except DelayServiceError as exc:
+        raise Refusal(
+            503, f"it is written, and whether the workers have heard of it is not known: {exc}"
         ) from exc
 
 
@@ -120,62 +198,179 @@ class NotHeardError(Exception):
 def _control(panel: Panel, asked: ById, operation: str) -> Done:
     record_id = id_bytes(asked.id, asked.encoding)
     headers: list[Header] = [(names.DELAY_ID, record_id), (names.DELAY_OP, operation.encode())]
-    places = _places(panel, asked, record_id)
+    aim = aim_of(panel, asked, record_id)
     with panel.desk.listen() as outcomes:
-        written = [panel.desk.write(*place, record_id, None, headers) for place in places]
-        told = [outcomes.of(one, asked.wait_ms / 1_000, replaces=False) for one in written]
-    return _done(written, told)
+        written = [panel.desk.write(*place, record_id, None, headers) for place in aim.places]
+        told = outcomes.of(written, asked.wait_ms / 1_000, replaces=False)
+    outcome = together(written, told)
+    if outcome is None:
+        return _done(written, None, _IN_THE_LOG + _why_unheard(panel, aim))
+    return _done(written, outcome, said(outcome, aim))
 
 
-def _places(panel: Panel, asked: ById, record_id: bytes) -> list[tuple[str, int]]:
+def aim_of(panel: Panel, asked: ById, record_id: bytes) -> Aim:
     """Where the id is pending; if nowhere that is known of, where it belongs: the log decides.
 
     Raises:
-        Refusal: there is no such partition.
+        Refusal: there is no such partition, or the workers don't say.
     """
-    found = [(row.topic, row.partition) for row in panel.inquiry.find(record_id)]
-    if asked.topic is not None:
-        found = [place for place in found if place[0] == asked.topic]
-    if asked.partition is not None:
-        found = [place for place in found if place[1] == asked.partition]
-    if found:
-        return found
+    if asked.topic is not None and asked.partition is not None:
+        return Aim([_checked(panel, asked.topic, asked.partition)])
+    try:
+        found = _found(panel, asked, record_id)
+        if found:
+            places = [(row.topic, row.partition) for row in found]
+            return Aim(places, {row.target for row in found})
+        elsewhere = panel.slices_elsewhere()
+    except DelayServiceError as exc:
+        raise Refusal(
+            503,
+            f"where the record is can't be asked, and nothing was written: {exc}. With topic and "
+            "partition it is written without asking",
+            retry_after_s=_BUSY_RETRY_S,
+        ) from exc
     topic = asked.topic or next(iter(panel.settings.topics.delay))
+    partitions = panel.delay_topics.get(topic, 0)
+    partition = asked.partition
+    if partition is None:
+        partition = partition_for(record_id, partitions) if partitions else 0
+    return Aim([_checked(panel, topic, partition)], elsewhere=elsewhere)
+
+
+def _found(panel: Panel, asked: ById, record_id: bytes) -> list[Pending]:
+    return [
+        row
+        for row in panel.inquiry.find(record_id)
+        if asked.topic in (None, row.topic) and asked.partition in (None, row.partition)
+    ]
+
+
+def _checked(panel: Panel, topic: str, partition: int) -> tuple[str, int]:
+    """A place that controls may be written to.
+
+    Raises:
+        Refusal: there is none.
+    """
     partitions = panel.delay_topics.get(topic, 0)
     if not partitions or topic in panel.settings.levels.by_topic:
         raise Refusal(404, f"{topic} is no delay topic that takes ids")
-    place = partition_for(record_id, partitions) if asked.partition is None else asked.partition
-    if place >= partitions:
-        raise Refusal(404, f"{topic} has {partitions} partitions, none is {place}")
-    return [(topic, place)]
+    if partition >= partitions:
+        raise Refusal(404, f"{topic} has {partitions} partitions, none is {partition}")
+    return topic, partition
+
+
+def said(outcome: str, aim: Aim) -> str:
+    """An outcome, in a sentence."""
+    if outcome == "not_pending" and aim.elsewhere:
+        numbers = ", ".join(map(str, aim.elsewhere))
+        return (
+            f"nothing was pending under this id in {_shards(aim.places)}; this node keeps no copy "
+            f"of slices {numbers}: the record may wait there. Ask a node that keeps them"
+        )
+    return _SAID.get(outcome, outcome)
+
+
+def together(written: Sequence[Place], told: Mapping[Place, str]) -> str | None:
+    """One outcome of controls for one id; nothing was pending only if every place says so."""
+    done = next((one for one in told.values() if one != "not_pending"), None)
+    if done is not None or len(told) < len(written):
+        return done
+    return "not_pending"
+
+
+def _why_unheard(panel: Panel, aim: Aim) -> str:
+    """Why nothing was heard of a control, as far as that is known."""
+    if panel.desk.is_stopping:
+        return "this node stops, and waits no longer"
+    if panel.pauses.newest is None:
+        return "what is paused is not known yet"
+    paused = [topic for topic, _ in aim.places if panel.pauses.holds(topic)]
+    if paused:
+        return f"delay topic {paused[0]} is paused, and it takes effect after resume"
+    whys = [why for why in map(panel.pauses.why, sorted(aim.targets)) if why is not None]
+    return whys[0] if whys else "is its slice owned?"
 
 
 def _reschedule(panel: Panel, asked: Reschedule) -> Done:
     if (asked.at_ms is None) == (asked.after_ms is None):
         raise Refusal(400, "give at_ms or after_ms, one of the two")
     record_id = id_bytes(asked.id, asked.encoding)
-    rows = [
-        row
-        for row in panel.inquiry.find(record_id)
-        if asked.topic in (None, row.topic) and asked.partition in (None, row.partition)
-    ]
+    row = _the_one(panel, asked, record_id)
+    refuse_what_would_fail(panel, row, asked)
+    with panel.desk.listen() as outcomes:
+        headers = _again(row, asked)
+        written = panel.desk.write(row.topic, row.partition, row.key, row.value, headers)
+        told = outcomes.of([written], asked.wait_ms / 1_000, replaces=True)
+    outcome = told.get(written)
+    if outcome is not None:
+        return _done([written], outcome, _SAID.get(outcome, outcome))
+    why = _why_unheard(panel, Aim([(row.topic, row.partition)], {row.target}))
+    return _done([written], None, _NOTHING_REPLACED + why)
+
+
+def _the_one(panel: Panel, asked: Reschedule, record_id: bytes) -> Pending:
+    """The record to be replaced.
+
+    Raises:
+        Refusal: there is none, or more than one.
+    """
+    rows = _found(panel, asked, record_id)
     if not rows:
-        raise Refusal(404, "nothing is pending under this id on this node; nothing was written")
+        elsewhere = ", ".join(map(str, panel.slices_elsewhere()))
+        where = f"; it keeps no copy of slices {elsewhere}: ask a node that does"
+        raise Refusal(
+            404,
+            "nothing is pending under this id on this node; nothing was written"
+            + (where if elsewhere else ""),
+        )
     if len(rows) > 1:
-        shards = ", ".join(f"{row.topic}:{row.partition}" for row in rows)
+        shards = _shards([(row.topic, row.partition) for row in rows])
         raise Refusal(409, f"it is pending in {shards}: name topic and partition")
-    row = rows[0]
+    return rows[0]
+
+
+def refuse_what_would_fail(panel: Panel, row: Pending, asked: Reschedule) -> None:
+    """What would be dead-lettered or expired, or delivered as well, is not written.
+
+    Raises:
+        Refusal: says why.
+    """
     if row.recurs:
         raise Refusal(
             409,
             "it is an occurrence of a recurring schedule, which has no single due time: write "
             "the schedule again with another rule",
         )
-    with panel.desk.listen() as outcomes:
-        headers = _again(row, asked)
-        written = panel.desk.write(row.topic, row.partition, row.key, row.value, headers)
-        told = outcomes.of(written, asked.wait_ms / 1_000, replaces=True)
-    return _done([written], [told])
+    if panel.is_catching_up(row.partition):
+        raise Refusal(
+            503,
+            f"the copy of slice {row.partition} here is catching up, and may not know what has "
+            "become of the record; nothing was written: ask the node that owns it (/v1/cluster)",
+            retry_after_s=_BUSY_RETRY_S,
+        )
+    now_ms = panel.wall_ms()
+    if max(row.due_ms, row.key_ms) < now_ms + _SOON_MS:
+        raise Refusal(
+            409,
+            f"it is due at {row.due_ms}, within {_SOON_MS} ms, and may be delivered before it is "
+            "replaced; nothing was written",
+        )
+    due_ms = now_ms + (asked.after_ms or 0) if asked.at_ms is None else asked.at_ms
+    limits = panel.settings.delivery
+    if due_ms - now_ms > limits.max_delay_ms and not limits.clamp:
+        raise Refusal(
+            409,
+            f"{due_ms} is {due_ms - now_ms} ms from now, and delivery.max_delay_ms is "
+            f"{limits.max_delay_ms}; nothing was written",
+        )
+    if due_ms < now_ms and limits.past_due == PAST_DUE_DEAD_LETTER:
+        raise Refusal(
+            409, f"{due_ms} is past, and delivery.past_due is dead-letter; nothing was written"
+        )
+    if row.expires_ms is not None and due_ms >= row.expires_ms:
+        raise Refusal(
+            409, f"it expires at {row.expires_ms}, and {due_ms} is not before; nothing was written"
+        )
 
 
 def _again(row: Pending, asked: Reschedule) -> list[Header]:
@@ -198,15 +393,10 @@ def _again(row: Pending, asked: Reschedule) -> list[Header]:
     return headers
 
 
-def _done(written: list[Place], told: list[str | None]) -> Done:
-    """One answer; where several partitions were asked, what was done in one is what counts."""
-    known = [outcome for outcome in told if outcome is not None]
-    outcome = next((one for one in known if one != "not_pending"), known[0] if known else None)
+def _done(written: Sequence[Place], outcome: str | None, detail: str) -> Done:
     places = [f"{topic}:{partition}:{offset}" for topic, partition, offset in written]
-    detail = (
-        _SAID.get(outcome, outcome)
-        if outcome is not None
-        else "it is in the log and takes effect in its turn; nothing was heard of it yet: is its "
-        "slice owned?"
-    )
     return Done(written=places, outcome=outcome, detail=detail)
+
+
+def _shards(places: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{topic}:{partition}" for topic, partition in places)

@@ -57,20 +57,29 @@ class Inquiry(Protocol):
 
 
 class _Kept:
-    """An answer, for a second."""
+    """An answer, or why there is none, for a second: those who wait for it are told the same."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self._ask = ask
         self._lock = threading.Lock()
         self._asked_s = float("-inf")
         self._answer: Any = None
+        self._failure: DelayServiceError | None = None
 
     def get(self) -> Any:  # noqa: ANN401  # whatever is asked for
         with self._lock:
             if time.monotonic() - self._asked_s > _FRESH_S:
-                self._answer = self._ask()
-                self._asked_s = time.monotonic()
+                self._ask_again()
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
             return self._answer
+
+    def _ask_again(self) -> None:
+        try:
+            self._answer, self._failure = self._ask(), None
+        except DelayServiceError as exc:
+            self._answer, self._failure = None, exc
+        self._asked_s = time.monotonic()
 
 
 class Workers:

@@ -44,7 +44,7 @@ BUCKETS: Final = {"second": 60, "minute": 60, "hour": 48}
 _ROWS: Final = 50
 _LETTERS: Final = 100
 _SOURCE: Final = re.compile(r"([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
-_AFTER: Final = re.compile(r"(\d{1,16}):([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
+_AFTER: Final = re.compile(r"(\d{1,16}):([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,18})")
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _Text = Annotated[str, Query(max_length=100_000)]
@@ -218,16 +218,15 @@ class Pages:
 
     def dead_letters(self, code: str, last: int) -> HTMLResponse:
         """The newest of them."""
-        found = self._panel.dead_letters(last)
-        letters = [one for one in found.letters if not code or one.code == code]
-        rows = [(one, one.place in found.replayed) for one in letters[:_LETTERS]]
+        found = self._panel.dead_letters(last, code or None)
+        rows = [(one, one.place in found.replayed) for one in found.letters[:_LETTERS]]
         return self.draw(
             "dead_letters",
             rows=rows,
             found=found,
             code=code,
             last=last,
-            left_out=len(letters) - len(rows),
+            left_out=len(found.letters) - len(rows),
             explanations=EXPLANATIONS,
             as_content=models.Content.of,
         )

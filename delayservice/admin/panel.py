@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.controls import ControlDesk
-from connectors.kafka.dead_letters import READ_COMMITTED, DeadLetterTopic
+from connectors.kafka.dead_letters import READ_COMMITTED, DeadLetterTopic, Survey
 from connectors.kafka.pauses import PauseNews
 from connectors.kafka.source import consumer_config, log_bounds, scan_partition
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Inquiry
 from delayservice.admin.problems import Refusal
-from delayservice.core.dead_letters import DeadLetter
 from delayservice.core.entry import Row
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import Settings
 
 _TOPICS_FRESH_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Letters:
-    """The end of the dead-letter topic: newest first, and which were replayed."""
-
-    letters: list[DeadLetter]
-    replayed: Collection[tuple[int, int]]
-    total: int
-    looked_at: int
+SURVEY_BYTES_MAX: Final = 32 << 20
+"""So much of the dead-letter topic is read for one look at it."""
+NOT_THERE_YET: Final = frozenset({"starting", "catching_up"})
+"""States of a copy that can't take over soon."""
+_SURVEY_WAIT_S: Final = 5.0
 
 
 class Panel:
@@ -68,6 +62,7 @@ class Panel:
         self.wall_ms = wall_ms
         self._admin = admin
         self._topics: tuple[float, dict[str, int]] = (float("-inf"), {})
+        self._surveying = threading.Lock()
 
     @property
     def delay_topics(self) -> dict[str, int]:
@@ -88,6 +83,13 @@ class Panel:
         """Slices of which this node keeps no copy."""
         here = {facts.metrics.slice for facts in self.hub.facts().slices}
         return [held.slice for held in self.inquiry.members().slices if held.slice not in here]
+
+    def is_catching_up(self, slice_no: int) -> bool:
+        """Whether this node's copy of a slice is so far behind that it may know of what is gone."""
+        return any(
+            one.metrics.slice == slice_no and one.metrics.state in NOT_THERE_YET
+            for one in self.hub.facts().slices
+        )
 
     def read(self, topic: str, partition: int, offset: int) -> Row:
         """A record of a delay topic, as it was written.
@@ -113,19 +115,29 @@ class Panel:
             "aborted transaction",
         )
 
-    def dead_letters(self, last: int) -> Letters:
-        """The newest dead letters.
+    def dead_letters(self, last: int, code: str | None = None) -> Survey:
+        """The newest dead letters. One look at a time: each reads megabytes.
 
         Args:
-            last: offsets of each partition that are looked at, from its end.
+            last: offsets of each partition that are looked at, from its end, at most.
+            code: only those with this code.
 
         Raises:
+            Refusal: somebody else is looking.
             KafkaEdgeError: the cluster does not answer.
         """
+        if not self._surveying.acquire(timeout=_SURVEY_WAIT_S):
+            raise Refusal(
+                503, "the dead letters are being read for somebody else; try again", retry_after_s=1
+            )
+        try:
+            return self._survey(last, code)
+        finally:
+            self._surveying.release()
+
+    def _survey(self, last: int, code: str | None) -> Survey:
         name = self.settings.topics.dead_letter
         client = self.settings.kafka.client_config("consumer")
         partitions = self.desk.partitions(name)
         topic = DeadLetterTopic(name, partitions, client, self._admin, last=last)
-        letters, replayed = topic.survey()
-        letters.sort(key=lambda letter: (letter.time_ms, letter.place), reverse=True)
-        return Letters(letters, replayed, topic.held, topic.length)
+        return topic.survey(code, SURVEY_BYTES_MAX)

@@ -33,12 +33,19 @@ class Problem(BaseModel):
 
 
 class Refusal(Exception):  # noqa: N818  # it is an answer
-    """The request is understood and not done."""
+    """The request is understood and not done.
 
-    def __init__(self, status: int, detail: str) -> None:
+    Args:
+        status: of the answer.
+        detail: what happened, to what, and what to do about it.
+        retry_after_s: when it may be asked again; None: that won't help.
+    """
+
+    def __init__(self, status: int, detail: str, retry_after_s: int | None = None) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
+        self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
 
 
 def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -64,23 +71,23 @@ def answer(
 
 
 def install(app: FastAPI) -> None:
-    """Have every error of ``app`` answered so."""
+    """Have every error of ``app`` answered so: on the loop, for the threads may all be busy."""
 
     @app.exception_handler(Refusal)
-    def refused(_: Request, exc: Refusal) -> JSONResponse:
-        return answer(exc.status, exc.detail)
+    async def refused(_: Request, exc: Refusal) -> JSONResponse:
+        return answer(exc.status, exc.detail, headers=exc.headers)
 
     @app.exception_handler(DelayServiceError)
-    def failed(_: Request, exc: DelayServiceError) -> JSONResponse:
+    async def failed(_: Request, exc: DelayServiceError) -> JSONResponse:
         return answer(503, str(exc), headers={"Retry-After": "1"})
 
     @app.exception_handler(RequestValidationError)
-    def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
+    async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
         errors = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()]
         return answer(422, "the request breaks its description; see errors", errors)
 
     @app.exception_handler(StarletteHTTPException)
-    def refused_before(request: Request, exc: StarletteHTTPException) -> JSONResponse:
+    async def refused_before(request: Request, exc: StarletteHTTPException) -> JSONResponse:
         detail = str(exc.detail)
         if exc.status_code == HTTPStatus.NOT_FOUND and detail == "Not Found":
             detail = f"there is nothing at {request.url.path}; see /openapi.json"
@@ -90,7 +97,7 @@ def install(app: FastAPI) -> None:
         return answer(exc.status_code, detail, headers=headers)
 
     @app.exception_handler(Exception)
-    def broken(request: Request, exc: Exception) -> JSONResponse:
+    async def broken(request: Request, exc: Exception) -> JSONResponse:
         _log.error("request_failed", path=request.url.path, exc_info=exc)
         return answer(500, f"{type(exc).__name__}; the node's log says more")
 

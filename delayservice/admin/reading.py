@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from fastapi import APIRouter, Path, Query
+from msgspec import Meta
 
 from delayservice.admin import models
 from delayservice.admin.models import ID_CHARS_MAX
-from delayservice.admin.panel import Panel
+from delayservice.admin.panel import NOT_THERE_YET, Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.core.codes import RecordRefusedError
-from delayservice.core.dead_letters import DeadLetter
+from delayservice.core.cursor import OFFSET_MAX
+from delayservice.core.dead_letters import Heading
 from delayservice.core.question import (
     HOUR_MS,
     MINUTE_MS,
@@ -26,6 +28,7 @@ from delayservice.core.question import (
     count_within,
 )
 from delayservice.core.times import DUE_STOP_MS, parse_instant_ms
+from delayservice.metrics_export import NodeFacts
 from delayservice.metrics_hub import STALE_S
 from delayservice.settings_report import redacted
 
@@ -41,15 +44,24 @@ _TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
 _MOMENT: Final = (
     r"^(\d{1,15}|\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2}))$"
 )
+_Cursor: TypeAlias = tuple[
+    Annotated[int, Meta(ge=0, le=DUE_STOP_MS)],
+    Annotated[str, Meta(pattern=_TOPIC)],
+    Annotated[int, Meta(ge=0, le=2**31 - 1)],
+    Annotated[int, Meta(ge=-1, le=OFFSET_MAX)],
+]
+"""A position that a page may have ended at."""
 _Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
 
 
 def health_routes(panel: Panel) -> APIRouter:
-    """For probes; nothing is secret in them."""
+    """For probes; nothing is secret in them. They read what the workers report, on the loop: they
+    are answered however many requests wait for a thread.
+    """
     routes = APIRouter(tags=["health"])
 
     @routes.get("/healthz", responses=described(503))
-    def healthz() -> models.Health:
+    async def healthz() -> models.Health:
         """Whether the node lives: no worker hangs."""
         silent = [w for w in panel.hub.facts().workers if w.silent_s > STALE_S]
         if silent:
@@ -58,16 +70,27 @@ def health_routes(panel: Panel) -> APIRouter:
         return models.Health(status="ok")
 
     @routes.get("/readyz", responses=described(503))
-    def readyz() -> models.Health:
-        """Whether the node does its work: every worker reports, and nothing raises an alarm."""
-        status = panel.hub.status()
-        if not status.healthy or len(status.workers) < panel.settings.node.workers:
-            missing = panel.settings.node.workers - len(status.workers)
-            started = [f"{missing} workers have not reported yet"] if missing else []
-            raise Refusal(503, "; ".join([*status.problems, *started]))
+    async def readyz() -> models.Health:
+        """Whether the node could take over: every worker has reported, and no copy is catching up.
+
+        Alarms are in `/v1/node`: they don't say that it should be asked no more.
+        """
+        reasons = not_ready(panel.hub.facts())
+        if reasons:
+            raise Refusal(503, "; ".join(reasons))
         return models.Health(status="ok")
 
     return routes
+
+
+def not_ready(facts: NodeFacts) -> list[str]:
+    """What a node that was started lacks yet; nothing: it could take over all that it keeps."""
+    missing = facts.workers_missing
+    reasons = [f"{missing} workers have not reported yet"] if missing else []
+    behind = [one.metrics.slice for one in facts.slices if one.metrics.state in NOT_THERE_YET]
+    if behind:
+        reasons.append(f"the copies of slices {', '.join(map(str, behind))} are catching up")
+    return reasons
 
 
 def reading_routes(panel: Panel) -> APIRouter:
@@ -214,7 +237,7 @@ def _add_pending(routes: APIRouter, panel: Panel) -> None:
             topic=topic,
             limit=limit,
             scan_max=SCAN_MAX,
-            after=None if cursor is None else _position(cursor),
+            after=None if cursor is None else position_of(cursor),
             beyond_window=beyond_window,
         )
         page = panel.inquiry.search(asked)
@@ -280,7 +303,7 @@ def _cursor(position: Position) -> str:
     return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
 
 
-def _position(cursor: str) -> Position:
+def position_of(cursor: str) -> Position:
     """Where a page ended.
 
     Raises:
@@ -289,7 +312,7 @@ def _position(cursor: str) -> Position:
     try:
         padded = cursor.encode() + b"=" * (-len(cursor) % 4)
         raw = base64.b64decode(padded, b"-_", validate=True)
-        position: Position = msgspec.json.decode(raw, type=Position)
+        position: Position = msgspec.json.decode(raw, type=_Cursor)
     except (binascii.Error, ValueError, msgspec.DecodeError) as exc:
         raise Refusal(400, "cursor is not what a page gave as `next`") from exc
     return position
@@ -352,11 +375,13 @@ def _add_rest(routes: APIRouter, panel: Panel) -> None:
         ] = 2_000,
     ) -> models.DeadLetters:
         """The newest dead letters. `delayservice dlq` sees all of them and replays them."""
-        found = panel.dead_letters(last)
-        letters = [one for one in found.letters if code is None or one.code == code][:limit]
+        found = panel.dead_letters(last, code)
         return models.DeadLetters(
-            letters=[_letter(one, is_replayed=one.place in found.replayed) for one in letters],
-            total=found.total,
+            letters=[
+                _letter(one, is_replayed=one.place in found.replayed)
+                for one in found.letters[:limit]
+            ],
+            total=found.held,
             looked_at=found.looked_at,
         )
 
@@ -386,7 +411,7 @@ def pauses_of(panel: Panel) -> list[models.Pause]:
     ]
 
 
-def _letter(letter: DeadLetter, *, is_replayed: bool) -> models.DeadLetter:
+def _letter(letter: Heading, *, is_replayed: bool) -> models.DeadLetter:
     return models.DeadLetter(
         partition=letter.partition,
         offset=letter.offset,
@@ -395,6 +420,6 @@ def _letter(letter: DeadLetter, *, is_replayed: bool) -> models.DeadLetter:
         detail=letter.detail,
         source="" if letter.source is None else str(letter.source),
         key=models.Content.of(letter.key),
-        value_bytes=None if letter.value is None else len(letter.value),
+        value_bytes=letter.value_bytes,
         is_replayed=is_replayed,
     )

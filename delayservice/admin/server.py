@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -20,7 +21,7 @@ from delayservice.admin.app import make_app
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Workers
 from delayservice.admin.panel import Panel
-from delayservice.admin_options import made_token_path
+from delayservice.admin_options import TOKEN_CHARS_MIN, made_token_path
 from delayservice.asking import Asker
 from delayservice.errors import DelayServiceError, SettingsError
 from delayservice.metrics_hub import MetricsHub
@@ -36,7 +37,7 @@ def admin_token(settings: Settings) -> str:
     """The configured token; else one of this node's own, made once, which only its user may read.
 
     Raises:
-        SettingsError: a file can't be read or written.
+        SettingsError: a file can't be read or written, or holds no token.
     """
     configured = settings.admin.configured_token()
     if configured is not None:
@@ -44,11 +45,28 @@ def admin_token(settings: Settings) -> str:
     path = made_token_path(settings.node.state_dir)
     try:
         if not path.exists():
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(secrets.token_urlsafe(32))
-        return path.read_text("ascii").strip()
-    except OSError as exc:
-        raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
+            _make_token(path)
+        token = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"the token in {path} can't be read or made: {exc}") from exc
+    if len(token) < TOKEN_CHARS_MIN:
+        raise SettingsError(
+            f"{path} holds {len(token)} characters, and the token needs {TOKEN_CHARS_MIN} at "
+            "least: delete it, and the node makes another when it starts"
+        )
+    return token
+
+
+def _make_token(path: Path) -> None:
+    """It appears whole or not at all: with half a token, or none, anybody could come in."""
+    unfinished = path.with_suffix(".new")
+    unfinished.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with os.fdopen(os.open(unfinished, flags, 0o600), "w") as file:
+        file.write(secrets.token_urlsafe(32))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
 
 
 class AdminServer:
@@ -65,7 +83,7 @@ class AdminServer:
     ) -> None:
         kafka = settings.kafka
         admin = admin_client(kafka.client_config("admin"))
-        desk = ControlDesk(
+        self._desk = ControlDesk(
             kafka.client_config("producer"),
             kafka.client_config("consumer"),
             admin,
@@ -78,7 +96,7 @@ class AdminServer:
             inquiry=Workers(askers),
             history=self._history,
             admin=admin,
-            desk=desk,
+            desk=self._desk,
             pauses=PauseNews(
                 settings.topics.pauses, kafka.client_config("consumer"), settings.node.node_id
             ),
@@ -120,10 +138,15 @@ class AdminServer:
         host, port = listener.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def close(self) -> None:
-        """Stop listening. May be called without ``serve``."""
+    def stop(self) -> None:
+        """Accept no more, and let nobody wait for what workers that are about to stop will do."""
         self._history.close()
+        self._desk.stop()
         self._server.should_exit = True
+
+    def close(self) -> None:
+        """Stop, and answer what was asked before. May be called without ``serve``."""
+        self.stop()
         if self._thread is not None:
             self._thread.join(_CLOSE_S + 1)
 

@@ -126,6 +126,44 @@ class DeadLetter:
         return len(self.key or b"") + len(self.value or b"") + own
 
 
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A dead letter without its content: what a list of them shows."""
+
+    partition: int
+    """Of the dead-letter topic, as ``offset``."""
+    offset: int
+    time_ms: int
+    """When it was dead-lettered, epoch milliseconds."""
+    code: str
+    detail: str
+    source: Source | None
+    target: str | None
+    key: bytes | None
+    value_bytes: int | None
+    """Size of the value; None: it is null."""
+
+    @classmethod
+    def of(cls, letter: DeadLetter) -> Heading:
+        """What is kept of a letter."""
+        return cls(
+            partition=letter.partition,
+            offset=letter.offset,
+            time_ms=letter.time_ms,
+            code=letter.code,
+            detail=letter.detail,
+            source=letter.source,
+            target=letter.target,
+            key=letter.key,
+            value_bytes=None if letter.value is None else len(letter.value),
+        )
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Partition and offset in the dead-letter topic."""
+        return self.partition, self.offset
+
+
 class Rewritten(NamedTuple):
     """A record to write to a delay topic."""
 
@@ -193,6 +231,13 @@ def read_letter(partition: int, row: Row) -> DeadLetter | None:
         value=value,
         headers=[header for header in headers or () if header[0] not in _ADDED],
     )
+
+
+def bytes_of(row: Row) -> int:
+    """Bytes of the key, the value and the headers of a record."""
+    _, _, key, value, headers = row
+    own = sum(len(name) + len(text or b"") for name, text in headers or ())
+    return len(key or b"") + len(value or b"") + own
 
 
 def read_source(text: bytes | None) -> Source | None:

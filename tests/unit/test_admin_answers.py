@@ -1,0 +1,378 @@
+"""The admin API when workers hang, lag or say nothing: what no real node does on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from msgspec.structs import replace
+
+from connectors.kafka.controls import Place
+from delayservice.admin import panel as panel_module
+from delayservice.admin.app import make_app
+from delayservice.admin.changing import (
+    WAITING_MAX,
+    Aim,
+    Waiting,
+    aim_of,
+    refuse_what_would_fail,
+    said,
+    together,
+)
+from delayservice.admin.history import History
+from delayservice.admin.inquiry import Workers
+from delayservice.admin.models import ById, Reschedule
+from delayservice.admin.panel import Panel
+from delayservice.admin.problems import Refusal
+from delayservice.admin.reading import not_ready, position_of
+from delayservice.admin.server import admin_token
+from delayservice.core.partitioner import partition_for
+from delayservice.core.question import Pending
+from delayservice.errors import DelayServiceError, SettingsError
+from delayservice.metrics import SliceMetrics, encode_slice, encode_snapshot
+from delayservice.metrics_hub import MetricsHub
+from delayservice.settings import Settings, load
+from ha.members import Holding, Members
+
+TOKEN = "a token that only the tests know"  # noqa: S105
+NOW_MS = 1_700_000_000_000
+TOPIC = "delay_topic_any"
+THREADS = 40
+"""What the server has for all of its requests (anyio)."""
+ROW = Pending(
+    topic=TOPIC,
+    partition=1,
+    offset=7,
+    key_ms=NOW_MS + 60_000,
+    due_ms=NOW_MS + 60_000,
+    target="orders",
+    target_partition=-1,
+    record_id=b"r",
+    key=None,
+    value=None,
+    value_bytes=None,
+    headers=[],
+    source=f"{TOPIC}:1:7",
+    attempt=1,
+    expires_ms=None,
+    recurs=False,
+    marked_by=-1,
+)
+
+
+class Hung:
+    """Workers that answer nothing until they are let go, and then that they can't."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.let_go = threading.Event()
+        self.is_full = threading.Event()
+
+    def find(self, _: bytes) -> list[Pending]:
+        self.asked += 1
+        if self.asked == THREADS:
+            self.is_full.set()
+        self.let_go.wait(30)
+        raise DelayServiceError("a worker did not answer within 10 s")
+
+    def members(self) -> Members:
+        slices = [
+            Holding(slice=number, owner="another", worker=0, epoch=1, heir="")
+            for number in range(4)
+        ]
+        return Members(nodes=[], slices=slices, copies=[])
+
+
+def settings(*sets: str) -> Settings:
+    return load(
+        None, [f"topics.delay={TOPIC}", f"admin.token={TOKEN}", "node.workers=1", *sets], {}
+    )
+
+
+def hub_of(found: Settings, *slices: SliceMetrics) -> MetricsHub:
+    hub = MetricsHub(found)
+    hub.update(0, encode_snapshot(1, [encode_slice(one) for one in slices]))
+    return hub
+
+
+def panel_of(inquiry: object, *sets: str, slices: tuple[SliceMetrics, ...] = ()) -> Panel:
+    found = settings(*sets)
+    hub = hub_of(found, *slices)
+    return Panel(
+        found,
+        hub=hub,
+        inquiry=cast("Any", inquiry),
+        history=History(hub.facts),
+        admin=cast("Any", None),
+        desk=cast("Any", SimpleNamespace(partitions=lambda topic: 4 if topic == TOPIC else 0)),
+        pauses=cast("Any", None),
+        wall_ms=lambda: NOW_MS,
+    )
+
+
+# --- health --------------------------------------------------------------------------------------
+
+
+def test_probes_are_answered_while_every_thread_of_the_server_waits_for_workers_that_hang() -> None:
+    hung = Hung()
+    app = make_app(panel_of(hung, slices=(SliceMetrics(0, state="catching_up"),)), TOKEN)
+    ok, behind = asyncio.run(_probe_while_full(app, hung))
+    assert ok.status_code == 200
+    assert behind.status_code == 503
+    assert behind.json()["detail"] == "the copies of slices 0 are catching up"
+
+
+async def _probe_while_full(app: FastAPI, hung: Hung) -> tuple[httpx.Response, httpx.Response]:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        waiting = [asyncio.create_task(client.get("/v1/records?id=r")) for _ in range(THREADS + 5)]
+        try:
+            assert await asyncio.to_thread(hung.is_full.wait, 20), "not every thread waits"
+            async with asyncio.timeout(5):
+                return await client.get("/healthz"), await client.get("/readyz")
+        finally:
+            hung.let_go.set()
+            await asyncio.gather(*waiting)
+
+
+def test_a_node_with_alarms_is_ready_and_says_so_in_its_state() -> None:
+    found = settings()
+    hub = hub_of(
+        found,
+        SliceMetrics(0, state="owner", alarm="the disk is full"),
+        SliceMetrics(1, state="replica"),
+    )
+    assert not_ready(hub.facts()) == []
+    assert hub.status().problems == ["slice 0: the disk is full"]
+
+
+@pytest.mark.parametrize("state", ["starting", "catching_up"])
+def test_a_node_is_not_ready_while_a_copy_is_behind_or_a_worker_has_not_reported(
+    state: str,
+) -> None:
+    hub = hub_of(settings("node.workers=2"), SliceMetrics(3, state=state))
+    assert not_ready(hub.facts()) == [
+        "1 workers have not reported yet",
+        "the copies of slices 3 are catching up",
+    ]
+
+
+def test_a_failure_is_told_to_all_who_wait_and_found_out_once_a_second() -> None:
+    asked = 0
+    begun, go_on = threading.Event(), threading.Event()
+
+    def askers() -> list[Any]:
+        nonlocal asked
+        asked += 1
+        begun.set()
+        go_on.wait(10)
+        return []  # no worker runs: an error
+
+    workers = Workers(askers)
+    told: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(DelayServiceError) as caught:
+            workers.members()
+        told.append(str(caught.value))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(10)
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert told == ["no worker runs yet; try again in a moment"] * 8
+    assert asked == 1
+
+
+# --- changes -------------------------------------------------------------------------------------
+
+
+def test_only_so_many_changes_wait_and_the_others_are_told_to_come_again() -> None:
+    waiting = Waiting()
+    with _nested(waiting.place, WAITING_MAX):
+        with pytest.raises(Refusal) as caught, waiting.place():
+            pytest.fail("there was room")
+        assert caught.value.status == 503
+        assert caught.value.headers == {"Retry-After": "1"}
+    with waiting.place():
+        pass
+
+
+def _nested(place: Callable[[], Any], depth: int) -> Any:
+    stack = ExitStack()
+    for _ in range(depth):
+        stack.enter_context(place())
+    return stack
+
+
+def test_what_names_topic_and_partition_is_written_without_asking_a_worker() -> None:
+    hung = Hung()
+    aim = aim_of(panel_of(hung), ById(id="r", topic=TOPIC, partition=2), b"r")
+    assert aim.places == [(TOPIC, 2)]
+    assert hung.asked == 0
+
+
+def test_where_workers_do_not_say_where_a_record_is_the_answer_says_what_to_name() -> None:
+    hung = Hung()
+    hung.let_go.set()
+    with pytest.raises(Refusal) as caught:
+        aim_of(panel_of(hung), ById(id="r"), b"r")
+    assert caught.value.status == 503
+    assert "a worker did not answer within 10 s" in caught.value.detail
+    assert "With topic and partition it is written without asking" in caught.value.detail
+
+
+@pytest.mark.parametrize(("topic", "partition"), [("orders", 0), (TOPIC, 4)])
+def test_a_place_that_takes_no_controls_is_refused(topic: str, partition: int) -> None:
+    with pytest.raises(Refusal) as caught:
+        aim_of(panel_of(Hung()), ById(id="r", topic=topic, partition=partition), b"r")
+    assert caught.value.status == 404
+
+
+def test_an_id_that_is_found_nowhere_here_may_wait_where_this_node_keeps_no_copy() -> None:
+    hung = Hung()
+    hung.find = lambda _: []  # type: ignore[method-assign]
+    panel = panel_of(hung, slices=(SliceMetrics(0, state="owner"), SliceMetrics(2, state="owner")))
+    aim = aim_of(panel, ById(id="r"), b"r")
+    assert aim.places == [(TOPIC, partition_for(b"r", 4))]
+    assert aim.elsewhere == [1, 3]
+    assert "keeps no copy of slices 1, 3: the record may wait there" in said("not_pending", aim)
+    assert "keeps no copy" not in said("cancelled", aim)
+    assert "keeps no copy" not in said("not_pending", Aim([(TOPIC, 0)]))
+
+
+def test_of_several_places_nothing_was_pending_only_if_all_of_them_say_so() -> None:
+    one, two = Place(TOPIC, 0, 5), Place(TOPIC, 1, 9)
+    assert together([one, two], {one: "not_pending"}) is None
+    assert together([one, two], {two: "cancelled"}) == "cancelled"
+    assert together([one, two], {one: "not_pending", two: "cancelled"}) == "cancelled"
+    assert together([one, two], {one: "not_pending", two: "not_pending"}) == "not_pending"
+    assert together([one], {}) is None
+
+
+def refused(row: Pending, *sets: str, state: str = "owner", **asked: Any) -> Refusal:
+    panel = panel_of(Hung(), *sets, slices=(SliceMetrics(1, state=state),))
+    with pytest.raises(Refusal) as caught:
+        refuse_what_would_fail(panel, row, Reschedule(id="r", **asked))
+    assert "nothing was written" in caught.value.detail
+    return caught.value
+
+
+def with_times(**times: int) -> Pending:
+    return replace(ROW, **times)
+
+
+def test_a_reschedule_that_would_fail_is_refused_before_anything_is_written() -> None:
+    day = "delivery.max_delay_ms=1d"
+    assert refused(ROW, day, after_ms=86_400_001).status == 409
+    assert refused(ROW, day, at_ms=NOW_MS + 86_400_001).status == 409
+    expires = with_times(expires_ms=NOW_MS + 90_000)
+    assert refused(expires, after_ms=90_000).status == 409
+    assert refused(expires, at_ms=NOW_MS + 90_001).status == 409
+    soon = with_times(due_ms=NOW_MS + 1_999, key_ms=NOW_MS + 1_999)
+    assert refused(soon, after_ms=60_000).status == 409
+    assert refused(ROW, "delivery.past_due=dead-letter", at_ms=NOW_MS - 1).status == 409
+    behind = refused(ROW, state="catching_up", after_ms=60_000)
+    assert behind.status == 503
+    assert "ask the node that owns it" in behind.detail
+
+
+def test_a_reschedule_that_would_not_fail_is_not_refused() -> None:
+    panel = panel_of(Hung(), "delivery.max_delay_ms=1d", slices=(SliceMetrics(1, state="owner"),))
+    clamping = panel_of(Hung(), "delivery.max_delay_ms=1d", "delivery.clamp=true")
+    put_off = with_times(due_ms=NOW_MS - 1_000, key_ms=NOW_MS + 30_000)
+    expires = with_times(expires_ms=NOW_MS + 90_000)
+    refuse_what_would_fail(panel, ROW, Reschedule(id="r", after_ms=86_400_000))
+    refuse_what_would_fail(panel, ROW, Reschedule(id="r", at_ms=0))
+    refuse_what_would_fail(panel, expires, Reschedule(id="r", after_ms=89_999))
+    refuse_what_would_fail(panel, put_off, Reschedule(id="r", after_ms=60_000))
+    refuse_what_would_fail(clamping, ROW, Reschedule(id="r", after_ms=90_000_000))
+
+
+# --- the rest ------------------------------------------------------------------------------------
+
+
+def cursor_of(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        f'[{2**63}, "t", 0, 0]',
+        f'[0, "t", {2**31}, 0]',
+        f'[0, "t", 0, {2**63}]',
+        '[-1, "t", 0, 0]',
+        '[0, "t t", 0, 0]',
+    ],
+)
+def test_a_cursor_that_no_page_gave_is_refused(position: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        position_of(cursor_of(position))
+    assert caught.value.status == 400
+
+
+def test_a_cursor_that_a_page_gave_is_read() -> None:
+    assert position_of(cursor_of(f'[5, "t", 1, {2**63 - 1}]')) == (5, "t", 1, 2**63 - 1)
+
+
+def test_one_look_at_the_dead_letters_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panel_module, "_SURVEY_WAIT_S", 0.01)
+    panel = panel_of(Hung())
+    inside, leave = threading.Event(), threading.Event()
+
+    def survey(*_: object) -> Any:
+        inside.set()
+        leave.wait(10)
+
+    monkeypatch.setattr(panel, "_survey", survey)
+    first = threading.Thread(target=panel.dead_letters, args=(10,))
+    first.start()
+    assert inside.wait(10)
+    with pytest.raises(Refusal) as caught:
+        panel.dead_letters(10)
+    assert caught.value.status == 503
+    leave.set()
+    first.join(10)
+    panel.dead_letters(10)
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return folder
+
+
+def made_token(state_dir: Path) -> str:
+    return admin_token(load(None, [f"node.state_dir={state_dir}"], {}))
+
+
+def test_a_token_is_made_once_and_only_its_user_may_read_it(state_dir: Path) -> None:
+    (state_dir / "admin_token.new").write_text("half")  # a node that was killed has left it
+    token = made_token(state_dir)
+    assert len(token) >= 16
+    assert made_token(state_dir) == token
+    assert (state_dir / "admin_token").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in state_dir.iterdir()] == ["admin_token"]
+
+
+@pytest.mark.parametrize("content", ["", "\n", "short"])
+def test_a_node_does_not_start_with_a_token_that_anybody_could_guess(
+    state_dir: Path, content: str
+) -> None:
+    (state_dir / "admin_token").write_text(content)
+    with pytest.raises(SettingsError, match="16 at least: delete it"):
+        made_token(state_dir)
