@@ -7,13 +7,16 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http import HTTPStatus
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
-from delayservice.commands.console import err, out, print_json
+from delayservice.commands.console import err, out, plain, print_json, say
 from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load_settings
 from delayservice.errors import DelayServiceError
 
@@ -62,6 +65,8 @@ class Api:
 
     client: Client
     address: str
+    no_token: str = ""
+    """Why no token is sent; empty: one is."""
 
     def get(self, path: str, **query: object) -> Any:  # noqa: ANN401  # JSON
         """Ask.
@@ -91,7 +96,7 @@ class Api:
                 "admin.listen?"
             ) from exc
         if response.is_error:
-            raise _refusal(response, self.address)
+            raise _refusal(response, self)
         return response.json() if response.content else None
 
 
@@ -99,14 +104,16 @@ class NothingThereError(DelayServiceError):
     """The API knows of no such thing."""
 
 
-def _refusal(response: Response, address: str) -> DelayServiceError:
+def _refusal(response: Response, api: Api) -> DelayServiceError:
     try:
         problem = response.json()
         told = "; ".join([problem["detail"], *problem["errors"]])
     except (ValueError, KeyError, TypeError):
         told = f"status {response.status_code}: what answers there is no node of this version"
-    kind = NothingThereError if response.status_code == 404 else DelayServiceError  # noqa: PLR2004
-    return kind(f"{address}: {told}")
+    if response.status_code == HTTPStatus.UNAUTHORIZED and api.no_token:
+        told += f"; none was sent: {api.no_token}"
+    is_nothing = response.status_code == HTTPStatus.NOT_FOUND
+    return (NothingThereError if is_nothing else DelayServiceError)(f"{api.address}: {told}")
 
 
 def connect(settings: Settings, address: str | None, token_file: Path | None) -> Api:
@@ -115,33 +122,60 @@ def connect(settings: Settings, address: str | None, token_file: Path | None) ->
     Raises:
         DelayServiceError: it is not known where it listens.
     """
-    from httpx import Client
+    from httpx import URL, Client, InvalidURL
 
     where = address or settings.admin.listen
     if not where:
         raise DelayServiceError("admin.listen is empty: this node serves no API; name one by --api")
     # A node that listens on every address is asked on this machine.
     where = where.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
-    token = _token(settings, token_file)
+    try:
+        url = URL(f"http://{where}")
+    except InvalidURL as exc:
+        raise DelayServiceError(f"{where!r} is no HOST:PORT: {exc}") from exc
+    token, no_token = _token(settings, token_file, url.host)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return Api(Client(base_url=f"http://{where}", headers=headers, timeout=_TIMEOUT_S), where)
+    client = Client(base_url=url, headers=headers, timeout=_TIMEOUT_S)
+    return Api(client, where, no_token)
 
 
-def _token(settings: Settings, token_file: Path | None) -> str | None:
+def _token(settings: Settings, token_file: Path | None, host: str) -> tuple[str | None, str]:
+    """The token to send, or why there is none: who only reads may need none.
+
+    Raises:
+        DelayServiceError: the file that ``--token-file`` names can't be read.
+    """
     from delayservice.admin_options import made_token_path
 
-    configured = settings.admin.configured_token()
-    if token_file is None and configured is not None:
-        return configured
-    path = token_file or made_token_path(settings.node.state_dir)
+    if token_file is not None:
+        return _read_token(token_file), ""
+    path = made_token_path(settings.node.state_dir)
     try:
-        return path.read_text("utf-8").strip()
-    except FileNotFoundError:
-        if token_file is None:
-            return None
-        raise DelayServiceError(f"--token-file {path} does not exist") from None
+        configured = settings.admin.configured_token()
+        if configured is not None:
+            return configured, ""
+        if not _is_loopback(host):
+            return None, f"{path} is for loopback addresses only; --token-file names one for others"
+        return _read_token(path), ""
+    except DelayServiceError as exc:
+        return None, str(exc)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
         raise DelayServiceError(f"the token in {path} can't be read: {exc}") from exc
+    if not token.isascii() or not token.isprintable() or not token:
+        raise DelayServiceError(f"{path} holds no token: printable ASCII characters are expected")
+    return token
 
 
 # --- look ----------------------------------------------------------------------------------------
@@ -196,7 +230,7 @@ def pending(
         if as_json:
             print_json(record)
         else:
-            table.add_row(*_cells(record))
+            _add(table, *_cells(record))
     if not as_json and shown:
         out.print(table)
     elif not as_json:
@@ -234,9 +268,12 @@ def _records_table() -> Table:
     return table
 
 
-def _cells(record: dict[str, Any]) -> list[str]:
-    from rich.markup import escape
+def _add(table: Table, *cells: str) -> None:
+    """A row of what others have written: neither markup nor anything that steers the terminal."""
+    table.add_row(*(Text(plain(cell)) for cell in cells))
 
+
+def _cells(record: dict[str, Any]) -> list[str]:
     partition = record["target_partition"]
     notes = [
         f"try {record['attempt']}" if record["attempt"] > 1 else "",
@@ -248,7 +285,7 @@ def _cells(record: dict[str, Any]) -> list[str]:
         _instant(record["due_ms"]),
         _from_now(record["due_ms"]),
         record["target"] + ("" if partition is None else f":{partition}"),
-        escape(_text(record["id"])),
+        _text(record["id"]),
         f"{record['topic']}:{record['partition']}:{record['offset']}",
         "null" if size is None else f"{size:,}",
         ", ".join(note for note in notes if note),
@@ -303,7 +340,7 @@ def _tell_nothing(why: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"detail": why})
     else:
-        err.print(why, style="yellow", markup=False)
+        say(err, why, "yellow")
     raise typer.Exit(EXIT_NOTHING)
 
 
@@ -312,17 +349,15 @@ def _show_record(record: dict[str, Any]) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in _lines(record):
-        table.add_row(name, text)
+        _add(table, name, text)
     out.print(table)
 
 
 def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    from rich.markup import escape
-
     waits = record if "due_ms" in record else record["pending"]
     yield "record", f"{record['topic']}:{record['partition']}:{record['offset']}"
     if "state" in record:
-        yield "state", escape(f"{record['state']}: {record['detail']}")
+        yield "state", f"{record['state']}: {record['detail']}"
         yield "written", _instant(record["timestamp_ms"])
     if waits is not None:
         yield "due", f"{_instant(waits['due_ms'])}  {_from_now(waits['due_ms'])}"
@@ -330,22 +365,21 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "looked at next", f"{_instant(waits['next_ms'])}  {_from_now(waits['next_ms'])}"
         partition = waits["target_partition"]
         yield "target", waits["target"] + ("" if partition is None else f":{partition}")
-        yield "id", escape(_text(waits["id"]))
+        yield "id", _text(waits["id"])
         yield "attempt", str(waits["attempt"])
         if waits["expires_ms"] is not None:
             yield "expires", _instant(waits["expires_ms"])
-    yield "key", escape(_text(record["key"], null="null"))
-    yield "value", escape(_text(record["value"], null="null"))
+    yield "key", _text(record["key"], null="null")
+    yield "value", _text(record["value"], null="null")
     for header in record["headers"]:
-        yield "header", escape(f"{header['name']}: {_text(header['value'], null='null')}")
+        yield "header", f"{header['name']}: {_text(header['value'], null='null')}"
 
 
 def _text(content: dict[str, str] | None, null: str = "") -> str:
-    """Bytes as a person reads them; nothing in them may steer the terminal."""
+    """Bytes as a person reads them."""
     if content is None:
         return null
-    shown = content["data"] if content["encoding"] == "utf-8" else f"base64 {content['data']}"
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)
+    return content["data"] if content["encoding"] == "utf-8" else f"base64 {content['data']}"
 
 
 def _instant(epoch_ms: int) -> str:
@@ -441,8 +475,8 @@ def _change(api: Api, verb: str, body: dict[str, object], wait: str, *, as_json:
         print_json(done)
     else:
         style = "green" if done["outcome"] not in (None, "not_pending") else "yellow"
-        out.print(f"{done['outcome'] or 'not known yet'}: {done['detail']}", style=style)
-        out.print(f"written at {', '.join(done['written'])}", style="dim")
+        say(out, f"{done['outcome'] or 'not known yet'}: {done['detail']}", style)
+        say(out, f"written at {', '.join(done['written'])}", "dim")
     if done["outcome"] is None:
         raise typer.Exit(EXIT_NOT_KNOWN)
     if done["outcome"] == "not_pending":
@@ -475,7 +509,7 @@ def pause(
     if as_json:
         print_json(paused)
     else:
-        out.print(f"{kind} {name} is paused", style="yellow", markup=False)
+        say(out, f"{kind} {name} is paused", "yellow")
 
 
 def resume(
@@ -497,7 +531,7 @@ def resume(
     if as_json:
         print_json({"kind": kind, "name": name})
     else:
-        out.print(f"{kind} {name} goes on", style="green", markup=False)
+        say(out, f"{kind} {name} goes on", "green")
 
 
 def pauses(
@@ -509,8 +543,6 @@ def pauses(
     as_json: JsonOption = False,
 ) -> None:
     """Show what is paused."""
-    from rich.markup import escape
-
     found = connect(load_settings(config, sets), api, token_file).get("/v1/pauses")
     if as_json:
         print_json({"pauses": found})
@@ -522,7 +554,7 @@ def pauses(
     for column in ("what", "name", "since", "reason"):
         table.add_column(column, overflow="fold")
     for one in found:
-        table.add_row(one["kind"], one["name"], _instant(one["at_ms"]), escape(one["reason"]))
+        _add(table, one["kind"], one["name"], _instant(one["at_ms"]), one["reason"])
     out.print(table)
 
 

@@ -17,13 +17,30 @@ out = Console(highlight=False, soft_wrap=True, width=None if _has_width else _WI
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+def plain(text: str) -> str:
+    """Text of others as it may be shown: nothing in it steers the terminal, or turns the order of
+    what is read (ECMA-48 sequences, bidirectional controls, line ends).
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def say(console: Console, text: str, style: str) -> None:
+    """A line with text of others in it."""
+    console.print(plain(text), style=style, markup=False)
+
+
 def print_json(value: object) -> None:
-    """Write one JSON object on one line, for programs."""
-    print(json.dumps(value, ensure_ascii=False))  # noqa: T201 (rich would wrap and colour it)
+    """Write one JSON object on one line, for programs; what can't be printed is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    if not text.isprintable():  # within strings only: JSON itself is printable
+        text = "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+    print(text)  # noqa: T201 (rich would wrap and colour it)
 
 
 def print_error(message: str) -> None:
     """Write an error in red, a line for each finding. The message is text, never markup."""
     for number, line in enumerate(message.splitlines() or ["unknown error"]):
         err.print("error: " if number == 0 else "       ", style="bold red", end="")
-        err.print(line, style="red", markup=False)
+        err.print(plain(line), style="red", markup=False)
