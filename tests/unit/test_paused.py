@@ -77,7 +77,7 @@ def test_the_worker_that_reported_last_speaks_for_all_that_have_heard() -> None:
     for worker in (2, 1, 0):
         hub.update(worker, encode_snapshot(worker, [], pauses=pause_facts(next(said))))
         time.now_s += 1
-    assert since(hub) == {}
+    assert (since(hub), counts(hub)) == ({}, {"target": 0, "topic": 0})
     hub.update(2, encode_snapshot(2, [], pauses=pause_facts(Pauses({TOPIC: Pause(1_000)}))))
     assert since(hub) == {("topic", "delay_topic_any"): 1}
 
