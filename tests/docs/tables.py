@@ -110,9 +110,10 @@ BEFORE: Final = {
         "systemctl restart delayservice",  # at its end a node syncs what it has
     ),
     "docs/operations.md": (
-        # A dead letter, a quota: what the run-books find and take away.
+        # A dead letter, a quota, a pause: what the run-books find and take away.
         "delayservice send delay_topic_any lost --after 0 --target refused",
         QUOTA,
+        "delayservice pause topic delay_topic_any --reason tried",
     ),
 }
 """What happens on the machine before somebody opens the page."""
