@@ -4,25 +4,27 @@ without the token has anything done.
 
 from __future__ import annotations
 
+import base64
 import json
-import os
-import subprocess
-import sysconfig
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from delayservice.admin.changing import WAITING_MAX
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.integration.asked import TOKEN, Asked
 from tests.integration.bench import Bench, Place, await_true, now_ms
+from tests.integration.fuzz_api import fuzz
 
 pytestmark = pytest.mark.cluster
 
 HOUR_MS = 3_600_000
 PARTITIONS = 2
 SETS = (f"admin.token={TOKEN}", "delivery.held_ms=1000")
-ST_CONFIG = Path(__file__).parents[1] / "schemathesis.toml"
 
 
 class Stand:
@@ -186,6 +188,102 @@ def test_a_paused_delay_topic_settles_nothing_and_goes_on_in_order(stand: Stand)
     assert [one.value for one in arrived] == [b"first", b"0", b"1", b"2", b"3", b"4"]
 
 
+def pause_all(stand: Stand) -> str:
+    """Pause the delay topic; its path."""
+    path = f"/v1/pauses/topic/{stand.bench.any}"
+    stand.api.change("PUT", path, {})
+    return path
+
+
+def test_a_change_that_waits_says_what_is_in_its_way_and_a_reschedule_what_may_become_of_it(
+    stand: Stand,
+) -> None:
+    api = stand.api
+    stand.schedule("held", HOUR_MS)
+    path = pause_all(stand)
+    asked = {"id": "held", "wait_ms": 300}
+    cancelled = api.change("POST", "/v1/records/cancel", {**asked, "id": "another"})
+    moved = api.change("POST", "/v1/records/reschedule", {**asked, "after_ms": 2 * HOUR_MS})
+    api.change("DELETE", path)
+    why = f"delay topic {stand.bench.any} is paused, and it takes effect after resume"
+    assert cancelled["outcome"] is None
+    assert cancelled["detail"].endswith(why)
+    assert moved["outcome"] is None
+    assert "nothing was replaced so far: if the record was delivered meanwhile" in moved["detail"]
+    assert moved["detail"].endswith(why)
+
+
+def test_an_id_in_two_partitions_is_cancelled_in_both(stand: Stand) -> None:
+    for partition in range(PARTITIONS):
+        stand.schedule("twice", HOUR_MS, partition=partition)
+    said = stand.api.refused(
+        "POST", "/v1/records/reschedule", 409, json={"id": "twice", "after_ms": HOUR_MS}
+    )
+    assert "name topic and partition" in said
+    done = stand.api.change("POST", "/v1/records/cancel", {"id": "twice", "wait_ms": 20_000})
+    assert (done["outcome"], len(done["written"])) == ("cancelled", PARTITIONS)
+    assert stand.api.refused("GET", "/v1/records?id=twice", 404)
+
+
+def test_a_reschedule_that_would_do_harm_writes_nothing(stand: Stand) -> None:
+    api, bench = stand.api, stand.bench
+    expires_ms = now_ms() + 2 * HOUR_MS
+    headers = bench.to(
+        stand.target,
+        HOUR_MS,
+        ("delay-id", "expires"),
+        ("delay-expires-at", str(expires_ms)),
+    )
+    place = bench.send(headers)
+    path = f"/v1/records/{bench.any}/{place[0]}/{place[1]}"
+    await_true(lambda: api.get(path)["state"] == "pending", "it waits")
+    before = len(bench.read_all(bench.any))
+    for asked in ({"at_ms": expires_ms}, {"after_ms": 253_402_300_799_999}):
+        body = {"id": "expires", **asked}
+        assert "nothing was written" in api.refused(
+            "POST", "/v1/records/reschedule", 409, json=body
+        )
+    paused = pause_all(stand)
+    stand.schedule("due", 0)
+    body = {"id": "due", "after_ms": HOUR_MS}
+    said = api.refused("POST", "/v1/records/reschedule", 409, json=body)
+    api.change("DELETE", paused)
+    assert "may be delivered before it is replaced" in said
+    assert len(bench.read_all(bench.any)) == before + 1
+
+
+def test_many_changes_that_wait_leave_room_for_probes_and_the_others_are_told_so(
+    stand: Stand,
+) -> None:
+    api = stand.api
+    path = pause_all(stand)
+    body = {"id": "anything", "wait_ms": 4_000}
+    with ThreadPoolExecutor(45) as pool:
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        asked = [
+            pool.submit(api.raw, "POST", "/v1/records/cancel", json=body, headers=bearer)
+            for _ in range(45)
+        ]
+        begun_s = time.monotonic()
+        assert api.raw("GET", "/healthz").status_code == 200
+        assert time.monotonic() - begun_s < 2
+        answers = [one.result() for one in asked]
+    api.change("DELETE", path)
+    refused = [one for one in answers if one.status_code == 503]
+    assert len(refused) >= 45 - WAITING_MAX * 2
+    assert all(one.headers["retry-after"] == "1" for one in refused)
+    done = [one.json()["outcome"] for one in answers if one.status_code == 200]
+    assert done == [None] * (45 - len(refused))
+    assert len(done) >= WAITING_MAX
+
+
+def test_a_cursor_that_no_page_gave_is_refused(stand: Stand) -> None:
+    cursor = base64.urlsafe_b64encode(f'[{2**63}, "t", 0, 0]'.encode()).decode().rstrip("=")
+    assert "cursor" in stand.api.refused("GET", f"/v1/pending?cursor={cursor}", 400)
+    after = f"1:{stand.bench.any}:0:{2**64}"
+    assert stand.api.raw("GET", f"/pending?after={after}").status_code == 422
+
+
 def test_nobody_changes_anything_without_the_token(stand: Stand) -> None:
     api = stand.api
     stand.schedule("kept", HOUR_MS)
@@ -281,24 +379,50 @@ def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand
     assert "need the token" in str(refused.exception)
 
 
+def test_what_others_wrote_does_not_steer_the_terminal_of_who_looks(stand: Stand) -> None:
+    hostile = "\x1b[31m\N{RIGHT-TO-LEFT OVERRIDE}"
+    headers = [*stand.bench.to(stand.target, HOUR_MS, ("delay-id", "x")), (f"h{hostile}", hostile)]
+    stand.bench.send(headers, key=hostile.encode(), value=hostile.encode())
+    await_true(lambda: stand.api.raw("GET", "/v1/records?id=x").status_code == 200, "it waits")
+    path = f"/v1/pauses/target/{stand.bench.target_name('hostile')}"
+    stand.api.change("PUT", path, {"reason": hostile})
+    shown = stand.api.command("show", "x").stdout + stand.api.command("pauses").stdout
+    stand.api.change("DELETE", path)
+    assert shown.count("\ufffd[31m\ufffd") == 5
+    assert all(char.isprintable() or char == "\n" for char in shown)
+
+
+def test_a_node_that_is_stopped_answers_those_who_wait_and_does_not_wait_for_them(
+    stand: Stand,
+) -> None:
+    api = stand.api
+    path = pause_all(stand)
+    before = len(stand.bench.read_all(stand.bench.any))
+    body = {"id": "anything", "wait_ms": 30_000}
+    with ThreadPoolExecutor(3) as pool:
+        waits: list[Future[Any]] = [
+            pool.submit(api.change, "POST", "/v1/records/cancel", body) for _ in range(3)
+        ]
+        await_true(
+            lambda: len(stand.bench.read_all(stand.bench.any)) == before + 3, "all are written"
+        )
+        begun_s = time.monotonic()
+        assert stand.service.stop() == 0
+        took_s = time.monotonic() - begun_s
+        answers = [one.result() for one in waits]
+    assert [one["outcome"] for one in answers] == [None] * 3
+    assert all("this node stops" in one["detail"] for one in answers)
+    assert took_s < 6
+    stand.again()
+    stand.api.change("DELETE", path)
+
+
 def test_every_request_that_its_description_allows_or_forbids_is_answered_as_it_says(
     stand: Stand, tmp_path: Path
 ) -> None:
     """A short run; ``python -m tests.integration.fuzz_api`` makes 10,000 requests and more."""
-    program = Path(sysconfig.get_path("scripts")) / "schemathesis"
-    description = f"http://{stand.api.address}/openapi.json"
-    command = [str(program), "--config-file", str(ST_CONFIG), "run", description]
-    command += ["-H", f"Authorization: Bearer {TOKEN}", "--checks", "all", "--workers", "2"]
-    command += ["--phases", "fuzzing", "--max-time", "20", "--continue-on-failure", "--seed", "1"]
-    run = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+    run, answers = fuzz(stand.api.address, tmp_path, (), "--max-time", "20", "--seed", "1")
     assert run.returncode == 0, run.stdout[-6_000:]
-    assert "0 passed" not in run.stdout
+    assert answers.total() > 200
+    assert [answer for answer in answers if answer[0] in "05"] == []
     assert stand.api.raw("GET", "/healthz").status_code == 200
