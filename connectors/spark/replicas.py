@@ -176,7 +176,7 @@ class Live:
     def damaged(self) -> DataFrame:
         """See ``Replicas``: what the nodes found when they last read their disks."""
         found = [
-            (node, *one.place, *damage)
+            (node, *one.place, *damage[:5])
             for one in self.compared
             for node, damages in one.damaged.items()
             for damage in damages

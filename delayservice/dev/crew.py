@@ -300,6 +300,11 @@ class Crew:
             tick.wait(_LOOK_S)
 
 
+USER: Final = "delayservice"
+LOGIN: Final = ("digest", f"{USER}:{SECRET}")
+"""As whom nodes that are ``several`` write in ZooKeeper: nobody else may remove that."""
+
+
 def sets_of_several(zookeeper: str, root: str) -> list[str]:
     """Settings that make nodes several.
 
@@ -311,7 +316,7 @@ def sets_of_several(zookeeper: str, root: str) -> list[str]:
         f"zookeeper.hosts={zookeeper}",
         f"zookeeper.root={root}",
         "zookeeper.auth=digest",
-        "zookeeper.username=delayservice",
+        f"zookeeper.username={USER}",
         f"zookeeper.password={SECRET}",
         f"node.cluster_secret={SECRET}",
     ]

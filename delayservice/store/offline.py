@@ -6,6 +6,7 @@ wheel, and of this moment of RocksDB.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -259,11 +260,14 @@ def _wanted(
     damages: list[Damage],
 ) -> Iterator[Frame]:
     """Records of an hour that are asked for, in no order; what can't be read goes to
-    ``damages``.
+    ``damages``. A file whose time has passed was pruned, if it is missing: the index says so with
+    the next sync only.
     """
+    now_ms = time.time_ns() // 1_000_000
     for rows in read_hour(path, hour, entries, bounds):
         if isinstance(rows, Damage):
-            damages.append(rows)
+            if not (rows.is_missing and rows.stop_ms <= now_ms):
+                damages.append(rows)
         else:
             yield from filter(wanted, rows.frames)
 

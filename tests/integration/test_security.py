@@ -70,6 +70,7 @@ def make_topics(bench: Bench) -> None:
     bench.topic(bench.digests, 1, cleanup_policy="compact")
     bench.topic(bench.repairs, 1)
     bench.topic(bench.audit, 1)
+    bench.topic(bench.pauses, 1, cleanup_policy="compact")
 
 
 def grant(secure: SecureCluster, bench: Bench, rights: Sequence[Right], who: str = "") -> None:

@@ -35,7 +35,7 @@ from delayservice.dev.bench.options import Options
 from delayservice.dev.bench.passthrough_process import PassthroughPlan
 from delayservice.dev.bench.records import Batch
 from delayservice.dev.bench.serving import Serving
-from delayservice.dev.crew import Crew, Node, sets_of_several
+from delayservice.dev.crew import LOGIN, Crew, Node, sets_of_several
 from delayservice.dev.judge import QUIET
 from delayservice.dev.ports import ANY_PORTS
 from delayservice.dev.progress import Steps
@@ -183,8 +183,10 @@ class Stand:
             self._delete_roots()
 
     def _delete_roots(self) -> None:
-        """What the nodes have written in ZooKeeper; with an ACL on it, it stays."""
-        client = KazooClient(self.zookeeper, timeout=_ASK_TIMEOUT_S, logger=QUIET)
+        """What the nodes have written in ZooKeeper; with another's ACL on it, it stays."""
+        client = KazooClient(
+            self.zookeeper, timeout=_ASK_TIMEOUT_S, logger=QUIET, auth_data=[LOGIN]
+        )
         with suppress(KazooException, KazooTimeoutError):
             client.start(_ASK_TIMEOUT_S)
             for root in self._roots:

@@ -53,6 +53,8 @@ class Damage(NamedTuple):
     first_offset: int
     stop_offset: int | None
     why: str
+    is_missing: bool = False
+    """The file is gone: if its time has passed, a node has pruned it and not said so yet."""
 
 
 class Bounds(NamedTuple):
@@ -179,12 +181,13 @@ class _SlotFile:
     blocks: list[Block] = field(default_factory=list)
     damage: Damage | None = None
 
-    def note(self, why: object) -> None:
+    def note(self, why: object, *, is_missing: bool = False) -> None:
         """Something of the slot can't be read; the first reason is told."""
         if self.damage is None:
             entry = self.entry
             why = f"slot {self.slot.name}: {why}"
-            self.damage = Damage(*_slot_ms(entry), max(0, entry.first), entry.last + 1, why)
+            first, stop = max(0, entry.first), entry.last + 1
+            self.damage = Damage(*_slot_ms(entry), first, stop, why, is_missing)
 
     def open(self, bounds: Bounds) -> None:
         """Read the headers: from here on the file stays as it is."""
@@ -203,7 +206,7 @@ class _SlotFile:
     def _note_medium(self, exc: OSError) -> None:
         if exc.errno not in _DAMAGE:
             raise _unreadable(f"slot {self.slot.name}", exc) from exc
-        self.note(exc.strerror)
+        self.note(exc.strerror, is_missing=exc.errno == errno.ENOENT)
 
     def decode(self, block: Block) -> list[Frame]:
         """Rows of a block; none, and a note, if it is damaged."""
