@@ -14,6 +14,10 @@ UNREACHABLE: Final = frozenset(
 )
 """Errors of a connection that waiting won't mend: a password, a certificate, a name."""
 
+NO_GROUP: Final = KafkaError.GROUP_AUTHORIZATION_FAILED
+"""The client asks for the coordinator of a group that nobody ever joins, and says so when it may
+not. That is no reason to read nothing."""
+
 LOGGER: Final = logging.getLogger("librdkafka")
 """Without it librdkafka writes to standard error by itself."""
 
@@ -46,6 +50,10 @@ def consumer_client(options: Mapping[str, Any]) -> Consumer:
     return Consumer(dict(options), logger=LOGGER)
 
 
+NO_RECORDS: Final = frozenset({KafkaError._PARTITION_EOF, NO_GROUP})  # noqa: SLF001 (its public name)
+"""What a consumer says that is neither a record nor a failure."""
+
+
 def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
     """The values of what a consumer gave; what only says where the log ends is left out.
 
@@ -56,7 +64,7 @@ def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
         error = message.error()
         if error is None:
             yield message.value() or b""
-        elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 (its public name)
+        elif error.code() not in NO_RECORDS:
             raise KafkaException(error)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from connectors.kafka.clients import consumer_client, producer_client
+from connectors.kafka.clients import NO_RECORDS, consumer_client, producer_client
 from connectors.kafka.errors import error_of
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds
 from delayservice.core.codec import Header
@@ -216,5 +216,5 @@ class Outcomes:
         error = message.error()
         if error is None:
             yield list(message.headers() or [])  # type: ignore[arg-type]  # its stubs allow dicts
-        elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 (its public name)
+        elif error.code() not in NO_RECORDS:
             raise KafkaEdgeError(f"{self._topic} can't be read: {error.str()}")

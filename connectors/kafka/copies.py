@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from connectors.kafka.clients import consumer_client, producer_client, values_of
+from connectors.kafka.clients import NO_GROUP, consumer_client, producer_client, values_of
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config
 from delayservice.core.repair import Command, Report, decode_message
 
@@ -144,15 +144,19 @@ class RepairCommands:
         while not at_end:
             for message in consumer.consume(1_000, _WAIT_S):
                 error = message.error()
-                if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                if error is None:
+                    self._note(message.value() or b"", waiting)
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                     at_end = True
-                elif error is not None:
+                elif error.code() != NO_GROUP:
                     raise KafkaException(error)
-                else:
-                    said = decode_message(message.value() or b"")
-                    if isinstance(said, Command) and said.node == self._node_id:
-                        waiting[(said.plan, said.step)] = said
-                    elif isinstance(said, Report) and said.node == self._node_id:
-                        waiting.pop((said.plan, said.step), None)
         for command in waiting.values():
             self._take(command)
+
+    def _note(self, value: bytes, waiting: dict[tuple[str, int], Command]) -> None:
+        """A command that waits, or the answer to one."""
+        said = decode_message(value)
+        if isinstance(said, Command) and said.node == self._node_id:
+            waiting[(said.plan, said.step)] = said
+        elif isinstance(said, Report) and said.node == self._node_id:
+            waiting.pop((said.plan, said.step), None)

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from connectors.kafka.clients import consumer_client
+from connectors.kafka.clients import NO_GROUP, consumer_client
 from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config
 from delayservice.core.pauses import Pause, Paused, Pauses, decode_key, decode_pause, encode_key
 
@@ -115,6 +115,8 @@ class PauseNews:
         error = message.error()
         if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
             return True
+        if error is not None and error.code() == NO_GROUP:
+            return False
         if error is not None:
             raise KafkaException(error)
         paused = decode_key(message.key())

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     OffsetSpec,
 )
 
-from connectors.kafka.clients import consumer_client
+from connectors.kafka.clients import NO_GROUP, consumer_client
 from connectors.kafka.errors import answer_of
 from delayservice.core.entry import UNREADABLE, Row
 from delayservice.errors import KafkaEdgeError, LogMovedError
@@ -42,9 +42,6 @@ Place: TypeAlias = tuple[str, int]
 _MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 READ_HINT: Final = "give the service Read on this topic"
-
-_NO_GROUP: Final = KafkaError.GROUP_AUTHORIZATION_FAILED
-"""The client asks for the coordinator of a group that nobody ever joins."""
 
 _headers_of: Final = methodcaller("headers")
 """``message.headers()``, checked: for a name that is not UTF-8 the client returns a result *and*
@@ -160,7 +157,7 @@ class KafkaSource:
                 slice=self._slice_no,
                 hint=READ_HINT,
             )
-        elif error.retriable() or error.code() < 0 or error.code() == _NO_GROUP:
+        elif error.retriable() or error.code() < 0 or error.code() == NO_GROUP:
             _log.debug("fetch_error", slice=self._slice_no, why=str(error))
         else:
             raise KafkaEdgeError(f"{message.topic()}:{self._slice_no} can't be read: {error}")

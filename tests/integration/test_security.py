@@ -126,8 +126,13 @@ def test_the_listed_rights_are_enough_for_all_that_the_service_does(
         b"rolled",
     ]
     assert again.stop() == 0
-    assert again.events("slice_interrupted") == []
-    assert again.events("ownership_lost") == []
+    for event in (
+        "slice_interrupted",
+        "ownership_lost",
+        "pauses_not_read",
+        "repair_topic_not_read",
+    ):
+        assert again.events(event) == []
 
 
 def test_the_rights_to_make_topics_are_enough_for_new_topics_and_new_partitions(
