@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from delayservice.commands import admin, console
-from delayservice.commands.admin import connect
+from delayservice.commands import api, console, pending
+from delayservice.commands.api import add_row, connect, tell_nothing
 from delayservice.errors import DelayServiceError
 from delayservice.settings import Settings, load
 
@@ -85,9 +85,9 @@ def test_an_address_that_is_none_is_an_error(tmp_path: Path) -> None:
 def test_nothing_that_others_wrote_steers_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = io.StringIO()
     terminal = Console(file=seen, force_terminal=True, color_system=None, width=1_000)
-    for module in (admin, console):
+    for module in (api, console, pending):
         for name in ("out", "err"):
-            monkeypatch.setattr(module, name, terminal)
+            monkeypatch.setattr(module, name, terminal, raising=False)
     record = {
         "topic": HOSTILE,
         "partition": 0,
@@ -106,13 +106,13 @@ def test_nothing_that_others_wrote_steers_the_terminal(monkeypatch: pytest.Monke
         "value": {"encoding": "utf-8", "data": HOSTILE},
         "headers": [{"name": HOSTILE, "value": None}],
     }
-    admin._show_record(record)
-    admin._show_record({**record, "state": HOSTILE, "detail": HOSTILE, "timestamp_ms": 0})
-    table = admin._records_table()
-    admin._add(table, *admin._cells(record))
+    pending._show_record(record)
+    pending._show_record({**record, "state": HOSTILE, "detail": HOSTILE, "timestamp_ms": 0})
+    table = pending._records_table()
+    add_row(table, *pending._cells(record))
     terminal.print(table)
     with pytest.raises(Exception, match="4"):
-        admin._tell_nothing(HOSTILE, as_json=False)
+        tell_nothing(HOSTILE, as_json=False)
     console.say(terminal, HOSTILE, "")
     console.print_error(HOSTILE)
     shown = seen.getvalue()

@@ -1,0 +1,185 @@
+"""A running node's admin API, for the commands that ask it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from delayservice.commands.console import err, plain, print_json, say
+from delayservice.errors import DelayServiceError
+
+if TYPE_CHECKING:
+    from httpx import Client, Response
+
+    from delayservice.settings import Settings
+
+# Help is read more often than anything runs: what is heavy is imported when it does.
+# ruff: noqa: PLC0415
+
+EXIT_NOTHING: Final = 4
+_TIMEOUT_S: Final = 45.0
+
+ApiOption = Annotated[
+    str | None,
+    typer.Option(
+        "--api", metavar="HOST:PORT", help="The node's admin API; admin.listen by default."
+    ),
+]
+TokenOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        dir_okay=False,
+        help="File with the token. Default: the configured one, or the node's own.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A node's API."""
+
+    client: Client
+    address: str
+    no_token: str = ""
+    """Why no token is sent; empty: one is."""
+
+    def get(self, path: str, **query: object) -> Any:  # noqa: ANN401  # JSON
+        """Ask.
+
+        Raises:
+            DelayServiceError: nobody answers, or refuses.
+        """
+        asked = {name: value for name, value in query.items() if value is not None}
+        return self._answer("GET", path, params=asked)
+
+    def send(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401  # JSON
+        """Have something changed.
+
+        Raises:
+            DelayServiceError: as ``get``.
+        """
+        return self._answer(method, path, json=body)
+
+    def _answer(self, method: str, path: str, **sent: Any) -> Any:  # noqa: ANN401  # JSON
+        from httpx import HTTPError
+
+        try:
+            response = self.client.request(method, path, **sent)
+        except HTTPError as exc:
+            raise DelayServiceError(
+                f"no node answers on {self.address}: {exc}; is it running, and is that its "
+                "admin.listen?"
+            ) from exc
+        if response.is_error:
+            raise _refusal(response, self)
+        return response.json() if response.content else None
+
+
+class NothingThereError(DelayServiceError):
+    """The API knows of no such thing."""
+
+
+def _refusal(response: Response, api: Api) -> DelayServiceError:
+    try:
+        problem = response.json()
+        told = "; ".join([problem["detail"], *problem["errors"]])
+    except (ValueError, KeyError, TypeError):
+        told = f"status {response.status_code}: what answers there is no node of this version"
+    if response.status_code == HTTPStatus.UNAUTHORIZED and api.no_token:
+        told += f"; none was sent: {api.no_token}"
+    is_nothing = response.status_code == HTTPStatus.NOT_FOUND
+    return (NothingThereError if is_nothing else DelayServiceError)(f"{api.address}: {told}")
+
+
+def connect(settings: Settings, address: str | None, token_file: Path | None) -> Api:
+    """The API of a node.
+
+    Raises:
+        DelayServiceError: it is not known where it listens.
+    """
+    from httpx import URL, Client, InvalidURL
+
+    where = address or settings.admin.listen
+    if not where:
+        raise DelayServiceError("admin.listen is empty: this node serves no API; name one by --api")
+    # A node that listens on every address is asked on this machine.
+    where = where.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
+    try:
+        url = URL(f"http://{where}")
+    except InvalidURL as exc:
+        raise DelayServiceError(f"{where!r} is no HOST:PORT: {exc}") from exc
+    token, no_token = _token(settings, token_file, url.host)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    client = Client(base_url=url, headers=headers, timeout=_TIMEOUT_S)
+    return Api(client, where, no_token)
+
+
+def _token(settings: Settings, token_file: Path | None, host: str) -> tuple[str | None, str]:
+    """The token to send, or why there is none: who only reads may need none.
+
+    Raises:
+        DelayServiceError: the file that ``--token-file`` names can't be read.
+    """
+    from delayservice.admin_options import made_token_path
+
+    if token_file is not None:
+        return _read_token(token_file), ""
+    path = made_token_path(settings.node.state_dir)
+    try:
+        configured = settings.admin.configured_token()
+        if configured is not None:
+            return configured, ""
+        if not _is_loopback(host):
+            return None, f"{path} is for loopback addresses only; --token-file names one for others"
+        return _read_token(path), ""
+    except DelayServiceError as exc:
+        return None, str(exc)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise DelayServiceError(f"the token in {path} can't be read: {exc}") from exc
+    if not token.isascii() or not token.isprintable() or not token:
+        raise DelayServiceError(f"{path} holds no token: printable ASCII characters are expected")
+    return token
+
+
+def tell_nothing(why: str, *, as_json: bool) -> NoReturn:
+    """Say that there is no such thing, and end with the status that says so."""
+    if as_json:
+        print_json({"detail": why})
+    else:
+        say(err, why, "yellow")
+    raise typer.Exit(EXIT_NOTHING)
+
+
+def instant(epoch_ms: int) -> str:
+    """A point in time as people read it, in UTC."""
+    try:
+        moment = datetime.fromtimestamp(epoch_ms / 1_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{epoch_ms} ms"
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{epoch_ms % 1_000:03d}Z"
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """A row of what others have written: neither markup nor anything that steers the terminal."""
+    table.add_row(*(Text(plain(cell)) for cell in cells))

@@ -1,0 +1,111 @@
+"""``delayservice cancel``, ``fire`` and ``reschedule``: the log says what was done."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from delayservice.commands.api import (
+    EXIT_NOTHING,
+    Api,
+    ApiOption,
+    NothingThereError,
+    TokenOption,
+    connect,
+    tell_nothing,
+)
+from delayservice.commands.console import err, out, print_json, say
+from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load_settings
+
+# Help is read more often than anything runs: what is heavy is imported when it does.
+# ruff: noqa: PLC0415
+
+EXIT_NOT_KNOWN: Final = 5
+CHANGED: Final = (
+    "Exit status: 0 done, 1 an error, 2 wrong usage, 4 nothing is pending there, "
+    "5 written, and nothing heard of it yet."
+)
+
+WaitOption = Annotated[
+    str, typer.Option("--wait", help="How long to wait for what the log says: 5s, 0.")
+]
+Id = Annotated[str, typer.Argument(help="The record's delay-id.")]
+
+
+def cancel(
+    record_id: Id,
+    *,
+    wait: WaitOption = "5s",
+    api: ApiOption = None,
+    token_file: TokenOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Cancel the pending record of an id, and say what that did."""
+    asked = connect(load_settings(config, sets), api, token_file)
+    _change(asked, "cancel", {"id": record_id}, wait, as_json=as_json)
+
+
+def fire(
+    record_id: Id,
+    *,
+    wait: WaitOption = "5s",
+    api: ApiOption = None,
+    token_file: TokenOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Deliver the pending record of an id now, and say whether there was one."""
+    asked = connect(load_settings(config, sets), api, token_file)
+    _change(asked, "fire", {"id": record_id}, wait, as_json=as_json)
+
+
+def reschedule(
+    record_id: Id,
+    *,
+    at: Annotated[
+        str | None, typer.Option(help="Due time: RFC 3339 or epoch milliseconds.")
+    ] = None,
+    after: Annotated[str | None, typer.Option(help="Due so long from now: 30s, 2h.")] = None,
+    wait: WaitOption = "5s",
+    api: ApiOption = None,
+    token_file: TokenOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give the pending record of an id another due time."""
+    from delayservice.commands.send import delay_ms, instant_ms
+
+    body: dict[str, object] = {
+        "id": record_id,
+        "at_ms": None if at is None else instant_ms("--at", at),
+        "after_ms": None if after is None else delay_ms("--after", after),
+    }
+    asked = connect(load_settings(config, sets), api, token_file)
+    _change(asked, "reschedule", body, wait, as_json=as_json)
+
+
+def _change(api: Api, verb: str, body: dict[str, object], wait: str, *, as_json: bool) -> None:
+    from delayservice.commands.send import delay_ms
+
+    try:
+        with err.status("waiting for what the log says"):
+            done = api.send(
+                "POST", f"/v1/records/{verb}", {**body, "wait_ms": delay_ms("--wait", wait)}
+            )
+    except NothingThereError as exc:
+        tell_nothing(str(exc), as_json=as_json)
+    if as_json:
+        print_json(done)
+    else:
+        style = "green" if done["outcome"] not in (None, "not_pending") else "yellow"
+        say(out, f"{done['outcome'] or 'not known yet'}: {done['detail']}", style)
+        say(out, f"written at {', '.join(done['written'])}", "dim")
+    if done["outcome"] is None:
+        raise typer.Exit(EXIT_NOT_KNOWN)
+    if done["outcome"] == "not_pending":
+        raise typer.Exit(EXIT_NOTHING)

@@ -1,0 +1,92 @@
+"""``delayservice pause``, ``resume`` and ``pauses``: stop deliveries for a while, on every node."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from delayservice.commands.api import (
+    ApiOption,
+    NothingThereError,
+    TokenOption,
+    add_row,
+    connect,
+    instant,
+    tell_nothing,
+)
+from delayservice.commands.console import out, print_json, say
+from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load_settings
+
+_Kind = Annotated[
+    Literal["target", "topic"],
+    typer.Argument(help="target: deliveries to a target topic. topic: a whole delay topic."),
+]
+_Name = Annotated[str, typer.Argument(help="The topic; of targets, * and ? stand for any.")]
+
+
+def pause(
+    kind: _Kind,
+    name: _Name,
+    *,
+    reason: Annotated[str, typer.Option(help="Why, for whoever looks.")] = "",
+    api: ApiOption = None,
+    token_file: TokenOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop deliveries to a target, or a delay topic, on every node, until it is resumed."""
+    asked = connect(load_settings(config, sets), api, token_file)
+    paused = asked.send("PUT", f"/v1/pauses/{kind}/{name}", {"reason": reason})
+    if as_json:
+        print_json(paused)
+    else:
+        say(out, f"{kind} {name} is paused", "yellow")
+
+
+def resume(
+    kind: _Kind,
+    name: _Name,
+    *,
+    api: ApiOption = None,
+    token_file: TokenOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with what was paused."""
+    asked = connect(load_settings(config, sets), api, token_file)
+    try:
+        asked.send("DELETE", f"/v1/pauses/{kind}/{name}")
+    except NothingThereError as exc:
+        tell_nothing(str(exc), as_json=as_json)
+    if as_json:
+        print_json({"kind": kind, "name": name})
+    else:
+        say(out, f"{kind} {name} goes on", "green")
+
+
+def pauses(
+    *,
+    api: ApiOption = None,
+    token_file: TokenOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is paused."""
+    found = connect(load_settings(config, sets), api, token_file).get("/v1/pauses")
+    if as_json:
+        print_json({"pauses": found})
+        return
+    if not found:
+        out.print("nothing is paused", style="dim")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("what", "name", "since", "reason"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        add_row(table, one["kind"], one["name"], instant(one["at_ms"]), one["reason"])
+    out.print(table)
