@@ -281,6 +281,17 @@ class WorkerState(BaseModel):
     silent_s: float
 
 
+class Pause(BaseModel):
+    """What is paused."""
+
+    kind: Literal["target", "topic"] = Field(
+        description="target: deliveries to a target topic; topic: all of a delay topic."
+    )
+    name: str = Field(description="The topic; of targets, `*` and `?` stand for any.")
+    at_ms: int
+    reason: str
+
+
 class NodeState(BaseModel):
     """This node; as `/status`."""
 
@@ -291,6 +302,8 @@ class NodeState(BaseModel):
     problems: list[str]
     workers: list[WorkerState]
     slices: list[SliceState]
+    paused: list[Pause] = Field(description="What is paused, as far as it fits.")
+    paused_others: int = Field(description="So much more is paused.")
 
 
 class Sample(BaseModel):
@@ -367,17 +380,6 @@ class Reschedule(ById):
 
     at_ms: int | None = Field(default=None, ge=0, le=253_402_300_799_999)
     after_ms: int | None = Field(default=None, ge=0, le=253_402_300_799_999)
-
-
-class Pause(BaseModel):
-    """What is paused."""
-
-    kind: Literal["target", "topic"] = Field(
-        description="target: deliveries to a target topic; topic: all of a delay topic."
-    )
-    name: str = Field(description="The topic; of targets, `*` and `?` stand for any.")
-    at_ms: int
-    reason: str
 
 
 class Reason(BaseModel):
