@@ -79,7 +79,7 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    script = bash("delayservice --show-completion")
+    script = bash("delayservice --show-completion; true")
     assert "complete -o default -F _delayservice_completion delayservice" in script
     (tmp_path / "completion").write_text(script, "utf-8")
     asked = (
@@ -89,6 +89,6 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     assert bash(asked.format("spark re", 2)).split() == ["reconcile", "repair", "report"]
     assert "--after" in bash(asked.format("send --a", 2)).split()
 
-    bash("delayservice --install-completion")
+    bash("delayservice --install-completion; true")
     written = [one for one in tmp_path.rglob("*") if one.is_file() and one.name != "completion"]
     assert any("delayservice" in one.read_text("utf-8") for one in written)

@@ -110,6 +110,7 @@ class SimStore(Store):
         self._point("before append")
         if self._tidy:
             self._drop_invisible()
+        self._drop_unconfirmed({frame[1] for frame in frames}, stop_offset)
         for key_ms, offset, mark, payload in frames:
             self._frames[offset] = (key_ms, payload)
             self._pruned.pop(offset, None)
@@ -123,6 +124,16 @@ class SimStore(Store):
         if self._rng.random() < 0.3:
             self.sync()
         self._point("after append")
+
+    def _drop_unconfirmed(self, again: set[int], stop_offset: int) -> None:
+        """What an earlier life had of offsets that come by now becomes visible only if it is
+        appended again: it may have been read by contracts that had ended, and settled since.
+        """
+        gone = [o for o in self._frames if self._stop_offset <= o < stop_offset and o not in again]
+        for offset in gone:
+            del self._frames[offset]
+            for names in self._named.values():
+                names.pop(offset, None)
 
     def _drop_invisible(self) -> None:
         stop = self._stop_offset
