@@ -49,14 +49,16 @@ format: $(STAMP)  ## put the code in its format and repair what ruff can
 	$(BIN)/ruff check --fix $(CODE)
 
 # What needs real servers runs after the rest: these tests mostly wait, so two of them at a time take
-# little more than half as long, each with servers of its own; what kills nodes runs by itself, last.
+# little more than half as long, each with servers of its own. What fills the machine by itself, Spark
+# and what kills nodes, runs alone, last.
 # All parts run even when one fails.
 test: check browser-tools  ## check, then every test; ARGS reach pytest
 	@status=0; \
 	$(BIN)/pytest -n auto -m "not cluster and not fault" $(ARGS) || status=1; \
-	$(BIN)/pytest -n 2 --dist loadfile -m "cluster and not fault and not long" --durations=25 \
-		$(ARGS) || status=1; \
-	$(BIN)/pytest -m quick $(ARGS) || status=1; \
+	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/spark --durations=25 \
+		-m "cluster and not fault and not long" $(ARGS) || status=1; \
+	$(BIN)/pytest tests/spark tests/faults --durations=10 \
+		-m "cluster and not fault and not long or quick" $(ARGS) || status=1; \
 	exit $$status
 
 try: $(STAMP)  ## Kafka, a node and a first delayed record, to play with; ARGS as --once
