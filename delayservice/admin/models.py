@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from delayservice.core.codec import Header as RawHeader
 from delayservice.core.entry import Row
 from delayservice.core.pending import NO_MARK
 from delayservice.core.question import Fate, Pending
+
+
+def _no_truth(value: object) -> object:
+    if isinstance(value, bool):  # which Python takes for a number, and JSON does not
+        raise ValueError("a number is expected")  # noqa: TRY004  # pydantic's way to be told
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth)]
+"""A number in a request."""
 
 ID_CHARS_MAX: Final = 4_096
 """More than any id may have, and short enough for a URL."""
@@ -367,10 +377,10 @@ class ById(BaseModel):
         pattern=r"^[A-Za-z0-9._-]{1,249}$",
         description="Delay topic, should it not be known where the record is. Default: the first.",
     )
-    partition: int | None = Field(
+    partition: Whole | None = Field(
         default=None, ge=0, le=2**31 - 1, description="As `topic`. Default: by the id."
     )
-    wait_ms: int = Field(
+    wait_ms: Whole = Field(
         default=5_000, ge=0, le=30_000, description="How long to wait for the outcome."
     )
 
@@ -378,8 +388,8 @@ class ById(BaseModel):
 class Reschedule(ById):
     """A pending record and another due time; give one of the two."""
 
-    at_ms: int | None = Field(default=None, ge=0, le=253_402_300_799_999)
-    after_ms: int | None = Field(default=None, ge=0, le=253_402_300_799_999)
+    at_ms: Whole | None = Field(default=None, ge=0, le=253_402_300_799_999)
+    after_ms: Whole | None = Field(default=None, ge=0, le=253_402_300_799_999)
 
 
 class Reason(BaseModel):
