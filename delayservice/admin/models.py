@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -335,14 +335,6 @@ class Health(BaseModel):
     status: Literal["ok"]
 
 
-class Setting(BaseModel):
-    """A setting in effect."""
-
-    name: str
-    value: bool | int | float | str | list[str | int | float] | None
-    origin: str
-
-
 class DeadLetter(BaseModel):
     """A record in the dead-letter topic."""
 
@@ -408,10 +400,3 @@ class Done(BaseModel):
         description="`cancelled`, `fired`, `replaced` or `not_pending`; null: nobody knows yet."
     )
     detail: str
-
-
-def setting_value(value: object) -> bool | int | float | str | list[str | int | float] | None:
-    """A setting as JSON has it; tables, which are empty, as text."""
-    if isinstance(value, Mapping):
-        return "{}" if not value else str(value)
-    return value  # type: ignore[return-value]  # settings_report gives nothing else
