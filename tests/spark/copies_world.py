@@ -16,7 +16,6 @@ from pathlib import Path
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from connectors.kafka.clients import admin_client
-from connectors.kafka.source import topic_ids
 from connectors.spark.wheel_source import shard_name
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.core.codec import decode_payload
@@ -32,6 +31,7 @@ from delayservice.core.storing import additions
 from delayservice.store.memory import MemoryStore
 from delayservice.store.wheel import WheelOptions, WheelStore
 from tests.conftest import MakeTopic
+from tests.described import topic_id_of
 
 PARTITIONS = 2
 RECORDS = 300
@@ -70,7 +70,7 @@ class World:
                 named: list[tuple[str, str | bytes | None]] = [*(headers or [])]
                 self.producer.produce(self.delay, value, key, number, headers=named)
         self.producer.flush()
-        self.topic_id = topic_ids(admin_client(self.client), [self.delay])[self.delay]
+        self.topic_id = topic_id_of(admin_client(self.client), self.delay)
         self.commit(self.cursor)
 
     def _records(self, partition: int) -> list[SourceRow]:

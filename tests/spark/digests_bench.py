@@ -25,8 +25,6 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
-from connectors.kafka.clients import admin_client
-from connectors.kafka.source import topic_ids
 from connectors.spark.reconcile import ReconcileOptions, reconcile
 from connectors.spark.session import open_session
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
@@ -35,6 +33,7 @@ from delayservice.core.cursor import Cursor
 from delayservice.core.digest import HOUR_MS, SLOTS, HourRow
 from delayservice.core.digest_rows import CutFacts, Place, Row, cut_row, hour_row
 from delayservice.dev.cluster import EmbeddedCluster
+from tests.described import topic_id_of
 
 SHARDS = 64
 NODES = ("n1", "n2", "n3")
@@ -86,7 +85,7 @@ def fill(bootstrap: str, hours: int) -> dict[str, str]:
     for made in admin.create_topics(new, operation_timeout=30).values():
         made.result(30)
     options = {"bootstrap.servers": bootstrap}
-    topic_id = topic_ids(admin_client(options), [names["delay"]])[names["delay"]]
+    topic_id = topic_id_of(admin, names["delay"])
     producer = Producer(
         {**options, "enable.idempotence": True, "linger.ms": 50, "compression.type": "zstd"}
     )

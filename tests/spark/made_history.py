@@ -10,20 +10,31 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, Self, TypeAlias
 
-from confluent_kafka import Producer, TopicCollection
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import IsolationLevel, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    OffsetSpec,
+)
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
+
+from tests.described import topic_id_of
+from tests.integration.bench import await_true
 
 Header: TypeAlias = tuple[str, bytes]
 
 FLUSH_S: Final = 120.0
+MARKER_S: Final = 60.0
 DAY_MS: Final = 86_400_000
 
 
 class MadeHistory:
     """Topics with source records, outputs and checkpoints, as a test asks for them.
+
+    Offsets are counted here, for a record's offset is needed before the broker has the record. Each
+    is compared with the one that the broker gave it, and ``flush`` fails if one differs.
 
     Args:
         bootstrap: the brokers.
@@ -44,7 +55,7 @@ class MadeHistory:
         self.allow = [f"to_{run}_*"]
         self.now_ms = time.time_ns() // 1_000_000
         self._admin = AdminClient({**self.client, "log_level": 0})
-        self._failed: list[object] = []
+        self._wrong: list[str] = []
         self._producer = Producer(
             {
                 **self.client,
@@ -52,9 +63,7 @@ class MadeHistory:
                 "queue.buffering.max.messages": 500_000,
                 "compression.type": "lz4",
                 "log_level": 0,
-                "delivery.report.only.error": True,
                 "enable.idempotence": True,
-                "on_delivery": lambda error, _: self._failed.append(error),
             }
         )
         self._next: dict[tuple[str, int], int] = {}
@@ -69,8 +78,7 @@ class MadeHistory:
         new = [NewTopic(n, c, 1, config=config.get(n, {})) for n, c in counts.items()]
         for future in self._admin.create_topics(new, operation_timeout=30).values():
             future.result(30)
-        described = self._admin.describe_topics(TopicCollection([self.delay]))
-        self._topic_id = str(described[self.delay].result(30).topic_id)
+        self._topic_id = topic_id_of(self._admin, self.delay)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,9 +86,24 @@ class MadeHistory:
         self.flush()
 
     def flush(self) -> None:
-        """Until the broker has all."""
-        assert self._producer.flush(FLUSH_S) == 0
-        assert not self._failed
+        """Wait until the broker has all, each record at the offset that was counted."""
+        self._flush(self._producer)
+
+    def _flush(self, producer: Producer) -> None:
+        left = producer.flush(FLUSH_S)
+        assert left == 0, f"{left} records were not written within {FLUSH_S:.0f} s"
+        # One wrong offset makes all later ones wrong: the first few say enough.
+        assert not self._wrong, f"{len(self._wrong)} records: {'; '.join(self._wrong[:3])}"
+
+    def _compare(self, counted: int, error: KafkaError | None, message: Message) -> None:
+        """Note a record that was not written, or not where it was counted to be.
+
+        Nothing is raised here, for the client would raise it from whichever call polls next.
+        """
+        if error is not None or message.offset() != counted:
+            place = f"{message.topic()}:{message.partition()}"
+            what = error or f"is at {message.offset()}"
+            self._wrong.append(f"the record counted as {place}:{counted} {what}")
 
     def write(
         self,
@@ -93,6 +116,8 @@ class MadeHistory:
         at_ms: int = 0,
     ) -> int:
         """Append a record; its offset."""
+        place = (topic, partition)
+        offset = self._next.get(place, 0)
         while True:
             try:
                 self._producer.produce(
@@ -102,12 +127,11 @@ class MadeHistory:
                     partition,
                     headers=list(headers),
                     timestamp=at_ms or self.now_ms,
+                    on_delivery=partial(self._compare, offset),
                 )
                 break
             except BufferError:
                 self._producer.poll(0.5)
-        place = (topic, partition)
-        offset = self._next.get(place, 0)
         self._next[place] = offset + 1
         return offset
 
@@ -173,9 +197,10 @@ class MadeHistory:
         return self.write(self.outcomes, headers, value=None, at_ms=at_ms)
 
     def transaction(self, due_ms: int, *, commit: bool) -> int:
-        """A transaction with one record in partition 0 of the delay topic, which is delivered if it
-        is committed; the offset of its marker.
+        """Write a transaction with one record in partition 0 of the delay topic, which is delivered
+        if it is committed; return the offset of its marker.
         """
+        # What is still on its way could come between the record and its counted offset.
         self.flush()
         producer = Producer(
             {**self.client, "transactional.id": f"tx-{uuid.uuid4().hex}", "log_level": 0}
@@ -185,15 +210,38 @@ class MadeHistory:
         place = (self.delay, 0)
         offset = self._next.get(place, 0)
         headers = [("delay-at", b"%d" % due_ms), ("delay-target-topic", self.target.encode())]
-        producer.produce(self.delay, b"value", None, 0, headers=list(headers))
-        producer.flush(FLUSH_S)
+        compare = partial(self._compare, offset)
+        producer.produce(self.delay, b"value", None, 0, headers=list(headers), on_delivery=compare)
+        self._flush(producer)
         if commit:
             producer.commit_transaction(FLUSH_S)
-            self.delivery(offset, due_ms)
         else:
             producer.abort_transaction(FLUSH_S)
+        self._await_end(place, offset + 2)
         self._next[place] = offset + 2
+        if commit:
+            self.delivery(offset, due_ms)
         return offset + 1
+
+    def _await_end(self, place: tuple[str, int], end: int) -> None:
+        """Wait until a log ends at ``end``.
+
+        A commit or an abort returns when the coordinator has decided it. The marker is appended
+        afterwards, and records that are written meanwhile would take its offset.
+        """
+        what = f"{place} ends at {end}, after the transaction's marker"
+        await_true(lambda: self._end(place) >= end, what, MARKER_S)
+        found = self._end(place)
+        assert found == end, f"{place} ends at {found}, and not at {end}"
+
+    def _end(self, place: tuple[str, int]) -> int:
+        """Return the offset after a log's last record or marker, be it committed or not."""
+        asked = TopicPartition(*place)
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        answers = self._admin.list_offsets(
+            {asked: latest}, isolation_level=IsolationLevel.READ_UNCOMMITTED
+        )
+        return int(answers[asked].result(30).offset)
 
     def letter(
         self, offset: int, *headers: Header, code: str, key: bytes | None = None, partition: int = 0
