@@ -14,7 +14,7 @@ from delayservice.errors import DelayServiceError
 from delayservice.lanes import looking
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.lane import Lane
-from delayservice.slice_thread import SliceThread
+from delayservice.worker_thread import WorkerThread
 
 LOOK_TIMEOUT_S: Final = 1.0
 """How long to wait for a slice that is busy."""
@@ -29,38 +29,37 @@ _searching = threading.Lock()
 _Answer = Page | Fate | Horizon | list[Pending] | None
 
 
-def answer(question: Search | Find | Locate | Ahead, slices: Mapping[int, SliceThread]) -> _Answer:
+def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _Answer:
     """What the slices of a worker say.
 
     Raises:
         DelayServiceError: one of them is busy, or can't be read.
     """
-    threads = [slices[number] for number in sorted(slices)]
     if isinstance(question, Search):
-        return _search(question, threads)
+        return _search(question, thread)
     if isinstance(question, Find):
-        return [row for thread in threads for row in _find(question, thread)]
+        return [row for number in thread.slices for row in _find(question, thread, number)]
     if isinstance(question, Locate):
-        thread = slices.get(question.partition)
-        return None if thread is None else _locate(question, thread)
+        is_here = question.partition in thread.slices
+        return _locate(question, thread) if is_here else None
     horizon = Horizon()
-    for thread in threads:
-        with _lanes(thread) as lanes:
+    for number in thread.slices:
+        with _lanes(thread, number) as lanes:
             horizon.add(looking.ahead(lanes, question.now_ms))
     return horizon
 
 
-def _search(question: Search, threads: list[SliceThread]) -> Page:
+def _search(question: Search, thread: WorkerThread) -> Page:
     """Every lane is read a little in turn, so that each gets on, until the time is over."""
     if not _searching.acquire(timeout=SEARCH_WAIT_S):
         raise DelayServiceError("other searches are under way; try again in a moment")
     try:
-        searches = [(thread, one) for thread in threads for one in _begun(question, thread)]
+        searches = [(n, one) for n in thread.slices for one in _begun(question, thread, n)]
         deadline_s = time.monotonic() + SEARCH_S
         while True:
-            going = [(thread, one) for thread, one in searches if not one.is_over]
-            for thread, one in going:
-                with _lanes(thread) as lanes:
+            going = [(number, one) for number, one in searches if not one.is_over]
+            for number, one in going:
+                with _lanes(thread, number) as lanes:
                     if lanes.get(one.lane.topic) is not one.lane:
                         raise DelayServiceError("it was closed meanwhile; try again")
                     one.read()
@@ -73,19 +72,19 @@ def _search(question: Search, threads: list[SliceThread]) -> Page:
         _searching.release()
 
 
-def _begun(question: Search, thread: SliceThread) -> list[looking.LaneSearch]:
-    with _lanes(thread) as lanes:
+def _begun(question: Search, thread: WorkerThread, number: int) -> list[looking.LaneSearch]:
+    with _lanes(thread, number) as lanes:
         return [looking.LaneSearch(lane, question) for lane in _precise(lanes)]
 
 
-def _find(question: Find, thread: SliceThread) -> list[Pending]:
-    with _lanes(thread) as lanes:
+def _find(question: Find, thread: WorkerThread, number: int) -> list[Pending]:
+    with _lanes(thread, number) as lanes:
         found = [looking.find(lane, question) for lane in _precise(lanes)]
     return [row for row in found if row is not None]
 
 
-def _locate(question: Locate, thread: SliceThread) -> Fate | None:
-    with _lanes(thread) as lanes:
+def _locate(question: Locate, thread: WorkerThread) -> Fate | None:
+    with _lanes(thread, question.partition) as lanes:
         lane = lanes.get(question.topic)
         return None if lane is None else looking.locate(lane, question)
 
@@ -95,14 +94,14 @@ def _precise(lanes: Mapping[str, AnyLane]) -> list[Lane]:
 
 
 @contextmanager
-def _lanes(thread: SliceThread) -> Iterator[Mapping[str, AnyLane]]:
+def _lanes(thread: WorkerThread, number: int) -> Iterator[Mapping[str, AnyLane]]:
     """A look at a slice.
 
     Raises:
         DelayServiceError: it is busy; says which.
     """
     try:
-        with thread.looking(LOOK_TIMEOUT_S) as lanes:
+        with thread.looking(number, LOOK_TIMEOUT_S) as lanes:
             yield lanes
     except DelayServiceError as exc:
-        raise DelayServiceError(f"slice {thread.loop.slice_no}: {exc}") from exc
+        raise DelayServiceError(f"slice {number}: {exc}") from exc

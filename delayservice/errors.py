@@ -48,32 +48,24 @@ class TransactionAbortedError(KafkaEdgeError):
     """The transaction was aborted for certain; nothing of it is visible. Settle the batch again."""
 
 
-class LogMovedError(KafkaEdgeError):
-    """The log no longer holds the position that was asked for: expired, truncated or recreated."""
-
-    def __init__(self, topic: str, why: str) -> None:
-        super().__init__(f"the log of {topic} does not hold the position that was asked for: {why}")
-        self.topic = topic
-
-
 class RefusedError(KafkaEdgeError):
     """Some outputs can't be written; the transaction that held them is aborted, or has to be.
 
-    ``refusals`` maps ``(delay topic, source offset)`` to ``(code, detail)``: settle those their own
-    way, and the rest again.
+    ``refusals`` maps ``((delay topic, partition), source offset)`` to ``(code, detail)``: settle
+    those their own way, and the rest again.
     """
 
-    def __init__(self, refusals: dict[tuple[str, int], tuple[str, str]]) -> None:
-        (topic, offset), (code, detail) = next(iter(refusals.items()))
+    def __init__(self, refusals: dict[tuple[tuple[str, int], int], tuple[str, str]]) -> None:
+        ((topic, partition), offset), (code, detail) = next(iter(refusals.items()))
         super().__init__(
-            f"{len(refusals)} records were refused, first {topic} offset {offset}: "
+            f"{len(refusals)} records were refused, first {topic}:{partition} offset {offset}: "
             f"{code} ({detail})"
         )
         self.refusals = refusals
 
 
 class OwnershipLostError(KafkaEdgeError):
-    """Fenced, or the outcome of a commit is unknown: drop the role and start at take-over again."""
+    """Fenced, or the outcome of a commit is unknown: give the writer up and claim anew."""
 
 
 class ClusterError(DelayServiceError):

@@ -14,27 +14,30 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 
 import structlog
 
 from connectors.kafka.audits import AuditNews
-from connectors.kafka.checkpoint import KafkaCheckpoints
+from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
 from connectors.kafka.copies import CopyLog, RepairCommands
 from connectors.kafka.pauses import PauseNews
 from connectors.kafka.reach import KafkaReach
 from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource, log_ends
-from connectors.kafka.topics import DelayTopic, TargetTopics, TopicKeeper
+from connectors.kafka.succession import KafkaSuccession
+from connectors.kafka.targets import TargetTopics
+from connectors.kafka.topics import DelayTopic, TopicKeeper
 from delayservice import logs
 from delayservice.answering import answer
 from delayservice.asking import Answer, answer_questions
 from delayservice.clock import ClockWatch, SystemClock
 from delayservice.contracts import contract_for
 from delayservice.core.digest_rows import Place, retired_row
-from delayservice.core.flow import Flow, FlowRules
+from delayservice.core.flow import FlowRules
 from delayservice.core.question import HeldTopics, Question, Standings
 from delayservice.core.repair import Command
 from delayservice.core.settle import Routes
@@ -47,14 +50,15 @@ from delayservice.lanes.copies import CopyKeeper
 from delayservice.lanes.digests import ScanTurns, SliceDigests
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.level import FetchAhead, LevelLane
-from delayservice.lanes.slice_loop import REPLICA_WAIT_MS, Limits, SliceLoop
-from delayservice.metrics import AuditFacts, SliceMetrics, encode_snapshot
+from delayservice.lanes.slice import Slice
+from delayservice.lanes.worker_loop import REPLICA_WAIT_MS, Limits, WorkerLoop
+from delayservice.metrics import AuditFacts, encode_snapshot
 from delayservice.paused import pause_facts
 from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
-from delayservice.slice_thread import MetricsObserver, SliceThread, ThreadGate
 from delayservice.stores import kept_slices, make_store, remove_store
 from delayservice.turns import Turns
+from delayservice.worker_thread import MetricsObserver, Wanted, WorkerGate, WorkerThread
 from ha.elected import ElectedOwnership
 from ha.leaders import StableLeaders
 from ha.notes import NodeNote
@@ -63,13 +67,13 @@ from ha.placement import SliceFacts
 
 TURN_S = 1.0
 REACH_TURN_S = 0.5
-TARGETS_TURN_S = 0.25
 STOP_TIMEOUT_S = 20.0
 FLUSH_TIMEOUT_S = 2.0
 COMMANDS_KEPT = 10_000
 _TOLERANCE_MS = 60_000
 """By so much a broker's clock may be behind when it stamps a record that is rolled later."""
-RETIRE_TIMEOUT_S = 5.0
+HELPERS = 3
+"""Threads for what blocks: a commit, a take-over, and one that asks for the ends of logs."""
 EXIT_FAILED = 70
 EXIT_ORPHANED = 71
 
@@ -172,12 +176,15 @@ class Worker:
             f"{settings.node.node_id}-{index}",
         )
         self._targets = TargetTopics(self._admin, why_paused=self._why_paused)
+        self._pauses.on_change = self._targets.changed
+        self._name = f"{settings.node.node_id}-{index}"
         self._checkpoints = KafkaCheckpoints(
             settings.topics.checkpoint,
+            self._keeper.partitions(settings.topics.checkpoint),
+            settings.topics.claims_topic,
             settings.kafka.client_config("consumer"),
-            self._admin,
             self._clock,
-            f"{settings.node.node_id}-{index}",
+            self._name,
             settings.digests.interval_ms if settings.digests.enabled else 0,
         )
         self._copy_log = make_copy_log(settings)
@@ -196,24 +203,27 @@ class Worker:
             settings.disk.watermarks, lambda: used_percent(settings.node.state_dir)
         )
         self._audits = self._hear_audits() if index == 0 else None
-        self._slices: dict[int, SliceThread] = {}
         self._keepers: dict[int, CopyKeeper] = {}
         self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
         """For slices that are not placed here yet, or are another worker's."""
-        self._retiring: set[int] = set()
         self._slices_there = range(0)
+        self._wanted: dict[int, dict[str, DelayTopic]] = {}
         self._topics: list[DelayTopic] = []
         self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
         self._explained: dict[str, tuple[str, ...]] = {}
         self._asking: list[threading.Thread] = []
+        self._thread = self._make_thread()
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
-        """Serve until told to stop; whether a slice failed."""
+        """Serve until told to stop; whether anything failed."""
         garbage = GarbageCollector()
         self._refresh()
+        self._thread.start()
         self._repeat("topics", self._settings.topics.refresh_s, self._refresh)
-        self._repeat("targets", TARGETS_TURN_S, self._targets.look_again)
+        threading.Thread(
+            target=self._targets.serve, args=(stopping,), name="targets", daemon=True
+        ).start()
         if not self._settings.standalone:
             reach = KafkaReach(self._admin, self._settings.topics.checkpoint)
             self._repeat(
@@ -257,7 +267,7 @@ class Worker:
             return self._ownership.survey()
         if isinstance(question, HeldTopics):
             return self._pauses.keys()
-        return answer(question, self._slices)
+        return answer(question, self._thread)
 
     def _hear_audits(self) -> AuditNews | None:
         settings = self._settings
@@ -282,7 +292,7 @@ class Worker:
 
     def _publish(self, publish: Callable[[bytes], None]) -> None:
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
-            slices = [thread.published for thread in self._slices.values()]
+            slices = self._thread.published
             told = self._problems(), self._disk.used, self._audit_facts, len(self._facts)
             paused = pause_facts(self._pauses.newest)
             publish(encode_snapshot(os.getpid(), slices, *told, paused))
@@ -302,26 +312,20 @@ class Worker:
 
     def _stop(self) -> bool:
         self._ownership.close()
-        for thread in self._slices.values():
-            thread.stop()
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        late = [
-            number
-            for number, thread in self._slices.items()
-            if not thread.join(max(deadline_s - time.monotonic(), 0.0))
-        ]
+        self._thread.stop()
+        is_late = not self._thread.join(STOP_TIMEOUT_S)
         if self._copy_log is not None:
             self._copy_log.flush(FLUSH_TIMEOUT_S)
-        if late:
-            _log.error("slices_did_not_stop", slices=late, waited_s=STOP_TIMEOUT_S)
-        return bool(late) or self._has_failed
+        if is_late:
+            _log.error("loop_did_not_stop", waited_s=STOP_TIMEOUT_S)
+        return is_late or self._has_failed
 
     @property
     def _has_failed(self) -> bool:
         return (
             self._checkpoints.has_failed
             or self._ownership.has_failed
-            or any(thread.failure is not None for thread in self._slices.values())
+            or self._thread.failure is not None
             or not all(thread.is_alive() for thread in self._asking)
         )
 
@@ -333,7 +337,6 @@ class Worker:
             found = self._keeper.delay_topics()
             fit = [topic for topic in found if not topic.problems]
             slices = max((topic.partitions for topic in fit), default=0)
-            self._keeper.grow_checkpoint(slices)
         except KafkaEdgeError as exc:
             _log.warning("topics_not_refreshed", why=str(exc))
             return
@@ -346,23 +349,26 @@ class Worker:
     def _place(self) -> None:
         """Serve the slices whose copies belong here, as nodes come and go."""
         kept = self._ownership.serve(self._facts)
-        elsewhere = {facts.slice_no for facts in self._facts} - kept
-        for slice_no in sorted((self._slices.keys() & elsewhere) | self._retiring):
-            self._retire(slice_no)
-        for slice_no in sorted((kept | self._slices.keys()) - self._retiring):
-            self._serve(slice_no)
+        topics = [topic for topic in self._topics if not topic.problems]
+        wanted = {
+            number: {topic.name: topic for topic in topics if topic.partitions > number}
+            for number in sorted(kept)
+        }
+        if wanted != self._wanted:
+            self._wanted = wanted
+            for number in wanted:
+                self._checkpoints.follow(number)
+            self._thread.want(Wanted(wanted))
 
     def _measure(self, fit: list[DelayTopic]) -> None:
-        """Tell each slice how far its logs go: what it has to store yet."""
-        slices = dict(self._slices)
+        """Find out how far the logs go: what is to be stored yet."""
+        slices = self._thread.slices
         places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
-        ends = log_ends(self._admin, places)
         mine: dict[int, dict[str, int]] = {slice_no: {} for slice_no in slices}
-        for (topic, slice_no), end in ends.items():
+        for (topic, slice_no), end in log_ends(self._admin, places).items():
             mine[slice_no][topic] = end
-        for slice_no, thread in slices.items():
-            thread.log_ends = (asked_s, mine[slice_no])
+        self._thread.log_ends = (asked_s, mine)
 
     def _make_facts(self, found: list[DelayTopic]) -> list[SliceFacts]:
         """What decides where slices go: the first delay topic of the settings that has such a
@@ -377,33 +383,11 @@ class Worker:
             facts.append(self._leaders.settle(SliceFacts(slice_no, leader, replicas), now_s))
         return facts
 
-    def _serve(self, slice_no: int) -> None:
-        topics = {
-            topic.name: topic
-            for topic in self._topics
-            if not topic.problems and topic.partitions > slice_no
-        }
-        thread = self._slices.get(slice_no)
-        if thread is not None:
-            thread.serve(topics)
-            return
-        thread = self._slices[slice_no] = self._make_slice(slice_no)
-        thread.serve(topics)
-        thread.start()
-
-    def _retire(self, slice_no: int) -> None:
-        """Keep no copy of a slice any more: other nodes do. Its stores go when its thread has
-        ended; whoever keeps it again begins with the log.
+    def _retired(self, slice_no: int) -> None:
+        """Remove the stores of a slice of which no copy is kept any more: other nodes do. Whoever
+        keeps it again begins with the log.
         """
-        self._retiring.add(slice_no)
-        thread = self._slices[slice_no]
-        thread.stop()
-        if not thread.join(RETIRE_TIMEOUT_S):
-            _log.warning("slice_did_not_stop", slice=slice_no, waited_s=RETIRE_TIMEOUT_S)
-            return
-        del self._slices[slice_no]
         self._keepers.pop(slice_no, None)
-        self._retiring.remove(slice_no)
         for topic in self._topics:
             remove_store(self._settings, topic.topic_id, slice_no)
             if self._copy_log is not None:
@@ -423,64 +407,89 @@ class Worker:
             else:
                 _log.info("topic_served_again", topic=topic.name)
 
-    def _make_slice(self, slice_no: int) -> SliceThread:
+    def _make_thread(self) -> WorkerThread:
         settings = self._settings
-        self._checkpoints.follow(slice_no)
-        source = KafkaSource(slice_no, settings.kafka.client_config("consumer"), self._admin)
+        topics, kafka = settings.topics, settings.kafka
+        source = KafkaSource(kafka.client_config("consumer"), self._admin, self._name)
         options = SinkOptions(
-            slice_no=slice_no,
-            transactional_id=f"{settings.kafka.transactional_id_prefix}-{slice_no}",
-            checkpoint_topic=settings.topics.checkpoint,
+            name_prefix=f"{kafka.transactional_id_prefix}-{self._name}",
+            checkpoint_topic=topics.checkpoint,
+            claims_topic=topics.claims_topic,
+            checkpoint_partition=self._checkpoints.partition,
             exactly_once=settings.delivery.mode == "exactly_once",
             partitioner=settings.delivery.partitioner,
-            client=settings.kafka.client_config("producer"),
+            client=kafka.client_config("producer"),
         )
-        metrics = SliceMetrics(slice=slice_no)
-        gate = ThreadGate(self._ownership, self._clock_watch)
-        flow = Flow(self._flow_rules())
-        digests = self._make_digests(slice_no)
+        succession = KafkaSuccession(
+            self._checkpoints,
+            self._admin,
+            consumer=kafka.client_config("consumer"),
+            producer=kafka.client_config("producer"),
+            checkpoint_topic=topics.checkpoint,
+            claims_topic=topics.claims_topic,
+            legacy_prefix=kafka.transactional_id_prefix,
+            confirm=self._ownership.confirm_all,
+        )
+        observer = MetricsObserver()
+        gate = WorkerGate(self._ownership, self._clock_watch)
         turns = Turns()
-        loop = SliceLoop(
-            slice_no,
-            node_id=settings.node.node_id,
-            source=source,
-            sink=KafkaSink(options, self._targets),
-            checkpoints=self._checkpoints,
-            clock=self._clock,
-            gate=gate,
-            observer=MetricsObserver(metrics),
-            routes=self._routes,
-            contract_of=partial(contract_for, settings),
-            limits=self._limits(),
-            flow=flow,
-            disk_level=lambda: self._disk.level,
-            copies=self._keepers.get(slice_no),
-            pausing=turns.pausing,
-            is_held=self._pauses.holds,
-        )
 
-        def park_topic() -> str | None:
-            return next((name for name in settings.topics.delay if name in loop.lanes), None)
+        def make_loop(tended: Callable[[Slice], None]) -> WorkerLoop:
+            return WorkerLoop(
+                node_id=settings.node.node_id,
+                source=source,
+                sink=KafkaSink(options, self._targets),
+                checkpoints=self._checkpoints,
+                succession=succession,
+                background=ThreadPoolExecutor(HELPERS, "helper"),
+                clock=self._clock,
+                gate=gate,
+                observer=observer,
+                routes=self._routes,
+                contract_of=partial(contract_for, settings),
+                limits=self._limits(),
+                flow_rules=self._flow_rules,
+                disk_level=lambda: self._disk.level,
+                copies_of=self._make_keeper,
+                pausing=turns.pausing,
+                is_held=self._pauses.holds,
+                tended=tended,
+            )
 
-        def make_lane(topic: DelayTopic, partition: int) -> AnyLane:
+        def make_lane(topic: DelayTopic, partition: int, loop: WorkerLoop) -> AnyLane:
+            slice_ = loop.slices.get(partition) or loop.add_slice(partition)
             place = (topic.name, partition, topic.topic_id)
+            flow, lanes = slice_.flow, slice_.lanes
             if topic.name in settings.levels.by_topic:
-                return LevelLane(*place, source, self._routes, self._fetch_ahead, park_topic, flow)
-            store = make_store(settings, topic.topic_id, partition)
-            if digests is not None:
-                store = digests.keep(topic.name, topic.topic_id, store)
-            return Lane(*place, store, source, self._routes, flow)
 
-        return SliceThread(
-            loop,
-            metrics,
+                def park_topic() -> str | None:
+                    return next((name for name in topics.delay if name in lanes), None)
+
+                ahead = self._fetch_ahead
+                return LevelLane(
+                    *place, source, self._routes, ahead, park_topic, flow, self._targets
+                )
+            store = make_store(settings, topic.topic_id, partition)
+            if slice_.copies is not None:
+                store = slice_.copies.digests.keep(topic.name, topic.topic_id, store)
+            return Lane(*place, store, source, self._routes, flow, self._targets)
+
+        return WorkerThread(
+            make_loop,
+            observer,
             gate,
+            self._ownership,
             self._clock,
             make_lane,
             source.close,
             lambda: self._disk.alarm,
+            self._retired,
             turns,
         )
+
+    def _make_keeper(self, slice_no: int) -> CopyKeeper | None:
+        digests = self._make_digests(slice_no)
+        return None if digests is None else self._keepers[slice_no]
 
     def _make_digests(self, slice_no: int) -> SliceDigests | None:
         settings, log = self._settings, self._copy_log
@@ -508,6 +517,7 @@ class Worker:
         keeper = self._keepers.get(command.partition)
         if keeper is not None:
             self._hand_over(keeper, command.partition)
+            self._thread.loop.attend(command.partition)
 
     def _hand_over(self, keeper: CopyKeeper, slice_no: int) -> None:
         """What came for a slice, if need be before it was placed here."""
@@ -532,12 +542,12 @@ class Worker:
         )
 
     def _limits(self) -> Limits:
-        """A node's budget of transactions is shared by its slices."""
-        delivery = self._settings.delivery
-        budget_ms = 1000 * len(self._slices_there) / delivery.transactions_per_s_max
+        """A node's budget of transactions is shared by its workers."""
+        delivery, workers = self._settings.delivery, self._settings.node.workers
+        budget_ms = 1000 * workers / delivery.transactions_per_s_max
         return Limits(
-            batch_records=delivery.batch_records_max,
-            batch_bytes=int(delivery.batch_bytes_max),
+            transaction_records=delivery.batch_records_max,
+            transaction_bytes=int(delivery.batch_bytes_max),
             visible_at_commit=delivery.mode == "exactly_once",
             transaction_interval_ms_min=max(delivery.transaction_interval_ms_min, budget_ms),
             transaction_interval_ms_max=max(delivery.transaction_interval_ms_max, budget_ms),

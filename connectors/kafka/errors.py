@@ -17,9 +17,13 @@ FENCED: Final = frozenset(
         KafkaError.INVALID_PRODUCER_EPOCH,
         KafkaError.PRODUCER_FENCED,
         KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     }
 )
-"""Another producer with the same transactional id has taken over, or the broker forgot this one."""
+"""Another producer with the same transactional id has taken over, or the broker forgot this one. The
+client would recover from some of these by itself, with a higher epoch, and undo a fence: the writer
+is given up."""
 
 REFUSALS: Final[dict[int, str]] = {
     KafkaError.MSG_SIZE_TOO_LARGE: TOO_LARGE,
@@ -40,6 +44,20 @@ UNKNOWN_TARGETS: Final = frozenset(
 
 LOST_TARGETS: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """Errors of a target that was good a moment ago: asked again, it is found out and parked."""
+
+ABORTABLE: Final = (
+    REFUSALS.keys()
+    | LOST_TARGETS
+    | {
+        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+    }
+)
+"""Errors of records and targets after which a transaction is aborted; after any other its writer is
+given up."""
 
 PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 """Records of a transaction that was aborted on purpose."""

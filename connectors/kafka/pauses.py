@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -37,6 +37,8 @@ class PauseNews:
 
     def __init__(self, topic: str, client: Mapping[str, str], name: str) -> None:
         self.newest: Pauses | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called by the reading thread when something else is paused."""
         self.problem = ""
         """Why the topic can't be read, for people; empty: it can."""
         self._topic = topic
@@ -109,6 +111,7 @@ class PauseNews:
                 self.problem = ""
                 self._failing_s = 0.0
                 self.newest = Pauses(self._found)
+                self.on_change()
 
     def _take(self, message: Message) -> bool:
         """Note one row; whether that was the end of the topic."""

@@ -1,19 +1,20 @@
-"""Outputs to Kafka: one fenced transactional producer per slice.
+"""Outputs to Kafka: one transactional producer for all slices of a worker, its *writer*.
 
-``exactly_once``: outputs and checkpoint in one transaction. ``at_least_once``: target outputs by an
+``exactly_once``: outputs and checkpoints in one transaction. ``at_least_once``: target outputs by an
 idempotent producer without transactions, flushed; then copies, outcomes, dead letters and the
-checkpoint in a fenced transaction, so that only target records can ever be doubled.
+checkpoints in a transaction, so that only target records can ever be doubled.
 
-What a commit can end in, and nothing else (design section 6): committed; aborted for certain
+A commit ends in one of three ways (design section 6): committed; aborted for certain
 (``TransactionAbortedError``, or ``RefusedError`` when the broker named records); fenced or unknown
-(``OwnershipLostError``): the producer is discarded without an abort, for a delayed EndTxn could hit
-a later transaction (KAFKA-17754).
+(``OwnershipLostError``): the writer is discarded without an abort, for a delayed EndTxn could hit
+a later transaction (KAFKA-17754), and never used again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +24,17 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from connectors.kafka.clients import flush, producer_client
-from connectors.kafka.errors import FENCED, LOST_TARGETS, PURGED, REFUSALS, error_of
-from connectors.kafka.topics import TargetTopics
+from connectors.kafka.errors import (
+    ABORTABLE,
+    FENCED,
+    LOST_TARGETS,
+    PURGED,
+    REFUSALS,
+    error_of,
+)
+from connectors.kafka.targets import TargetTopics
 from delayservice import faults
+from delayservice.core.claims import encode_key
 from delayservice.core.codes import TOO_LARGE
 from delayservice.core.outcome import DELIVERED, Output, Target
 from delayservice.errors import (
@@ -34,23 +43,27 @@ from delayservice.errors import (
     RefusedError,
     TransactionAbortedError,
 )
+from delayservice.lanes.ports import Control, Place
 
 COMMIT_TIMEOUT_S: Final = 30.0
 ABORT_TIMEOUT_S: Final = 5.0
-"""After that a new producer aborts it: that costs half a second."""
+"""After that the writer is given up, and whoever claims next aborts it: that costs half a second."""
 FLUSH_STEP_S: Final = 0.1
 INIT_TIMEOUT_S: Final = 20.0
-QUICK_INIT_S: Final = 0.05
-QUICK_INITS: Final = 6
 CONNECT_TIMEOUT_S: Final = 5.0
 UNKNOWN_AFTER_MS: Final = 1_500
 """How long the client goes on hoping for a target that has disappeared."""
+UNACKNOWLEDGED_S: Final = 2.0
+"""A transaction is aborted when a target has not acknowledged its records for so long, while others
+have: it would hold up everything else of this worker."""
 SLOW_COMMIT_S: Final = 10.0
 """A commit slower than this may have been retried inside the client: the producer is given up."""
 
 _BATCH_BYTES: Final = 61
 """The header of a record batch, version 2."""
 _NO_LIMIT: Final = 2**31
+_LIMITS_MAX: Final = 1_000
+"""Topics whose limits are remembered; after that they are found anew."""
 _COMPRESSION: Final = ("compression.type", "compression.codec")
 
 _log = structlog.get_logger(__name__)
@@ -58,26 +71,29 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What the sink of a slice needs to know."""
+    """What the sink of a worker needs to know."""
 
-    slice_no: int
-    transactional_id: str
+    name_prefix: str
+    """Of the transactional ids: the service's own, the node and the worker."""
     checkpoint_topic: str
+    claims_topic: str
+    checkpoint_partition: Callable[[int], int]
+    """Slice to its partition of the checkpoint topic."""
     exactly_once: bool
     partitioner: str
     client: Mapping[str, str]
     """librdkafka options: the user's, bootstrap servers included."""
 
-    def transactional(self) -> dict[str, str | int | float | bool]:
-        """Options of the fenced producer."""
+    def transactional(self, writer: str) -> dict[str, str | int | float | bool]:
+        """Return the options of a writer."""
         return {
             **self._common(),
-            "transactional.id": self.transactional_id,
+            "transactional.id": writer,
             "transaction.timeout.ms": 45_000,
         }
 
     def idempotent(self) -> dict[str, str | int | float | bool]:
-        """Options of the producer for target records at least once."""
+        """Return the options of the producer for target records at least once."""
         return {**self._common(), "enable.idempotence": True}
 
     def _common(self) -> dict[str, str | int | float | bool]:
@@ -87,7 +103,7 @@ class SinkOptions:
             "batch.size": 1_000_000,
             "message.max.bytes": 16 * 1024 * 1024,  # the topic decides, not the client
             "queue.buffering.max.messages": 500_000,
-            "queue.buffering.max.kbytes": 32_768,  # a slice: large values must not pile up here
+            "queue.buffering.max.kbytes": 65_536,  # large values must not pile up here
             "message.timeout.ms": 40_000,
             "topic.metadata.propagation.max.ms": UNKNOWN_AFTER_MS,
             "delivery.report.only.error": True,
@@ -98,76 +114,58 @@ class SinkOptions:
 
 
 class KafkaSink:
-    """The outputs of one slice. Single-threaded, as the loop that owns it."""
+    """The outputs of one worker. ``open`` and ``commit`` may run on another thread than the rest,
+    but never at the same time.
+    """
 
     def __init__(self, options: SinkOptions, targets: TargetTopics) -> None:
         self._options = options
         self._targets = targets
         self._producer: Producer | None = None
-        self._prepared: Producer | None = None
         self._direct: Producer | None = None
         self._open = False
-        self._sent_to: set[Target] = set()
+        self._sent_to: set[str] = set()
         self._failed: list[KafkaError] = []
-        self._refusals: dict[tuple[str, int], tuple[str, str]] = {}
-        self._diagnosing = False
+        self._refusals: dict[tuple[Place, int], tuple[str, str]] = {}
+        self._suspects: set[str] = set()
+        """Topics that refused a record, the broker did not say which: their records are sent one
+        by one until a commit succeeds."""
+        self._purged: set[Target] = set()
         self._limits: dict[str, int] = {}
+        self._batched: dict[str, int] = {}
         self._too_large: set[str] = set()
         compression = (options.client.get(name, "none") for name in _COMPRESSION)
         self._compresses = any(codec != "none" for codec in compression)
 
     # --- life ----------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Connect, so that ``init`` is quick.
+    def open(self) -> str:
+        """Make a writer; see the port.
 
         ``init_transactions`` before any connection stands waits for a timer of the client's, 50 ms
         and often 500; afterwards it takes 10 ms (``bench failover``).
         """
-        if self._prepared is None:
-            self._prepared = self._make(self._options.transactional())
-            with suppress(KafkaException):  # whoever needs the cluster will hear of it
-                self._prepared.list_topics(self._options.checkpoint_topic, CONNECT_TIMEOUT_S)
-
-    def init(self) -> None:
-        """Fence whoever wrote for this slice before; see the port."""
-        for timeout_s in (*[QUICK_INIT_S] * QUICK_INITS, INIT_TIMEOUT_S):
-            self.discard()
-            self.prepare()
-            self._producer, self._prepared = self._prepared, None
-            if self._has_fenced(timeout_s):
-                break
-        if not self._options.exactly_once:
-            self._direct = self._make(self._options.idempotent())
-
-    def _has_fenced(self, timeout_s: float) -> bool:
-        """Whether the producer is the only one now; False if there was no answer in time.
-
-        While the old owner's transaction is being ended Kafka says "not yet", and the client asks
-        again half a second later. A new client asks at once.
-        """
+        self.discard()
+        writer = f"{self._options.name_prefix}-{uuid.uuid4().hex[:16]}"
+        producer = self._make(self._options.transactional(writer))
+        with suppress(KafkaException):  # init_transactions says what is wrong
+            producer.list_topics(self._options.checkpoint_topic, CONNECT_TIMEOUT_S)
         try:
-            self._fenced_producer.init_transactions(timeout_s)
+            producer.init_transactions(INIT_TIMEOUT_S)
         except KafkaException as exc:
             error = error_of(exc)
-            if error.retriable() and timeout_s < INIT_TIMEOUT_S:
-                return False
-            self.discard()
             if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
                 raise KafkaEdgeError(
-                    f"give the service Write on the transactional id "
-                    f"{self._options.transactional_id}: {error.str()}"
+                    f"give the service Write on transactional ids that begin with "
+                    f"{self._options.name_prefix}: {error.str()}"
                 ) from exc
-            raise OwnershipLostError(
-                f"slice {self._options.slice_no}: init_transactions failed: {error}"
-            ) from exc
-        return True
+            raise KafkaEdgeError(f"the writer {writer} could not be opened: {error}") from exc
+        self._producer = producer
+        if not self._options.exactly_once:
+            self._direct = self._make(self._options.idempotent())
+        return writer
 
     def _make(self, config: dict[str, str | int | float | bool]) -> Producer:
-        if self._diagnosing:  # one record a batch, and a report for each: who is it?
-            config |= {"batch.num.messages": 1, "delivery.report.only.error": False, "linger.ms": 0}
-        if self._limits:
-            config["batch.size"] = min(int(config["batch.size"]), *self._limits.values())
         return producer_client({**config, "on_delivery": self._note_failure})
 
     def discard(self) -> None:
@@ -176,6 +174,7 @@ class KafkaSink:
             if producer is not None:
                 producer.purge(blocking=False)
         self._producer = self._direct = None
+        self._suspects.clear()
         self._forget()
 
     def _forget(self) -> None:
@@ -183,40 +182,31 @@ class KafkaSink:
         self._sent_to.clear()
         self._failed.clear()
         self._refusals.clear()
+        self._purged = set()
+        self._batched.clear()
 
     @property
     def _fenced_producer(self) -> Producer:
         if self._producer is None:
             raise OwnershipLostError(
-                f"slice {self._options.slice_no} has no producer: none was made, or it was given "
-                "up after a slow commit"
+                "there is no writer: none was opened, or it was given up after a slow commit"
             )
         return self._producer
 
     # --- send ----------------------------------------------------------------------------------
 
-    def blocked(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
-        """Those of ``targets`` that don't exist now."""
-        return self._targets.missing(targets)
-
-    def still_blocked(
-        self, blocked: Mapping[Target, tuple[str, str]]
-    ) -> dict[Target, tuple[str, str]]:
-        """Those of ``blocked`` that still can't be written to, as of a moment ago."""
-        return self._targets.still_missing(blocked.keys())
-
-    def send(self, shard: str, outputs: Sequence[Output], targets: Collection[Target]) -> None:
+    def send(self, place: Place, outputs: Sequence[Output]) -> None:
         """Queue outputs for the open transaction; see the port."""
         self._begin()
-        self._sent_to.update(targets)
+        self._sent_to.update([output[1] for output in outputs])
         if self._direct is None:
-            self._produce(self._fenced_producer, shard, outputs)
+            self._produce(self._fenced_producer, place, outputs)
             return
         direct = [output for output in outputs if output[0] == DELIVERED]
-        self._produce(self._direct, shard, direct)
+        self._produce(self._direct, place, direct)
         if len(direct) < len(outputs):
             rest = [output for output in outputs if output[0] != DELIVERED]
-            self._produce(self._fenced_producer, shard, rest)
+            self._produce(self._fenced_producer, place, rest)
 
     def _begin(self) -> None:
         if not self._open:
@@ -226,31 +216,65 @@ class KafkaSink:
                 raise self._lost("begin_transaction", exc) from exc
             self._open = True
 
-    def _produce(self, producer: Producer, shard: str, outputs: Sequence[Output]) -> None:
+    def _produce(self, producer: Producer, place: Place, outputs: Sequence[Output]) -> None:
         produce: Callable[..., None] = producer.produce
-        note: dict[str, object] = {}
         for offset in self._outgrown(outputs):
-            self._refusals[shard, offset] = (TOO_LARGE, "larger than its topic's max.message.bytes")
+            self._refusals[place, offset] = (TOO_LARGE, "larger than its topic's max.message.bytes")
         if self._refusals:
             return
-        for _, topic, partition, key, value, headers, _, offset in outputs:
-            if self._diagnosing:
-                note = {"on_delivery": partial(self._note_record, shard, offset, topic)}
+        special = self._suspects | self._limits.keys() if self._suspects or self._limits else ()
+        for output in outputs:
+            _, topic, partition, key, value, headers, _, offset = output
+            if topic in special:
+                if not self._produce_with_care(producer, place, output):
+                    return
+                continue
             while True:
                 try:
-                    produce(topic, value, key, partition, headers=headers, **note)
+                    produce(topic, value, key, partition, headers=headers)
                 except BufferError:
                     producer.poll(0.01)  # the client's queue is full: let it drain
                     continue
                 except KafkaException as exc:
-                    error = error_of(exc)
-                    if self._broke_off(error):
+                    if not self._takes_on(place, offset, topic, exc):
                         return
-                    if not _concerns_record(error):
-                        raise self._lost("produce", exc) from exc
-                    self._note_record(shard, offset, topic, error, None)
                 break
         producer.poll(0)
+
+    def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
+        """Note why the client does not take a record; whether it takes others."""
+        error = error_of(exc)
+        if self._broke_off(error):
+            return False
+        if not _concerns_record(error):
+            raise self._lost("produce", exc) from exc
+        self._note_record(place, offset, topic, error, None)
+        return True
+
+    def _produce_with_care(self, producer: Producer, place: Place, output: Output) -> bool:
+        """Send to a topic that refuses large batches, or that refused a record a moment ago:
+        batches stay below its limit, and a suspect travels alone. False: the client takes no more.
+        """
+        _, topic, partition, key, value, headers, _, offset = output
+        limit = self._limits.get(topic, _NO_LIMIT)
+        size = _bytes_min(output)
+        if self._batched.get(topic, 0) + size > limit:
+            self._await_sent(producer)
+        self._batched[topic] = self._batched.get(topic, 0) + size
+        note = partial(self._note_record, place, offset, topic)
+        try:
+            producer.produce(topic, value, key, partition, headers=headers, on_delivery=note)  # type: ignore[arg-type]  # its stubs want a dictionary
+        except KafkaException as exc:
+            return self._takes_on(place, offset, topic, exc)
+        if topic in self._suspects:
+            self._await_sent(producer)
+        return not self._failed
+
+    def _await_sent(self, producer: Producer) -> None:
+        self._batched.clear()
+        deadline_s = time.monotonic() + UNACKNOWLEDGED_S
+        while self._flush_step(producer) and time.monotonic() < deadline_s and not self._failed:
+            pass
 
     def _broke_off(self, error: KafkaError) -> bool:
         """Whether the client takes no more because a record of this transaction has failed already:
@@ -263,16 +287,22 @@ class KafkaSink:
 
     def _note_failure(self, error: KafkaError | None, message: Message) -> None:
         """A delivery report of a failure; it does not say which record (no opaque, no headers)."""
-        if error is not None and error.code() not in PURGED:
-            self._failed.append(error)
-            topic = message.topic()
-            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and topic is not None:
-                self._too_large.add(topic)
-            elif error.code() in LOST_TARGETS and topic is not None:
-                self._targets.forget(topic)  # asked again, found unfit, and parked
+        topic, partition = message.topic(), message.partition()
+        if error is None or topic is None:
+            return
+        if error.code() in PURGED:
+            self._purged.add((topic, -1 if partition is None else partition))
+            return
+        self._failed.append(error)
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._too_large.add(topic)
+        if error.code() in REFUSALS:
+            self._suspects.add(topic)
+        elif error.code() in LOST_TARGETS:
+            self._targets.forget(topic)  # asked again, found unfit, and parked
 
     def _note_record(
-        self, shard: str, offset: int, topic: str, error: KafkaError | None, _message: object
+        self, place: Place, offset: int, topic: str, error: KafkaError | None, _message: object
     ) -> None:
         """The fate of one known record."""
         if error is None or error.code() in PURGED:
@@ -280,45 +310,51 @@ class KafkaSink:
         self._failed.append(error)
         if error.code() in LOST_TARGETS:
             self._targets.forget(topic)  # asked again, found unfit, and parked
-        elif error.code() in REFUSALS:
-            self._refusals[shard, offset] = (REFUSALS[error.code()], error.str())
+        elif error.code() in REFUSALS and topic in self._suspects:
+            self._refusals[place, offset] = (REFUSALS[error.code()], error.str())
+        elif error.code() in REFUSALS:  # perhaps it was in a batch with the one to blame
+            self._suspects.add(topic)
 
     # --- commit --------------------------------------------------------------------------------
 
-    def commit(self, checkpoint: bytes) -> None:
-        """Commit what was sent, and the checkpoint; see the port for what it raises."""
+    def commit(self, controls: Sequence[Control]) -> None:
+        """Commit what was sent, and the service's own records; see the port for what it raises."""
         self._begin()
         producer = self._fenced_producer
         if self._direct is not None:
             self._flush(self._direct)
         if self._failed or self._refusals:
             self._fail("records were refused by the client")
-        options = self._options
-        try:
-            producer.produce(
-                options.checkpoint_topic,
-                checkpoint,
-                b"%d" % options.slice_no,
-                partition=options.slice_no,
-            )
-        except KafkaException as exc:
-            if not self._broke_off(error_of(exc)):
-                raise self._lost("produce", exc) from exc
+        for control in controls:
+            try:
+                self._produce_control(producer, control)
+            except KafkaException as exc:
+                if not self._broke_off(error_of(exc)):
+                    raise self._lost("produce", exc) from exc
         self._flush(producer)
         if self._sent_to:
             faults.point("flushed")
         faults.point("before_commit")
         started_s = time.monotonic()
         self._commit_transaction(producer)
-        self._open = False
-        self._sent_to.clear()
-        if self._diagnosing:
-            self._stop_diagnosing()
-        elif time.monotonic() - started_s > SLOW_COMMIT_S:
-            self.discard()  # the next turn takes over anew, if this node is the owner still
+        self._suspects.clear()
+        self._forget()
+        if time.monotonic() - started_s > SLOW_COMMIT_S:
+            self.discard()  # the next turn claims anew, if this node is the owner still
+
+    def _produce_control(self, producer: Producer, control: Control) -> None:
+        options, number = self._options, control.slice_no
+        if control.writer:
+            key = encode_key(number, control.writer)
+            producer.produce(options.claims_topic, control.value, key, partition=0)
+        else:
+            partition = options.checkpoint_partition(number)
+            producer.produce(
+                options.checkpoint_topic, control.value, b"%d" % number, partition=partition
+            )
 
     def _flush(self, producer: Producer) -> None:
-        """Everything is at the broker, or a failure is known.
+        """Wait until everything is at the broker, or a failure is known.
 
         In steps, for once a record of a transaction fails the client sends no other, and to wait
         for those would take the whole time-out.
@@ -328,7 +364,7 @@ class KafkaSink:
             waited_s = time.monotonic() - started_s
             if waited_s > UNKNOWN_AFTER_MS / 1000:
                 self._fail_if_target_is_gone()
-            if self._failed or waited_s > COMMIT_TIMEOUT_S:
+            if self._failed or waited_s > UNACKNOWLEDGED_S:
                 self._fail(f"{left} records were not acknowledged")
         if self._failed:
             self._fail("records were refused by the broker")
@@ -338,7 +374,7 @@ class KafkaSink:
         serves, is retried by the client for as long as it is let.
         """
         try:
-            gone = self._targets.unserved(self._sent_to)
+            gone = self._targets.unserved({(topic, -1) for topic in self._sent_to})
         except KafkaEdgeError as exc:  # asked again with the next step, until there is no time left
             _log.debug("targets_not_seen", why=str(exc))
             return
@@ -359,25 +395,36 @@ class KafkaSink:
             error = error_of(exc)
             if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise self._forbidden(error) from exc
-            if error.fatal() or error.code() in FENCED or not error.txn_requires_abort():
+            is_known = error.code() in ABORTABLE or bool(self._failed)
+            if error.fatal() or not error.txn_requires_abort() or not is_known:
                 raise self._lost("commit_transaction", exc) from exc
             self._fail(str(error))
 
     def _fail(self, why: str) -> None:
         """The transaction can't be committed: abort it and say whether records are to blame."""
         self._flush_step(self._fenced_producer)  # reports that are on their way
-        if self._refusals:
-            self._abort_refused()
-        if any(error.code() in REFUSALS for error in self._failed) and not self._diagnosing:
-            self._diagnosing = True
-            self._bound_batches()
-            reasons = sorted({str(error) for error in self._failed})
-            self._replace_producer()
-            raise TransactionAbortedError(
-                f"records were refused ({'; '.join(reasons)}); sending one by one to find which"
-            )
-        self.abort()
+        fenced = [error for error in self._failed if error.code() in FENCED]
+        if fenced:
+            raise self._lost("delivery", KafkaException(fenced[0]))
+        refusals, sent_to = dict(self._refusals), set(self._sent_to)
+        failed = bool(self._failed)
+        self._bound_batches()
+        stuck = self._abort_and_see()
+        if refusals:
+            raise RefusedError(refusals)
+        if not failed and not sent_to <= {topic for topic, _ in stuck}:
+            self._targets.give_up({target for target in stuck if target[0] in sent_to})
         raise TransactionAbortedError(why)
+
+    def _abort_and_see(self) -> set[Target]:
+        """Abort, and return the partitions whose records had no answer yet: reports of purged
+        records name them.
+        """
+        producer, stuck = self._fenced_producer, self._purged
+        self.abort()
+        with suppress(KafkaException):  # the next call says what is wrong
+            flush(producer, 0)
+        return stuck | self._purged
 
     def _bound_batches(self) -> None:
         """The client never splits a batch that is larger than its topic allows, so that records
@@ -390,6 +437,8 @@ class KafkaSink:
     def _learn_limit(self, topic: str) -> None:
         limit = self._targets.record_bytes_max(topic)
         if limit is not None:
+            if len(self._limits) >= _LIMITS_MAX:
+                self._limits.clear()
             self._limits[topic] = limit
 
     def _outgrown(self, outputs: Sequence[Output]) -> set[int]:
@@ -403,25 +452,7 @@ class KafkaSink:
         suspects = [o for o in outputs if _bytes_min(o) > limits.get(o[1], _NO_LIMIT)]
         for topic in {output[1] for output in suspects}:
             self._learn_limit(topic)
-        return {output[7] for output in suspects if _bytes_min(output) > limits[output[1]]}
-
-    def _abort_refused(self) -> None:
-        refusals = dict(self._refusals)
-        if self._diagnosing:
-            self._stop_diagnosing()
-        else:
-            self.abort()
-        raise RefusedError(refusals)
-
-    def _stop_diagnosing(self) -> None:
-        self._diagnosing = False
-        self._replace_producer()
-
-    def _replace_producer(self) -> None:
-        """A new producer of the same transactional id: aborts what the old one left open."""
-        if self._open:
-            self.abort()
-        self.init()
+        return {o[7] for o in suspects if _bytes_min(o) > limits.get(o[1], _NO_LIMIT)}
 
     def abort(self) -> None:
         """Drop what was sent; see the port."""
@@ -438,23 +469,19 @@ class KafkaSink:
         """A topic could not be added to the transaction, and the client does not say which. Nothing
         of it is visible, but the broker may know of no transaction that could be aborted.
         """
-        for topic, _ in self._sent_to:
+        for topic in self._sent_to:
             self._targets.forget(topic)  # asked again, found forbidden, and parked
         return KafkaEdgeError(
-            f"slice {self._options.slice_no}: the service may not write to one of the topics of a "
-            f"transaction: {error.str()}"
+            f"the service may not write to one of the topics of a transaction: {error.str()}"
         )
 
     def _lost(self, what: str, exc: KafkaException) -> OwnershipLostError:
         error = error_of(exc)
         fenced = error.code() in FENCED
         return OwnershipLostError(
-            f"slice {self._options.slice_no}: "
-            + (
-                f"fenced at {what}: another owner has taken over ({error})"
-                if fenced
-                else f"{what} has no certain result ({error}); the checkpoint is read again"
-            )
+            f"fenced at {what}: another node has taken over a slice ({error})"
+            if fenced
+            else f"{what} has no certain result ({error}); the checkpoints are read again"
         )
 
 

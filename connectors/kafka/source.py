@@ -1,4 +1,4 @@
-"""The delay topics' partitions of one slice, read committed.
+"""The delay topics' partitions of a worker, read committed.
 
 A partition's position moves past transaction markers and aborted records only with the end-of-
 partition event, so those events are asked for, and a run says where it stops, not what it holds.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import methodcaller
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import structlog
 from confluent_kafka import (
@@ -28,16 +28,22 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from connectors.kafka.clients import NO_GROUP, consumer_client
 from connectors.kafka.errors import answer_of
 from delayservice.core.entry import UNREADABLE, Row
-from delayservice.errors import KafkaEdgeError, LogMovedError
-from delayservice.lanes.ports import Bounds, Run
+from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.ports import Bounds, Place, Run, Trouble
 
 ASK_TIMEOUT_S: Final = 15.0
 SCAN_STALL_S: Final = 60.0
 SCAN_BATCH: Final = 5_000
 SCAN_WAIT_MS: Final = 10
 
-Place: TypeAlias = tuple[str, int]
-"""Topic and partition."""
+HEAD: Final[dict[str, Any]] = {}
+"""Options of the consumer at the head of the logs."""
+BEHIND: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50}
+"""Options of the consumer that catches up: the end of a log is told only after such a wait."""
+BEHIND_RECORDS: Final = 2_000
+"""Records of a turn that may come from behind."""
+BEHIND_WAIT_S: Final = 0.01
+"""Longest wait for records at the head while partitions catch up."""
 
 _MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
@@ -69,120 +75,160 @@ def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
 
 
 class KafkaSource:
-    """Single-threaded, as the loop that owns it."""
+    """The delay topics' partitions of a worker. Single-threaded, as the loop that owns it.
 
-    def __init__(self, slice_no: int, client: Mapping[str, str], admin: AdminClient) -> None:
-        self._slice_no = slice_no
-        self._config = consumer_config(client, f"source-{slice_no}")
+    Two consumers: partitions begin on the one that catches up, and go over to the one at the head
+    when they have reached the end of their log. So what is read again, after a restart or for a
+    rebuild, queues ahead of nothing that was written just now.
+
+    Args:
+        client: options of the user's, bootstrap servers included.
+        admin: to ask for the bounds of logs.
+        name: of the clients.
+    """
+
+    def __init__(self, client: Mapping[str, str], admin: AdminClient, name: str) -> None:
+        self._config = consumer_config(client, f"source-{name}")
         self._admin = admin
-        self._consumer = consumer_client(self._config)
-        self._positions: dict[str, int] = {}
-        self._held: set[str] = set()
+        self._head = consumer_client(self._config | HEAD)
+        self._behind = consumer_client(self._config | BEHIND)
+        self._positions: dict[Place, int] = {}
+        self._held: set[Place] = set()
+        self._catching_up: set[Place] = set()
+        self._troubles: list[Trouble] = []
 
     # --- position ------------------------------------------------------------------------------
 
-    def seek(self, topic: str, offset: int) -> None:
+    def seek(self, place: Place, offset: int) -> None:
         """Read from ``offset`` on; see the port."""
-        partition = TopicPartition(topic, self._slice_no, offset)
-        if topic in self._positions:
-            self._consumer.incremental_unassign([partition])
-        self._consumer.incremental_assign([partition])
-        self._positions[topic] = offset
-        if topic in self._held:  # the client forgets a pause of what was not assigned
-            self.pause(topic)
+        if place in self._positions:
+            self._unassign(place)
+        self._catching_up.add(place)
+        self._assign(place, offset)
 
-    def drop(self, topic: str) -> None:
-        """Read this topic no longer."""
-        self._held.discard(topic)
-        if self._positions.pop(topic, None) is not None:
-            self._consumer.incremental_unassign([TopicPartition(topic, self._slice_no)])
+    def _consumer_of(self, place: Place) -> Consumer:
+        return self._behind if place in self._catching_up else self._head
 
-    def pause(self, topic: str) -> None:
+    def _assign(self, place: Place, offset: int) -> None:
+        consumer = self._consumer_of(place)
+        consumer.incremental_assign([TopicPartition(*place, offset)])
+        self._positions[place] = offset
+        if place in self._held:  # the client forgets a pause of what was not assigned
+            consumer.pause([TopicPartition(*place)])
+
+    def _unassign(self, place: Place) -> None:
+        self._consumer_of(place).incremental_unassign([TopicPartition(*place)])
+
+    def drop(self, place: Place) -> None:
+        """Read this partition no longer."""
+        self._held.discard(place)
+        if place in self._positions:
+            self._unassign(place)
+            del self._positions[place]
+        self._catching_up.discard(place)
+
+    def pause(self, place: Place) -> None:
         """Fetch no more of it for now."""
-        self._held.add(topic)
-        self._consumer.pause([TopicPartition(topic, self._slice_no)])
+        self._held.add(place)
+        if place in self._positions:
+            self._consumer_of(place).pause([TopicPartition(*place)])
 
-    def resume(self, topic: str) -> None:
+    def resume(self, place: Place) -> None:
         """Fetch again."""
-        self._held.discard(topic)
-        self._consumer.resume([TopicPartition(topic, self._slice_no)])
+        self._held.discard(place)
+        if place in self._positions:
+            self._consumer_of(place).resume([TopicPartition(*place)])
 
     # --- read ----------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float, limit: int) -> list[Run]:
-        """What is there; see the port."""
-        try:
-            return list(self._runs(_take(self._consumer, timeout_s, limit)))
-        except (KafkaEdgeError, KafkaException):
-            # What was taken with the failure is not handed over, so it has to come again.
-            for topic, offset in list(self._positions.items()):
-                self.seek(topic, offset)
-            raise
+        """Return what is there; see the port."""
+        messages: list[Any] = []
+        if self._catching_up:
+            messages = _take(self._behind, 0, min(limit, BEHIND_RECORDS))
+            timeout_s = 0 if messages else min(timeout_s, BEHIND_WAIT_S)
+        runs = list(self._runs(messages)) if messages else []
+        return runs + list(self._runs(_take(self._head, timeout_s, limit)))
 
     def _runs(self, messages: list[Any]) -> Iterator[Run]:
-        rows: dict[str, list[Row]] = {}
-        stops: dict[str, int] = {}
+        rows: dict[Place, list[Row]] = {}
+        stops: dict[Place, int] = {}
+        ended: list[Place] = []
         before = None
         for message in messages:
+            place = (message.topic(), message.partition())
             error = message.error()
             if error is not None:
-                self._take_event(message, error, stops)
+                self._take_event(place, message, error, stops, ended)
                 continue
-            topic = message.topic()
-            if topic != before:  # seldom, and comparing costs less than looking it up
-                before, add = topic, rows.setdefault(topic, []).append
+            if place != before:  # seldom, and comparing costs less than looking it up
+                before, add = place, rows.setdefault(place, []).append
             add(_row(message))
-        for topic, taken in rows.items():
-            stops[topic] = max(stops.get(topic, 0), taken[-1][0] + 1)
-        for topic, stop in stops.items():
-            start = self._positions.get(topic)
+        for place, taken in rows.items():
+            stops[place] = max(stops.get(place, 0), taken[-1][0] + 1)
+        for place, stop in stops.items():
+            start = self._positions.get(place)
             if start is not None and stop > start:
-                self._positions[topic] = stop
-                yield Run(topic, start, rows.get(topic, []), stop)
+                self._positions[place] = stop
+                yield Run(place, start, rows.get(place, []), stop)
+        for place in ended:
+            self._go_to_head(place)
+
+    def _go_to_head(self, place: Place) -> None:
+        if place in self._catching_up and place in self._positions:
+            self._unassign(place)
+            self._catching_up.remove(place)
+            self._assign(place, self._positions[place])
 
     def _take_event(
         self,
+        place: Place,
         message: Any,  # noqa: ANN401  # as in ``_row``
         error: KafkaError,
-        stops: dict[str, int],
+        stops: dict[Place, int],
+        ended: list[Place],
     ) -> None:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-            stops[message.topic()] = message.offset()
+            stops[place] = message.offset()
+            if place in self._catching_up:
+                ended.append(place)
         elif error.code() in _MOVED:
-            raise LogMovedError(message.topic(), str(error))
+            self._troubles.append(Trouble(place, str(error), has_moved=True))
         elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # the other topics go on
-            _log.error(
-                "topic_not_readable",
-                topic=message.topic(),
-                slice=self._slice_no,
-                hint=READ_HINT,
-            )
+            _log.error("topic_not_readable", topic=place[0], partition=place[1], hint=READ_HINT)
         elif error.retriable() or error.code() < 0 or error.code() == NO_GROUP:
-            _log.debug("fetch_error", slice=self._slice_no, why=str(error))
+            _log.debug("fetch_error", place=place, why=str(error))
         else:
-            raise KafkaEdgeError(f"{message.topic()}:{self._slice_no} can't be read: {error}")
+            why = f"{place[0]}:{place[1]} can't be read: {error}"
+            self._troubles.append(Trouble(place, why, has_moved=False))
+
+    def take_troubles(self) -> Sequence[Trouble]:
+        """Return what could not be read; see the port."""
+        taken, self._troubles = self._troubles, []
+        return taken
 
     # --- ask -----------------------------------------------------------------------------------
 
-    def bounds(self, topic: str) -> Bounds:
-        """Where the log starts and ends; see the port."""
-        return log_bounds(self._admin, topic, self._slice_no)
+    def bounds(self, place: Place) -> Bounds:
+        """Return where the log starts and ends; see the port."""
+        return log_bounds(self._admin, *place)
 
     def topic_id(self, topic: str) -> str | None:
-        """The id of the topic that has this name now; see the port."""
+        """Return the id of the topic that has this name now; see the port."""
         return topic_ids(self._admin, [topic]).get(topic)
 
-    def scan(self, topic: str, start: int, stop: int) -> Iterator[Run]:
+    def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
         """Read ``[start, stop)`` aside; see the port.
 
         Raises:
             KafkaEdgeError: nothing came for a minute.
         """
-        yield from scan_partition(self._config, topic, self._slice_no, start, stop)
+        yield from scan_partition(self._config, *place, start, stop)
 
     def close(self) -> None:
         """Release the connections."""
-        self._consumer.close()
+        self._head.close()
+        self._behind.close()
 
 
 def _row(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every field optional
@@ -239,13 +285,26 @@ def log_bounds(
     return Bounds(*offsets)
 
 
-def log_ends(admin: AdminClient, places: Collection[Place]) -> dict[Place, int]:
-    """High watermarks, asked all at once; a partition whose leader does not answer is left out."""
+def many_bounds(admin: AdminClient, places: Collection[Place]) -> dict[Place, Bounds]:
+    """Return the bounds of many logs, asked all at once; a partition whose leader does not answer
+    is left out.
+    """
+    first = log_ends(admin, places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+    ends = log_ends(admin, places)
+    return {place: Bounds(first[place], end) for place, end in ends.items() if place in first}
+
+
+def log_ends(
+    admin: AdminClient, places: Collection[Place], spec: OffsetSpec | None = None
+) -> dict[Place, int]:
+    """Return high watermarks, or what ``spec`` asks for, asked all at once; a partition whose
+    leader does not answer is left out.
+    """
     if not places:
         return {}
-    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    wanted = spec or OffsetSpec.latest()  # type: ignore[no-untyped-call]
     asked = admin.list_offsets(
-        {TopicPartition(*place): latest for place in places}, request_timeout=ASK_TIMEOUT_S
+        {TopicPartition(*place): wanted for place in places}, request_timeout=ASK_TIMEOUT_S
     )
     ends = {}
     for partition, answer in asked.items():
@@ -296,7 +355,7 @@ def scan_partition(
                     raise KafkaEdgeError(f"{topic} may not be read: Read on it is missing")
             if reached > at:
                 heard_s = monotonic_s()
-                yield Run(topic, at, rows, min(reached, stop))
+                yield Run((topic, partition), at, rows, min(reached, stop))
                 at = reached
     finally:
         consumer.close()

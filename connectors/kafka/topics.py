@@ -17,7 +17,6 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
     ConfigResource,
-    NewPartitions,
     NewTopic,
     ResourceType,
     TopicMetadata,
@@ -64,177 +63,6 @@ class DelayTopic:
     brokers: Brokers = ()
 
 
-class TargetTopics:
-    """What is known of target topics, cached. Shared by the slices of a worker."""
-
-    def __init__(
-        self,
-        admin: AdminClient,
-        monotonic_s: Callable[[], float] = time.monotonic,
-        why_paused: Callable[[str], str | None] = lambda _: None,
-    ) -> None:
-        self._why_paused = why_paused
-        self._admin = admin
-        self._monotonic_s = monotonic_s
-        self._known: dict[str, Access] = {}
-        self._given_up: dict[str, int] = {}
-        self._sought: set[str] = set()
-        self._asked_s: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    def missing(
-        self, targets: Collection[tuple[str, int]]
-    ) -> dict[tuple[str, int], tuple[str, str]]:
-        """``(topic, partition or -1)`` of those that can't be written to, with code and detail.
-
-        What is not in the cache as good is asked of the cluster at once, for it may have been
-        created a moment ago.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
-        unsure = [target for target in targets if self._obstacle(target) is not None]
-        return self._look_at(unsure, 0.0, ASK_TIMEOUT_S) if unsure else {}
-
-    def unserved(
-        self, targets: Collection[tuple[str, int]]
-    ) -> dict[tuple[str, int], tuple[str, str]]:
-        """Those of ``targets`` whose records nobody acknowledges, as ``missing``, but asked of the
-        cluster in any case, four times a second at most.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
-        return self._look_at(targets, _RECHECK_S, _UNSERVED_TIMEOUT_S)
-
-    def _look_at(
-        self, targets: Collection[tuple[str, int]], age_s_max: float, timeout_s: float
-    ) -> dict[tuple[str, int], tuple[str, str]]:
-        """What has no leader, or too few copies in sync, is given up until it is served again: were
-        it in a transaction, that could not be ended.
-        """
-        topics = {topic for topic, _ in targets}
-        self._ask(topics, age_s_max, timeout_s)
-        for topic in topics:
-            self._give_up(topic)
-        return self._obstacles(targets)
-
-    def _give_up(self, topic: str) -> None:
-        access = self._known.get(topic)
-        if access is None:  # forgotten a moment ago
-            return
-        in_sync = min(access.in_sync, default=access.copies)
-        if in_sync >= access.copies:
-            return
-        needed = self._in_sync_needed(topic, in_sync)
-        if in_sync < needed:
-            with self._lock:
-                self._given_up = {**self._given_up, topic: needed}
-
-    def still_missing(
-        self, targets: Collection[tuple[str, int]]
-    ) -> dict[tuple[str, int], tuple[str, str]]:
-        """Those of ``targets`` that can't be written to as of the last ``look_again``: nobody waits
-        for the cluster here.
-        """
-        with self._lock:
-            self._sought |= {topic for topic, _ in targets}
-        return self._obstacles(targets)
-
-    def look_again(self) -> None:
-        """Ask the cluster for what ``still_missing`` was asked for."""
-        with self._lock:
-            sought, self._sought = self._sought, set()
-        try:
-            self._ask(sought, 0.0, ASK_TIMEOUT_S)
-        except KafkaEdgeError as exc:
-            _log.debug("targets_not_seen", why=str(exc))
-
-    def _obstacles(
-        self, targets: Iterable[tuple[str, int]]
-    ) -> dict[tuple[str, int], tuple[str, str]]:
-        found = {target: self._obstacle(target) for target in targets}
-        return {target: obstacle for target, obstacle in found.items() if obstacle is not None}
-
-    def _obstacle(self, target: tuple[str, int]) -> tuple[str, str] | None:
-        topic = target[0]
-        paused = self._why_paused(topic)
-        if paused is not None:
-            return TARGET_PAUSED, paused
-        return _obstacle(self._known.get(topic), *target, self._given_up.get(topic, 0))
-
-    def _in_sync_needed(self, topic: str, in_sync: int) -> int:
-        """How many copies must be in sync."""
-        if in_sync == 0:
-            return 1
-        value = self._config(topic, "min.insync.replicas")
-        return 1 if value is None else int(value)
-
-    def forget(self, topic: str) -> None:
-        """The broker says that this topic is not what the cache says."""
-        with self._lock:
-            self._known = {t: access for t, access in self._known.items() if t != topic}
-            self._asked_s.pop(topic, None)
-
-    def record_bytes_max(self, topic: str) -> int | None:
-        """The topic's ``max.message.bytes``, or None when the cluster does not say."""
-        value = self._config(topic, "max.message.bytes")
-        return None if value is None else int(value)
-
-    def _config(self, topic: str, name: str) -> str | None:
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        try:
-            entries = answer_of(
-                self._admin.describe_configs([resource])[resource], REQUEST_TIMEOUT_S
-            )
-        except KafkaException as exc:
-            _log.warning("topic_config_not_read", topic=topic, why=str(exc))
-            return None
-        entry = entries.get(name)
-        return None if entry is None else entry.value
-
-    def _ask(self, topics: Collection[str], age_s_max: float, timeout_s: float) -> None:
-        """The lock is not held meanwhile: who knows enough must not wait for who does not."""
-        now_s = self._monotonic_s()
-        never_s = float("-inf")
-        old = [t for t in topics if now_s - self._asked_s.get(t, never_s) >= age_s_max]
-        if not old:
-            return
-        found = ask_access(self._admin, old, timeout_s)
-        with self._lock:
-            self._known = self._known | found
-            self._asked_s |= dict.fromkeys(found, self._monotonic_s())
-            self._given_up = {
-                topic: needed
-                for topic, needed in self._given_up.items()
-                if topic not in found or min(found[topic].in_sync, default=0) < needed
-            }
-
-
-def _obstacle(
-    access: Access | None, topic: str, partition: int, in_sync_needed: int
-) -> tuple[str, str] | None:
-    """Why nothing can be written to a target, as code and detail; None when it can.
-
-    ``in_sync_needed``: of a topic that was given up; 0 of others: where a leader is elected, the
-    client waits.
-    """
-    if access is None:
-        return TARGET_UNKNOWN, f"topic {topic} is not known yet"
-    if access.lacks(WRITE):
-        return TARGET_UNAUTHORIZED, f"the service may not write to {topic}: give it Write"
-    if access.partitions == 0:
-        return TARGET_UNKNOWN, f"topic {topic} does not exist"
-    if access.partitions <= partition:
-        count = access.partitions
-        return TARGET_UNKNOWN, f"topic {topic} has {count} partitions, none is {partition}"
-    down = [n for n, in_sync in enumerate(access.in_sync) if in_sync < in_sync_needed]
-    if down and (partition < 0 or partition in down):
-        what = "a leader" if in_sync_needed == 1 else f"{in_sync_needed} copies in sync"
-        return TARGET_DOWN, f"partitions {down} of topic {topic} are without {what}"
-    return None
-
-
 class TopicKeeper:
     """Finds delay topics, creates what is missing, and judges what is there."""
 
@@ -254,11 +82,11 @@ class TopicKeeper:
         topics = self._settings.topics
         existing = self._list()
         there = [len(existing[name]) for name in topics.delay if name in existing]
-        slices = max([topics.partitions, *there])
         # A level topic has as many as the precise one beside it, in which its records are parked.
         level_partitions = there[0] if there else topics.partitions
         wanted = {
-            topics.checkpoint: (slices, _CHECKPOINT_CONFIG),
+            topics.checkpoint: (topics.checkpoint_partitions, _CHECKPOINT_CONFIG),
+            topics.claims_topic: (1, self._claims_config()),
             topics.dead_letter: (1, _LETTER_CONFIG),
             topics.outcomes: (1, _LETTER_CONFIG),
             topics.pauses: (1, _PAUSES_CONFIG),
@@ -291,6 +119,7 @@ class TopicKeeper:
         topics = self._settings.topics
         needed = {
             topics.checkpoint: (READ, WRITE),
+            topics.claims_topic: (READ, WRITE),
             topics.dead_letter: (WRITE,),
             topics.outcomes: (WRITE,),
             topics.pauses: (READ,),
@@ -306,6 +135,25 @@ class TopicKeeper:
             )
             for complaint in complaints(ask_access(self._admin, asked.keys()), asked):
                 _log.warning("admin_right_missing", why=complaint)
+
+    def _claims_config(self) -> dict[str, str]:
+        """A claim that is lost with a broker could be overlooked: where there are three, two have
+        to have it.
+        """
+        brokers = len(self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).brokers)
+        enough = {"min.insync.replicas": "2"} if brokers >= _BROKERS_FOR_TWO else {}
+        return {**_CHECKPOINT_CONFIG, **enough}
+
+    def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has.
+
+        Raises:
+            KafkaEdgeError: it is not there.
+        """
+        found = self._list().get(topic)
+        if not found:
+            raise KafkaEdgeError(f"topic {topic} is not there: create it, or set topics.create")
+        return len(found)
 
     def _delay_config(self, name: str) -> dict[str, str]:
         retention_ms = max(self._retention_ms_needed(name), _RETENTION_MS)
@@ -333,21 +181,6 @@ class TopicKeeper:
             except KafkaException as exc:
                 if error_of(exc).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise KafkaEdgeError(f"topic {name} can't be created: {exc}") from exc
-
-    def grow_checkpoint(self, slices: int) -> None:
-        """One checkpoint partition per slice, also after partitions were added to a delay topic."""
-        name = self._settings.topics.checkpoint
-        found = self._list().get(name)
-        if found is None or len(found) >= slices:
-            return
-        for future in self._admin.create_partitions([NewPartitions(name, slices)]).values():
-            try:
-                answer_of(future, REQUEST_TIMEOUT_S)
-                _log.info("checkpoint_grown", topic=name, partitions=slices)
-            except KafkaException as exc:
-                if error_of(exc).code() == KafkaError.INVALID_PARTITIONS:
-                    continue  # another worker or node was faster
-                raise KafkaEdgeError(f"{name} can't grow to {slices} partitions: {exc}") from exc
 
     # --- find and judge ------------------------------------------------------------------------
 
@@ -454,6 +287,8 @@ def _brokers(topic: TopicMetadata) -> Brokers:
         (None if p.leader < 0 else p.leader, tuple(sorted(p.replicas))) for p in partitions
     )
 
+
+_BROKERS_FOR_TWO: Final = 3
 
 _LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
 """A dead letter is larger than the record that it carries."""

@@ -24,7 +24,7 @@ from pyspark.sql import functions as sf
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
-from connectors.kafka.topics import TargetTopics
+from connectors.kafka.targets import TargetTopics
 from connectors.spark.cut import settled_spans, take_cut
 from connectors.spark.failures import FAILURES, reason
 from connectors.spark.files import is_replaceable

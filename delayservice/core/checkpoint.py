@@ -2,14 +2,17 @@
 
 One JSON object, written in the transaction that carries the outputs it accounts for::
 
-    {"v": 1, "slice": 3, "node": "n1", "epoch": 7, "commit": 42, "secret": "9f0c…",
+    {"v": 2, "slice": 3, "node": "n1", "writer": "delayservice-n1-0-5c…", "claim": 17,
+     "epoch": 7, "commit": 42, "secret": "9f0c…",
      "shards": {"delay_topic_any": {"topic_id": "…", "k": [key_ms, offset], "h": offset,
                                     "contracts": [[from_offset, {…}], …]}}}
 
 ``epoch`` counts take-overs of the slice, ``commit`` the commits of one: no two checkpoints are the
 same, so that one that is read back says which commit it belongs to. ``secret`` is a fingerprint of
 the cluster's secret, so that a node with another one refuses to serve instead of dead-lettering
-every copy. JSON because Spark, metrics and people read it too.
+every copy. ``writer`` and ``claim`` say who wrote it under which claim (see ``claims``); version 1,
+which had one transactional id for each slice, has neither, and refuses to follow version 2. JSON
+because Spark, metrics and people read it too.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from delayservice.core.claims import Tenure
 from delayservice.core.contract import ContractError, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.errors import KafkaEdgeError
 
-VERSION = 1
+VERSION = 2
+_VERSIONS = (1, VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,9 @@ class ShardCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is committed of one slice; ``shards`` is keyed by delay topic."""
+    """What is committed of one slice; ``shards`` is keyed by delay topic. ``tenure`` is None in a
+    checkpoint of version 1.
+    """
 
     slice_no: int
     node_id: str
@@ -49,6 +56,7 @@ class Checkpoint:
     secret_fingerprint: str
     shards: dict[str, ShardCheckpoint]
     commit: int = 0
+    tenure: Tenure | None = None
 
 
 def fingerprint(secret: bytes) -> str:
@@ -57,12 +65,15 @@ def fingerprint(secret: bytes) -> str:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Checkpoint to bytes."""
+    """Return the bytes of a checkpoint: of version 1 when it has no tenure."""
+    tenure = checkpoint.tenure
+    named = {} if tenure is None else {"writer": tenure.writer, "claim": tenure.claim}
     return msgspec.json.encode(
         {
-            "v": VERSION,
+            "v": 1 if tenure is None else VERSION,
             "slice": checkpoint.slice_no,
             "node": checkpoint.node_id,
+            **named,
             "epoch": checkpoint.epoch,
             "commit": checkpoint.commit,
             "secret": checkpoint.secret_fingerprint,
@@ -89,7 +100,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
     try:
         raw = msgspec.json.decode(data)
         version = raw["v"]
-        if version != VERSION:
+        if version not in _VERSIONS:
             raise KafkaEdgeError(
                 f"the checkpoint topic holds version {version}, this build reads version {VERSION};"
                 " run the newer build, or none on this cluster"
@@ -108,6 +119,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
                 for topic, shard in raw["shards"].items()
             },
             commit=raw.get("commit", 0),
+            tenure=None if version == 1 else Tenure(raw["writer"], raw["claim"]),
         )
     except ContractError as exc:
         raise KafkaEdgeError(f"the checkpoint can't be followed: {exc}") from exc

@@ -79,7 +79,8 @@ class LevelRecords:
         origin = self._provenance.origin
         stamped_ms, due = 0, due_header(0)
         verdicts = self._verdicts
-        is_hindered = bool(verdicts.blocked or verdicts.refused or self._settler.has_limits)
+        is_hindered = bool(verdicts.refused or self._settler.has_limits)
+        fit = self._settler.targets.fit
         first, stop, level_ms, targets = self._first, self._stop, self._level_ms, self._targets
         for row in rows:
             offset, timestamp_ms, key, value, headers = row
@@ -105,7 +106,7 @@ class LevelRecords:
                 else:
                     own.append(header)
             target = targets.get(text) if is_plain else None
-            if target is not None and not is_hindered:
+            if target is not None and not is_hindered and (target, PARTITION_BY_KEY) in fit:
                 if due_ms != stamped_ms:  # all records of a producer's batch have one timestamp
                     stamped_ms, due = due_ms, due_header(due_ms)
                 own += (due, *origin(offset))
@@ -152,6 +153,8 @@ class LevelShard:
         bytes_max: their keys, values and headers, staged ones included, bytes.
     """
 
+    is_walked = True
+    """There is no walk of H apart from K's."""
     is_filling = False
     """A commit is never wanted for the cursor's sake: what waits here waits for its time."""
 

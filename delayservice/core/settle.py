@@ -5,16 +5,22 @@ The shard decides *that* a record is settled, this module decides *how*.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from delayservice.core import outcome
 from delayservice.core.codec import Header, Payload, next_attempt, turn_of, with_turn
-from delayservice.core.codes import CRON_INVALID, SLOT_FULL, TARGET_PAUSED, RecordRefusedError
+from delayservice.core.codes import (
+    CRON_INVALID,
+    SLOT_FULL,
+    TARGET_ASKED,
+    TARGET_PAUSED,
+    RecordRefusedError,
+)
 from delayservice.core.copies import CONTINUES, write_copy
 from delayservice.core.entry import Original
 from delayservice.core.flow import Flow
@@ -25,7 +31,7 @@ from delayservice.core.names import (
     DELAY_SETTLES,
     DELAY_SHARD,
 )
-from delayservice.core.outcome import Output
+from delayservice.core.outcome import Output, Target
 from delayservice.core.record import Provenance, dead_letter_headers
 from delayservice.core.recurrence import (
     CronTime,
@@ -60,17 +66,45 @@ class Routes:
     backlog comes back spread over the rest."""
 
 
+class Targets(Protocol):
+    """What is known of target topics; answers at once."""
+
+    @property
+    def fit(self) -> Container[Target]:
+        """Targets that can be written to as far as is known."""
+
+    def obstacle(self, target: Target) -> tuple[str, str] | None:
+        """Return why a target can't be written to now, as code and detail; None: it can. With the
+        code ``TARGET_ASKED`` the shard waits: the cluster is being asked.
+        """
+
+
+class _All:
+    """Contains everything."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+class AnyTarget:
+    """Targets that can all be written to."""
+
+    fit: Container[Target] = _All()
+
+    def obstacle(self, target: Target) -> tuple[str, str] | None:  # noqa: ARG002  # fit has all
+        """Return None."""
+        return None
+
+
 @dataclass(slots=True)
 class Verdicts:
-    """What was learnt about targets and single records outside the log: facts, not decisions.
+    """What the broker said of single records: facts, not decisions.
 
-    ``blocked`` maps a target ``(topic, partition)`` or ``(topic, -1)`` for all of a topic to a
-    code: its records are parked. ``refused`` maps a source offset to ``(code, detail)``: the broker
-    will never take this record, so it is dead-lettered. ``stripped`` holds those whose dead letter
-    was refused in turn: theirs says only where the record is.
+    ``refused`` maps a source offset to ``(code, detail)``: the broker will never take this record,
+    so it is dead-lettered. ``stripped`` holds those whose dead letter was refused in turn: theirs
+    says only where the record is.
     """
 
-    blocked: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     refused: dict[int, tuple[str, str]] = field(default_factory=dict)
     stripped: set[int] = field(default_factory=set)
 
@@ -84,7 +118,7 @@ class Verdicts:
             self.refused.setdefault(offset, reason)
 
     def settled(self) -> None:
-        """What was refused is committed, and never comes again; what is blocked may be so still."""
+        """Forget what was refused: it is committed, and never comes again."""
         self.refused.clear()
         self.stripped.clear()
 
@@ -99,8 +133,11 @@ class Settler:
         routes: Routes,
         verdicts: Verdicts,
         flow: Flow | None = None,
+        targets: Targets | None = None,
     ) -> None:
-        """``flow``: the limits of the slice; None: there are none."""
+        """``flow``: the limits of the slice; None: there are none. ``targets``: what is known of
+        them; None: all can be written to.
+        """
         self.topic = topic
         self.partition = partition
         self._shard_name = f"{topic}:{partition}"
@@ -108,6 +145,7 @@ class Settler:
         self._provenance = Provenance(topic, partition)
         self._routes = routes
         self._verdicts = verdicts
+        self.targets: Targets = targets or AnyTarget()
         self._flow = flow if flow is not None and flow.limits else None
         self.copies_to: str | None = topic
         """The delay topic that copies are appended to, in the same partition; None where there is
@@ -123,15 +161,15 @@ class Settler:
     ) -> Output | None:
         """The output that settles a pending record whose key has come.
 
-        Rolls when its key was only a roll time, unless its copy was refused; None when neither the
-        record nor a roll is due, which happens only after the clock stepped back, or when its
-        target is paused and there is nowhere to put it off to. ``base`` is the
-        first offset whose record of the same id cancels a copy made now (rule 12).
+        Rolls when its key was only a roll time, unless its copy was refused. None when it has to
+        wait: neither the record nor a roll is due, which happens only after the clock stepped back;
+        its target is paused and there is nowhere to put it off to; or its target is being asked
+        for. ``base`` is the first offset whose record of the same id cancels a copy made now (rule
+        12).
         """
         due_ms = payload[5]
         verdicts = self._verdicts
-        is_early = due_ms > now_ms and key_ms >= due_ms
-        if is_early or (self.copies_to is None and self._is_held(payload)):
+        if due_ms > now_ms and key_ms >= due_ms:
             return None
         refusal = verdicts.refused.get(offset) if verdicts.refused else None
         if refusal is not None:  # the record, or the copy that it was to be rolled to
@@ -139,7 +177,7 @@ class Settler:
         if due_ms > now_ms and not _was_tried(payload):
             return self._roll(offset, payload, now_ms, base)
         output = self._settle_now(offset, payload, now_ms, base)
-        if output[0] != outcome.DELIVERED:
+        if output is None or output[0] != outcome.DELIVERED:
             return output
         if self._flow is not None:
             limited = self._limit(self._flow, offset, key_ms, payload, now_ms, base)
@@ -147,8 +185,8 @@ class Settler:
                 return limited
         return output if due_ms <= now_ms else (outcome.FIRED, *output[1:])
 
-    def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
-        """Deliver, unless it is too late or the target can't take it."""
+    def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
+        """Deliver, unless it is too late or the target can't take it; None: wait."""
         target, partition, key, value, headers, due_ms, meta = payload
         if meta is not None:
             if meta[3] is not None and now_ms > meta[3]:
@@ -156,22 +194,22 @@ class Settler:
             recurrence = recurrence_of(meta)
             if recurrence is not None and not recurrence.number:
                 return self._arm(offset, payload, recurrence, now_ms, base)
-        if self._verdicts.blocked:
-            parked = self._settle_blocked(offset, payload, now_ms, base)
-            if parked is not None:
-                return parked
+        if (target, partition) not in self.targets.fit:
+            obstacle = self.targets.obstacle((target, partition))
+            if obstacle is not None:
+                return self._settle_blocked(obstacle, offset, payload, now_ms, base)
         sent = headers + self._provenance.headers(offset, due_ms, meta)
         return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
 
-    def fire(self, offset: int, payload: Payload, now_ms: int, by: int) -> Output:
+    def fire(self, offset: int, payload: Payload, now_ms: int, by: int) -> Output | None:
         """The output that settles a pending record now, whenever it is due, because the record at
-        ``by`` asks for it.
+        ``by`` asks for it; None: it has to wait, as in ``settle``.
         """
         refusal = self._verdicts.refused.get(offset)
         if refusal is not None:
             return self._dead_letter_payload(offset, payload, *refusal)
         output = self._settle_now(offset, payload, now_ms, by + 1)
-        if output[0] != outcome.DELIVERED:
+        if output is None or output[0] != outcome.DELIVERED:
             return output
         _, target, partition, key, value, headers, due_ms, _ = output
         sent = [*headers, (DELAY_FIRED_BY, b"%d" % by)]
@@ -266,24 +304,14 @@ class Settler:
         source = self._source_prefix + b"%d" % offset
         return self._outcome(kind, offset, record_id, source, 0, None)
 
-    def _obstacle(self, payload: Payload) -> tuple[str, str] | None:
-        """Why the target of a record can't be written to now; None: it can."""
-        blocked = self._verdicts.blocked
-        return blocked.get((payload[0], payload[1])) or blocked.get((payload[0], -1))
-
-    def _is_held(self, payload: Payload) -> bool:
-        reason = self._obstacle(payload) if self._verdicts.blocked else None
-        return reason is not None and reason[0] == TARGET_PAUSED
-
     def _settle_blocked(
-        self, offset: int, payload: Payload, now_ms: int, base: int
+        self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Park, or dead letter after the last attempt, for a blocked target; None for others."""
-        reason = self._obstacle(payload)
-        if reason is None:
+        """Park, or dead letter after the last attempt, because of an obstacle; None: wait."""
+        if reason[0] == TARGET_ASKED:
             return None
         if reason[0] == TARGET_PAUSED:
-            return self._hold(offset, payload, now_ms, base)
+            return None if self.copies_to is None else self._hold(offset, payload, now_ms, base)
         attempt = payload[6][2] if payload[6] is not None else 1
         if attempt > len(self._routes.park_delays_ms) or self.copies_to is None:
             return self._dead_letter_payload(offset, payload, *reason)

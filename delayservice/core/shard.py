@@ -27,8 +27,10 @@ from delayservice.core.recurrence import recurs
 from delayservice.core.settle import Settler
 from delayservice.core.storing import LatestUnmarked, RecentNames, Scans, additions, bearing_ids
 
-_FIRES_MAX: Final = 32
+_FIRES_MAX: Final = 16
 """In one walk: each reads a record that may lie anywhere, and takes up to 25 ms."""
+_HOLD_BACK_MS: Final = 250
+"""How long K waits at most for controls that H has not passed yet: design section 5."""
 
 PendingAt: TypeAlias = Callable[[Key], Payload]
 """What is pending at a key: asked for the few records that are fired, which may be due years ahead
@@ -55,6 +57,7 @@ class Shard:
         end: L, the end of the log at take-over; H stands still until everything below it is stored.
         committed: the cursor as last committed, which is what routes records to the store.
         staged: the cursor that the outputs staged so far will commit.
+        is_held: whether the last walk of K stopped at a record that has to wait.
     """
 
     def __init__(
@@ -71,7 +74,8 @@ class Shard:
         self._names = RecentNames()
         self._queue: list[Entry] = []
         self._passed: list[Entry] = []
-        self._forgot_some = False
+        self._rewalk = 0
+        self.is_held = False
         self._x_of_copies: dict[int, int] = {}
         self._victims: dict[int, dict[Key, None]] = {}
         self._in_flight = _Flights()
@@ -119,7 +123,7 @@ class Shard:
         self._queue.clear()
         self._passed.clear()
         self._queue_bytes = 0
-        self._forgot_some = False
+        self._rewalk = 0
 
     # --- poll and store ------------------------------------------------------------------------
 
@@ -255,7 +259,6 @@ class Shard:
                     break
                 passed.append(entry)
             walked += 1
-        self._forgot_some = self._forgot_some or len(passed) < walked
         reached = queue[walked][0] if walked < len(queue) else self.read
         del queue[:walked]
         if not queue and not passed:
@@ -276,7 +279,7 @@ class Shard:
         if kind == INVALID:
             outputs.append(self._settler.dead_letter(offset, payload, *extra))
             return True
-        cancels: list[Output] = []
+        cancels: list[Output] | None = []
         if kind != COPY and record_id is not None:
             if self._awaits_copy(record_id, offset):
                 return False
@@ -284,6 +287,8 @@ class Shard:
                 cancels = self._fire_victims(offset, record_id, k, now_ms, pending_at)
             else:
                 cancels = self._cancel_victims(kind, offset, record_id, k)
+        if cancels is None:
+            return False
         if kind <= COPY and (key_ms, offset) <= k:
             x = self._x_of_copies.get(offset, NO_MARK)
             if not 0 <= x < offset:  # else dead on arrival
@@ -309,13 +314,20 @@ class Shard:
 
     def _fire_victims(
         self, offset: int, record_id: bytes, k: Key, now_ms: int, pending_at: PendingAt
-    ) -> list[Output]:
-        """Deliver now what the user record at ``offset`` hits; its own outcome comes last."""
-        outputs: list[Output] = []
+    ) -> list[Output] | None:
+        """Deliver now what the user record at ``offset`` hits; its own outcome comes last. None:
+        one of them has to wait.
+        """
+        fired: list[tuple[Output, int, Payload]] = []
         for victim in self._pending_victims(offset, k):
             payload = self._settler.pending_occurrence(victim[1], pending_at(victim))
-            fired = self._settler.fire(victim[1], payload, now_ms, offset)
-            outputs += self._with_following(fired, victim[1], payload, now_ms, offset + 1)
+            output = self._settler.fire(victim[1], payload, now_ms, offset)
+            if output is None:
+                return None
+            fired.append((output, victim[1], payload))
+        outputs: list[Output] = []
+        for output, victim_offset, payload in fired:
+            outputs += self._with_following(output, victim_offset, payload, now_ms, offset + 1)
         own = outcome.FIRED if outputs else outcome.NOT_PENDING
         outputs.append(self._settler.control(own, offset, record_id))
         return outputs
@@ -351,12 +363,24 @@ class Shard:
 
     @property
     def may_advance_key(self) -> bool:
-        """Whether the walk of K may go on: H has caught up with what was read, or has to wait for
-        something that K does not depend on.
+        """Whether the walk of K may go on. It does not wait for H, but after an abort for what H
+        had passed before: some of that was forgotten, because K had not passed it.
         """
-        return self.stored >= self.staged.offset and (
-            self.staged.offset >= self.stored or not self.caught_up or self._waits
-        )
+        return self.stored >= self.staged.offset >= self._rewalk
+
+    def key_limit_ms(self, now_ms: int, unwalked_ms: int | None) -> int:
+        """Return up to which due time K may go: now, or the append time of the first record that H
+        has not passed, ``unwalked_ms``, so that a cancel which was written before the due time
+        wins; but K waits ``_HOLD_BACK_MS`` for that at most.
+        """
+        if unwalked_ms is None or now_ms - unwalked_ms >= _HOLD_BACK_MS:
+            return now_ms
+        return min(now_ms, unwalked_ms)
+
+    @property
+    def is_walked(self) -> bool:
+        """Whether H has passed all that was read."""
+        return self.staged.offset >= self.read
 
     @property
     def _waits(self) -> bool:
@@ -370,6 +394,7 @@ class Shard:
         k, h = self.staged
         settle = self._settler.settle
         add = outputs.append
+        self.is_held = False
         for key_ms, offset, mark, data in frames:
             if offset >= h:
                 continue
@@ -377,6 +402,7 @@ class Shard:
                 payload = decode_payload(data)
                 output = settle(offset, key_ms, payload, now_ms, h)
                 if output is None:
+                    self.is_held = True
                     break
                 if payload[6] is None:
                     add(output)
@@ -411,24 +437,22 @@ class Shard:
             self._victims.pop(entry[0], None)
             self._x_of_copies.pop(entry[0], None)
         self._passed.clear()
-        self._forgot_some = False
+        self._rewalk = 0
         self._queue_bytes = _content_bytes(self._queue)
         self.committed = self.staged
 
     def abort(self) -> None:
         """The transaction was aborted for certain: settle the same again.
 
-        What H has passed comes back into the queue, or is read again from the log if some of it was
-        forgotten: K may pass the keys of offsets below H only, so H has to walk over them anew.
+        What H has passed comes back into the queue, but for plain records that were pending then
+        and were forgotten. They still are, as long as K stays where it is: so K waits until H has
+        walked as far as before.
         """
         self._in_flight_staged.clear()
+        self._rewalk = max(self._rewalk, self.staged.offset)
         self.staged = self.committed
-        if self._forgot_some:
-            self._clear_queue()
-            self.read = self.committed.offset
-        else:
-            self._queue[:0] = self._passed
-            self._passed.clear()
+        self._queue[:0] = self._passed
+        self._passed.clear()
 
 
 class _Flights:

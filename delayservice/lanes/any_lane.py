@@ -10,12 +10,20 @@ from delayservice.core.contract import Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.outcome import Output
 from delayservice.core.settle import Verdicts
-from delayservice.lanes.ports import Bounds, Run
+from delayservice.lanes.ports import Bounds, Place, Run
 from delayservice.store.base import StoreStats
 
 
 class ShardFacts(Protocol):
     """How far a shard is."""
+
+    @property
+    def owned(self) -> bool:
+        """Whether this node settles it."""
+
+    @property
+    def is_walked(self) -> bool:
+        """Whether H has passed all that was read."""
 
     @property
     def stored(self) -> int:
@@ -61,6 +69,10 @@ class AnyLane(Protocol):
         """Its partition."""
 
     @property
+    def place(self) -> Place:
+        """Topic and partition."""
+
+    @property
     def topic_id(self) -> str:
         """Tells a recreated topic from the one before."""
 
@@ -74,7 +86,7 @@ class AnyLane(Protocol):
 
     @property
     def verdicts(self) -> Verdicts:
-        """What was learnt about targets and single records."""
+        """What the broker said of single records."""
 
     # --- roles ---------------------------------------------------------------------------------
 

@@ -11,10 +11,6 @@ from delayservice.core.lag import Lag
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.ports import Checkpoints, Clock, ReadBack
 
-_PATIENCE_S = 2.0
-"""How long the tail may take to find the newest checkpoint."""
-_LOOK_AGAIN_S = 10.0
-
 
 class Follower:
     """One slice's checkpoint as it comes back from Kafka: to its owner, and to every replica.
@@ -31,7 +27,6 @@ class Follower:
         self._clock = clock
         self._last: ReadBack | None = None
         self._newest: Checkpoint | None = None
-        self._looks_again_s: float | None = None
         self._lag = Lag()
 
     @property
@@ -78,34 +73,15 @@ class Follower:
                 lane.follow(shard.cursor)
 
     def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
-        """How far a replica's copies are behind the owner's, seconds; infinite while nobody knows.
-
-        Raises:
-            KafkaEdgeError: the checkpoint topic can't be asked.
+        """Return how far a replica's copies are behind the owner's, seconds; infinite while that is
+        not known.
         """
         if not lanes:
             return math.inf
-        if self._newest is None:
-            self._look_for_one(lanes)
+        if self._newest is None and self._checkpoints.is_unserved(self._slice_no):
+            self._lag.never_served(self._now_s)
         stored = {topic: lane.shard.stored for topic, lane in lanes.items()}
         return self._lag.lag_s(stored, self._now_s, log_ends)
-
-    def _look_for_one(self, lanes: Mapping[str, AnyLane]) -> None:
-        """The tail begins near the end of the log, where there may be nothing but what was aborted:
-        then the newest checkpoint has to be searched for.
-        """
-        now_s = self._now_s
-        if self._looks_again_s is None:
-            self._looks_again_s = now_s + _PATIENCE_S
-            if self._checkpoints.is_new(self._slice_no):
-                self._lag.never_served(now_s)
-        elif now_s >= self._looks_again_s:
-            self._looks_again_s = now_s + _LOOK_AGAIN_S
-            data = self._checkpoints.peek(self._slice_no)
-            if data is None:
-                self._lag.never_served(now_s)
-            else:
-                self._follow(decode_checkpoint(data), lanes, is_owner=False)
 
     @property
     def _now_s(self) -> float:

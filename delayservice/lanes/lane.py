@@ -6,6 +6,7 @@ transaction (see ``slice_loop``).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import structlog
@@ -25,7 +26,7 @@ from delayservice.core.shard import CopyScan, Shard
 from delayservice.core.storing import is_user_record
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import KafkaEdgeError, SlotDamagedError
-from delayservice.lanes.ports import Bounds, Run, Source
+from delayservice.lanes.ports import Bounds, Run, Source, Targets
 from delayservice.lanes.repair import Rereading, reread_slot
 from delayservice.store.base import Store
 
@@ -50,16 +51,22 @@ class Lane:
         source: Source,
         routes: Routes,
         flow: Flow | None = None,
+        targets: Targets | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
+        self.place = (topic, partition)
         self.topic_id = topic_id
         self.store = store
         self.verdicts = Verdicts()
         self._source = source
         self._secrets = (routes.secret,)
         self._flow = flow
-        self._settler = Settler(topic, partition, routes, self.verdicts, flow)
+        self._settler = Settler(topic, partition, routes, self.verdicts, flow, targets)
+        self._targets = targets
+        self._read_runs: deque[tuple[int, int]] = deque()
+        """Of runs that H may not have passed yet: where each stops, and when its first record was
+        appended, epoch milliseconds."""
         self._paused = False
         self._may_store = True
         self._mean_bytes = _FIRST_MEAN_BYTES
@@ -120,6 +127,7 @@ class Lane:
         so it is read again.
         """
         self._position = -1
+        self._read_runs.clear()
         self.follow(self.shard.committed)
 
     def follow(self, cursor: Cursor) -> None:
@@ -208,7 +216,7 @@ class Lane:
     def _go_to_wanted(self) -> None:
         wanted = self.shard.wanted
         if self._is_adopted and wanted != self._position:
-            self._source.seek(self.topic, wanted)
+            self._source.seek(self.place, wanted)
             self._position = wanted
 
     # --- poll → store --------------------------------------------------------------------------
@@ -220,16 +228,38 @@ class Lane:
         entries = self.reader.read_batch(run.rows)
         if self._flow is not None and self._flow.has_rates:
             self._observe_turns(self._flow, entries)
+        if self._targets is not None:
+            self._expect(self._targets, entries)
         shard, store = self.shard, self.store
         needed = shard.scans_needed(run.start, entries, run.stop)
         scanned = self._scan_back(needed)
         added = shard.ingest(run.start, entries, run.stop, scanned, store.latest_unmarked)
         if added.frames or added.marks or shard.stored == run.stop:
             store.append(added.frames, added.named, added.marks, shard.stored)
+        if run.rows and shard.owned:
+            self._read_runs.append((run.stop, run.rows[0][1]))
         self._position = run.stop
         self._go_to_wanted()
         self._hold_back()
         return len(entries)
+
+    @staticmethod
+    def _expect(targets: Targets, entries: Sequence[Entry]) -> None:
+        """Have unknown targets looked up by the time their records are due."""
+        fit = targets.fit
+        named = {entry[4][:2] for entry in entries if entry[1] <= COPY}
+        unknown = [target for target in named if target not in fit]
+        if unknown:
+            targets.expect(unknown)
+
+    def _unwalked_ms(self) -> int | None:
+        """Return when the first record was appended that H has not passed; None: it has passed all
+        that was read.
+        """
+        runs, h = self._read_runs, self.shard.staged.offset
+        while runs and runs[0][0] <= h:
+            runs.popleft()
+        return runs[0][1] if runs else None
 
     def _observe_turns(self, flow: Flow, entries: Sequence[Entry]) -> None:
         """What an owner gave away holds for the next one, which has read the copies."""
@@ -250,7 +280,7 @@ class Lane:
         for scan in scans:
             by_id.setdefault(scan.record_id, []).append(scan)
         start = self._retained(min(scan.base for scan in scans))
-        for run in self._source.scan(self.topic, start, max(found)):
+        for run in self._source.scan(self.place, start, max(found)):
             for entry in self.reader.read_batch(run.rows):
                 offset, record_id = entry[0], entry[3]
                 if record_id is None or not is_user_record(entry):
@@ -268,7 +298,7 @@ class Lane:
         """Where to read from instead, if retention has deleted ``offset``: what is gone from the
         log is settled, or was rolled forward.
         """
-        return max(offset, self._source.bounds(self.topic).start)
+        return max(offset, self._source.bounds(self.place).start)
 
     def let_store(self, *, may_store: bool) -> None:
         """Whether to go on storing. What is stored already is read again all the same: only then H
@@ -287,7 +317,7 @@ class Lane:
         )
         if full != self._paused:
             hold = self._source.pause if full else self._source.resume
-            hold(self.topic)
+            hold(self.place)
             self._paused = full
 
     # --- due → settle --------------------------------------------------------------------------
@@ -304,7 +334,7 @@ class Lane:
         for frame in self._scan((key_ms, offset - 1), key_ms):
             if frame[1] == offset:
                 return decode_payload(frame[3])
-        for run in self._source.scan(self.topic, offset, offset + 1):
+        for run in self._source.scan(self.place, offset, offset + 1):
             for entry in self.reader.read_batch(run.rows):
                 if entry[0] == offset and entry[1] <= COPY:
                     payload: Payload = entry[4]
@@ -320,20 +350,25 @@ class Lane:
 
         Each chunk is to be sent, or the transaction aborted and no other asked for.
         """
-        if not self.shard.may_advance_key:
+        shard = self.shard
+        if not shard.may_advance_key:
             return
-        after = self.shard.staged.key
-        read = 0
+        upto_ms = shard.key_limit_ms(now_ms, self._unwalked_ms())
+        after = shard.staged.key
+        settled = 0
         bytes_left = bytes_max
-        while read < limit and bytes_left > 0:
+        while settled < limit and bytes_left > 0:
             fitting = int(bytes_left / self._mean_bytes) + 1
-            asked = min(limit - read, fitting, _CHUNK_RECORDS)
-            frames = self._read_due(after, now_ms, asked)
+            asked = min(limit - settled, fitting, _CHUNK_RECORDS)
+            frames = self._read_due(after, upto_ms, asked)
             if not frames:
                 return
-            yield self.shard.advance_key(frames, now_ms)
+            outputs = shard.advance_key(frames, now_ms)
+            yield outputs
+            if shard.is_held:
+                return
             after = frames[-1][:2]
-            read += len(frames)
+            settled += len(outputs)
             taken = sum([len(frame[3]) for frame in frames])
             bytes_left -= taken
             self._mean_bytes = max(taken / len(frames), 1.0)
@@ -375,7 +410,7 @@ class Lane:
             After each step, how many records are in the range as far as is known; at last, all.
         """
         start_ms, stop_ms = start_ms // HOUR_MS * HOUR_MS, -(-stop_ms // HOUR_MS) * HOUR_MS
-        log_start = self._source.bounds(self.topic).start
+        log_start = self._source.bounds(self.place).start
         kept: list[Frame] = []
         for held in self._held(start_ms, stop_ms):
             if held is None:
@@ -387,7 +422,7 @@ class Lane:
         again = Rereading(
             self._source,
             self.reader,
-            self.topic,
+            self.place,
             start_ms,
             stop_ms,
             max(first_offset, log_start),
@@ -415,7 +450,7 @@ class Lane:
     def _mend(self, damage: SlotDamagedError) -> None:
         _log.error("slot_damaged", topic=self.topic, partition=self.partition, why=str(damage))
         frames = reread_slot(
-            self._source, self.reader, self.topic, damage, self.shard.stored, self._scan_one_back
+            self._source, self.reader, self.place, damage, self.shard.stored, self._scan_one_back
         )
         self.store.rebuild(damage.start_ms, damage.stop_ms, frames)
         _log.warning("slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames))
@@ -446,7 +481,7 @@ class Lane:
     def close(self) -> None:
         """Make durable what there is, and let go."""
         if self._paused:  # the client would remember it for the topic's next lane
-            self._source.resume(self.topic)
+            self._source.resume(self.place)
         self.store.close()
 
 

@@ -20,7 +20,7 @@ from delayservice.core.level import LevelRecords, LevelShard
 from delayservice.core.outcome import Output
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
-from delayservice.lanes.ports import Bounds, Run, Source
+from delayservice.lanes.ports import Bounds, Run, Source, Targets
 from delayservice.store.base import StoreStats
 
 _CHUNK_RECORDS = 1_000
@@ -69,6 +69,7 @@ class LevelLane:
         park_topic: the delay topic that records whose target fails are parked in, in the same
             partition; None: there is none now, and they are dead-lettered.
         flow: the limits of the slice; None: there are none.
+        targets: what is known of them; None: all can be written to.
     """
 
     def __init__(
@@ -81,9 +82,11 @@ class LevelLane:
         ahead: FetchAhead,
         park_topic: Callable[[], str | None],
         flow: Flow | None = None,
+        targets: Targets | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
+        self.place = (topic, partition)
         self.topic_id = topic_id
         self.verdicts = Verdicts()
         self.shard = LevelShard(ahead.records, ahead.bytes)
@@ -91,7 +94,7 @@ class LevelLane:
         self.contracts = Contracts([(0, Contract())])
         self._source = source
         self._secrets = (routes.secret,)
-        self._settler = Settler(topic, partition, routes, self.verdicts, flow)
+        self._settler = Settler(topic, partition, routes, self.verdicts, flow, targets)
         self._park_topic = park_topic
         self._is_fit = False
         self._position = _NOWHERE
@@ -137,7 +140,7 @@ class LevelLane:
         reader = RecordReader(self.topic, self.partition, self.contracts, self._secrets)
         records = LevelRecords(reader, self.contracts, self._settler, self.verdicts)
         self.shard.take_over(cursor, bounds.end, records)
-        self._source.seek(self.topic, cursor.offset)
+        self._source.seek(self.place, cursor.offset)
         self._position = cursor.offset
         self._hold_back()
 
@@ -180,10 +183,10 @@ class LevelLane:
     def _let_go(self) -> None:
         """Fetch nothing."""
         if self._is_paused:  # the client would remember it
-            self._source.resume(self.topic)
+            self._source.resume(self.place)
             self._is_paused = False
         if self._position != _NOWHERE:
-            self._source.drop(self.topic)
+            self._source.drop(self.place)
             self._position = _NOWHERE
 
     # --- poll ----------------------------------------------------------------------------------
@@ -202,10 +205,10 @@ class LevelLane:
         paused, so it goes on for half of the threshold at least before it is paused again.
         """
         if self._is_paused and self.shard.has_room:
-            self._source.resume(self.topic)
+            self._source.resume(self.place)
             self._is_paused = False
         elif not self._is_paused and self.shard.is_full:
-            self._source.pause(self.topic)
+            self._source.pause(self.place)
             self._is_paused = True
 
     def let_store(self, *, may_store: bool) -> None:
@@ -219,8 +222,7 @@ class LevelLane:
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
         """Settle from the head on what is due, in chunks; see ``AnyLane``."""
-        if self.verdicts.blocked or self._settler.has_limits:
-            self._settler.copies_to = self._park_topic()
+        self._settler.copies_to = self._park_topic()
         left = min(limit, int(bytes_max / self.shard.mean_bytes) + 1)
         while left > 0:
             asked = min(left, _CHUNK_RECORDS)

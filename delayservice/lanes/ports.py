@@ -1,15 +1,22 @@
-"""What a slice loop needs of the world. Kafka implements these in ``connectors.kafka``; the
+"""What a worker's loop needs of the world. Kafka implements these in ``connectors.kafka``; the
 simulation in ``tests/simulation`` implements them with a model log that crashes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
+from delayservice.core.claims import Claimed
 from delayservice.core.entry import Row
 from delayservice.core.outcome import Output, Tally, Target
 from delayservice.core.role import Role
+
+Answer = TypeVar("Answer")
+
+Place: TypeAlias = tuple[str, int]
+"""A delay topic and its partition: names a shard."""
 
 
 class Run(NamedTuple):
@@ -17,10 +24,18 @@ class Run(NamedTuple):
     than the offsets, for transaction markers and aborted records take offsets too.
     """
 
-    topic: str
+    place: Place
     start: int
     rows: list[Row]
     stop: int
+
+
+class Trouble(NamedTuple):
+    """Why a partition can't be read. ``has_moved``: its log no longer holds the position."""
+
+    place: Place
+    why: str
+    has_moved: bool
 
 
 class Bounds(NamedTuple):
@@ -44,75 +59,80 @@ class ReadBack(NamedTuple):
 
 
 class Source(Protocol):
-    """The delay topics' partitions of one slice, read committed."""
+    """The delay topics' partitions of a worker, read committed."""
 
-    def seek(self, topic: str, offset: int) -> None:
-        """Read this topic's partition from ``offset`` on; starts it if it was not read yet."""
+    def seek(self, place: Place, offset: int) -> None:
+        """Read this partition from ``offset`` on; starts it if it was not read yet."""
 
-    def drop(self, topic: str) -> None:
-        """Read this topic no longer."""
+    def drop(self, place: Place) -> None:
+        """Read this partition no longer."""
 
     def poll(self, timeout_s: float, limit: int) -> list[Run]:
-        """Whatever is there, at most about ``limit`` records; waits up to ``timeout_s`` for the
-        first. Each run starts where the one before of its topic stopped. When it raises, nothing
-        was taken.
+        """Return what is there, at most about ``limit`` records; waits up to ``timeout_s`` for the
+        first. Each run starts where the one before of its partition stopped.
         """
 
-    def pause(self, topic: str) -> None:
-        """Fetch no more of this topic until ``resume``; what is fetched already is kept."""
+    def take_troubles(self) -> Sequence[Trouble]:
+        """Return the partitions that ``poll`` could not read since the last call. One that has
+        moved is read no further before ``seek``.
+        """
 
-    def resume(self, topic: str) -> None:
+    def pause(self, place: Place) -> None:
+        """Fetch no more of this partition until ``resume``; what is fetched already is kept."""
+
+    def resume(self, place: Place) -> None:
         """Fetch again."""
 
-    def bounds(self, topic: str) -> Bounds:
-        """Where the log starts and ends now; the end counts open transactions."""
+    def bounds(self, place: Place) -> Bounds:
+        """Return where the log starts and ends now; the end counts open transactions."""
 
     def topic_id(self, topic: str) -> str | None:
-        """The id of the topic that has this name now; None when there is none."""
+        """Return the id of the topic that has this name now; None when there is none."""
 
-    def scan(self, topic: str, start: int, stop: int) -> Iterator[Run]:
+    def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
         """Read ``[start, stop)`` aside, without touching the position of ``poll``."""
 
 
+class Control(NamedTuple):
+    """A record of the service's own that a commit carries: a checkpoint when ``writer`` is empty,
+    else what that writer says of the slice in the claims topic; no value: the writer is forgotten.
+    """
+
+    slice_no: int
+    value: bytes | None
+    writer: str = ""
+
+
 class Sink(Protocol):
-    """The outputs of one slice, and its checkpoint: one fenced transactional producer."""
+    """The outputs of a worker, its checkpoints and its claims: one transactional producer at a
+    time, the *writer*. ``open`` and ``commit`` run on a helper thread; nothing else is called
+    meanwhile.
+    """
 
-    def prepare(self) -> None:
-        """This node is about to become the owner: do what can be done before ``init``."""
-
-    def init(self) -> None:
-        """Fence whoever wrote for this slice before, and abort what it left open.
-
-        Raises:
-            OwnershipLostError: fenced in turn.
-        """
-
-    def blocked(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
-        """Those of ``targets`` that can't be written to now, with code and detail. Answers from
-        cached metadata.
-        """
-
-    def still_blocked(
-        self, blocked: Mapping[Target, tuple[str, str]]
-    ) -> dict[Target, tuple[str, str]]:
-        """Those of ``blocked`` that still can't be written to, as of a moment ago; never waits."""
-
-    def send(self, shard: str, outputs: Sequence[Output], targets: Collection[Target]) -> None:
-        """Write outputs of a delay topic, whose distinct targets are ``targets``; they become
-        visible with the next commit (``at_least_once``: target outputs at once).
+    def open(self) -> str:
+        """Make a writer with a name that was never used, give the one before up, and return the
+        name.
 
         Raises:
-            RefusedError: the broker's client refuses one of them for good.
+            KafkaEdgeError: Kafka refuses, or does not answer.
+        """
+
+    def send(self, place: Place, outputs: Sequence[Output]) -> None:
+        """Write outputs of a shard; they become visible with the next commit (``at_least_once``:
+        target outputs at once).
+
+        Raises:
+            RefusedError: the client refuses one of them for good.
             OwnershipLostError: fenced.
         """
 
-    def commit(self, checkpoint: bytes) -> None:
-        """Commit everything sent since the last commit together with ``checkpoint``.
+    def commit(self, controls: Sequence[Control]) -> None:
+        """Commit everything sent since the last commit together with ``controls``.
 
         Raises:
             RefusedError: the broker refused some outputs; the transaction was aborted.
             TransactionAbortedError: aborted for another reason; nothing of it is visible.
-            OwnershipLostError: fenced, or nobody knows whether it was committed.
+            OwnershipLostError: fenced, or it is not known whether it was committed.
         """
 
     def abort(self) -> None:
@@ -123,37 +143,94 @@ class Sink(Protocol):
         """
 
     def discard(self) -> None:
-        """Give the producer up without committing or aborting; ``init`` makes a new one."""
+        """Give the writer up without committing or aborting; ``open`` makes a new one."""
+
+
+class Targets(Protocol):
+    """What is known of target topics; never waits for the cluster.
+
+    Attributes:
+        fit: targets that can be written to as far as is known. Emptied when that may have changed.
+    """
+
+    fit: set[Target]
+
+    def obstacle(self, target: Target) -> tuple[str, str] | None:
+        """Return why a target can't be written to, as code and detail; None when it can, and then
+        ``fit`` has it. The code ``TARGET_ASKED`` says that the cluster is being asked.
+        """
+
+    def expect(self, targets: Collection[Target]) -> None:
+        """Look up in the background what is not known of these targets."""
 
 
 class Checkpoints(Protocol):
-    """The checkpoint topic."""
+    """The checkpoint topic as it is tailed."""
 
-    def latest(self, slice_no: int) -> bytes | None:
-        """The newest committed checkpoint of the slice, read to the end of the log as of now. Asked
-        after ``Sink.init``, so that no older owner can add to it any more.
-        """
-
-    def peek(self, slice_no: int) -> bytes | None:
-        """The newest checkpoint below any open transaction. Asked before ``Sink.init``, when the
-        old owner may have left a transaction open: to wait for its end would take its time-out.
-        """
-
-    def await_read_back(self, slice_no: int, data: bytes, timeout_s: float) -> bool:
-        """Wait until the committed checkpoint ``data`` is read back; False if it is not in time."""
-
-    def is_new(self, slice_no: int) -> bool:
-        """Whether nobody has ever committed anything for the slice."""
+    def take_news(self) -> Collection[int]:
+        """Return the slices of which newer checkpoints were read back since the last call."""
 
     def read_back(self, slice_no: int) -> ReadBack | None:
-        """The newest checkpoint that was read back in passing, for pruning; may lag. The same
-        object until a newer one comes.
+        """Return the newest checkpoint that was read back in passing, for pruning; may lag. The
+        same object until a newer one comes.
         """
 
+    def is_unserved(self, slice_no: int) -> bool:
+        """Return whether the whole topic was read and holds no checkpoint of the slice."""
+
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
-        """Those that were read back since the last call and at which copies are to be compared: the
-        same on every node, and none newer than what ``read_back`` gives by then.
+        """Return those that were read back since the last call and at which copies are to be
+        compared: the same on every node, and none newer than what ``read_back`` gives by then.
         """
+
+
+class Succession(Protocol):
+    """What a take-over asks of Kafka and of the ensemble, on a helper thread; each call may wait.
+
+    All of these raise ``KafkaEdgeError`` when they get no answer in time.
+    """
+
+    def enter(self, writer: str) -> None:
+        """Take ``writer`` for the own one from now on; waits for nothing."""
+
+    def confirm(self, slices: Collection[int]) -> frozenset[int]:
+        """Return those that this node is to own, beyond doubt."""
+
+    def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
+        """Wait until the own claims of these slices, each above the offset that is given, are read
+        back. Nothing that lies below a claim in its partition is undecided by then: a writer that
+        leaves a transaction open there is fenced after a while.
+        """
+
+    def newest(self, slice_no: int) -> bytes | None:
+        """Return the newest committed checkpoint that is known, searched for in the whole topic if
+        need be; None when there is none.
+        """
+
+    def legacy_writer(self, slice_no: int) -> str | None:
+        """Return the transactional id by which nodes of version 1 serve a slice; None where no
+        such node has ever been. Unlike a writer's name it is used again and again.
+        """
+
+    def fence(self, writers: Collection[str]) -> None:
+        """Fence these writers; returns at once for those that this process has fenced before,
+        unless they are of version 1.
+        """
+
+    def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
+        """Return the newest committed checkpoint of each slice, read to the end of the log as of
+        now. Waits for open transactions, and fences whose last too long.
+        """
+
+    def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
+        """Return where these logs start and end; a partition that gives no answer is left out."""
+
+
+class Background(Protocol):
+    """Threads for what blocks."""
+
+    def submit(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """Run ``work`` aside."""
 
 
 class DigestLog(Protocol):
@@ -174,47 +251,46 @@ class Clock(Protocol):
     """Wall clock for due times, monotonic clock for elapsed ones."""
 
     def wall_ms(self) -> int:
-        """Epoch milliseconds."""
+        """Return epoch milliseconds."""
 
     def monotonic_s(self) -> float:
-        """Seconds that only ever grow."""
+        """Return seconds that only ever grow."""
 
 
 class Gate(Protocol):
-    """Whether this node may settle. Asked before every transaction; told what came of it."""
+    """Whether this node may settle. Asked before every transaction; hears what came of it."""
 
-    def role(self, slice_no: int) -> Role:
-        """What this node may do with the slice now."""
-
-    def confirm(self, slice_no: int) -> bool:
-        """Whether it is the owner beyond doubt; takes a round trip. Before and after fencing."""
+    def roles(self) -> Mapping[int, Role]:
+        """Return what this node may do with each slice now: the same object as long as nothing has
+        changed. A slice that is not there is a replica's.
+        """
 
     def epoch(self, slice_no: int) -> int:
-        """The least number of this ownership."""
+        """Return the least number of this ownership."""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """The slice has been taken over, or its last transaction is over."""
+        """Note that the slice has been taken over, or that its last transaction is over."""
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """The slice can't be served here now: another node may have more luck."""
+        """Note that the slice can't be served here now: another node may have more luck."""
 
     def frozen(self) -> str | None:
-        """Why the clock can't be trusted now, or None: nothing is settled meanwhile."""
+        """Return why the clock can't be trusted now, or None: nothing is settled meanwhile."""
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """A broker's timestamp: of a consumed record, or of our own checkpoint as read back, whose
-        commit began at ``sent_s`` of the monotonic clock.
+        """Take a broker's timestamp: of a consumed record, or of our own checkpoint as read back,
+        whose commit began at ``sent_s`` of the monotonic clock.
         """
 
 
 class Observer(Protocol):
-    """Told what happened, once per batch: metrics."""
+    """Hears what happened to a slice, once per batch: metrics."""
 
-    def ingested(self, records: int) -> None:
+    def ingested(self, slice_no: int, records: int) -> None:
         """Source records were stored."""
 
-    def settled(self, tally: Tally, now_ms: int) -> None:
+    def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
         """Outputs were committed; ``now_ms`` is when that was known."""
 
-    def transaction(self, seconds: float, *, committed: bool) -> None:
-        """A transaction ended."""
+    def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
+        """A transaction that carried checkpoints of these slices ended."""

@@ -11,13 +11,13 @@ from delayservice.core.record import RecordReader
 from delayservice.core.shard import CopyScan
 from delayservice.core.storing import is_user_record
 from delayservice.errors import SlotDamagedError
-from delayservice.lanes.ports import Source
+from delayservice.lanes.ports import Place, Source
 
 
 def reread_slot(
     source: Source,
     reader: RecordReader,
-    topic: str,
+    place: Place,
     damage: SlotDamagedError,
     stored: int,
     scan_back: Callable[[CopyScan], int],
@@ -30,8 +30,8 @@ def reread_slot(
     stop = min(damage.stop_offset, stored)
     slot = _Slot(damage.start_ms, damage.stop_ms, scan_back)
     # What retention has deleted is settled, or was rolled forward.
-    first = max(damage.first_offset, source.bounds(topic).start)
-    for run in source.scan(topic, first, stored):
+    first = max(damage.first_offset, source.bounds(place).start)
+    for run in source.scan(place, first, stored):
         if run.start >= stop and not slot.unmarked:
             break
         for entry in reader.read_batch(run.rows):
@@ -47,7 +47,7 @@ class Rereading:
     Args:
         source: the log.
         reader: of its records.
-        topic: the delay topic.
+        place: the delay topic and its partition.
         start_ms: first key of the range.
         stop_ms: its end.
         first_offset: where to begin; the log must hold it.
@@ -58,7 +58,7 @@ class Rereading:
         self,
         source: Source,
         reader: RecordReader,
-        topic: str,
+        place: Place,
         start_ms: int,
         stop_ms: int,
         first_offset: int,
@@ -66,7 +66,7 @@ class Rereading:
     ) -> None:
         self._source = source
         self._reader = reader
-        self._topic = topic
+        self._place = place
         self._slot = _Slot(start_ms, stop_ms, scan_back)
         self._at = first_offset
 
@@ -78,7 +78,7 @@ class Rereading:
         """
         if self._at >= stop:
             return
-        for run in self._source.scan(self._topic, self._at, stop):
+        for run in self._source.scan(self._place, self._at, stop):
             for entry in self._reader.read_batch(run.rows):
                 self._slot.mark_by(entry)
                 self._slot.keep(entry)

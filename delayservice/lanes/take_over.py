@@ -1,44 +1,112 @@
-"""What a new owner makes of the checkpoint: cursors and contracts for its lanes (rules 2 and 7)."""
+"""How slices are taken over: names, fence, read, in the order of design section 6.
+
+The claims are committed before this begins. The first checkpoints are committed after it, with no
+outputs; only then the slices are served.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
 import structlog
 
+from delayservice import faults
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint
+from delayservice.core.claims import Tenure, names_to_fence
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.any_lane import AnyLane
-from delayservice.lanes.ports import Bounds, Checkpoints
+from delayservice.lanes.ports import Bounds, Place, Succession
 
 _log = structlog.get_logger(__name__)
 
 
-def read_checkpoint(
-    checkpoints: Checkpoints, slice_no: int, secret_fingerprint: str
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a take-over found of one slice.
+
+    Attributes:
+        claim: offset of the own claim; checkpoints name it.
+        checkpoint: the newest there is, which is the last of any older writer; None: never served.
+        bounds: of the logs of its shards, read after the older writers were fenced.
+        fenced: writers whose claims may be forgotten once the first checkpoint is committed.
+        is_upgrade: whether a node of version 1 served it last. Such a node may come back between
+            the fence and the first checkpoint, which it would not follow: so all of this is done
+            again after that checkpoint, until no older one follows it.
+    """
+
+    claim: int
+    checkpoint: Checkpoint | None
+    bounds: Mapping[Place, Bounds]
+    fenced: frozenset[str]
+    is_upgrade: bool
+
+
+def take_over(
+    succession: Succession,
+    me: str,
+    slices: Mapping[int, int],
+    places: Collection[Place],
+    secret_fingerprint: str,
+    upgraded: Collection[int] = (),
+) -> dict[int, Taken]:
+    """Take over slices whose claims are committed; on a helper thread, for all of it waits.
+
+    Args:
+        succession: Kafka and the ensemble.
+        me: the own writer.
+        slices: with the offset above which the own claim of each lies.
+        places: the shards of these slices that are served here.
+        secret_fingerprint: of this node's cluster secret.
+        upgraded: slices whose first checkpoint is committed, and which version 1 served before.
+
+    Returns:
+        What was found of each slice that this node is still to own.
+
+    Raises:
+        KafkaEdgeError: no answer in time, or a checkpoint can't be followed.
+    """
+    claims = succession.await_claims(slices)
+    wanted = succession.confirm(slices.keys())
+    # Read before anything is fenced: a node with another secret must not fence one that serves.
+    newest = {n: _own_checkpoint(succession.newest(n), n, secret_fingerprint) for n in wanted}
+    names = {n: names_to_fence(claims[n], _tenure(newest[n]), me) for n in wanted}
+    legacy = {
+        writer
+        for n in wanted
+        if n in upgraded or _tenure(newest[n]) is None
+        if (writer := succession.legacy_writer(n)) is not None
+    }
+    succession.fence(legacy.union(*names.values()))
+    faults.point("take_over")
+    found = succession.read_to_end(wanted)
+    bounds = succession.bounds([place for place in places if place[1] in wanted])
+    taken = {}
+    for number in wanted:
+        last = _own_checkpoint(found[number], number, secret_fingerprint)
+        mine = {place: bound for place, bound in bounds.items() if place[1] == number}
+        is_upgrade = _tenure(last) is None and succession.legacy_writer(number) is not None
+        taken[number] = Taken(claims[number].offset, last, mine, names[number], is_upgrade)
+    return taken
+
+
+def _tenure(checkpoint: Checkpoint | None) -> Tenure | None:
+    return None if checkpoint is None else checkpoint.tenure
+
+
+def _own_checkpoint(
+    data: bytes | None, slice_no: int, secret_fingerprint: str
 ) -> Checkpoint | None:
-    """The slice's newest checkpoint; None when it was never served.
-
-    Raises:
-        KafkaEdgeError: it can't be read, or was written with another cluster secret.
-    """
-    data = checkpoints.latest(slice_no)
-    return None if data is None else _own_checkpoint(data, slice_no, secret_fingerprint)
-
-
-def check_secret(checkpoints: Checkpoints, slice_no: int, secret_fingerprint: str) -> None:
-    """Before anybody is fenced: a node with another secret must not fence one that serves.
-
-    Raises:
-        KafkaEdgeError: as ``read_checkpoint``.
-    """
-    data = checkpoints.peek(slice_no)
-    if data is not None:
-        _own_checkpoint(data, slice_no, secret_fingerprint)
-
-
-def _own_checkpoint(data: bytes, slice_no: int, secret_fingerprint: str) -> Checkpoint:
+    if data is None:
+        return None
     checkpoint = decode_checkpoint(data)
+    if checkpoint.slice_no != slice_no:
+        raise KafkaEdgeError(
+            f"the checkpoint of slice {slice_no} speaks of slice {checkpoint.slice_no}; something "
+            "else writes to the checkpoint topic: find it, and restrict the topic to the service"
+        )
     if checkpoint.secret_fingerprint != secret_fingerprint:
         raise KafkaEdgeError(
             f"slice {slice_no} was served with another cluster secret; set node.cluster_secret to "

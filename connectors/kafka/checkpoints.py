@@ -1,0 +1,299 @@
+"""The checkpoint topic and the claims topic as a worker tails them: one consumer, one thread.
+
+A slice's checkpoints lie in partition ``slice modulo partitions``, keyed by the slice; the number
+of partitions never changes. The claims topic has one partition. Both are read committed, so what is
+seen of a partition is all that lies below its first open transaction.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from connectors.kafka.clients import NO_GROUP, consumer_client
+from connectors.kafka.source import (
+    ASK_TIMEOUT_S,
+    READ_HINT,
+    consumer_config,
+    scan_partition,
+)
+from delayservice.clock import Clock
+from delayservice.core.claims import Claimed, ClaimLog
+from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.ports import Place, ReadBack
+
+_FIRST_LOOK: Final = 1_000
+"""Records before the end of a partition that are read first: the newest of busy slices."""
+_TAIL_WAIT_S: Final = 0.5
+_RETRY_S: Final = 1.0
+_CUTS_MAX: Final = 16
+"""Cuts that a slice may leave untaken; the oldest go."""
+_SHIFT_MS: Final = 7_919
+_LEGACY: Final = b'{"v":1,'
+
+_log = structlog.get_logger(__name__)
+
+
+class KafkaCheckpoints:
+    """Checkpoints and claims of all slices. One thread tails them; any thread may ask.
+
+    Args:
+        topic: the checkpoint topic.
+        partitions: how many it has.
+        claims: the claims topic.
+        client: options of the client.
+        clock: for when a checkpoint came back.
+        name: of the client.
+        cut_interval_ms: one checkpoint of a slice in this time is a cut; 0: there are none.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partitions: int,
+        claims: str,
+        client: Mapping[str, str],
+        clock: Clock,
+        name: str,
+        cut_interval_ms: int = 0,
+    ) -> None:
+        self._topic = topic
+        self._partitions = partitions
+        self._claims_topic = claims
+        self._cut_interval_ms = cut_interval_ms
+        self._cuts: dict[int, deque[ReadBack]] = {}
+        self._clock = clock
+        self._config = consumer_config(client, f"checkpoints-{name}") | {
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 1_000,
+        }
+        self._tailed: dict[int, ReadBack] = {}
+        self._news: set[int] = set()
+        self._wanted: set[int] = set()
+        self._starts: dict[int, tuple[int, int]] = {}
+        """By partition: where its log started, and where the tail began."""
+        self._positions: dict[Place, int] = {}
+        self._reached: set[int] = set()
+        self._is_searched = False
+        self._claims = ClaimLog()
+        self._changed = threading.Condition()
+        self.has_legacy = False
+        """Whether version 1, which had one transactional id for each slice, has been here."""
+        self.has_failed = False
+        """Whether the tail has ended with an error: nothing is pruned or compared any more."""
+        threading.Thread(target=self._run, name="checkpoint-tail", daemon=True).start()
+
+    def partition(self, slice_no: int) -> int:
+        """Return the partition that a slice's checkpoints lie in."""
+        return slice_no % self._partitions
+
+    # --- asked by the loop ---------------------------------------------------------------------
+
+    def follow(self, slice_no: int) -> None:
+        """Have the newest checkpoint of this slice searched for, if need be in the whole topic."""
+        self._wanted.add(slice_no)
+
+    def take_news(self) -> Collection[int]:
+        """Return the slices with newer checkpoints; see the port."""
+        if not self._news:
+            return ()
+        with self._changed:
+            news, self._news = self._news, set()
+        return news
+
+    def read_back(self, slice_no: int) -> ReadBack | None:
+        """Return the newest checkpoint of a slice that was tailed; see the port."""
+        return self._tailed.get(slice_no)
+
+    def is_unserved(self, slice_no: int) -> bool:
+        """Return whether there is no checkpoint of a slice; see the port."""
+        return self._is_searched and slice_no not in self._tailed
+
+    def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
+        """Return checkpoints at which copies are to be compared; see the port."""
+        cuts = self._cuts.get(slice_no)
+        if not cuts:
+            return ()
+        taken = []
+        while cuts:
+            taken.append(cuts.popleft())
+        return taken
+
+    # --- asked by take-overs -------------------------------------------------------------------
+
+    def enter(self, writer: str) -> None:
+        """Take ``writer`` for the own one: its claims are noted when they come back."""
+        with self._changed:
+            self._claims.enter(writer)
+
+    def await_claims(self, slices: Mapping[int, int], timeout_s: float) -> dict[int, Claimed]:
+        """Wait for the own claims of these slices, above the offsets given; return those that have
+        come back in time.
+        """
+
+        def found() -> dict[int, Claimed]:
+            claims = ((n, self._claims.claimed(n, above)) for n, above in slices.items())
+            return {n: claimed for n, claimed in claims if claimed is not None}
+
+        with self._changed:
+            self._changed.wait_for(lambda: len(found()) == len(slices), timeout_s)
+            return found()
+
+    def await_position(self, place: Place, offset: int, timeout_s: float) -> bool:
+        """Wait until a partition was read up to ``offset``; return whether it was in time."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._positions.get(place, -1) >= offset, timeout_s
+            )
+
+    def position(self, place: Place) -> int:
+        """Return how far a partition was read."""
+        return self._positions.get(place, 0)
+
+    def newest(self, slice_no: int, timeout_s: float) -> bytes | None:
+        """Return the newest checkpoint of a slice, searched for in the whole topic if need be.
+
+        Raises:
+            KafkaEdgeError: the search was not over in time.
+        """
+        self.follow(slice_no)
+
+        def is_known() -> bool:
+            return slice_no in self._tailed or self._is_searched
+
+        with self._changed:
+            if not self._changed.wait_for(is_known, timeout_s):
+                raise KafkaEdgeError(
+                    f"the checkpoint topic {self._topic} could not be read in {timeout_s:.0f} s"
+                )
+        found = self._tailed.get(slice_no)
+        return None if found is None else found.data
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while True:
+                consumer = consumer_client(self._config)
+                try:
+                    self._tail(consumer)
+                except KafkaException as exc:
+                    _log.warning("checkpoints_not_read", topic=self._topic, why=str(exc))
+                finally:
+                    consumer.close()
+                time.sleep(_RETRY_S)
+        except BaseException:  # noqa: BLE001  # whatever it is, the worker has to know
+            self.has_failed = True
+            _log.exception("checkpoint_tail_failed")
+
+    def _tail(self, consumer: Consumer) -> None:
+        self._begin(consumer)
+        while True:
+            if not self._is_searched and self._has_read_first and self._lacks_some:
+                self._search_earlier()
+            first = consumer.poll(_TAIL_WAIT_S)
+            if first is not None:
+                self._take([first, *consumer.consume(2_000, 0)])
+
+    def _begin(self, consumer: Consumer) -> None:
+        assigned = []
+        for number in range(self._partitions):
+            low, high = self._bounds(consumer, (self._topic, number))
+            at = self._positions.get((self._topic, number), max(low, high - _FIRST_LOOK))
+            self._starts.setdefault(number, (low, at))
+            self._positions.setdefault((self._topic, number), at)
+            assigned.append(TopicPartition(self._topic, number, at))
+        low, _ = self._bounds(consumer, (self._claims_topic, 0))
+        at = max(self._positions.get((self._claims_topic, 0), 0), low)
+        assigned.append(TopicPartition(self._claims_topic, 0, at))
+        consumer.assign(assigned)
+
+    @staticmethod
+    def _bounds(consumer: Consumer, place: Place) -> tuple[int, int]:
+        low, high = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_TIMEOUT_S)
+        return low, high
+
+    @property
+    def _has_read_first(self) -> bool:
+        """Whether the end of every partition was reached once."""
+        return len(self._reached) == self._partitions
+
+    @property
+    def _lacks_some(self) -> bool:
+        return not self._wanted <= self._tailed.keys()
+
+    def _search_earlier(self) -> None:
+        """Read what lies before the tail's beginning, once, for slices that were not seen."""
+        for number, (low, began) in self._starts.items():
+            if low < began:
+                for run in scan_partition(self._config, self._topic, number, low, began):
+                    for offset, broker_ms, key, value, _ in run.rows:
+                        self._note_checkpoint(key, value, offset, broker_ms, is_new=False)
+        with self._changed:
+            self._is_searched = True
+            self._changed.notify_all()
+
+    def _take(self, messages: list[Any]) -> None:
+        with self._changed:
+            for message in messages:
+                error, place = message.error(), (message.topic(), message.partition())
+                if error is None:
+                    self._take_record(message)
+                    self._positions[place] = message.offset() + 1
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                    self._positions[place] = max(self._positions.get(place, 0), message.offset())
+                    if place[0] == self._topic:
+                        self._reached.add(place[1])
+                elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    _log.error("topic_not_readable", topic=place[0], hint=READ_HINT)
+                elif error.code() != NO_GROUP:
+                    _log.debug("fetch_error", place=place, why=str(error))
+            self._changed.notify_all()
+
+    def _take_record(self, message: Any) -> None:  # noqa: ANN401  # the client's stubs are vague
+        if message.topic() == self._claims_topic:
+            try:
+                self._claims.take(message.offset(), message.key(), message.value())
+            except KafkaEdgeError as exc:
+                _log.error("claim_not_readable", offset=message.offset(), why=str(exc))
+            return
+        broker_ms = message.timestamp()[1]
+        self._note_checkpoint(message.key(), message.value(), message.offset(), broker_ms)
+
+    def _note_checkpoint(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        offset: int,
+        broker_ms: int,
+        *,
+        is_new: bool = True,
+    ) -> None:
+        if value is None or key is None or not key.isdigit():
+            return
+        slice_no = int(key)
+        before = self._tailed.get(slice_no)
+        if not is_new and before is not None and before.offset >= offset:
+            return
+        boot_ms = int(self._clock.boot_s() * 1000)
+        read_back = ReadBack(value, broker_ms, self._clock.wall_ms(), boot_ms, offset)
+        if is_new and self._begins_interval(slice_no, broker_ms):
+            self._cuts.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
+        self._tailed[slice_no] = read_back
+        self.has_legacy = self.has_legacy or value.startswith(_LEGACY)
+        self._news.add(slice_no)
+
+    def _begins_interval(self, slice_no: int, broker_ms: int) -> bool:
+        """Not all slices at once; and never the first that is read: what was before is unknown."""
+        every_ms = self._cut_interval_ms
+        before = self._tailed.get(slice_no)
+        if not every_ms or before is None:
+            return False
+        shift_ms = slice_no * _SHIFT_MS
+        return (broker_ms + shift_ms) // every_ms > (before.broker_ms + shift_ms) // every_ms

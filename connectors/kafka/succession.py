@@ -1,0 +1,201 @@
+"""What a take-over asks of Kafka: claims read back, older writers fenced, checkpoints read to the end.
+
+Runs on helper threads; every wait is bounded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.clients import producer_client
+from connectors.kafka.errors import error_of
+from connectors.kafka.source import (
+    consumer_config,
+    log_bounds,
+    many_bounds,
+    scan_partition,
+)
+from delayservice.core.checkpoint import decode_checkpoint
+from delayservice.core.claims import Claimed, decode_key
+from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.ports import Bounds, Place
+
+FENCES_AT_ONCE: Final = 8
+"""Clients that fence side by side: each takes threads, whatever number of writers died."""
+FENCE_TIMEOUT_S: Final = 20.0
+CONNECT_TIMEOUT_S: Final = 5.0
+PATIENCE_S: Final = 1.0
+"""How long another writer's open transaction is waited for; then that writer is fenced."""
+ANSWER_S: Final = 20.0
+"""How long a take-over waits in all for what it reads."""
+_FENCED_MAX: Final = 100_000
+
+_log = structlog.get_logger(__name__)
+
+
+class KafkaSuccession:
+    """See ``ports.Succession``. Any helper thread may call it.
+
+    Args:
+        checkpoints: tails checkpoints and claims.
+        admin: to ask for the ends of logs.
+        consumer: options of the user's, for consumers.
+        producer: the same for producers.
+        checkpoint_topic: its name.
+        claims_topic: its name.
+        legacy_prefix: version 1 had one transactional id for each slice: this, a dash, the slice.
+        confirm: which slices this node is to own, beyond doubt.
+    """
+
+    def __init__(
+        self,
+        checkpoints: KafkaCheckpoints,
+        admin: AdminClient,
+        *,
+        consumer: Mapping[str, str],
+        producer: Mapping[str, str],
+        checkpoint_topic: str,
+        claims_topic: str,
+        legacy_prefix: str,
+        confirm: Callable[[Collection[int]], frozenset[int]],
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._admin = admin
+        self._consumer = consumer_config(consumer, "succession")
+        self._producer = producer
+        self._checkpoint_topic = checkpoint_topic
+        self._claims_topic = claims_topic
+        self._legacy_prefix = legacy_prefix
+        self._confirm = confirm
+        self._fenced: dict[str, None] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, writer: str) -> None:
+        """Take ``writer`` for the own one; see the port."""
+        self._checkpoints.enter(writer)
+
+    def legacy_writer(self, slice_no: int) -> str | None:
+        """Return the transactional id that version 1 uses for a slice; see the port."""
+        return f"{self._legacy_prefix}-{slice_no}" if self._checkpoints.has_legacy else None
+
+    def confirm(self, slices: Collection[int]) -> frozenset[int]:
+        """Return those that this node is to own; see the port."""
+        return self._confirm(slices)
+
+    def newest(self, slice_no: int) -> bytes | None:
+        """Return the newest checkpoint that is known; see the port."""
+        return self._checkpoints.newest(slice_no, ANSWER_S)
+
+    def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
+        """Return the bounds of these logs; see the port."""
+        return many_bounds(self._admin, places)
+
+    # --- claims --------------------------------------------------------------------------------
+
+    def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
+        """Wait until the own claims are read back; see the port."""
+        deadline_s = time.monotonic() + ANSWER_S
+        place = (self._claims_topic, 0)
+        while True:
+            found = self._checkpoints.await_claims(slices, PATIENCE_S)
+            if len(found) == len(slices):
+                return found
+            if time.monotonic() > deadline_s:
+                raise KafkaEdgeError(
+                    f"own claims of slices {sorted(slices.keys() - found.keys())[:10]} did not "
+                    f"come back from {self._claims_topic} in {ANSWER_S:.0f} s"
+                )
+            self._fence_blocker(place)
+
+    # --- fence ---------------------------------------------------------------------------------
+
+    def fence(self, writers: Collection[str]) -> None:
+        """Fence these writers, a bounded number side by side; see the port."""
+        wanted = [writer for writer in sorted(writers) if writer not in self._fenced]
+        if not wanted:
+            return
+        with ThreadPoolExecutor(min(len(wanted), FENCES_AT_ONCE), "fence") as pool:
+            for _ in pool.map(self._fence_one, wanted):
+                pass
+
+    def _fence_one(self, writer: str) -> None:
+        started_s = time.monotonic()
+        producer = producer_client(
+            {**self._producer, "transactional.id": writer, "transaction.timeout.ms": 10_000}
+        )
+        with suppress(KafkaException):  # init_transactions says what is wrong
+            # Before any connection stands it would wait for a timer of the client's.
+            producer.list_topics(self._claims_topic, CONNECT_TIMEOUT_S)
+        try:
+            producer.init_transactions(FENCE_TIMEOUT_S)
+        except KafkaException as exc:
+            raise KafkaEdgeError(
+                f"writer {writer} could not be fenced: {error_of(exc)}; the service needs Write on "
+                "the transactional ids of every node of its cluster"
+            ) from exc
+        is_legacy = writer.removeprefix(f"{self._legacy_prefix}-").isdigit()
+        with self._lock:
+            if not is_legacy:
+                self._fenced[writer] = None
+            if len(self._fenced) > _FENCED_MAX:
+                del self._fenced[next(iter(self._fenced))]
+        took_ms = round((time.monotonic() - started_s) * 1000)
+        _log.info("writer_fenced", writer=writer, took_ms=took_ms)
+
+    # --- read to the end -----------------------------------------------------------------------
+
+    def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
+        """Return the newest checkpoint of each slice, read to the end; see the port."""
+        deadline_s = time.monotonic() + ANSWER_S
+        numbers = {self._checkpoints.partition(slice_no) for slice_no in slices}
+        places = [(self._checkpoint_topic, number) for number in sorted(numbers)]
+        ends = many_bounds(self._admin, places)
+        for place in places:
+            if place not in ends:
+                raise KafkaEdgeError(f"the end of {place[0]}:{place[1]} can't be asked")
+            while not self._checkpoints.await_position(place, ends[place].end, PATIENCE_S):
+                if time.monotonic() > deadline_s:
+                    raise KafkaEdgeError(
+                        f"{place[0]}:{place[1]} could not be read to its end in {ANSWER_S:.0f} s"
+                    )
+                self._fence_blocker(place)
+        return {n: self._checkpoints.newest(n, ANSWER_S) for n in slices}
+
+    def _fence_blocker(self, place: Place) -> None:
+        """Fence the writer whose open transaction keeps a partition from being read on: its first
+        record lies at the last stable offset.
+        """
+        stable = log_bounds(self._admin, *place, IsolationLevel.READ_COMMITTED).end
+        end = log_bounds(self._admin, *place).end
+        if stable >= end or self._checkpoints.position(place) > stable:
+            return
+        writer = self._writer_at(place, stable, end)
+        if writer is not None:
+            _log.warning("writer_blocks", writer=writer, topic=place[0], partition=place[1])
+            self.fence([writer])
+
+    def _writer_at(self, place: Place, offset: int, end: int) -> str | None:
+        config: dict[str, Any] = self._consumer | {"isolation.level": "read_uncommitted"}
+        for run in scan_partition(config, *place, offset, end):
+            for row in run.rows:
+                return self._writer_of(place, row[2], row[3])
+        return None
+
+    def _writer_of(self, place: Place, key: bytes | None, value: bytes | None) -> str | None:
+        if place[0] == self._claims_topic:
+            return decode_key(key)[1]
+        if value is None:
+            return None
+        checkpoint = decode_checkpoint(value)
+        tenure = checkpoint.tenure
+        return f"{self._legacy_prefix}-{checkpoint.slice_no}" if tenure is None else tenure.writer

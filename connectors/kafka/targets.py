@@ -1,0 +1,279 @@
+"""What is known of target topics: judged from cached metadata, so that a bad target is found when a
+record is settled and never by a transaction that fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    ConfigResource,
+    ResourceType,
+)
+
+from connectors.kafka.errors import answer_of
+from connectors.kafka.rights import WRITE, Access, ask_access
+from connectors.kafka.source import ASK_TIMEOUT_S
+from delayservice.core.codes import (
+    TARGET_ASKED,
+    TARGET_DOWN,
+    TARGET_PAUSED,
+    TARGET_UNAUTHORIZED,
+    TARGET_UNKNOWN,
+)
+from delayservice.core.outcome import Target
+from delayservice.errors import KafkaEdgeError
+
+_RECHECK_S: Final = 0.25
+"""How old the answer about a bad target may be when a record asks for it."""
+_ANSWER_S: Final = 0.5
+"""How long a shard waits for what is not known of a target; then the record is parked."""
+_GIVEN_UP_S: Final = 1.0
+"""How long nothing is sent to a partition that did not acknowledge in time."""
+_UNSERVED_TIMEOUT_S: Final = 1.0
+"""A transaction is open meanwhile, and whoever asks asks again."""
+_KNOWN_MAX: Final = 10_000
+"""Topics that are remembered; beyond, those that were asked for the longest ago are forgotten."""
+_ASKED_MAX: Final = 500
+"""Topics of one request."""
+
+_NEVER_S: Final = float("-inf")
+
+_log = structlog.get_logger(__name__)
+
+
+class TargetTopics:
+    """Target topics as a worker knows them. ``obstacle`` and ``expect`` are called by its loop and
+    never wait; ``serve`` asks the cluster, on a thread of its own. Any thread may call the rest.
+
+    Args:
+        admin: to ask with.
+        monotonic_s: the clock.
+        why_paused: why nothing is to be delivered to a topic; None: it is.
+    """
+
+    def __init__(
+        self,
+        admin: AdminClient,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        why_paused: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        self.fit: set[Target] = set()
+        self._why_paused = why_paused
+        self._admin = admin
+        self._monotonic_s = monotonic_s
+        self._known: dict[str, Access] = {}
+        self._asked_s: dict[str, float] = {}
+        self._sought: dict[str, float] = {}
+        self._in_sync_needed: dict[str, int] = {}
+        """By topic without enough copies in sync: how many it needs."""
+        self._down_until_s: dict[Target, float] = {}
+        self._lock = threading.Lock()
+        self._changes = 0
+        self._wake = threading.Event()
+
+    # --- asked by the loop ---------------------------------------------------------------------
+
+    def obstacle(self, target: Target) -> tuple[str, str] | None:
+        """Return why a target can't be written to; see the port."""
+        topic = target[0]
+        paused = self._why_paused(topic)
+        if paused is not None:
+            return TARGET_PAUSED, paused
+        changes = self._changes
+        found = self._judge(target)
+        if found is None:
+            with self._lock:
+                if changes == self._changes:
+                    self.fit.add(target)
+            return None
+        now_s = self._monotonic_s()
+        if topic not in self._known:
+            since_s = self._seek(topic, now_s)
+            if now_s - since_s < _ANSWER_S:
+                return TARGET_ASKED, f"topic {topic} is being looked up"
+        elif now_s - self._asked_s.get(topic, _NEVER_S) >= _RECHECK_S:
+            self._seek(topic, now_s)
+        return found
+
+    def expect(self, targets: Collection[Target]) -> None:
+        """Look up in the background what is not known; see the port."""
+        for topic in {topic for topic, _ in targets} - self._known.keys():
+            self._seek(topic, self._monotonic_s())
+
+    def _seek(self, topic: str, now_s: float) -> float:
+        """Have a topic looked up; return since when that is wanted, monotonic seconds."""
+        with self._lock:
+            since_s = self._sought.setdefault(topic, now_s)
+        self._wake.set()
+        return since_s
+
+    def _judge(self, target: Target) -> tuple[str, str] | None:
+        topic, partition = target
+        down = self._down_until_s
+        if down and (
+            down.get(target, 0.0) > self._monotonic_s()
+            or (partition < 0 and any(t == topic for t, _ in self._still_down()))
+        ):
+            return TARGET_DOWN, f"topic {topic} does not acknowledge records in time"
+        needed = self._in_sync_needed.get(topic, 0)
+        return _obstacle(self._known.get(topic), topic, partition, needed)
+
+    def _still_down(self) -> list[Target]:
+        now_s = self._monotonic_s()
+        return [t for t, until_s in list(self._down_until_s.items()) if until_s > now_s]
+
+    # --- what the broker said ------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Judge every target anew: what is paused, or known, has changed."""
+        with self._lock:
+            self._changes += 1
+            self.fit.clear()
+
+    def forget(self, topic: str) -> None:
+        """Ask again about a topic: the broker says that it is not what the cache says."""
+        with self._lock:
+            self._known.pop(topic, None)
+            self._asked_s.pop(topic, None)
+        self.changed()
+
+    def give_up(self, targets: Collection[Target]) -> None:
+        """Send nothing for a moment to partitions that did not acknowledge in time."""
+        if not targets:
+            return
+        until_s = self._monotonic_s() + _GIVEN_UP_S
+        with self._lock:
+            still = {target: self._down_until_s[target] for target in self._still_down()}
+            self._down_until_s = still | dict.fromkeys(targets, until_s)
+        self.changed()
+        _log.warning("targets_given_up", targets=sorted(f"{t}:{p}" for t, p in targets)[:10])
+
+    def unserved(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
+        """Return those of ``targets`` whose records nobody acknowledges, asked of the cluster, four
+        times a second at most. What has no leader, or too few copies in sync, counts as down until
+        it is served again: were it in a transaction, that could not be ended.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
+        topics = {topic for topic, _ in targets}
+        now_s = self._monotonic_s()
+        self._ask(
+            [t for t in topics if now_s - self._asked_s.get(t, _NEVER_S) >= _RECHECK_S],
+            _UNSERVED_TIMEOUT_S,
+        )
+        for topic in topics:
+            self._note_in_sync(topic)
+        found = {target: self._judge(target) for target in targets}
+        return {target: obstacle for target, obstacle in found.items() if obstacle is not None}
+
+    def _note_in_sync(self, topic: str) -> None:
+        access = self._known.get(topic)
+        if access is None:  # forgotten a moment ago
+            return
+        in_sync = min(access.in_sync, default=access.copies)
+        if in_sync >= access.copies:
+            return
+        needed = 1 if in_sync == 0 else int(self._config(topic, "min.insync.replicas") or 1)
+        if in_sync < needed:
+            with self._lock:
+                self._in_sync_needed[topic] = needed
+            self.changed()
+
+    def record_bytes_max(self, topic: str) -> int | None:
+        """Return the topic's ``max.message.bytes``, or None when the cluster does not say."""
+        value = self._config(topic, "max.message.bytes")
+        return None if value is None else int(value)
+
+    def _config(self, topic: str, name: str) -> str | None:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        try:
+            entries = answer_of(self._admin.describe_configs([resource])[resource], ASK_TIMEOUT_S)
+        except KafkaException as exc:
+            _log.warning("topic_config_not_read", topic=topic, why=str(exc))
+            return None
+        entry = entries.get(name)
+        return None if entry is None else entry.value
+
+    # --- asking the cluster --------------------------------------------------------------------
+
+    def serve(self, stopping: threading.Event) -> None:
+        """Look up what is sought, until told to stop."""
+        while not stopping.is_set():
+            self._wake.wait(1.0)
+            self._wake.clear()
+            self.look_up()
+
+    def look_up(self) -> None:
+        """Ask the cluster once for what is sought."""
+        with self._lock:
+            sought = list(self._sought)[:_ASKED_MAX]
+        if not sought:
+            return
+        try:
+            self._ask(sought, ASK_TIMEOUT_S)
+        except KafkaEdgeError as exc:
+            _log.debug("targets_not_seen", why=str(exc))
+            return
+        with self._lock:
+            for topic in sought:
+                self._sought.pop(topic, None)
+            if self._sought:
+                self._wake.set()
+
+    def _ask(self, topics: Collection[str], timeout_s: float) -> None:
+        """Ask the cluster, without the lock: who knows enough must not wait for who does not."""
+        if not topics:
+            return
+        found = ask_access(self._admin, topics, timeout_s)
+        now_s = self._monotonic_s()
+        with self._lock:
+            changed = any(
+                self._known.get(topic, access) != access for topic, access in found.items()
+            )
+            self._known |= found
+            self._asked_s |= dict.fromkeys(found, now_s)
+            for topic, needed in list(self._in_sync_needed.items()):
+                if topic in found and min(found[topic].in_sync, default=0) >= needed:
+                    del self._in_sync_needed[topic]
+            self._forget_oldest()
+        if changed:
+            self.changed()
+
+    def _forget_oldest(self) -> None:
+        extra = len(self._known) - _KNOWN_MAX
+        if extra > 0:
+            for topic in sorted(self._known, key=lambda t: self._asked_s.get(t, _NEVER_S))[:extra]:
+                del self._known[topic]
+                self._asked_s.pop(topic, None)
+
+
+def _obstacle(
+    access: Access | None, topic: str, partition: int, in_sync_needed: int
+) -> tuple[str, str] | None:
+    """Why nothing can be written to a target, as code and detail; None when it can.
+
+    ``in_sync_needed``: of a topic that was given up; 0 of others: where a leader is elected, the
+    client waits.
+    """
+    if access is None:
+        return TARGET_UNKNOWN, f"topic {topic} is not known yet"
+    if access.lacks(WRITE):
+        return TARGET_UNAUTHORIZED, f"the service may not write to {topic}: give it Write"
+    if access.partitions == 0:
+        return TARGET_UNKNOWN, f"topic {topic} does not exist"
+    if access.partitions <= partition:
+        count = access.partitions
+        return TARGET_UNKNOWN, f"topic {topic} has {count} partitions, none is {partition}"
+    down = [n for n, in_sync in enumerate(access.in_sync) if in_sync < in_sync_needed]
+    if down and (partition < 0 or partition in down):
+        what = "a leader" if in_sync_needed == 1 else f"{in_sync_needed} copies in sync"
+        return TARGET_DOWN, f"partitions {down} of topic {topic} are without {what}"
+    return None

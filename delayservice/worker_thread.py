@@ -1,0 +1,338 @@
+"""The loop of a worker on a thread of its own, with the metrics of its slices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from connectors.kafka.topics import DelayTopic
+from delayservice.clock import NOT_COMPARED, Clock, ClockWatch
+from delayservice.core.outcome import OUTCOME_NAMES, Tally
+from delayservice.core.role import Role
+from delayservice.lanes.any_lane import AnyLane
+from delayservice.lanes.level import LevelLane
+from delayservice.lanes.ports import ReadBack
+from delayservice.lanes.slice import Slice
+from delayservice.lanes.worker_loop import WorkerLoop
+from delayservice.metrics import SliceMetrics, encode_slice
+from delayservice.turns import BusyError, Turns
+from ha.ownership import Ownership, Standing
+
+CATCHING_UP_S = 5.0
+PROGRESS_S = 5.0
+"""How often a copy that is catching up says how far it is."""
+ENDS_AGE_S_MAX = 10.0
+STOP_WAIT_S = 15.0
+"""How long slices may take to be released at the end."""
+
+_log = structlog.get_logger(__name__)
+
+
+class WorkerGate:
+    """Whether slices may be settled: owned, and the clock believed."""
+
+    def __init__(self, ownership: Ownership, watch: ClockWatch) -> None:
+        self._ownership = ownership
+        self._watch = watch
+
+    def roles(self) -> Mapping[int, Role]:
+        """Return what this node may do with each slice now."""
+        return self._ownership.roles()
+
+    def epoch(self, slice_no: int) -> int:
+        """Return the least number of this ownership."""
+        return self._ownership.epoch(slice_no)
+
+    def settling(self, slice_no: int, *, is_settling: bool) -> None:
+        """Note that the slice has been taken over, or that its last transaction is over."""
+        self._ownership.settling(slice_no, is_settling=is_settling)
+
+    def gave_up(self, slice_no: int, why: str) -> None:
+        """Note that the slice can't be served here now."""
+        self._ownership.gave_up(slice_no, why)
+
+    def frozen(self) -> str | None:
+        """Return why the wall clock is not believed, or None."""
+        return self._watch.doubt()
+
+    def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
+        """Compare the broker's clock with ours."""
+        if read_back is None:
+            self._watch.heard(broker_ms)
+        else:
+            self._watch.heard_answer(broker_ms, read_back.wall_ms, read_back.boot_ms, sent_s)
+
+
+def doubt_that_counts(doubt: str | None, *, is_owner: bool) -> str | None:
+    """Return what of the clock's doubt is worth an alarm: a clock that was never compared stops an
+    owner, and a replica has no commit to compare it by.
+    """
+    return None if doubt == NOT_COMPARED and not is_owner else doubt
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """The metrics of one slice, and what was last told of its progress."""
+
+    metrics: SliceMetrics
+    published: bytes
+    lag_s: float = float("inf")
+    was_behind: bool = False
+    told_s: float = float("-inf")
+
+
+class MetricsObserver:
+    """Puts what the loop reports into the slices' metrics, once per batch."""
+
+    def __init__(self) -> None:
+        self.sampled: dict[int, _Sampled] = {}
+
+    def of(self, slice_no: int) -> SliceMetrics:
+        """Return the metrics of a slice."""
+        found = self.sampled.get(slice_no)
+        if found is None:
+            metrics = SliceMetrics(slice=slice_no)
+            found = self.sampled[slice_no] = _Sampled(metrics, encode_slice(metrics))
+        return found.metrics
+
+    def ingested(self, slice_no: int, records: int) -> None:
+        """Source records were stored."""
+        self.of(slice_no).add_ingested(records)
+
+    def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
+        """Outputs were committed."""
+        metrics = self.of(slice_no)
+        for kind, count in enumerate(tally.counts):
+            if count:
+                metrics.add_settled(OUTCOME_NAMES[kind], count)
+        metrics.observe_lateness([now_ms - due_ms for due_ms in tally.due_ms])
+        for code in tally.codes:
+            metrics.add_rejected(code)
+
+    def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
+        """A transaction ended: each slice in it counts it."""
+        for slice_no in slices:
+            if committed:
+                self.of(slice_no).observe_transaction(seconds)
+            else:
+                self.of(slice_no).add_abort()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a worker is to keep: delay topics by name, of each slice."""
+
+    slices: Mapping[int, Mapping[str, DelayTopic]] = field(default_factory=dict)
+
+
+class WorkerThread:
+    """Runs the loop until told to stop.
+
+    A store that can't be trusted, or anything unforeseen, is not survived: ``failure`` is set, and
+    the worker ends so that the supervisor starts a clean one.
+
+    Args:
+        make_loop: makes the loop; given who is told of a slice that was looked after.
+        observer: of the loop.
+        gate: of the loop.
+        clock: monotonic.
+        make_lane: a lane for a delay topic and a partition.
+        close_edges: releases what the loop uses.
+        disk_alarm: why storing has stopped; empty: it has not.
+        retired: told of a slice of which no copy is kept any more.
+        turns: other threads look at the lanes while the loop waits.
+    """
+
+    def __init__(
+        self,
+        make_loop: Callable[[Callable[[Slice], None]], WorkerLoop],
+        observer: MetricsObserver,
+        gate: WorkerGate,
+        ownership: Ownership,
+        clock: Clock,
+        make_lane: Callable[[DelayTopic, int, WorkerLoop], AnyLane],
+        close_edges: Callable[[], None],
+        disk_alarm: Callable[[], str],
+        retired: Callable[[int], None],
+        turns: Turns,
+    ) -> None:
+        self.loop = make_loop(self._tended)
+        self.failure: BaseException | None = None
+        self.log_ends: tuple[float, Mapping[int, Mapping[str, int]]] = (float("-inf"), {})
+        """When it was asked (monotonic seconds), and where the logs of each slice ended then, by
+        delay topic."""
+        self._observer = observer
+        self._gate = gate
+        self._ownership = ownership
+        self._clock = clock
+        self._make_lane = make_lane
+        self._close_edges = close_edges
+        self._disk_alarm = disk_alarm
+        self._retired = retired
+        self._turns = turns
+        self._wanted = Wanted()
+        self._served: Wanted | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="worker-loop")
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def want(self, wanted: Wanted) -> None:
+        """Keep these slices from now on, with these topics and no others."""
+        self._wanted = wanted
+
+    @property
+    def slices(self) -> list[int]:
+        """The slices that are kept here now."""
+        return sorted(self.loop.slices.copy())
+
+    @property
+    def published(self) -> list[bytes]:
+        """The metrics of every slice, packed by the loop's thread."""
+        return [one.published for one in list(self._observer.sampled.values())]
+
+    def stop(self) -> None:
+        """Ask it to release its slices and end."""
+        self._stopping.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; False if it did not come in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @contextmanager
+    def looking(self, slice_no: int, timeout_s: float) -> Iterator[Mapping[str, AnyLane]]:
+        """Around a look at the lanes of a slice, by another thread; delivery waits meanwhile.
+
+        Raises:
+            BusyError: there is too much to do now, or the slice is served here no longer.
+        """
+        with self._turns.looking(timeout_s):
+            slice_ = self.loop.slices.get(slice_no)
+            if slice_ is None:
+                raise BusyError("it has ended; another node or worker may serve it")
+            yield slice_.lanes
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with self._turns.working():
+            try:
+                while not self._stopping.is_set():
+                    self._serve_wanted()
+                    self.loop.step()
+                self._end()
+            except BaseException as exc:  # noqa: BLE001  # whatever it is, the worker has to know
+                self.failure = exc
+                _log.exception("loop_failed")
+            finally:
+                self._close_edges()
+
+    def _end(self) -> None:
+        self.loop.release_all()
+        deadline_s = self._clock.monotonic_s() + STOP_WAIT_S
+        while self.loop.is_settling and self._clock.monotonic_s() < deadline_s:
+            self.loop.release_all()
+            self.loop.step()
+        self.loop.close()
+
+    def _serve_wanted(self) -> None:
+        """Serve what is wanted now; tried again when the cluster interrupts it."""
+        wanted = self._wanted
+        if wanted is self._served:
+            return
+        is_done = True
+        for number in self.slices:
+            if number not in wanted.slices:
+                is_done = self._retire(number) and is_done
+        for number, topics in wanted.slices.items():
+            self._change_topics(number, topics)
+        if is_done:
+            self._served = wanted
+
+    def _retire(self, number: int) -> bool:
+        if not self.loop.drop_slice(number):
+            return False
+        self._observer.sampled.pop(number, None)
+        self._retired(number)
+        return True
+
+    def _change_topics(self, number: int, topics: Mapping[str, DelayTopic]) -> None:
+        slice_ = self.loop.slices.get(number)
+        lanes = {} if slice_ is None else slice_.lanes
+        for name, lane in list(lanes.items()):
+            if name not in topics or topics[name].topic_id != lane.topic_id:
+                self.loop.drop_lane(number, name)
+        added = [topic for name, topic in topics.items() if name not in lanes]
+        if added or slice_ is None:
+            self.loop.add_lanes(number, [self._make_lane(t, number, self.loop) for t in added])
+
+    # --- metrics -------------------------------------------------------------------------------
+
+    def _tended(self, slice_: Slice) -> None:
+        """Publish a slice packed, so that other threads never read what the loop writes."""
+        self._observer.of(slice_.number)
+        sampled = self._observer.sampled[slice_.number]
+        sampled.lag_s = slice_.lag_s(self._recent_ends(slice_.number))
+        standing = Standing(slice_.stored, sampled.lag_s)
+        self._ownership.standing(slice_.number, standing)
+        self._sample(slice_, sampled)
+        self._tell_progress(slice_, sampled)
+
+    def _recent_ends(self, slice_no: int) -> Mapping[str, int]:
+        asked_s, ends = self.log_ends
+        is_recent = self._clock.monotonic_s() - asked_s < ENDS_AGE_S_MAX
+        return ends.get(slice_no, {}) if is_recent else {}
+
+    def _tell_progress(self, slice_: Slice, sampled: _Sampled) -> None:
+        """A copy that was wiped takes its time; say how far it is."""
+        now_s = self._clock.monotonic_s()
+        is_behind = _is_behind(sampled)
+        if is_behind == sampled.was_behind and now_s - sampled.told_s < PROGRESS_S:
+            return
+        if is_behind:
+            stored, left = sum(slice_.stored.values()), sampled.metrics.source_lag
+            percent = round(100 * stored / max(stored + left, 1))
+            _log.info("catching_up", slice=slice_.number, percent=percent, left=left)
+        elif sampled.was_behind:
+            _log.info("caught_up", slice=slice_.number)
+        sampled.was_behind = is_behind
+        sampled.told_s = now_s
+
+    def _sample(self, slice_: Slice, sampled: _Sampled) -> None:
+        metrics, is_owner = sampled.metrics, slice_.is_owner
+        ends = self.log_ends[1].get(slice_.number, {})
+        lanes = list(slice_.lanes.values())
+        for lane in lanes:
+            if isinstance(lane, LevelLane):  # it fetches no more than it needs
+                lane.shard.reaches(ends.get(lane.topic, 0))
+        due = [lane.next_due_ms() for lane in lanes]
+        stats = [lane.store.stats() for lane in lanes]
+        doubt = doubt_that_counts(self._gate.frozen(), is_owner=is_owner)
+        stored = slice_.stored
+        metrics.source_lag = sum(max(end - stored.get(t, 0), 0) for t, end in ends.items())
+        replica = "catching_up" if _is_behind(sampled) else "replica"
+        metrics.state = "owner" if is_owner else replica
+        metrics.epoch = slice_.epoch if is_owner else 0
+        metrics.lag_s = sampled.lag_s if sampled.lag_s < float("inf") else -1.0
+        # A store prunes in lumps, so it may count settled records; with nothing due, none waits.
+        metrics.pending = sum(s.pending for s, at in zip(stats, due, strict=True) if at is not None)
+        metrics.store_bytes = sum(s.bytes for s in stats)
+        metrics.oldest_due_ms = min((at for at in due if at is not None), default=None)
+        metrics.cursor_age_s = self.loop.uncommitted_s(slice_)
+        metrics.damaged = slice_.damaged
+        metrics.clock_frozen = doubt is not None
+        metrics.storing_stopped = bool(self._disk_alarm())
+        metrics.counters.over_cap = slice_.flow.over_cap
+        metrics.alarm = slice_.trouble or doubt or self._disk_alarm()
+        sampled.published = encode_slice(metrics)
+
+
+def _is_behind(sampled: _Sampled) -> bool:
+    return sampled.lag_s >= CATCHING_UP_S and sampled.metrics.source_lag > 0
