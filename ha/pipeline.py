@@ -1,0 +1,153 @@
+"""Requests to ZooKeeper, alone or many at a time, and what becomes of their errors.
+
+ZooKeeper carries out the requests of one session in the order in which they were sent. A thousand
+of them that are sent without waiting for each answer cost little more than one round trip.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias, TypeVar
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+
+REQUESTS_MAX: Final = 256
+"""Requests of a batch that may be without an answer at a time. A ZooKeeper server slows all of its
+clients down at 1,000 (``globalOutstandingLimit``)."""
+
+_ANSWERS: Final = (NoNodeError, NodeExistsError, BadVersionError)
+"""Errors that tell how the nodes are, and are answers therefore."""
+_OVERTAKEN: Final = (*_ANSWERS, NotEmptyError)
+_CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
+"""Of another part of the same transaction."""
+
+_Key = TypeVar("_Key")
+Request: TypeAlias = Callable[[], Any]
+"""Sends a request with one of kazoo's ``…_async`` methods and returns its ``AsyncResult``."""
+
+
+class EnsembleError(Exception):
+    """ZooKeeper did not answer, or not in time; the same may be asked again."""
+
+
+class RefusedError(EnsembleError):
+    """ZooKeeper does not allow that to this user, or to a client without a login."""
+
+
+class Pipeline:
+    """Requests that belong together. A batch goes on when one of its requests fails, and leaves
+    that out of its answers; the first failure of all batches is kept for ``raise_failure``.
+
+    Args:
+        client: kazoo's, of one session.
+        timeout_s: wait for an answer, counted from the answer before. After one such wait without
+            an answer nothing more is sent or waited for.
+    """
+
+    def __init__(self, client: KazooClient, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._is_silent = False
+        self._failure: EnsembleError | None = None
+
+    def ask(self, request: Request) -> Any:  # noqa: ANN401  # kazoo has no types
+        """Send one request and return its answer.
+
+        Raises:
+            NoNodeError, NodeExistsError, BadVersionError: the nodes are not as assumed.
+            EnsembleError: there is no answer.
+        """
+        return self._answer(self._sent(request))
+
+    def ask_all(self, requests: Mapping[_Key, Request]) -> dict[_Key, Any]:
+        """Send many requests and return the answers by key, without those that failed. The errors
+        that ``ask`` raises about nodes are answers here.
+        """
+        answers: dict[_Key, Any] = {}
+        waiting: deque[tuple[_Key, Any]] = deque()
+        for key, request in requests.items():
+            if len(waiting) == REQUESTS_MAX:
+                self._take(*waiting.popleft(), answers)
+            with self._failing():
+                waiting.append((key, self._sent(request)))
+        for key, sent in waiting:
+            self._take(key, sent, answers)
+        return answers
+
+    def commit_all(self, transactions: Mapping[_Key, Any]) -> frozenset[_Key]:
+        """Commit many transactions, each by itself, and return the keys of those carried out. The
+        nodes of the others were not as they had been read.
+        """
+        done = set()
+        commits = {key: transaction.commit_async for key, transaction in transactions.items()}
+        for key, results in self.ask_all(commits).items():
+            with self._failing():
+                if _is_carried_out(results):
+                    done.add(key)
+        return frozenset(done)
+
+    def raise_failure(self) -> None:
+        """Raise the first error of all batches so far, if there was one.
+
+        Raises:
+            EnsembleError: that error.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def _take(self, key: _Key, sent: Any, answers: dict[_Key, Any]) -> None:  # noqa: ANN401
+        with self._failing():
+            try:
+                answers[key] = self._answer(sent)
+            except _ANSWERS as exc:
+                answers[key] = exc
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Keep the first failure for later."""
+        try:
+            yield
+        except EnsembleError as exc:
+            self._failure = self._failure or exc
+
+    def _sent(self, request: Request) -> Any:  # noqa: ANN401
+        """Send unless disconnected: kazoo would queue it, and carry it out when it is too late."""
+        if self._is_silent or not self._client.connected:
+            raise EnsembleError("ZooKeeper is out of reach")
+        return request()
+
+    def _answer(self, sent: Any) -> Any:  # noqa: ANN401
+        try:
+            return sent.get(timeout=0.0 if self._is_silent else self._timeout_s)
+        except _ANSWERS:
+            raise
+        except NoAuthError as exc:
+            raise RefusedError(f"ZooKeeper does not allow it: {exc!r}") from exc
+        except KazooException as exc:
+            raise EnsembleError(f"ZooKeeper gave no answer: {exc!r}") from exc
+        except self._client.handler.timeout_exception as exc:
+            self._is_silent = True
+            raise EnsembleError(f"ZooKeeper gave no answer: {exc!r}") from exc
+
+
+def _is_carried_out(results: list[Any]) -> bool:
+    """Whether a transaction was carried out, all or nothing."""
+    failed = [result for result in results if isinstance(result, Exception)]
+    causes = [result for result in failed if not isinstance(result, _CONSEQUENCES)]
+    if all(isinstance(cause, _OVERTAKEN) for cause in causes):
+        return not failed
+    if any(isinstance(cause, NoAuthError) for cause in causes):
+        raise RefusedError(f"ZooKeeper does not allow it: {causes[0]!r}") from causes[0]
+    raise EnsembleError(f"ZooKeeper did not carry it out: {causes[0]!r}") from causes[0]
