@@ -139,7 +139,8 @@ class Election:
         self._nodes: dict[str, NodeNote] = {me.node_id: me}
         self._is_informed = False
         self._live: frozenset[str] = frozenset()
-        self._lives: dict[str, LifeNote] = {}
+        self._caught_up: dict[str, frozenset[int]] = {}
+        """Slices that other workers could own now, by the workers' names."""
         self._placed: dict[int, frozenset[str]] = {}
         self._ranked: dict[int, tuple[str, ...]] = {}
         self._slices: dict[int, _Slice] = {}
@@ -171,7 +172,8 @@ class Election:
 
     def lives(self, notes: Mapping[str, LifeNote]) -> None:
         """How far the copies of others are, by node; asked for with ``rivals``."""
-        self._lives = dict(notes)
+        # Sets, for they are searched once for each slice.
+        self._caught_up = {name: frozenset(note.caught_up) for name, note in notes.items()}
 
     def serve(self, facts: Collection[SliceFacts]) -> frozenset[int]:
         """These slices exist; which of them this worker is to keep a copy of.
@@ -283,6 +285,12 @@ class Election:
         return [n for n, state in self._slices.items() if state.seat and state.seat.is_mine]
 
     @property
+    def epochs(self) -> dict[int, int]:
+        """Numbers of this worker's ownerships, by slice."""
+        seats = ((n, state.seat) for n, state in self._slices.items())
+        return {n: seat.owner.epoch for n, seat in seats if seat and seat.is_mine and seat.owner}
+
+    @property
     def wake_s(self) -> float:
         """When ``step`` is to be called again though nothing happens."""
         return self._wake_s
@@ -373,8 +381,7 @@ class Election:
     def _is_ready(self, node_id: str, slice_no: int) -> bool:
         """Whether another node's copy is known to be good enough."""
         name = self._worker_of(node_id, slice_no)
-        life = None if name is None else self._lives.get(name)
-        return life is not None and slice_no in life.caught_up
+        return name is not None and slice_no in self._caught_up.get(name, ())
 
     def _candidates(self, slice_no: int) -> tuple[str, ...]:
         """Whom an owner may hand over to: anybody when it has to go, else only the first."""
