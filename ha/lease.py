@@ -38,6 +38,11 @@ class Lease:
         self._end_s = float("-inf")
 
     @property
+    def end_s(self) -> float:
+        """When it ends, on its clock; minus infinity when it has been ended."""
+        return self._end_s
+
+    @property
     def is_valid(self) -> bool:
         """Whether the session can't have ended yet."""
         return self._boot_s() < self._end_s
