@@ -7,24 +7,26 @@ lease is over they step down; everything goes on without a restart when it comes
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, TypeVar
 
-import msgspec
 import structlog
 
 from delayservice.cluster_options import Placement, ZooKeeper
 from delayservice.core.role import Role
 from delayservice.errors import DelayServiceError
-from ha.election import Announce, Claim, Effect, Election, Evict, Pace, Resign, Seat
+from ha.effect_runner import EffectRunner
+from ha.election import Election, Pace, Seat
 from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, RefusedError
 from ha.lease import Lease
 from ha.members import Members
 from ha.notes import LifeNote, NodeNote, OwnerNote, worker_of
 from ha.ownership import Standing
+from ha.pipeline import REQUESTS_MAX
 from ha.placement import SliceFacts
+from ha.role_views import RoleViews
 
 _BEATS_PER_SESSION: Final = 6
 _REPLACE_AFTER_SESSIONS: Final = 3
@@ -37,6 +39,7 @@ _PATIENCE_S: Final = 2.0
 """To connect takes a moment, which is no news."""
 
 _log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
 
 
 class ElectedOwnership:
@@ -81,8 +84,9 @@ class ElectedOwnership:
         self._leaving = threading.Event()
         self._left = threading.Event()
         self._has_told = False  # that it leaves
-        self._roles: Mapping[int, Role] = {}
-        self._epochs: Mapping[int, int] = {}
+        self._views = RoleViews({}, {})
+        self._on_change: Callable[[], None] = lambda: None
+        self._shown_roles = self._views.owning
         self._is_connected = False
         self._is_prepared = False
         self._is_registered = False
@@ -97,6 +101,9 @@ class ElectedOwnership:
         self._names: frozenset[str] = frozenset()
         self._gone_since_s: dict[str, float] = {}
         self._ensemble = Ensemble(zookeeper, self._changed)
+        self._effects = EffectRunner(
+            self._ensemble, OwnerNote(me.node_id, me.instance, worker, 0), self._election.seat_of
+        )
         self._thread = threading.Thread(target=self._run, name="ownership", daemon=True)
         self._has_failed = False
 
@@ -112,26 +119,43 @@ class ElectedOwnership:
 
     # --- asked and told, by any thread ---------------------------------------------------------
 
+    def roles(self) -> Mapping[int, Role]:
+        """Return what this worker may do with each slice now, lease and connection applied."""
+        views = self._views
+        if not self._lease.is_valid:
+            return views.ended
+        return views.owning if self._ensemble.is_connected else views.paused
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Register the one callable that the ownership thread calls when ``roles`` has changed.
+        While that thread waits for ZooKeeper, the end of the lease shows in ``roles`` only.
+        """
+        self._on_change = callback
+
     def role(self, slice_no: int) -> Role:
         """What this worker may do with the slice."""
-        role = self._roles.get(slice_no, Role.REPLICA)
-        if role is not Role.OWNER:
-            return role
-        if not self._lease.is_valid:
-            return Role.REPLICA
-        return Role.OWNER if self._ensemble.is_connected else Role.PAUSED
+        return self.roles().get(slice_no, Role.REPLICA)
 
     def confirm(self, slice_no: int) -> bool:
         """Whether it is the owner beyond doubt."""
+        return slice_no in self.confirm_all([slice_no])
+
+    def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
+        """Return those slices that this worker owns beyond doubt, as ZooKeeper's leader sees it."""
+        roles = self.roles()
+        asked = [n for n in slice_nos if roles.get(n) is Role.OWNER]
+        confirmed = set()
         try:
-            return self.role(slice_no) is Role.OWNER and self._ensemble.confirm(slice_no)
+            for slice_no in self._ensemble.confirm_all(asked) if asked else ():
+                confirmed.add(slice_no)  # one by one: an error about another comes at the end
         except EnsembleError as exc:
-            _log.warning("ownership_not_confirmed", slice=slice_no, why=str(exc))
-            return False
+            missing = sorted(set(asked) - confirmed)
+            _log.warning("ownership_not_confirmed", slices=missing, why=str(exc))
+        return frozenset(confirmed)
 
     def epoch(self, slice_no: int) -> int:
         """The number of this ownership."""
-        return self._epochs.get(slice_no, 0)
+        return self._views.epochs.get(slice_no, 0)
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """The slice's loop has begun to settle, or has stopped."""
@@ -188,7 +212,7 @@ class ElectedOwnership:
         self._leaving.set()
         self._wake.set()
         self._left.wait(_LEAVE_S)
-        self._roles = {}
+        self._views = RoleViews({}, {})
         self._ensemble.close()
 
     def _changed(self, what: int) -> None:
@@ -205,12 +229,16 @@ class ElectedOwnership:
                 self._turn()
         except BaseException:  # noqa: BLE001  # whatever it is, the worker has to know
             self._has_failed = True
-            self._roles = {}
+            self._views = RoleViews({}, {})
             _log.exception("ownership_failed")
+            self._on_change()
 
     def _wait_s(self) -> float:
         now_s = self._lease.now_s()
-        return max(min(self._beat_due_s, self._step_due_s) - now_s, 0.0)
+        due_s = min(self._beat_due_s, self._step_due_s)
+        if self._lease.is_valid:  # its end changes the roles
+            due_s = min(due_s, self._lease.end_s)
+        return max(due_s - now_s, 0.0)
 
     def _turn(self) -> None:
         if self._ensemble.take_lost():
@@ -245,9 +273,13 @@ class ElectedOwnership:
 
     def _publish(self) -> None:
         with self._lock:
-            self._roles = self._election.roles(self._lease.now_s())
-            seats = {n: self._election.seat_of(n) for n in self._election.slices}
-        self._epochs = {n: s.owner.epoch for n, s in seats.items() if s and s.owner and s.is_mine}
+            roles, epochs = self._election.roles(self._lease.now_s()), self._election.epochs
+        if (roles, epochs) != (self._views.owning, self._views.epochs):
+            self._views = RoleViews(roles, epochs)
+        shown = self.roles()
+        if shown is not self._shown_roles:
+            self._shown_roles = shown
+            self._on_change()
 
     # --- look ----------------------------------------------------------------------------------
 
@@ -267,9 +299,10 @@ class ElectedOwnership:
         changes = self._take_changes()
         if has_beaten or not changes.isdisjoint({MEMBERS, EVERYTHING}):
             self._read_members(anew=not changes.isdisjoint({MEMBERS, EVERYTHING}))
-        for slice_no in self._election.slices:
-            if (slice_no in changes or EVERYTHING in changes) and self._read_seat(slice_no):
-                _log.warning("owner_node_gone", slice=slice_no)
+        slices = self._election.slices
+        changed = sorted(slices if EVERYTHING in changes else slices & changes)
+        for batch in self._between_beats(changed):
+            self._read_seats(batch, have_acted=False)
 
     def _take_changes(self) -> set[int]:
         taken = set()
@@ -331,9 +364,9 @@ class ElectedOwnership:
                 self._election.nodes(self._nodes)
             self._election.live(live, is_registered=self._is_registered)
             rivals = self._election.rivals & self._names
-        lives = {name: self._ensemble.life(name) for name in sorted(rivals)}
+        lives = self._ensemble.lives(sorted(rivals))
         with self._lock:
-            self._election.lives({name: life for name, life in lives.items() if life is not None})
+            self._election.lives(lives)
         self._forget_the_gone(self._nodes, live)
 
     def _forget_the_gone(self, nodes: Collection[NodeNote], live: Collection[str]) -> None:
@@ -346,14 +379,27 @@ class ElectedOwnership:
                 _log.warning("node_forgotten", node=node_id, away_s=round(now_s - since_s))
                 self._ensemble.forget(node_id)
 
-    def _read_seat(self, slice_no: int) -> bool:
-        """Whether this worker held it until now."""
-        held = self._ensemble.owner(slice_no)
-        seat = Seat(None) if held is None else Seat(held.note, held.is_mine)
-        with self._lock:
-            before = self._election.seat_of(slice_no)
-            self._election.seat(slice_no, seat, self._lease.now_s())
-        return before is not None and before.is_mine and not seat.is_mine
+    def _read_seats(self, slice_nos: Collection[int], *, have_acted: bool) -> None:
+        """Read the owners of slices; warn of an own node that is gone, unless it was acted on."""
+        # Changes up to now are covered by this reading. Own claims fire watches as well, and would
+        # have every slice read twice.
+        for what in self._take_changes() - set(slice_nos):
+            self._changes.put(what)
+        for slice_no, held in self._ensemble.owners(slice_nos):
+            seat = Seat(None) if held is None else Seat(held.note, held.is_mine)
+            with self._lock:
+                before = self._election.seat_of(slice_no)
+                self._election.seat(slice_no, seat, self._lease.now_s())
+            if not have_acted and before is not None and before.is_mine and not seat.is_mine:
+                _log.warning("owner_node_gone", slice=slice_no)
+
+    def _between_beats(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+        """Yield the items in batches, with a beat in between when it is due: the lease must not run
+        out while there is much to do.
+        """
+        for start in range(0, len(items), REQUESTS_MAX):
+            self._beat_when_time()
+            yield items[start : start + REQUESTS_MAX]
 
     # --- act -----------------------------------------------------------------------------------
 
@@ -361,30 +407,11 @@ class ElectedOwnership:
         with self._lock:
             effects = self._election.step(self._lease.now_s())
             self._step_due_s = self._election.wake_s
-        for effect in effects:
-            self._carry_out(effect)
-            self._read_seat(effect.slice_no)
+        for batch in self._between_beats(effects):
+            self._effects.carry_out(batch)
+            self._read_seats([effect.slice_no for effect in batch], have_acted=True)
         if effects:
             self._wake.set()
-
-    def _carry_out(self, effect: Effect) -> None:
-        ensemble, slice_no = self._ensemble, effect.slice_no
-        match effect:
-            case Claim():
-                me = OwnerNote(self._me.node_id, self._me.instance, self._worker, 0)
-                won = ensemble.claim(slice_no, me)
-                _log.debug("claimed" if won else "claim_lost", slice=slice_no)
-            case Announce(heir=heir):
-                seat = self._election.seat_of(slice_no)
-                if seat is not None and seat.owner is not None:
-                    _log.info("handing_over", slice=slice_no, to=heir or None)
-                    ensemble.announce(slice_no, msgspec.structs.replace(seat.owner, heir=heir))
-            case Resign(why=why):
-                ensemble.resign(slice_no)
-                _log.info("resigned", slice=slice_no, why=why)
-            case Evict():
-                ensemble.evict(slice_no, (self._me.node_id, self._me.instance, self._worker))
-                _log.info("predecessor_evicted", slice=slice_no)
 
     # --- trouble and the end -------------------------------------------------------------------
 

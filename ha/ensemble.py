@@ -8,29 +8,24 @@ errors that it does not know, without a word, so whoever owns the session has to
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import structlog
 from kazoo.client import KazooClient
-from kazoo.exceptions import (
-    BadVersionError,
-    KazooException,
-    NoAuthError,
-    NodeExistsError,
-    NoNodeError,
-    NotEmptyError,
-    RolledBackError,
-    RuntimeInconsistency,
-)
+from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 
 from delayservice.cluster_options import ZooKeeper
 from ha.kazoo_client import KazooLog, make_client
 from ha.members import Members, survey_of
 from ha.notes import LifeNote, NodeNote, OwnerNote, WorkerId, decode, encode, worker_name, worker_of
+from ha.pipeline import EnsembleError, Pipeline, RefusedError
+
+__all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "Held", "RefusedError"]
 
 _CLOSE_S: Final = 1.0
 _EPOCH_DIGITS_MAX: Final = 18
@@ -43,18 +38,8 @@ MEMBERS: Final = -1
 EVERYTHING: Final = -2
 """In place of a slice: all that was looked at before."""
 
-_OVERTAKEN: Final = (NodeExistsError, NoNodeError, BadVersionError, NotEmptyError)
-_CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
-"""Of another part of the same transaction."""
+_Key = TypeVar("_Key")
 _Note = TypeVar("_Note", bound=msgspec.Struct)
-
-
-class EnsembleError(Exception):
-    """ZooKeeper did not answer, or not in time; the same may be asked again."""
-
-
-class RefusedError(EnsembleError):
-    """ZooKeeper knows this user, or nobody, and does not let it do that."""
 
 
 class Held(NamedTuple):
@@ -66,7 +51,10 @@ class Held(NamedTuple):
 
 
 class Ensemble:
-    """One session. Any thread may call; calls block for at most a session timeout.
+    """One session. Any thread may call. A call ends when no answer has come for a session timeout.
+
+    What is asked about many slices is sent without waiting for each answer. A request that fails
+    does not keep the others from being carried out; its error is raised after them.
 
     Args:
         options: where it is and how to log in.
@@ -166,7 +154,8 @@ class Ensemble:
         the way; what a dead predecessor of this very worker left is replaced.
         """
         path = self._life_path(life)
-        held = self._get(path, LifeNote)
+        with self._batch() as batch:
+            held = self._read(batch, {path: path}, LifeNote).get(path)
         if held is not None:
             note, session_id = held
             if session_id == self._session_id:
@@ -185,12 +174,9 @@ class Ensemble:
 
     def _namesake(self, life: LifeNote) -> LifeNote | None:
         """A worker of another node of this name, which may have more workers than that one."""
-        for name in self.live():
-            node_id, _ = worker_of(name) or ("", 0)
-            other = self.life(name) if node_id == life.node_id else None
-            if other is not None and other.instance != life.instance:
-                return other
-        return None
+        names = [name for name in self.live() if (worker_of(name) or ("",))[0] == life.node_id]
+        others = self.lives(names).values()
+        return next((other for other in others if other.instance != life.instance), None)
 
     def enroll(self, node: NodeNote) -> None:
         """Belong to the cluster, alive or not."""
@@ -221,9 +207,12 @@ class Ensemble:
 
     def nodes(self) -> list[NodeNote]:
         """Every node of the cluster; watched."""
-        names = self._watched_children("nodes")
-        found = (self._get(self._path("nodes", name), NodeNote) for name in names)
-        return [held[0] for held in found if held is not None and held[0] is not None]
+        with self._batch() as batch:
+            return self._nodes(batch, self._watched_children("nodes"))
+
+    def _nodes(self, batch: Pipeline, names: Iterable[str]) -> list[NodeNote]:
+        found = self._read(batch, {name: self._path("nodes", name) for name in names}, NodeNote)
+        return [held[0] for held in found.values() if held is not None and held[0] is not None]
 
     def forget(self, node_id: str) -> None:
         """Remove a node that has left the cluster for good."""
@@ -233,10 +222,14 @@ class Ensemble:
         """Names of all living workers; watched."""
         return self._watched_children("live")
 
-    def life(self, name: str) -> LifeNote | None:
-        """What a worker says of itself; None when it is gone."""
-        held = self._get(self._path("live", name), LifeNote)
-        return None if held is None else held[0]
+    def lives(self, names: Iterable[str]) -> dict[str, LifeNote]:
+        """What workers say of themselves, by name; without those that are gone."""
+        with self._batch() as batch:
+            return self._lives(batch, names)
+
+    def _lives(self, batch: Pipeline, names: Iterable[str]) -> dict[str, LifeNote]:
+        found = self._read(batch, {name: self._path("live", name) for name in names}, LifeNote)
+        return {name: held[0] for name, held in found.items() if held and held[0]}
 
     def survey(self, slices: Iterable[int]) -> Members:
         """The cluster as it is now, for people; any thread may ask. Nothing is watched.
@@ -244,59 +237,97 @@ class Ensemble:
         Raises:
             EnsembleError: ZooKeeper does not answer.
         """
-        names = self._children("live", watch=None)
-        lives = [life for name in names if (life := self.life(name)) is not None]
-        listed = (self._path("nodes", name) for name in self._children("nodes", watch=None))
-        notes = [held[0] for path in listed if (held := self._get(path, NodeNote)) and held[0]]
-        owners = {slice_no: self._held(slice_no) for slice_no in sorted(slices)}
-        return survey_of(notes, lives, {n: held and held.note for n, held in owners.items()})
+        with self._batch() as batch:
+            lives = self._lives(batch, self._children("live", watch=None))
+            notes = self._nodes(batch, self._children("nodes", watch=None))
+            owners = self._held(batch, sorted(slices))
+        return survey_of(
+            notes, lives.values(), {n: held and held.note for n, held in owners.items()}
+        )
 
     # --- owners --------------------------------------------------------------------------------
 
-    def owner(self, slice_no: int) -> Held | None:
-        """The slice's owner; watched. What no session holds would never go, and is removed
-        unless somebody has made nodes below it.
-        """
-        path = self._owner_path(slice_no)
-        if self._ask(self._client.exists_async, path, watch=self._watch) is None:
-            return None
-        held = self._held(slice_no)
-        if held is None or not held.is_nobodys:
-            return held
-        _log.warning("owner_node_foreign", node=path, hint="no session holds it: made by hand?")
-        self._change_owner(slice_no, lambda found: found.is_nobodys, lambda all_: all_.delete(path))
-        return self._held(slice_no)
+    def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
+        """Yield each slice with its owner; watched. What no session holds would never go, and is
+        removed unless somebody has made nodes below it.
 
-    def _held(self, slice_no: int) -> Held | None:
-        held = self._get(self._owner_path(slice_no), OwnerNote)
-        if held is None:
-            return None
-        note, session_id = held
+        Raises:
+            EnsembleError: at the end, when some slices could not be read; they are left out.
+        """
+        with self._batch() as batch:
+            yield from self._watched_owners(batch, slice_nos).items()
+
+    def _watched_owners(self, batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, Held | None]:
+        held = self._held(batch, slice_nos, watch=self._watch)
+        vacant = {n: self._owner_path(n) for n, found in held.items() if found is None}
+        # The creation of a node that does not exist is watched by another request.
+        stats = batch.ask_all(_each(self._client.exists_async, vacant, watch=self._watch))
+        created = {n for n, stat in stats.items() if stat is not None}
+        unwatched = vacant.keys() - stats.keys()
+        held = {n: found for n, found in held.items() if n not in unwatched}
+        foreign = {n for n, found in held.items() if found is not None and found.is_nobodys}
+        for slice_no in foreign:
+            path = self._owner_path(slice_no)
+            _log.warning("owner_node_foreign", node=path, hint="no session holds it: made by hand?")
+        self._change_owners(batch, foreign, lambda found: found.is_nobodys, self._delete_owner)
+        return held | self._held(batch, created | foreign)
+
+    def _held(
+        self, batch: Pipeline, slice_nos: Iterable[int], **options: object
+    ) -> dict[int, Held | None]:
+        paths = {slice_no: self._owner_path(slice_no) for slice_no in slice_nos}
+        found = self._read(batch, paths, OwnerNote, **options)
+        return {n: None if held is None else self._held_by(*held) for n, held in found.items()}
+
+    def _held_by(self, note: OwnerNote | None, session_id: int) -> Held:
         note = note or OwnerNote("?", "?", 0, 0)
         return Held(note, session_id == self._session_id, session_id == 0)
 
-    def confirm(self, slice_no: int) -> bool:
-        """Whether this session holds the slice's owner node, as the ensemble's leader sees it."""
-        self._ask(self._client.sync_async, self._owner_path(slice_no))
-        held = self._held(slice_no)
-        return held is not None and held.is_mine
+    def confirm_all(self, slice_nos: Iterable[int]) -> Iterator[int]:
+        """Yield the slices whose owner node this session holds, as the ensemble's leader sees it.
 
-    def claim(self, slice_no: int, owner: OwnerNote) -> bool:
-        """Become the owner, with the next epoch; False when another was faster."""
-        epoch_path = self._path("slices", str(slice_no), "epoch")
-        try:
-            data, stat = self._ask(self._client.get_async, epoch_path)
-        except NoNodeError:
-            self._ask(self._client.ensure_path_async, epoch_path)
-            data, stat = self._ask(self._client.get_async, epoch_path)
-        won = msgspec.structs.replace(owner, epoch=1 + self._epoch(data, epoch_path))
+        Raises:
+            EnsembleError: at the end, when some slices could not be read; they are left out.
+        """
+        self._ask(self._client.sync_async, self._path("slices"))
+        with self._batch() as batch:
+            found = self._held(batch, slice_nos)
+            yield from (n for n, held in found.items() if held is not None and held.is_mine)
+
+    def claim_all(self, slice_nos: Iterable[int], owner: OwnerNote) -> frozenset[int]:
+        """Become the owner of slices, of each with its next epoch; return those that were won.
+        Others were faster for the rest.
+        """
+        with self._batch() as batch:
+            epochs = self._epochs(batch, slice_nos)
+            claims = {n: self._claim(n, owner, *found) for n, found in epochs.items()}
+            return batch.commit_all(claims)
+
+    def _epochs(self, batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, tuple[bytes, int]]:
+        """Content and version of the slices' epoch nodes, which are made where they are missing."""
+        paths = {slice_no: self._epoch_path(slice_no) for slice_no in slice_nos}
+        found = batch.ask_all(_each(self._client.get_async, paths))
+        missing = {n: paths[n] for n, read in found.items() if isinstance(read, NoNodeError)}
+        folders = {n: path.removesuffix("/epoch") for n, path in missing.items()}
+        batch.ask_all(_each(self._client.create_async, folders))
+        made = batch.ask_all(_each(self._client.create_async, missing))
+        if any(isinstance(answer, NoNodeError) for answer in made.values()):
+            raise EnsembleError(f"somebody has removed {self._path('slices')}")
+        found |= batch.ask_all(_each(self._client.get_async, missing))
+        there = {n: read for n, read in found.items() if not isinstance(read, NoNodeError)}
+        return {n: (data, stat.version) for n, (data, stat) in there.items()}
+
+    def _claim(self, slice_no: int, owner: OwnerNote, data: bytes, version: int) -> Any:  # noqa: ANN401  # kazoo has no types
+        """A transaction that takes the epoch and the owner node together."""
+        path = self._epoch_path(slice_no)
+        won = msgspec.structs.replace(owner, epoch=1 + self._epoch(data, path))
         both = self._client.transaction()
-        both.set_data(epoch_path, b"%d" % won.epoch, version=stat.version)
+        both.set_data(path, b"%d" % won.epoch, version=version)
         both.create(self._owner_path(slice_no), encode(won), ephemeral=True)
-        return self._commit(both)
+        return both
 
     def _epoch(self, data: bytes, path: str) -> int:
-        """None when somebody wrote what is no number: the checkpoint keeps the order anyway."""
+        """0 when somebody wrote what is no number: the checkpoint keeps the order anyway."""
         if not data or (data.isdigit() and len(data) <= _EPOCH_DIGITS_MAX):
             return int(data or b"0")
         if path not in self._unreadable:
@@ -304,45 +335,54 @@ class Ensemble:
             _log.warning("epoch_not_readable", node=path, hint="counted from 0 again")
         return 0
 
-    def announce(self, slice_no: int, owner: OwnerNote) -> None:
-        """Write this session's owner node anew."""
-        path = self._owner_path(slice_no)
-        self._change_owner(slice_no, self._is_own, lambda all_: all_.set_data(path, encode(owner)))
+    def announce_all(self, owners: Mapping[int, OwnerNote]) -> None:
+        """Write this session's owner nodes anew."""
 
-    def resign(self, slice_no: int) -> None:
-        """Remove this session's owner node, and never another's."""
-        path = self._owner_path(slice_no)
-        self._change_owner(slice_no, self._is_own, lambda all_: all_.delete(path))
+        def write(slice_no: int, transaction: Any) -> None:  # noqa: ANN401
+            transaction.set_data(self._owner_path(slice_no), encode(owners[slice_no]))
 
-    def evict(self, slice_no: int, worker_id: WorkerId) -> None:
-        """Remove the owner node of another session of this very worker."""
-        path = self._owner_path(slice_no)
+        with self._batch() as batch:
+            self._change_owners(batch, owners, lambda held: held.is_mine, write)
+
+    def resign_all(self, slice_nos: Iterable[int]) -> None:
+        """Remove this session's owner nodes, and never another's."""
+        with self._batch() as batch:
+            self._change_owners(batch, slice_nos, lambda held: held.is_mine, self._delete_owner)
+
+    def evict_all(self, slice_nos: Iterable[int], worker_id: WorkerId) -> None:
+        """Remove the owner nodes of another session of this very worker."""
 
         def is_old(held: Held) -> bool:
             return held.note.worker_id == worker_id and not held.is_mine
 
-        self._change_owner(slice_no, is_old, lambda all_: all_.delete(path))
+        with self._batch() as batch:
+            self._change_owners(batch, slice_nos, is_old, self._delete_owner)
 
-    def _change_owner(
-        self, slice_no: int, is_meant: Callable[[Held], bool], change: Callable[[Any], None]
+    def _delete_owner(self, slice_no: int, transaction: Any) -> None:  # noqa: ANN401
+        transaction.delete(self._owner_path(slice_no))
+
+    def _change_owners(
+        self,
+        batch: Pipeline,
+        slice_nos: Iterable[int],
+        is_meant: Callable[[Held], bool],
+        change: Callable[[int, Any], None],
     ) -> None:
-        """Change an owner node if it is the one that is meant, and still is when that is done: each
-        claim sets the epoch. Versions of the node itself would not tell, for all begin at 0.
+        """Change each owner node if it is the one that is meant, and still is when that is done:
+        each claim sets the epoch. Versions of the node itself would not tell, for all begin at 0.
         """
-        epoch_path = self._path("slices", str(slice_no), "epoch")
-        epoch = self._ask(self._client.exists_async, epoch_path)
-        held = self._held(slice_no)
-        if held is None or not is_meant(held):
-            return
-        all_ = self._client.transaction()
-        if epoch is not None:
-            all_.check(epoch_path, epoch.version)
-        change(all_)
-        self._commit(all_)
-
-    @staticmethod
-    def _is_own(held: Held) -> bool:
-        return held.is_mine
+        # The epochs first: a claim in between shows in the check of the epoch.
+        paths = {slice_no: self._epoch_path(slice_no) for slice_no in slice_nos}
+        epochs = batch.ask_all(_each(self._client.exists_async, paths))
+        changes = {}
+        for slice_no, held in self._held(batch, epochs).items():
+            if held is None or not is_meant(held):
+                continue
+            changes[slice_no] = self._client.transaction()
+            if epochs[slice_no] is not None:
+                changes[slice_no].check(paths[slice_no], epochs[slice_no].version)
+            change(slice_no, changes[slice_no])
+        batch.commit_all(changes)
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -352,34 +392,23 @@ class Ensemble:
     def _life_path(self, life: LifeNote) -> str:
         return self._path("live", worker_name(life.node_id, life.worker))
 
+    def _epoch_path(self, slice_no: int) -> str:
+        return self._path("slices", str(slice_no), "epoch")
+
     def _owner_path(self, slice_no: int) -> str:
         return self._path("slices", str(slice_no), "owner")
 
-    def _ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401  # kazoo has no types
-        """Ask and wait for the answer. Not while disconnected: kazoo would queue it, and carry it
-        out when nobody wants it any more.
-        """
-        if not self.is_connected:
-            raise EnsembleError("ZooKeeper is out of reach")
-        try:
-            return call(*args, **options).get(timeout=self.session_timeout_s)
-        except (NoNodeError, NodeExistsError, BadVersionError):
-            raise
-        except NoAuthError as exc:
-            raise RefusedError(f"ZooKeeper does not allow it: {exc!r}") from exc
-        except (KazooException, self._client.handler.timeout_exception) as exc:
-            raise EnsembleError(f"ZooKeeper gave no answer: {exc!r}") from exc
+    def _ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        """Ask and wait for the answer."""
+        pipeline = Pipeline(self._client, self.session_timeout_s)
+        return pipeline.ask(partial(call, *args, **options))
 
-    def _commit(self, transaction: Any) -> bool:  # noqa: ANN401
-        """All or nothing; False when something was not as it was read."""
-        results = self._ask(transaction.commit_async)
-        failed = [result for result in results if isinstance(result, Exception)]
-        causes = [result for result in failed if not isinstance(result, _CONSEQUENCES)]
-        if all(isinstance(cause, _OVERTAKEN) for cause in causes):
-            return not failed
-        if any(isinstance(cause, NoAuthError) for cause in causes):
-            raise RefusedError(f"ZooKeeper does not allow it: {causes[0]!r}") from causes[0]
-        raise EnsembleError(f"ZooKeeper did not carry it out: {causes[0]!r}") from causes[0]
+    @contextmanager
+    def _batch(self) -> Iterator[Pipeline]:
+        """Requests that don't wait for each other; raises the first failure at the end."""
+        pipeline = Pipeline(self._client, self.session_timeout_s)
+        yield pipeline
+        pipeline.raise_failure()
 
     def _watched_children(self, folder: str) -> list[str]:
         return self._children(folder, self._watch)
@@ -391,13 +420,17 @@ class Ensemble:
         except NoNodeError as exc:
             raise EnsembleError(f"somebody has removed {self._path(folder)}") from exc
 
-    def _get(self, path: str, kind: type[_Note]) -> tuple[_Note | None, int] | None:
-        """A note and the session that holds it; None when there is no such node."""
-        try:
-            data, stat = self._ask(self._client.get_async, path)
-        except NoNodeError:
-            return None
-        return decode(data, kind), int(stat.ephemeralOwner)
+    def _read(
+        self, batch: Pipeline, paths: Mapping[_Key, str], kind: type[_Note], **options: object
+    ) -> dict[_Key, tuple[_Note | None, int] | None]:
+        """Notes and the sessions that hold them; None where there is no such node."""
+        found = batch.ask_all(_each(self._client.get_async, paths, **options))
+        return {
+            key: None
+            if isinstance(read, NoNodeError)
+            else (decode(read[0], kind), int(read[1].ephemeralOwner))
+            for key, read in found.items()
+        }
 
     def _create(self, path: str, data: bytes, *, ephemeral: bool = False) -> bool:
         try:
@@ -422,6 +455,13 @@ class Ensemble:
             self._changed(int(path.split("/")[-2]))
         else:
             self._changed(MEMBERS if path else EVERYTHING)
+
+
+def _each(
+    call: Callable[..., Any], paths: Mapping[_Key, str], **options: object
+) -> dict[_Key, Callable[[], Any]]:
+    """The same request for each path."""
+    return {key: partial(call, path, **options) for key, path in paths.items()}
 
 
 def _close_beside(client: KazooClient) -> threading.Thread:

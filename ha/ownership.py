@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from delayservice.core.role import Role
@@ -27,11 +27,27 @@ class Ownership(Protocol):
     def has_failed(self) -> bool:
         """Whether it has ended with an error: the worker has to end as well."""
 
+    def roles(self) -> Mapping[int, Role]:
+        """Return what this worker may do with each slice now; a slice that is missing is a replica.
+        The same object is returned until a role or an epoch changes, so that a loop may compare
+        identities at every turn.
+        """
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Register the one callable that is called when ``roles`` has changed, to wake a loop. It
+        runs in another thread and must return at once. ``roles`` may change a moment earlier.
+        """
+
     def role(self, slice_no: int) -> Role:
         """What this worker may do with the slice; costs nothing to ask."""
 
     def confirm(self, slice_no: int) -> bool:
         """Whether it is the owner beyond doubt: asks the ensemble. Before and after fencing."""
+
+    def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
+        """Return those slices that this worker owns beyond doubt: asks the ensemble once for all.
+        Slices about which the ensemble gives no answer are left out.
+        """
 
     def epoch(self, slice_no: int) -> int:
         """The number of this ownership, higher than that of every owner before."""
@@ -71,6 +87,16 @@ class Standalone:
         self._me = me
         self._worker = worker
         self._slices: frozenset[int] = frozenset()
+        self._roles: Mapping[int, Role] = {}
+        self._on_change: Callable[[], None] = lambda: None
+
+    def roles(self) -> Mapping[int, Role]:
+        """Return the role of owner for every slice of this worker's share."""
+        return self._roles
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Register the one callable that ``serve`` calls when the share has changed."""
+        self._on_change = callback
 
     def role(self, slice_no: int) -> Role:  # noqa: ARG002  # the answer is the same for all
         """Owner."""
@@ -79,6 +105,10 @@ class Standalone:
     def confirm(self, slice_no: int) -> bool:  # noqa: ARG002
         """Yes."""
         return True
+
+    def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
+        """Return all of them."""
+        return frozenset(slice_nos)
 
     def epoch(self, slice_no: int) -> int:  # noqa: ARG002
         """Whatever the checkpoint says, and one more."""
@@ -95,10 +125,14 @@ class Standalone:
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
         """This worker's share."""
-        self._slices = frozenset(
+        mine = frozenset(
             facts.slice_no for facts in slices if facts.slice_no % self._me.workers == self._worker
         )
-        return self._slices
+        if mine != self._slices:
+            self._slices = mine
+            self._roles = dict.fromkeys(sorted(mine), Role.OWNER)
+            self._on_change()
+        return mine
 
     def survey(self) -> Members:
         """This worker and its slices; the other workers tell of theirs."""

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from kazoo.exceptions import NotEmptyError
+from kazoo.security import make_acl
 
 from delayservice.cluster_options import ZooKeeper
 from delayservice.core.role import Role
 from delayservice.dev.cluster import EmbeddedCluster
-from ha.ensemble import Ensemble
+from ha.ensemble import Ensemble, EnsembleError, Held, RefusedError
 from ha.notes import LifeNote, NodeNote, OwnerNote
 from ha.ownership import Standing
+from ha.pipeline import Pipeline
 from ha.placement import SliceFacts
 from tests.integration.bench import await_true
 from tests.integration.electing import (
@@ -33,6 +37,7 @@ from tests.integration.electing import (
 
 OWNER = {name: OwnerNote(name, f"{name}1", 0, 0) for name in "ab"}
 LEASE_S = SESSION_S * 2 / 3
+Answer = TypeVar("Answer")
 
 
 @pytest.fixture(scope="module")
@@ -67,34 +72,46 @@ def test_one_of_many_claims_wins_and_epochs_grow(pair: tuple[Ensemble, Ensemble]
     for epoch in range(1, 21):
         won = claimed_together(pair)
         assert won.count(True) == 1
-        held = [one.owner(0) for one in pair]
+        held = [owner(one) for one in pair]
         assert [one.is_mine for one in held if one] == won
         name = "ab"[won.index(True)]
         assert [one.note for one in held if one] == [OwnerNote(name, f"{name}1", 0, epoch)] * 2
         for one in pair:
-            one.resign(0)
-        assert pair[0].owner(0) is None
+            one.resign_all([0])
+        assert owner(pair[0]) is None
 
 
 def claimed_together(pair: tuple[Ensemble, Ensemble]) -> list[bool]:
     with ThreadPoolExecutor(2) as threads:
-        return list(threads.map(lambda name, one: one.claim(0, OWNER[name]), "ab", pair))
+        return list(threads.map(claim, pair, "ab"))
+
+
+def claim(one: Ensemble, name: str, slice_no: int = 0) -> bool:
+    return slice_no in one.claim_all([slice_no], OWNER[name])
+
+
+def owner(one: Ensemble, slice_no: int = 0) -> Held | None:
+    return dict(one.owners([slice_no]))[slice_no]
+
+
+def is_confirmed(one: Ensemble) -> bool:
+    return list(one.confirm_all([0])) == [0]
 
 
 def test_another_s_owner_node_is_neither_resigned_nor_announced_nor_evicted(
     pair: tuple[Ensemble, Ensemble],
 ) -> None:
     first, second = pair
-    first.claim(0, OWNER["a"])
-    held = second.owner(0)
-    second.resign(0)
-    second.announce(0, OWNER["b"])
-    second.evict(0, OWNER["b"].worker_id)
-    second.evict(0, ("b", "a1", 0))
-    second.evict(0, ("a", "a1", 1))
-    assert second.owner(0) == held
-    assert not second.confirm(0)
-    assert first.confirm(0)
+    claim(first, "a")
+    held = owner(second)
+    second.resign_all([0])
+    second.announce_all({0: OWNER["b"]})
+    second.evict_all([0], OWNER["b"].worker_id)
+    second.evict_all([0], ("b", "a1", 0))
+    second.evict_all([0], ("a", "a1", 1))
+    assert owner(second) == held
+    assert not is_confirmed(second)
+    assert is_confirmed(first)
 
 
 @pytest.mark.parametrize("change", ["resign", "announce"])
@@ -102,22 +119,22 @@ def test_what_was_won_by_another_in_between_is_left_alone(
     pair: tuple[Ensemble, Ensemble], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     first, second = pair
-    first.claim(0, OWNER["a"])
+    claim(first, "a")
     changing: dict[str, Callable[[], None]] = {
-        "resign": lambda: first.resign(0),
-        "announce": lambda: first.announce(0, OWNER["a"]),
+        "resign": lambda: first.resign_all([0]),
+        "announce": lambda: first.announce_all({0: OWNER["a"]}),
     }
     looked = first._held
 
-    def look_and_lose(slice_no: int) -> object:
-        held = looked(slice_no)
-        second._delete(second._owner_path(slice_no))
-        second.claim(slice_no, OWNER["b"])
+    def look_and_lose(batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, Held | None]:
+        held = looked(batch, slice_nos)
+        second._delete(second._owner_path(0))
+        claim(second, "b")
         return held
 
     monkeypatch.setattr(first, "_held", look_and_lose)
     changing[change]()
-    held = second.owner(0)
+    held = owner(second)
     assert held is not None
     assert held.is_mine
     assert held.note.node_id == "b"
@@ -127,14 +144,14 @@ def test_an_owner_node_deleted_by_hand_is_not_confirmed(
     cluster: EmbeddedCluster, zookeeper: ZooKeeper, pair: tuple[Ensemble, Ensemble]
 ) -> None:
     first, _ = pair
-    first.claim(0, OWNER["a"])
-    assert first.confirm(0)
+    claim(first, "a")
+    assert is_confirmed(first)
     with by_hand(cluster.zookeeper) as operator:
         operator.delete(f"{zookeeper.root}/slices/0/owner")
-    assert not first.confirm(0)
-    first.resign(0)
-    first.announce(0, OWNER["a"])
-    assert first.owner(0) is None
+    assert not is_confirmed(first)
+    first.resign_all([0])
+    first.announce_all({0: OWNER["a"]})
+    assert owner(first) is None
 
 
 def test_what_this_worker_left_behind_is_replaced_and_what_another_of_its_name_has_is_not(
@@ -147,9 +164,9 @@ def test_what_this_worker_left_behind_is_replaced_and_what_another_of_its_name_h
     assert second.register(other, LifeNote("a", "a2", 0)) == life
     assert second.nodes() == [node], "nor has its note become the other's"
     assert second.register(node, life) is None
-    first.claim(0, OWNER["a"])
-    second.evict(0, OWNER["a"].worker_id)
-    assert second.owner(0) is None
+    claim(first, "a")
+    second.evict_all([0], OWNER["a"].worker_id)
+    assert owner(second) is None
 
 
 def test_a_node_of_a_name_in_use_does_not_register_workers_that_the_other_lacks(
@@ -178,8 +195,129 @@ def test_a_beat_tells_when_another_of_its_name_has_registered_meanwhile(
     assert not first.beat(life)
     assert second.register(NodeNote("a", "a2", 1), other) is None
     assert not first.beat(life)
-    assert second.life("a:0") == other, "nor is the other's note overwritten"
+    assert second.lives(["a:0"]) == {"a:0": other}, "nor is the other's note overwritten"
     assert second.beat(other)
+
+
+# --- many slices -------------------------------------------------------------------------------
+
+MANY = range(1_000)
+
+
+def test_a_thousand_slices_are_claimed_confirmed_and_resigned_together(
+    pair: tuple[Ensemble, Ensemble],
+) -> None:
+    first, second = pair
+    assert first.claim_all(MANY, OWNER["a"]) == set(MANY)
+    note = msgspec.structs.replace(OWNER["a"], epoch=1)
+    assert dict(first.owners(MANY)) == dict.fromkeys(MANY, Held(note, is_mine=True))
+    assert dict(second.owners(MANY)) == dict.fromkeys(MANY, Held(note, is_mine=False))
+    assert set(first.confirm_all(MANY)) == set(MANY)
+    assert not set(second.confirm_all(MANY))
+    assert [held.owner for held in second.survey(MANY).slices] == ["a"] * len(MANY)
+    second.resign_all(MANY)
+    assert set(first.confirm_all(MANY)) == set(MANY)
+    first.resign_all(MANY)
+    assert dict(second.owners(MANY)) == dict.fromkeys(MANY)
+    assert second.claim_all(MANY, OWNER["b"]) == set(MANY)
+    assert {held.note.epoch for _, held in second.owners(MANY) if held} == {2}
+
+
+def test_a_claim_that_loses_keeps_no_other_from_winning(pair: tuple[Ensemble, Ensemble]) -> None:
+    first, second = pair
+    assert claim(first, "a", slice_no=1)
+    assert second.claim_all(range(3), OWNER["b"]) == {0, 2}
+    held = {n: held.note.node_id for n, held in second.owners(range(3)) if held is not None}
+    assert held == {0: "b", 1: "a", 2: "b"}
+
+
+def test_a_slice_that_is_refused_keeps_no_other_from_being_claimed_read_and_confirmed(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper, pair: tuple[Ensemble, Ensemble]
+) -> None:
+    first, _ = pair
+    with by_hand(cluster.zookeeper) as operator:
+        operator.create(f"{zookeeper.root}/slices/1/epoch", b"", makepath=True)
+        read_only = [make_acl("world", "anyone", read=True)]
+        operator.set_acls(f"{zookeeper.root}/slices/1/epoch", read_only)
+        with pytest.raises(RefusedError):
+            first.claim_all(range(3), OWNER["a"])
+        assert set(first.confirm_all(range(3))) == {0, 2}
+        unreadable = [make_acl("world", "anyone", write=True)]
+        operator.set_acls(f"{zookeeper.root}/slices/0/owner", unreadable)
+    read = dict(read_until_refused(first.owners(range(3))))
+    confirmed = set(read_until_refused(first.confirm_all(range(3))))
+    assert {n: held is not None for n, held in read.items()} == {1: False, 2: True}
+    assert confirmed == {2}
+
+
+def read_until_refused(answers: Iterator[Answer]) -> list[Answer]:
+    read = []
+    try:
+        for answer in answers:
+            read.append(answer)  # noqa: PERF402  # what comes before an error counts
+    except RefusedError:
+        return read
+    raise AssertionError("nothing was refused")
+
+
+def test_a_slice_that_appears_while_it_is_looked_for_is_watched(
+    pair: tuple[Ensemble, Ensemble], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair
+    changed: list[int] = []
+    monkeypatch.setattr(first, "_changed", changed.append)
+    looked = first._held
+
+    def look_and_lose(*asked: Any, **options: Any) -> dict[int, Held | None]:
+        held = looked(*asked, **options)
+        if options:
+            claim(second, "b")
+        return held
+
+    monkeypatch.setattr(first, "_held", look_and_lose)
+    held = owner(first)
+    assert held is not None
+    assert held.note.node_id == "b"
+    second.resign_all([0])
+    await_true(lambda: 0 in changed, "its end is seen")
+
+
+def test_slices_that_fall_silent_are_waited_for_once(
+    cluster: EmbeddedCluster, pair: tuple[Ensemble, Ensemble]
+) -> None:
+    first, _ = pair
+    cluster.signal_zookeeper(1, signal.SIGSTOP)
+    try:
+        started_s = time.monotonic()
+        with pytest.raises(EnsembleError):
+            first.claim_all(MANY, OWNER["a"])
+        assert time.monotonic() - started_s < 2 * SESSION_S
+    finally:
+        cluster.signal_zookeeper(1, signal.SIGCONT)
+    await_true(lambda: first.is_connected, "it is connected again")
+
+
+def test_a_worker_owns_a_thousand_slices_and_leaves_them(zookeeper: ZooKeeper) -> None:
+    worker = Worker(zookeeper)
+    worker.ownership.serve([SliceFacts(n, ord("a")) for n in MANY])
+    for slice_no in MANY:
+        worker.ownership.standing(slice_no, Standing({}, 0))
+    changes: list[int] = []
+    worker.ownership.on_change(lambda: changes.append(len(worker.ownership.roles())))
+    worker.ownership.start()
+    everything = dict.fromkeys(MANY, Role.OWNER)
+    await_true(lambda: worker.ownership.roles() == everything, "it owns them all")
+    assert worker.ownership.confirm_all([*MANY, 1_000]) == set(MANY)
+    assert {worker.ownership.epoch(n) for n in MANY} == {1}
+    assert changes[-1] == len(MANY)
+    roles, told = worker.ownership.roles(), len(changes)
+    time.sleep(SESSION_S)
+    assert worker.ownership.roles() is roles, "nothing has changed"
+    assert len(changes) == told
+    worker.ownership.close()
+    assert not worker.ownership.has_failed
+    with working(zookeeper, "b") as other:
+        assert other.ownership.epoch(0) == 2
 
 
 # --- one worker --------------------------------------------------------------------------------
@@ -202,11 +340,11 @@ def test_an_epoch_that_is_no_number_counts_from_0_and_is_told_once(
         for _ in range(2):
             operator.ensure_path(f"{zookeeper.root}/slices/0/epoch")
             operator.set(f"{zookeeper.root}/slices/0/epoch", epoch)
-            assert pair[0].claim(0, OWNER["a"])
-            held = pair[0].owner(0)
+            assert claim(pair[0], "a")
+            held = owner(pair[0])
             assert held is not None
             assert held.note.epoch == 1
-            pair[0].resign(0)
+            pair[0].resign_all([0])
     assert len(logged(lines, "epoch_not_readable")()) == 1
 
 

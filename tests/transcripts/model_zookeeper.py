@@ -8,7 +8,7 @@ server that is down forgets nothing, and gives every session its whole timeout w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -298,25 +298,29 @@ class Link:
         self._ask()
         return list(self._zookeeper.lives)
 
-    def life(self, name: str) -> LifeNote | None:
+    def lives(self, names: Iterable[str]) -> dict[str, LifeNote]:
         """As the ensemble's."""
         self._ask()
-        held = self._zookeeper.lives.get(name)
-        return None if held is None else held.note
+        lives = self._zookeeper.lives
+        return {name: lives[name].note for name in names if name in lives}
 
-    def owner(self, slice_no: int) -> Held | None:
+    def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
         """As the ensemble's."""
         session = self._ask()
-        held = self._zookeeper.owners.get(slice_no)
-        return None if held is None else Held(held.note, held.session == session)
+        for slice_no in slice_nos:
+            held = self._zookeeper.owners.get(slice_no)
+            yield slice_no, None if held is None else Held(held.note, held.session == session)
 
-    def confirm(self, slice_no: int) -> bool:
+    def confirm_all(self, slice_nos: Iterable[int]) -> Iterator[int]:
         """As the ensemble's."""
-        held = self.owner(slice_no)
-        return held is not None and held.is_mine
+        held = dict(self.owners(slice_nos))
+        yield from (n for n, one in held.items() if one is not None and one.is_mine)
 
-    def claim(self, slice_no: int, owner: OwnerNote) -> bool:
+    def claim_all(self, slice_nos: Iterable[int], owner: OwnerNote) -> frozenset[int]:
         """As the ensemble's."""
+        return frozenset(n for n in slice_nos if self._claim(n, owner))
+
+    def _claim(self, slice_no: int, owner: OwnerNote) -> bool:
         session, zookeeper = self._ask(), self._zookeeper
         vacancy = zookeeper.vacancies.setdefault(slice_no, Vacancy(zookeeper.events.now_s))
         vacancy.attempts += 1
@@ -329,20 +333,19 @@ class Link:
         zookeeper.changed(slice_no)
         return True
 
-    def announce(self, slice_no: int, owner: OwnerNote) -> None:
+    def announce_all(self, owners: Mapping[int, OwnerNote]) -> None:
         """As the ensemble's."""
-        if self.confirm(slice_no):
-            self._zookeeper.owners[slice_no] = _Owner(owner, self._ask())
+        for slice_no in self.confirm_all(owners):
+            self._zookeeper.owners[slice_no] = _Owner(owners[slice_no], self._ask())
             self._zookeeper.changed(slice_no)
 
-    def resign(self, slice_no: int) -> None:
+    def resign_all(self, slice_nos: Iterable[int]) -> None:
         """As the ensemble's."""
-        if self.confirm(slice_no):
+        for slice_no in self.confirm_all(slice_nos):
             self._zookeeper.vacate(slice_no)
 
-    def evict(self, slice_no: int, worker_id: WorkerId) -> None:
+    def evict_all(self, slice_nos: Iterable[int], worker_id: WorkerId) -> None:
         """As the ensemble's."""
-        self._ask()
-        held = self._zookeeper.owners.get(slice_no)
-        if held is not None and held.note.worker_id == worker_id:
-            self._zookeeper.vacate(slice_no)
+        for slice_no, held in self.owners(slice_nos):
+            if held is not None and held.note.worker_id == worker_id:
+                self._zookeeper.vacate(slice_no)

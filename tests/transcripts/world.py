@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from delayservice.cluster_options import Placement, ZooKeeper
 from delayservice.core.role import Role
-from ha import elected
+from ha import effect_runner, elected
 from ha.elected import ElectedOwnership
 from ha.ensemble import MEMBERS
 from ha.notes import NodeNote
@@ -275,7 +275,7 @@ class World:
     def speaking(self, node: Node) -> Iterator[None]:
         """Whose log it is."""
         log = _Log(lambda what: self.events.say(node.name, what))
-        with patch.object(elected, "_log", log):
+        with patch.object(elected, "_log", log), patch.object(effect_runner, "_log", log):
             yield
 
     def grow(self, slices: int) -> None:

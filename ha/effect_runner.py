@@ -1,0 +1,92 @@
+"""Carries out what an election decides, the effects of one kind together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+import structlog
+
+from ha.election import Announce, Claim, Effect, Evict, Resign, Seat
+from ha.ensemble import Ensemble
+from ha.notes import OwnerNote
+
+_log = structlog.get_logger(__name__)
+
+
+class EffectRunner:
+    """Changes owner nodes in the name of one worker.
+
+    Args:
+        ensemble: the worker's session.
+        me: owner note of this worker; its epoch does not matter.
+        seat_of: returns the seat of a slice as last read.
+    """
+
+    def __init__(
+        self, ensemble: Ensemble, me: OwnerNote, seat_of: Callable[[int], Seat | None]
+    ) -> None:
+        self._ensemble = ensemble
+        self._me = me
+        self._seat_of = seat_of
+
+    def carry_out(self, effects: Iterable[Effect]) -> None:
+        """Carry out effects on different slices.
+
+        Raises:
+            EnsembleError: some could not be carried out. Others of the same kind were, those of
+                the kinds that come later were not.
+        """
+        claims: list[int] = []
+        evictions: list[int] = []
+        heirs: dict[int, str] = {}
+        reasons: dict[int, str] = {}
+        for effect in effects:
+            match effect:
+                case Claim(slice_no):
+                    claims.append(slice_no)
+                case Announce(slice_no, heir):
+                    heirs[slice_no] = heir
+                case Resign(slice_no, why):
+                    reasons[slice_no] = why
+                case Evict(slice_no):
+                    evictions.append(slice_no)
+        # First what other nodes wait for.
+        if heirs:
+            self._announce(heirs)
+        if reasons:
+            self._resign(reasons)
+        if evictions:
+            self._evict(evictions)
+        if claims:
+            self._claim(claims)
+
+    def _announce(self, heirs: Mapping[int, str]) -> None:
+        seats = {slice_no: self._seat_of(slice_no) for slice_no in heirs}
+        owners = {n: seat.owner for n, seat in seats.items() if seat is not None and seat.owner}
+        for heir, slices in _by_value({n: heirs[n] for n in owners}).items():
+            _log.info("handing_over", slices=slices, to=heir or None)
+        replace = msgspec.structs.replace
+        self._ensemble.announce_all({n: replace(o, heir=heirs[n]) for n, o in owners.items()})
+
+    def _resign(self, reasons: Mapping[int, str]) -> None:
+        self._ensemble.resign_all(reasons)
+        for why, slices in _by_value(reasons).items():
+            _log.info("resigned", slices=slices, why=why)
+
+    def _evict(self, slice_nos: list[int]) -> None:
+        self._ensemble.evict_all(slice_nos, self._me.worker_id)
+        _log.info("predecessor_evicted", slices=slice_nos)
+
+    def _claim(self, slice_nos: list[int]) -> None:
+        won = self._ensemble.claim_all(slice_nos, self._me)
+        _log.debug("claimed", slices=sorted(won), lost=sorted(set(slice_nos) - won))
+
+
+def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """The slices of each value."""
+    found = defaultdict(list)
+    for slice_no, value in values.items():
+        found[value].append(slice_no)
+    return found
