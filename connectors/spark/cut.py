@@ -37,18 +37,17 @@ from connectors.kafka.source import (
     ASK_TIMEOUT_S,
     SCAN_STALL_S,
     consumer_config,
-    scan_partition,
     topic_ids,
 )
+from connectors.spark.newest import CheckpointLog, newest_checkpoints
 from connectors.spark.topics import Place, native_options
-from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint
+from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.errors import KafkaEdgeError
 
 SETTLE_TIMEOUT_S: Final = 150.0
 """Longer than a broker leaves a dead producer's transaction open."""
-_LOOK_BACK: Final = 64
 _TICK_S: Final = 0.1
 _headers_of: Final = methodcaller("headers")
 """``message.headers()``, called as ``connectors.kafka.source`` does, and says why."""
@@ -182,8 +181,7 @@ def take_cut(
             f"there is no topic {checkpoint}: name the service's checkpoint topic, as its setting "
             "topics.checkpoint does"
         )
-    slices = [(checkpoint, number) for number in range(partitions[checkpoint])]
-    earlier = desk.checkpoints(slices)
+    earlier = desk.checkpoints(checkpoint, partitions)
     served = _served(earlier)
     topics = {topic for topic, _ in served} & partitions.keys()
     contracts = [shard.contracts for shard in served.values()]
@@ -192,7 +190,7 @@ def take_cut(
     # The delay topics last: what an output names is in them by then.
     others = desk.settled_spans(_places(chosen - topics, partitions))
     spans = desk.settled_spans(_places(topics, partitions))
-    later = _served(desk.checkpoints(slices))
+    later = _served(desk.checkpoints(checkpoint, partitions))
     ids = topic_ids(desk.admin, sorted(topics)) if topics else {}
     cut = Cut(taken_ms, (), others, partitions)
     return _with_shards(cut, served, later, spans, ids)
@@ -389,15 +387,18 @@ class _Desk:
             ) from exc
         return {name: len(t.partitions) for name, t in found.topics.items() if t.error is None}
 
-    def checkpoints(self, slices: Collection[Place]) -> dict[int, Checkpoint]:
-        """The newest committed checkpoint of every slice that has one."""
+    def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
+        """The newest committed checkpoint of every slice that has one; ``partitions``: of each
+        topic of the cluster.
+        """
         config = consumer_config(self._client, "spark-cut")
-        found = {}
-        for (topic, slice_no), span in self.settled_spans(slices).items():
-            data = _newest(config, topic, slice_no, span)
-            if data is not None:
-                found[slice_no] = decode_checkpoint(data)
-        return found
+        count = partitions[topic]
+        spans = self.settled_spans([(topic, number) for number in range(count)])
+        logs = [
+            CheckpointLog(config, *place, count, span.start, span.end)
+            for place, span in spans.items()
+        ]
+        return newest_checkpoints(logs, partitions)
 
     def settled_spans(self, places: Collection[Place]) -> dict[Place, Span]:
         """Logs up to their high watermarks, once no transaction below those is open."""
@@ -447,17 +448,3 @@ class _Desk:
                     f"how far {place.topic}:{place.partition} goes can't be asked: "
                     f"{self.admin.explain(exc)}"
                 ) from exc
-
-
-def _newest(config: Mapping[str, Any], topic: str, partition: int, span: Span) -> bytes | None:
-    """The last committed record below the end: a little is read first, for markers follow it."""
-    look = _LOOK_BACK
-    while span.start < span.end:
-        since = max(span.start, span.end - look)
-        newest: bytes | None = None
-        for run in scan_partition(config, topic, partition, since, span.end):
-            newest = run.rows[-1][3] if run.rows else newest
-        if newest is not None or since == span.start:
-            return newest
-        look *= 2
-    return None
