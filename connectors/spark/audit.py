@@ -49,6 +49,7 @@ class AuditOptions:
         outcomes: its outcome topic.
         targets: target topics to read; none: every topic that a contract allows.
         all_topics: read every topic that is not Kafka's own, whatever is allowed.
+        never: further topics of the service, which ``all_topics`` leaves out: they hold no outputs.
         secrets: the cluster's secrets, to tell forged copies; none: copies are believed, but for
             those that the service refused.
         late_ms: report what is delivered later than this after it was due; None: nothing.
@@ -65,6 +66,7 @@ class AuditOptions:
     outcomes: str = "delay_outcomes"
     targets: tuple[str, ...] = ()
     all_topics: bool = False
+    never: tuple[str, ...] = ()
     secrets: tuple[bytes, ...] = field(default=(), repr=False)
     late_ms: int | None = None
     early_ms: int = 0
@@ -87,7 +89,7 @@ class AuditOptions:
                 "exist"
             )
         if self.all_topics:
-            never = {self.checkpoint, self.topic}
+            never = {self.checkpoint, f"{self.checkpoint}_claims", self.topic, *self.never}
             return needed | {t for t in topics if not t.startswith("__") and t not in never}
         return needed if self.targets else needed | _allowed(contracts, topics)
 

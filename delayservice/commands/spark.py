@@ -120,6 +120,7 @@ def audit(
         outcomes=topics.outcomes,
         targets=tuple(targets or ()),
         all_topics=all_topics,
+        never=topics.own,
         secrets=_secrets(settings),
         late_ms=None if late is None else delay_ms("--late", late),
         early_ms=delay_ms("--early", early),
