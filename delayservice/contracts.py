@@ -24,9 +24,5 @@ def contract_for(settings: Settings, topic: str) -> Contract:
         default_target=rules.default_target,
         level_ms=settings.levels.by_topic.get(topic, 0),
         allow=rules.allow,
-        reserved=(
-            settings.topics.checkpoint,
-            settings.topics.dead_letter,
-            settings.topics.outcomes,
-        ),
+        reserved=settings.topics.own,
     )
