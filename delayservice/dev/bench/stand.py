@@ -160,7 +160,8 @@ class Stand:
         topics = [names.delay, *(f"{names.delay}_{n}" for n in range(2, delay_topics + 1))]
         sets = names.sets(self.options.partitions, topics)
         settings = self.options.settings(self._bootstrap, sets)
-        own = (settings.topics.checkpoint, settings.topics.dead_letter, settings.topics.outcomes)
+        made = settings.topics
+        own = (made.checkpoint, made.claims_topic, made.dead_letter, made.outcomes)
         self._created += [*topics, *own, *map(names.target, targets)]
         replication = settings.topics.replication_factor
         new = [NewTopic(names.target(t), self.options.partitions, replication) for t in targets]
