@@ -51,6 +51,8 @@ class Node:
         ]
         self._service: ServiceProcess | None = None
         self._told: list[Told] = []
+        self._held: dict[int, set[int]] = {}
+        """Slices that each worker holds: a lost writer loses all of them."""
         self._read_to = 0
 
     @property
@@ -72,6 +74,8 @@ class Node:
     def start(self) -> None:
         """Begin a life; not awaited."""
         self._trap.unlink(missing_ok=True)
+        self.told()
+        self._held.clear()  # of the life before
         self._service = ServiceProcess(self._sets, self._log_path, fault=self._fault)
 
     def kill(self) -> None:
@@ -126,7 +130,7 @@ class Node:
                 self._read_to += len(raw)
                 line = _parsed(raw)
                 if line is not None:
-                    self._told.append(_told(self.node_id, line))
+                    self._told += told_of(self.node_id, line, self._held)
 
     def log_tail(self) -> str:
         """The last lines of its log."""
@@ -135,7 +139,7 @@ class Node:
 
 
 def _parsed(raw: bytes) -> dict[str, Any] | None:
-    """A line about a slice; None for others, and for one that a kill has torn."""
+    """A line about slices; None for others, and for one that a kill has torn."""
     if not any(name.encode() in raw for name in (TOOK_OVER, HANDED_OVER, LOST)):
         return None
     try:
@@ -143,19 +147,27 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     named = isinstance(line, dict) and line.get("message") in (TOOK_OVER, HANDED_OVER, LOST)
-    return line if named and "slice" in line else None
+    return line if named and ("slice" in line or line["message"] == LOST) else None
 
 
-def _told(node_id: str, line: Mapping[str, Any]) -> Told:
+def told_of(node_id: str, line: Mapping[str, Any], held: dict[int, set[int]]) -> list[Told]:
+    """What a line of a node's log says of slices, one entry for each.
+
+    Args:
+        node_id: whose log it is.
+        line: a parsed line.
+        held: the slices that each worker holds; followed here. A line about a lost writer names
+            no slice: it is about all that its worker holds.
+    """
+    mine, what = held.setdefault(int(line.get("worker", 0)), set()), str(line["message"])
+    numbers = [int(line["slice"])] if "slice" in line else sorted(mine)
+    if what == TOOK_OVER:
+        mine.update(numbers)
+    else:
+        mine.difference_update(numbers)
     at_ms = datetime.fromisoformat(line["timestamp"]).timestamp() * 1_000
-    return Told(
-        at_ms,
-        node_id,
-        str(line["message"]),
-        int(line["slice"]),
-        int(line.get("epoch", 0)),
-        str(line.get("why", "")),
-    )
+    epoch, why = int(line.get("epoch", 0)), str(line.get("why", ""))
+    return [Told(at_ms, node_id, what, number, epoch, why) for number in numbers]
 
 
 class Crew:
