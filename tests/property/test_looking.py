@@ -124,7 +124,7 @@ class World:
                 by_id[record_id] = position
             self.due[position] = (NOW_MS + delay_ms, TARGETS[target], record_id)
         if rows:
-            lane.ingest(Run(lane.topic, 0, rows, len(rows)))
+            lane.ingest(Run(lane.place, 0, rows, len(rows)))
         lane.follow(Cursor((0, OFFSET_MAX), len(rows)))
         lane.store.prune(lane.shard.committed)
 

@@ -24,7 +24,7 @@ from delayservice.metrics import (
 from delayservice.metrics_export import export
 from delayservice.metrics_hub import STALE_S, MetricsHub
 from delayservice.settings import load
-from delayservice.slice_thread import doubt_that_counts
+from delayservice.worker_thread import doubt_that_counts
 from tests.alert_rules import (
     DASHBOARD,
     EXAMPLES,

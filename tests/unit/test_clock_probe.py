@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import create_autospec
-
 from delayservice.core.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from delayservice.core.settle import Routes
-from delayservice.cron import cron_time
-from delayservice.lanes.ports import Observer
-from delayservice.lanes.slice_loop import Limits, SliceLoop
+from delayservice.lanes.worker_loop import Limits
+from tests.unit.loop_stage import Stage
 
 
 def checkpoint(commit: int) -> Checkpoint:
@@ -27,24 +21,48 @@ def test_no_two_checkpoints_are_the_same_even_if_no_cursor_moved() -> None:
 
 
 def test_the_loop_numbers_its_commits() -> None:
-    sent: list[bytes] = []
-    unused: Any = None
-    loop = SliceLoop(
-        0,
-        node_id="n1",
-        source=unused,
-        sink=cast("Any", SimpleNamespace(commit=sent.append)),
-        checkpoints=unused,
-        clock=cast("Any", SimpleNamespace(wall_ms=lambda: 0, monotonic_s=lambda: 0.0)),
-        gate=unused,
-        observer=create_autospec(Observer, instance=True),
-        routes=Routes("dead", "outcomes", b"secret", 1, 0, (), cron_time),
-        contract_of=unused,
-        limits=Limits(),
+    stage = Stage(0)
+    stage.own()
+    first = stage.sink.checkpoint(0)
+    stage.write(0, 0)
+    stage.step(10)
+    assert stage.delivered() == [(0, 0)]
+    assert stage.sink.checkpoint(0).commit == first.commit + 1
+
+
+def test_an_owner_that_doubts_its_clock_asks_the_broker_once_a_second_and_delivers_nothing() -> (
+    None
+):
+    stage = Stage(0, 1)
+    stage.own()
+    stage.write(0, 0)
+    stage.gate.doubt = "ahead of the broker"
+    commits = len(stage.sink.committed)
+    for _ in range(30):
+        stage.step(100)
+    asked = stage.sink.committed[commits:]
+    assert len(asked) in {2, 3, 4}
+    assert all(len(one.checkpoints) == 1 and not one.outputs for one in asked)
+    stage.gate.doubt = None
+    stage.step(10, 2)
+    assert stage.delivered() == [(0, 0)]
+
+
+def test_the_transaction_that_is_open_when_the_clock_comes_into_doubt_is_dropped() -> None:
+    stage = Stage(
+        0, limits=Limits(transaction_interval_ms_min=100, transaction_interval_ms_max=100)
     )
-    assert loop._commit()
-    assert loop._commit()
-    assert sent[0] != sent[1]
+    stage.own()
+    stage.write(0, 0)
+    stage.step(1)  # sent, and not to be committed for some time
+    assert stage.sink.open_outputs
+    stage.gate.doubt = "ahead of the broker"
+    stage.step(1)
+    assert stage.sink.aborted == 1
+    assert stage.delivered() == []
+    stage.gate.doubt = None
+    stage.step(100, 2)
+    assert stage.delivered() == [(0, 0)]
 
 
 def test_a_checkpoint_without_the_number_is_read() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,16 +12,15 @@ import pytest
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.disk import DiskLevel, Watermarks
-from delayservice.core.role import Role
 from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
 from delayservice.disk import DiskWatch, used_percent
 from delayservice.flow_options import Disk
 from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Bounds, Run
-from delayservice.lanes.slice_loop import Limits
+from delayservice.lanes.ports import Bounds, Place, Run
+from delayservice.lanes.worker_loop import Limits
 from delayservice.store.memory import MemoryStore
-from tests.unit.test_loop_roles import Stage
+from tests.unit.loop_stage import Stage
 
 MARKS = Watermarks(warn=75, stop=85, full=90, resume_below=2)
 ROOM, WARN, STOP, FULL = DiskLevel
@@ -108,13 +107,13 @@ class Log:
         self.state = "fetching"
         self.position = -1
 
-    def seek(self, _topic: str, offset: int) -> None:
+    def seek(self, _place: Place, offset: int) -> None:
         self.position = offset
 
-    def pause(self, _topic: str) -> None:
+    def pause(self, _place: Place) -> None:
         self.state = "paused"
 
-    def resume(self, _topic: str) -> None:
+    def resume(self, _place: Place) -> None:
         self.state = "fetching"
 
 
@@ -134,7 +133,7 @@ def rows(offsets: Iterable[int]) -> list[Any]:
 def test_a_lane_that_may_not_store_fetches_nothing_more_and_goes_on_delivering() -> None:
     made, log = lane()
     made.take_over(Cursor(), Bounds(0, 10))
-    made.ingest(Run(TOPIC, 0, rows(range(10)), 10))
+    made.ingest(Run((TOPIC, 0), 0, rows(range(10)), 10))
     made.let_store(may_store=False)
     assert log.state == "paused"
     assert made.settle_late(1_002_000, 100) == []
@@ -150,20 +149,20 @@ def test_what_is_stored_is_read_again_even_if_nothing_more_may_be_stored() -> No
     """Else H could not move over it, and what is late or cancelled below S would wait, too."""
     made, log = lane()
     made.follow(Cursor())
-    made.ingest(Run(TOPIC, 0, rows(range(10)), 10))
+    made.ingest(Run((TOPIC, 0), 0, rows(range(10)), 10))
     made.let_store(may_store=False)
     assert log.state == "paused"
     made.take_over(Cursor(), Bounds(0, 10))
     assert log.state == "fetching"
     assert log.position == 0
-    made.ingest(Run(TOPIC, 0, rows(range(10)), 10))
+    made.ingest(Run((TOPIC, 0), 0, rows(range(10)), 10))
     assert log.state == "paused"
 
 
 def test_an_owner_that_has_not_read_to_the_end_delivers_what_it_holds() -> None:
     made, _ = lane()
     made.follow(Cursor())
-    made.ingest(Run(TOPIC, 0, rows(range(10)), 10))
+    made.ingest(Run((TOPIC, 0), 0, rows(range(10)), 10))
     made.let_store(may_store=False)
     made.take_over(Cursor((1, 0), 10), Bounds(0, 50))
     delivered = [one for chunk in made.settle_due(1_002_000, 100, 1 << 20) for one in chunk]
@@ -179,15 +178,13 @@ def test_a_loop_stops_storing_and_then_syncing(
     may_store: bool,  # noqa: FBT001  # a parameter of the test
     syncs: bool,  # noqa: FBT001
 ) -> None:
-    stage = Stage(*[Role.REPLICA] * 4)
+    stage = Stage(0, limits=Limits(sync_interval_s=0), disk_level=lambda: level)
+    lane = stage.lane(0)
     told: list[bool] = [True]
     synced: list[bool] = []
-    stage.lane.let_store = lambda *, may_store: told.append(may_store)
-    stage.lane.store = SimpleNamespace(
-        stats=lambda: SimpleNamespace(durable_offset=-1), sync_soon=lambda: synced.append(True)
-    )
-    stage.loop.owner = False
-    stage.loop._disk_level = lambda: level
-    stage.loop._limits = Limits(sync_interval_s=0)
-    stage.loop.step(0)
+    lane.let_store = lambda *, may_store: told.append(may_store)  # type: ignore[method-assign]
+    lane.store.sync_soon = lambda: synced.append(True)  # type: ignore[method-assign]
+    stats = lane.store.stats()
+    lane.store.stats = lambda: replace(stats, durable_offset=-1)  # type: ignore[method-assign]
+    stage.step()
     assert (told[-1], bool(synced)) == (may_store, syncs)

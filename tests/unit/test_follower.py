@@ -29,8 +29,7 @@ class Replica:
         self.now_s = 100.0
         self.checkpoints = create_autospec(Checkpoints, instance=True)
         self.checkpoints.read_back.return_value = None
-        self.checkpoints.is_new.return_value = False
-        self.checkpoints.peek.return_value = None
+        self.checkpoints.is_unserved.return_value = False
         self.lane = create_autospec(Lane, instance=True)
         self.lane.topic_id = "id"
         self.lane.shard = SimpleNamespace(stored=stored)
@@ -69,28 +68,32 @@ def test_a_topic_that_was_made_anew_is_not_behind_of_the_old_one() -> None:
 def test_it_does_not_know_how_far_it_is_before_anything_was_read_back() -> None:
     replica = Replica(stored=40)
     assert math.isinf(replica.lag_s())
-    assert not replica.checkpoints.peek.called, "the tail may find it in a moment"
+    replica.now_s += 60.0
+    assert math.isinf(replica.lag_s()), "the topic may hold a checkpoint that is searched for yet"
 
 
 def test_a_slice_without_any_checkpoint_is_new() -> None:
     replica = Replica(stored=0)
-    replica.checkpoints.is_new.return_value = True
+    replica.checkpoints.is_unserved.return_value = True
     assert replica.lag_s() == 0
 
 
-def test_a_checkpoint_behind_many_aborted_ones_is_searched_for() -> None:
+def test_a_checkpoint_that_was_followed_is_not_followed_again_but_for_lanes_that_came_later() -> (
+    None
+):
     replica = Replica(stored=40)
-    replica.checkpoints.peek.return_value = checkpoint(40)
-    replica.lag_s()
-    replica.now_s += 2.0
-    assert replica.lag_s() == 0
+    replica.hears(checkpoint(40))
+    assert replica.follower.prune({"topic": replica.lane}, is_owner=False) is None
     assert replica.pruned_to == [Cursor((5, 5), 40)]
+    replica.follower.again()
+    assert replica.follower.prune({"topic": replica.lane}, is_owner=False) is not None
+    assert len(replica.pruned_to) == 2
 
 
-def test_a_slice_of_which_nothing_was_ever_committed_is_new_too() -> None:
-    replica = Replica(stored=0)
-    replica.lag_s()
-    replica.now_s += 2.0
-    assert replica.lag_s() == 0
-    replica.lag_s()
-    assert replica.checkpoints.peek.call_count == 1, "and is not searched all the time"
+def test_an_owner_prunes_by_the_checkpoint_and_keeps_its_own_contracts() -> None:
+    replica = Replica(stored=40)
+    replica.checkpoints.read_back.return_value = ReadBack(checkpoint(40), 0, 0, 0, 0)
+    replica.follower.prune({"topic": replica.lane}, is_owner=True)
+    assert replica.pruned_to == [Cursor((5, 5), 40)]
+    assert not replica.lane.adopt.called
+    assert not replica.lane.follow.called

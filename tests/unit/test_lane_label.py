@@ -15,7 +15,7 @@ from delayservice.core.pending import NO_MARK
 from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
 from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Run, Source
+from delayservice.lanes.ports import Place, Run, Source
 from delayservice.store.base import Store
 from delayservice.store.rocksdb import RocksStore
 from delayservice.store.wheel import WheelStore
@@ -32,19 +32,19 @@ MakeStore = Callable[[], Store]
 class Log:
     """A source that is asked for nothing: the tests hand over what is read."""
 
-    def seek(self, _topic: str, _offset: int) -> None: ...
+    def seek(self, _place: Place, _offset: int) -> None: ...
 
-    def drop(self, _topic: str) -> None: ...
+    def drop(self, _place: Place) -> None: ...
 
-    def pause(self, _topic: str) -> None: ...
+    def pause(self, _place: Place) -> None: ...
 
-    def resume(self, _topic: str) -> None: ...
+    def resume(self, _place: Place) -> None: ...
 
 
 def run(start: int, stop: int) -> Run:
     headers: Headers = [("delay-after", b"%d" % DELAY_MS), ("delay-target-topic", b"orders")]
     rows: list[Row] = [(o, START_MS + o, None, b"value", headers) for o in range(start, stop)]
-    return Run(TOPIC, start, rows, stop)
+    return Run((TOPIC, 0), start, rows, stop)
 
 
 @pytest.fixture(params=[WheelStore, RocksStore])

@@ -15,7 +15,7 @@ from delayservice.core.pending import Frame
 from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
 from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Bounds, Run, Source
+from delayservice.lanes.ports import Bounds, Place, Run, Source
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.rocksdb import RocksStore
@@ -39,13 +39,13 @@ class Log:
         """Offsets whose records are as those of other offsets."""
         self.scanned: list[tuple[int, int]] = []
 
-    def seek(self, _topic: str, _offset: int) -> None: ...
+    def seek(self, _place: Place, _offset: int) -> None: ...
 
-    def pause(self, _topic: str) -> None: ...
+    def pause(self, _place: Place) -> None: ...
 
-    def resume(self, _topic: str) -> None: ...
+    def resume(self, _place: Place) -> None: ...
 
-    def bounds(self, _topic: str) -> Bounds:
+    def bounds(self, _place: Place) -> Bounds:
         return Bounds(self.start, self.end)
 
     def row(self, offset: int) -> Row:
@@ -59,9 +59,9 @@ class Log:
         return (offset, START_MS, None, b"value %d" % number, headers)
 
     def run(self, start: int, stop: int) -> Run:
-        return Run(TOPIC, start, [self.row(offset) for offset in range(start, stop)], stop)
+        return Run((TOPIC, 0), start, [self.row(offset) for offset in range(start, stop)], stop)
 
-    def scan(self, _topic: str, start: int, stop: int) -> Iterator[Run]:
+    def scan(self, _place: Place, start: int, stop: int) -> Iterator[Run]:
         assert start >= self.start
         self.scanned.append((start, stop))
         for at in range(start, stop, RUN):

@@ -12,7 +12,8 @@ from delayservice.core.entry import Row
 from delayservice.core.outcome import PARKED, Output
 from delayservice.core.settle import Routes
 from delayservice.lanes.level import FetchAhead, LevelLane
-from delayservice.lanes.ports import Bounds, Run, Source
+from delayservice.lanes.ports import Bounds, Place, Run, Source, Targets
+from tests.unit.known_targets import KnownTargets
 
 TOPIC = "delay_topic_1"
 NOW_MS = 1_800_000_000_000
@@ -28,16 +29,16 @@ class Log:
         self.position: int | None = None
         self.is_paused = False
 
-    def seek(self, _topic: str, offset: int) -> None:
+    def seek(self, _place: Place, offset: int) -> None:
         self.position = offset
 
-    def drop(self, _topic: str) -> None:
+    def drop(self, _place: Place) -> None:
         self.position = None
 
-    def pause(self, _topic: str) -> None:
+    def pause(self, _place: Place) -> None:
         self.is_paused = True
 
-    def resume(self, _topic: str) -> None:
+    def resume(self, _place: Place) -> None:
         self.is_paused = False
 
 
@@ -47,8 +48,14 @@ class Stage:
     def __init__(self, contracts: Contracts = LEVEL, park_topic: str | None = None) -> None:
         self.log = Log()
         routes = Routes("dead", "outcomes", b"secret", 60_000, 0, (1_000,), cast("Any", None))
+        self.targets = KnownTargets()
         self.lane = LevelLane(
-            TOPIC, 0, "id", cast("Source", self.log), routes, AHEAD, lambda: park_topic
+            *(TOPIC, 0, "id"),
+            cast("Source", self.log),
+            routes,
+            AHEAD,
+            lambda: park_topic,
+            targets=cast("Targets", self.targets),
         )
         self.lane.follow(Cursor())
         self.lane.adopt(contracts)
@@ -65,7 +72,7 @@ class Stage:
     def read(self, start: int, stop: int) -> int:
         headers: Any = [("delay-target-topic", b"orders")]
         rows: list[Row] = [(o, NOW_MS + o, None, b"v", headers) for o in range(start, stop)]
-        return self.lane.ingest(Run(TOPIC, start, rows, stop))
+        return self.lane.ingest(Run((TOPIC, 0), start, rows, stop))
 
     def settle(self, now_ms: int, limit: int = 1_000, bytes_max: int = 10**6) -> list[Output]:
         chunks = self.lane.settle_due(now_ms, limit, bytes_max)
@@ -159,7 +166,7 @@ def test_parking_goes_to_the_topic_that_is_there_now() -> None:
     for park_topic, kind in (("delay_topic_any", PARKED), (None, 1)):
         stage = Stage(park_topic=park_topic)
         stage.own()
-        stage.lane.verdicts.blocked[("orders", -1)] = ("target-unknown", "not there")
+        stage.targets.why["orders", -1] = ("target-unknown", "not there")
         stage.read(0, 1)
         (output,) = stage.settle(NOW_MS + LEVEL_MS)
         assert (output[0], output[1]) == (kind, park_topic or "dead")

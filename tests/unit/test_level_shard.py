@@ -24,6 +24,7 @@ from delayservice.core.outcome import Output
 from delayservice.core.provenance import Provenance
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
+from tests.unit.known_targets import KnownTargets
 
 TOPIC = "delay_topic_1"
 ANY = "delay_topic_any"
@@ -48,7 +49,8 @@ class Owned:
         routes = Routes("dead", "outcomes", SECRET, 60_000, 0, (1_000, 2_000), cast("Any", None))
         read_by = Contracts(contracts or [(0, LEVEL)])
         self.verdicts = Verdicts()
-        self.settler = Settler(TOPIC, 0, routes, self.verdicts)
+        self.targets = KnownTargets()
+        self.settler = Settler(TOPIC, 0, routes, self.verdicts, targets=self.targets)
         self.settler.copies_to = ANY
         self.reader = RecordReader(TOPIC, 0, read_by, (SECRET,))
         records = LevelRecords(self.reader, read_by, self.settler, self.verdicts)
@@ -222,7 +224,7 @@ def test_a_genuine_copy_that_somebody_put_here_is_no_copy_here() -> None:
 def test_what_can_t_be_delivered_now_is_parked_in_the_precise_topic_and_says_where_from() -> None:
     owned = Owned()
     owned.take(row(0), row(1, headers=[("delay-target-topic", b"mails")]), row(2))
-    owned.verdicts.blocked[("orders", -1)] = BLOCKED
+    owned.targets.why["orders", -1] = BLOCKED
     now_ms = NOW_MS + LEVEL_MS
     outputs = owned.settle(now_ms)
     assert [output[0] for output in outputs] == [outcome.PARKED, 0, outcome.PARKED]
@@ -243,7 +245,7 @@ def test_what_can_t_be_delivered_now_is_parked_in_the_precise_topic_and_says_whe
 def test_without_a_precise_topic_it_is_dead_lettered_with_the_target_s_code() -> None:
     owned = Owned()
     owned.settler.copies_to = None
-    owned.verdicts.blocked[("orders", -1)] = BLOCKED
+    owned.targets.why["orders", -1] = BLOCKED
     owned.take(row(0))
     (letter,) = owned.settle(NOW_MS + LEVEL_MS)
     assert (letter[1], code(letter)) == ("dead", "target-unknown")

@@ -1,137 +1,184 @@
-"""What a slice's loop does in each role, and when the role changes under it."""
+"""What a worker's loop does with a slice in each role, and when the role changes under it."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import create_autospec
-
 import pytest
 
+from delayservice.core.claims import CLAIM, encode_word
 from delayservice.core.role import Role
-from delayservice.core.settle import Routes
-from delayservice.cron import cron_time
-from delayservice.errors import OwnershipLostError
-from delayservice.lanes.ports import Checkpoints, Gate, Observer, Sink, Source
-from delayservice.lanes.slice_loop import Limits, SliceLoop
+from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.slice import Phase
+from delayservice.lanes.worker_loop import Limits
+from tests.unit.loop_stage import Stage
 
-
-class Stage:
-    """An owner's loop between ports that note what is asked of them."""
-
-    def __init__(self, *roles: Role) -> None:
-        self.sink = create_autospec(Sink, instance=True)
-        self.gate = create_autospec(Gate, instance=True)
-        self.gate.role.side_effect = roles
-        self.gate.frozen.return_value = None
-        self.gate.epoch.return_value = 7
-        source = create_autospec(Source, instance=True)
-        source.poll.return_value = []
-        self.checkpoints = create_autospec(Checkpoints, instance=True)
-        self.checkpoints.read_back.return_value = None
-        self.checkpoints.latest.return_value = None
-        self.checkpoints.peek.return_value = None
-        self.loop = SliceLoop(
-            3,
-            node_id="n1",
-            source=source,
-            sink=self.sink,
-            checkpoints=self.checkpoints,
-            clock=cast("Any", SimpleNamespace(wall_ms=lambda: 0, monotonic_s=lambda: 1_000.0)),
-            gate=self.gate,
-            observer=create_autospec(Observer, instance=True),
-            routes=Routes("dead", "outcomes", b"secret", 1, 0, (), cron_time),
-            contract_of=cast("Any", None),
-            limits=Limits(),
-        )
-        self.lane = SimpleNamespace(
-            shard=SimpleNamespace(is_staged=True, is_filling=False, stored=0),
-            settle_late=lambda *_: self.settled(),
-            settle_due=lambda *_: [],
-            committed=lambda: None,
-            step_down=lambda: None,
-            next_due_ms=lambda: None,
-            verdicts=SimpleNamespace(blocked={}),
-            checkpoint=None,
-        )
-        self.loop.lanes["topic"] = cast("Any", self.lane)
-        self.loop.owner = True
-        self.loop._checkpoint = cast("Any", lambda: None)  # type: ignore[method-assign]
-        self.loop._commit = lambda: self.sink.commit(b"")  # type: ignore[method-assign]
-        self.has_settled = False
-
-    def settled(self) -> list[Any]:
-        self.has_settled = True
-        return []
+SLOW = Limits(transaction_interval_ms_min=100, transaction_interval_ms_max=100)
 
 
 def test_an_owner_settles_and_commits() -> None:
-    stage = Stage(Role.OWNER, Role.OWNER)
-    stage.loop.step(0)
-    assert stage.has_settled
-    assert stage.sink.commit.called
+    stage = Stage(3)
+    stage.own()
+    stage.write(3, 0)
+    stage.step(10)
+    assert stage.delivered() == [(3, 0)]
+    assert stage.sink.checkpoint(3).shards["delay_topic_any"].cursor.offset == 1
 
 
-@pytest.mark.parametrize("role", [Role.REPLICA, Role.PAUSED])
+@pytest.mark.parametrize("role", [Role.REPLICA, Role.HEIR, Role.PAUSED])
 def test_who_is_no_owner_any_more_after_the_poll_settles_nothing(role: Role) -> None:
-    stage = Stage(Role.OWNER, role)
-    stage.loop.step(0)
-    assert not stage.has_settled
-    assert not stage.sink.commit.called
-    assert stage.loop.owner, "the next turn hands over"
+    stage = Stage(3)
+    stage.own()
+    stage.write(3, 0)
+    stage.logs.while_polling = lambda: stage.gate.says(role, [3])
+    stage.step(10)
+    assert stage.delivered() == []
+    assert stage.sink.open_outputs == []
 
 
 def test_an_owner_that_is_paused_finishes_what_has_begun_and_begins_nothing() -> None:
-    stage = Stage(Role.PAUSED, Role.PAUSED, Role.PAUSED, Role.PAUSED)
-    stage.loop.step(0)
-    assert not stage.sink.commit.called
-    stage.loop._uncommitted.records = 1
-    stage.loop.step(0)
-    assert stage.sink.commit.called
-    assert not stage.has_settled
+    stage = Stage(3, limits=SLOW)
+    stage.own()
+    stage.write(3, 0)
+    stage.step(1)
+    assert stage.sink.open_outputs, "begun, and not committed yet"
+    stage.gate.says(Role.PAUSED, [3])
+    stage.write(3, 0)
+    stage.step(50, 5)
+    assert stage.delivered() == [(3, 0)]
+    assert stage.of(3).is_owner
+    stage.gate.says(Role.OWNER, [3])
+    stage.step(50, 3)
+    assert stage.delivered() == [(3, 0), (3, 1)]
 
 
-def test_who_has_to_let_go_commits_and_says_when_it_is_over() -> None:
-    stage = Stage(Role.REPLICA)
-    stage.loop.step(0)
-    assert stage.sink.commit.called
-    assert stage.checkpoints.await_read_back.called, "else the heir has to fence twice"
-    assert stage.sink.discard.called
-    stage.gate.settling.assert_called_once_with(3, is_settling=False)
+def test_who_has_to_let_go_commits_what_has_begun_and_says_in_the_log_when_it_is_over() -> None:
+    stage = Stage(3, limits=SLOW)
+    stage.own()
+    stage.write(3, 0)
+    stage.step(1)
+    stage.gate.says(Role.REPLICA, [3])
+    stage.step()
+    last = stage.sink.committed[-1]
+    assert stage.delivered() == [(3, 0)]
+    assert last.words == [(3, "release")]
+    assert last.checkpoints == [3], "the heir goes on from there"
+    assert stage.gate.told == [(3, True), (3, False)]
+    assert not stage.loop.is_settling
+    assert stage.sink.discarded == 0, "the writer serves other slices"
 
 
-def test_an_heir_connects_before_it_may_fence() -> None:
-    stage = Stage(Role.HEIR)
-    stage.loop.owner = False
-    stage.loop.step(0)
-    assert stage.sink.prepare.called
-    assert not stage.sink.init.called
+def test_an_heir_has_its_writer_open_and_claims_nothing() -> None:
+    stage = Stage(3)
+    stage.gate.says(Role.HEIR, [3])
+    stage.step(10, 3)
+    assert stage.sink.opened == ["w1"]
+    assert stage.sink.committed == []
+
+
+def test_a_node_that_is_to_own_nothing_opens_no_writer() -> None:
+    stage = Stage(3)
+    stage.step(10, 3)
+    assert stage.sink.opened == []
+
+
+def test_nothing_is_taken_over_before_the_claim_is_committed_and_nothing_served_before_the_first_checkpoint() -> (  # noqa: E501
+    None
+):
+    stage = Stage(3)
+    stage.write(3, 0)
+    stage.gate.says(Role.OWNER, [3])
+    stage.step(10, 5)
+    assert [one.words for one in stage.sink.committed[:1]] == [[(3, "claim")]]
+    first, second = stage.sink.committed[1:3]
+    assert first.checkpoints == [3]
+    assert first.outputs == []
+    assert [output[7] for _, output in second.outputs] == [0]
+    calls = [c for c in stage.heritage.calls if c in {"await_claims", "confirm", "fence", "bounds"}]
+    assert calls == ["await_claims", "confirm", "fence", "bounds"]
 
 
 def test_nobody_is_fenced_without_the_ensembles_word() -> None:
-    stage = Stage(Role.OWNER)
-    stage.loop.owner = False
-    stage.gate.confirm.return_value = False
-    stage.loop.step(0)
-    assert not stage.sink.init.called
+    stage = Stage(3)
+    stage.sink.claims.append((b"3:other", encode_word(3, "other", "n2", CLAIM)))
+    stage.heritage.denies = {3}
+    stage.gate.says(Role.OWNER, [3])
+    stage.step(10, 10)
+    assert "confirm" in stage.heritage.calls
+    assert stage.heritage.fenced == []
+    stage.heritage.denies.clear()
+    stage.step(10, 10)
+    assert stage.heritage.fenced == ["other"]
+    assert stage.of(3).is_owner
 
 
-def test_who_is_overtaken_while_fencing_lets_go_before_it_reads_anything() -> None:
-    stage = Stage(Role.OWNER)
-    stage.loop.owner = False
-    stage.gate.confirm.side_effect = [True, False]
-    stage.loop.step(0)
-    assert stage.sink.init.called
-    assert stage.sink.discard.called
-    assert not stage.checkpoints.latest.called
-    assert not stage.loop.owner
+def test_what_another_node_is_to_own_by_now_is_released_again_and_never_served() -> None:
+    stage = Stage(3, 4)
+    stage.heritage.denies = {3}
+    stage.gate.says(Role.OWNER, [3, 4])
+    stage.step(10, 2)
+    stage.gate.says(Role.REPLICA, [3])
+    stage.step(10, 3)
+    words = [word for one in stage.sink.committed for word in one.words]
+    assert words[:3] == [(3, "claim"), (4, "claim"), (3, "release")]
+    assert not stage.of(3).is_owner
+    assert stage.of(4).is_owner
+    assert 3 not in stage.sink.checkpoints
 
 
-def test_a_slice_that_can_t_be_taken_over_twice_is_left_to_others() -> None:
-    stage = Stage(Role.OWNER, Role.OWNER)
-    stage.loop.owner = False
-    stage.sink.init.side_effect = OwnershipLostError("no coordinator")
-    stage.loop.step(0)
-    assert not stage.gate.gave_up.called
-    stage.loop.step(0)
-    stage.gate.gave_up.assert_called_once_with(3, "no coordinator")
+def test_who_is_overtaken_while_it_fences_releases_what_it_claimed() -> None:
+    stage = Stage(3)
+    stage.write(3, 0)
+    stage.heritage.while_fencing = lambda: stage.gate.says(Role.REPLICA, [3])
+    stage.gate.says(Role.OWNER, [3])
+    stage.step(10, 5)
+    words = [word for one in stage.sink.committed for word in one.words]
+    assert words == [(3, "claim"), (3, "release")]
+    assert stage.of(3).phase is Phase.REPLICA
+    assert stage.sink.checkpoints == {}
+    assert stage.gate.served == set()
+
+
+def test_a_claim_that_is_wanted_no_longer_before_it_is_committed_is_not_made() -> None:
+    stage = Stage(3)
+    stage.gate.says(Role.HEIR, [3])
+    stage.step(10)
+    stage.gate.doubt = "ahead"  # nothing is committed meanwhile
+    stage.background.holds = True
+    stage.gate.says(Role.OWNER, [3])
+    stage.loop._follow_roles()
+    assert stage.of(3).phase is Phase.CLAIMING
+    stage.gate.says(Role.REPLICA, [3])
+    stage.loop._follow_roles()
+    assert stage.of(3).phase is Phase.REPLICA
+    assert not stage.background.waiting
+
+
+def test_a_slice_that_can_t_be_taken_over_is_left_to_others_for_a_moment_and_tried_again() -> None:
+    stage = Stage(3)
+    stage.heritage.refuses_to["fence"] = KafkaEdgeError("no coordinator")
+    stage.gate.says(Role.OWNER, [3])
+    stage.step(10, 5)
+    assert stage.gate.given_up == [(3, "no coordinator")]
+    assert stage.of(3).trouble == "no coordinator"
+    assert [word for one in stage.sink.committed for word in one.words] == [
+        (3, "claim"),
+        (3, "release"),
+    ]
+    stage.step(300, 5)
+    assert stage.of(3).is_owner
+    assert stage.of(3).trouble == ""
+
+
+def test_a_writer_that_can_t_be_opened_is_tried_again_once_a_second_and_others_may_have_the_slices() -> (  # noqa: E501
+    None
+):
+    stage = Stage(3)
+    stage.gate.says(Role.OWNER, [3])
+    for _ in range(2):
+        stage.sink.refuses_to["open"] = KafkaEdgeError("give the service Write")
+        stage.step(10)
+        stage.step(100, 9)
+        assert stage.sink.opened == []
+        stage.clock.now_ms += 1_000
+    assert stage.gate.given_up == [(3, "give the service Write")] * 2
+    stage.step(10, 4)
+    assert stage.of(3).is_owner

@@ -25,6 +25,7 @@ from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.cron import cron_time
 from delayservice.lanes.level import FetchAhead, LevelLane
 from delayservice.lanes.ports import Bounds, Run, Source
+from tests.unit.known_targets import KnownTargets
 
 TOPIC, PARTITION = "delay_topic_any", 3
 SECRET = b"secret"
@@ -53,6 +54,7 @@ class World:
 
     flow: Flow
     verdicts: Verdicts = field(default_factory=Verdicts)
+    targets: KnownTargets = field(default_factory=KnownTargets)
     window_ms: int = 3_600_000
     now_ms: int = NOW_MS
     pending: list[tuple[int, int, Payload]] = field(default_factory=list)
@@ -66,7 +68,9 @@ class World:
     def fail_over(self, flow: Flow) -> None:
         """Another owner, who has read all copies."""
         self.flow = flow
-        self.settler = Settler(TOPIC, PARTITION, routes(self.window_ms), self.verdicts, flow)
+        self.settler = Settler(
+            TOPIC, PARTITION, routes(self.window_ms), self.verdicts, flow, self.targets
+        )
         for _, _, pending in self.pending:
             turn_ms = turn_of(pending[6])
             if turn_ms is not None:
@@ -247,9 +251,10 @@ def test_a_parked_record_asks_for_a_new_turn() -> None:
     world = World(limited(1))
     burst(world, 3)
     world.commit(world.turn())
-    world.verdicts.blocked["orders", -1] = ("target-unknown", "")
+    world.targets.why["orders", -1] = ("target-unknown", "")
     world.run(NOW_MS + 1_050)
-    world.verdicts.blocked.clear()
+    world.targets.why.clear()
+    world.targets.fit.clear()
     world.run(NOW_MS + 10_000)
     attempts = [dict(out[5]).get("delay-attempt") for at, out in world.outputs if out[0] == 0]
     assert len(world.delivered()) == 3
@@ -258,7 +263,7 @@ def test_a_parked_record_asks_for_a_new_turn() -> None:
 
 def test_a_parked_occurrence_still_recurs_and_has_no_turn_any_more() -> None:
     world = World(limited(1))
-    world.verdicts.blocked["orders", -1] = ("target-unknown", "")
+    world.targets.why["orders", -1] = ("target-unknown", "")
     meta = (b"id", b"source#1", 1, None, encode(Recurrence(every_ms=5_000)), NOW_MS)
     parked = world.settler.settle(
         1, NOW_MS, ("orders", -1, None, b"v", [], NOW_MS, meta), NOW_MS, 2
@@ -305,6 +310,7 @@ def test_a_fire_waits_for_no_turn() -> None:
     burst(world, 5)
     world.commit(world.turn())
     fired = world.settler.fire(9, payload(due_ms=NOW_MS + 60_000), NOW_MS, 10)
+    assert fired is not None
     assert fired[0] == outcome.FIRED
 
 
@@ -334,7 +340,7 @@ def test_a_level_topic_sends_its_copies_to_the_precise_one_and_without_one_knows
         lane.take_over(Cursor(), Bounds(0, 10))
         headers: Headers = [("delay-target-topic", b"orders")]
         rows: list[Row] = [(n, NOW_MS - 1_000, None, b"%d" % n, headers) for n in range(10)]
-        lane.ingest(Run("delay_topic_1", 0, rows, 10))
+        lane.ingest(Run(("delay_topic_1", PARTITION), 0, rows, 10))
         outputs = [one for chunk in lane.settle_due(NOW_MS, 100, 10**6) for one in chunk]
         kinds = Counter((output[0], output[1]) for output in outputs)
         assert kinds[outcome.DELIVERED, "orders"] == delivered

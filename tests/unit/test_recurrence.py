@@ -6,9 +6,10 @@ from delayservice.core import outcome
 from delayservice.core.codec import Payload, decode_payload, encode_payload
 from delayservice.core.codes import CRON_INVALID, RecordRefusedError
 from delayservice.core.copies import CONTINUES, read_copy
-from delayservice.core.outcome import Output
+from delayservice.core.outcome import Output, Target
 from delayservice.core.recurrence import Recurrence, encode, following, recurrence_of
 from delayservice.core.settle import Routes, Settler, Verdicts
+from tests.unit.known_targets import KnownTargets
 
 NOW_MS = 5_000_000
 SOURCE = b"delay_topic_any:3:7"
@@ -40,13 +41,22 @@ def payload(recurrence: Recurrence, due_ms: int = NOW_MS, expires_ms: int | None
     return ("orders", -1, b"key", b"value", [("own", b"1")], due_ms, meta)
 
 
-def settler(**verdicts: object) -> Settler:
-    return Settler("delay_topic_any", 3, ROUTES, Verdicts(**verdicts))  # type: ignore[arg-type]
+def settler(
+    blocked: dict[Target, tuple[str, str]] | None = None,
+    refused: dict[int, tuple[str, str]] | None = None,
+) -> Settler:
+    verdicts = Verdicts(refused or {})
+    return Settler("delay_topic_any", 3, ROUTES, verdicts, targets=KnownTargets(blocked))
 
 
-def settled(record: Payload, now_ms: int = NOW_MS, **verdicts: object) -> list[Output]:
+def settled(
+    record: Payload,
+    now_ms: int = NOW_MS,
+    blocked: dict[Target, tuple[str, str]] | None = None,
+    refused: dict[int, tuple[str, str]] | None = None,
+) -> list[Output]:
     """Everything that settles the record at offset 9 and goes with it."""
-    by = settler(**verdicts)
+    by = settler(blocked, refused)
     output = by.settle(9, record[5], record, now_ms, 12)
     assert output is not None
     again = by.following(output, 9, record, now_ms, 12)
@@ -94,6 +104,7 @@ def test_an_occurrence_that_is_fired_does_not_move_those_after_it() -> None:
     record = payload(Recurrence(5_000), due_ms=NOW_MS + 4_000)
     by = settler()
     fired = by.fire(9, record, NOW_MS, 11)
+    assert fired is not None
     assert fired[0] == outcome.FIRED
     assert ("delay-fired-by", b"11") in fired[5]
     again = by.following(fired, 9, record, NOW_MS, 12)
@@ -183,11 +194,12 @@ def test_a_cron_schedule_that_was_just_written_can_be_fired() -> None:
     by = settler()
     record = by.pending_occurrence(9, cron_record("hourly"))
     fired = by.fire(9, record, NOW_MS, 11)
+    assert fired is not None
     assert fired[0] == outcome.FIRED
     assert ("delay-source", b"delay_topic_any:3:9#1") in fired[5]
     again = by.following(fired, 9, record, NOW_MS, 12)
     assert again is not None
     assert copied(again)[2][5] == 3 * HOURLY_MS
-    assert by.fire(9, by.pending_occurrence(9, cron_record("bad")), NOW_MS, 11)[0] == (
-        outcome.DEAD_LETTERED
-    )
+    bad = by.fire(9, by.pending_occurrence(9, cron_record("bad")), NOW_MS, 11)
+    assert bad is not None
+    assert bad[0] == outcome.DEAD_LETTERED

@@ -5,6 +5,7 @@ from delayservice.core import outcome
 from delayservice.core.codec import Payload
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.cron import cron_time
+from tests.unit.known_targets import KnownTargets
 
 ROUTES = Routes(
     dead_letter="letters",
@@ -23,11 +24,19 @@ def payload(due_ms: int = NOW_MS, attempt: int = 1, expires_ms: int | None = Non
     return ("orders", -1, b"key", b"value", [("own", b"1")], due_ms, meta)
 
 
-def settler(**verdicts: object) -> Settler:
-    return Settler("delay_topic_any", 3, ROUTES, Verdicts(**verdicts))  # type: ignore[arg-type]
+def settler(
+    blocked: tuple[str, str] | None = None,
+    refused: dict[int, tuple[str, str]] | None = None,
+    stripped: set[int] | None = None,
+    routes: Routes = ROUTES,
+) -> Settler:
+    """``blocked``: why nothing can be delivered to ``orders``."""
+    targets = KnownTargets({} if blocked is None else {("orders", -1): blocked})
+    verdicts = Verdicts(refused or {}, stripped or set())
+    return Settler("delay_topic_any", 3, routes, verdicts, targets=targets)
 
 
-BLOCKED = {("orders", -1): ("target-unknown", "topic orders does not exist")}
+BLOCKED = ("target-unknown", "topic orders does not exist")
 
 
 def test_a_due_record_is_delivered_with_its_provenance() -> None:
@@ -101,7 +110,8 @@ def test_a_dead_letter_that_is_refused_too_says_only_where_the_record_is() -> No
         assert not headers.keys() & {"own", "a"}
 
 
-PAUSED = {("orders", -1): ("target-paused", "somebody said so")}
+PAUSED = ("target-paused", "somebody said so")
+ASKED = ("target-asked", "topic orders is being looked up")
 
 
 def held_until_ms(settle: Settler, due_ms: int, now_ms: int, attempt: int = 1) -> tuple[int, int]:
@@ -114,9 +124,7 @@ def held_until_ms(settle: Settler, due_ms: int, now_ms: int, attempt: int = 1) -
 
 
 def test_a_paused_target_is_no_attempt_and_a_long_pause_a_longer_wait() -> None:
-    held = Settler(
-        "delay_topic_any", 3, replace(ROUTES, held_ms=800, roll_window_ms=10**9), Verdicts(PAUSED)
-    )
+    held = settler(PAUSED, routes=replace(ROUTES, held_ms=800, roll_window_ms=10**9))
     for attempt in (1, 2, 9):
         at_ms, tried = held_until_ms(held, NOW_MS, NOW_MS, attempt)
         assert NOW_MS + 800 <= at_ms <= NOW_MS + 1_200
@@ -127,15 +135,16 @@ def test_a_paused_target_is_no_attempt_and_a_long_pause_a_longer_wait() -> None:
 
 
 def test_what_is_put_off_is_read_again_before_the_log_forgets_it() -> None:
-    held = Settler("delay_topic_any", 3, replace(ROUTES, held_ms=60_000), Verdicts(PAUSED))
+    held = settler(PAUSED, routes=replace(ROUTES, held_ms=60_000))
     assert held_until_ms(held, NOW_MS, NOW_MS)[0] == NOW_MS + ROUTES.roll_window_ms
 
 
 def test_what_is_fired_before_its_time_and_put_off_is_told_from_what_is_rolled() -> None:
-    held = Settler("delay_topic_any", 3, replace(ROUTES, held_ms=800), Verdicts(PAUSED))
-    kind, _, _, _, _, headers, _, _ = held.fire(7, payload(NOW_MS + 5_000), NOW_MS, 9)
-    assert kind == outcome.PARKED
-    fields = json.loads(dict(headers)["delay-copy"] or b"")
+    held = settler(PAUSED, routes=replace(ROUTES, held_ms=800))
+    output = held.fire(7, payload(NOW_MS + 5_000), NOW_MS, 9)
+    assert output is not None
+    assert output[0] == outcome.PARKED
+    fields = json.loads(dict(output[5])["delay-copy"] or b"")
     assert fields["attempt"] == 2
     again = settler().settle(8, fields["at"], payload(NOW_MS + 5_000, 2), fields["at"], 9)
     assert again is not None
@@ -143,6 +152,35 @@ def test_what_is_fired_before_its_time_and_put_off_is_told_from_what_is_rolled()
 
 
 def test_where_nothing_can_be_put_off_a_paused_record_waits() -> None:
-    held = Settler("delay_topic_1", 3, ROUTES, Verdicts(PAUSED))
+    held = settler(PAUSED)
     held.copies_to = None
     assert held.settle(7, NOW_MS, payload(), NOW_MS, 8) is None
+    assert held.fire(7, payload(NOW_MS + 5_000), NOW_MS, 9) is None
+
+
+def test_while_the_cluster_is_asked_for_a_target_its_record_waits_and_is_not_parked() -> None:
+    asked = settler(ASKED)
+    assert asked.settle(7, NOW_MS, payload(), NOW_MS, 8) is None
+    assert asked.fire(7, payload(NOW_MS + 5_000), NOW_MS, 9) is None
+    last_attempt = payload(attempt=9)
+    assert asked.settle(7, NOW_MS, last_attempt, NOW_MS, 8) is None
+    asked.copies_to = None
+    assert asked.settle(7, NOW_MS, payload(), NOW_MS, 8) is None
+
+
+def test_what_waits_for_an_answer_expires_and_is_rolled_as_if_nobody_had_asked() -> None:
+    asked = settler(ASKED)
+    expired = asked.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8)
+    rolled = asked.settle(7, NOW_MS - 1, payload(NOW_MS + 50_000), NOW_MS, 8)
+    assert expired is not None
+    assert rolled is not None
+    assert (expired[0], rolled[0]) == (outcome.EXPIRED, outcome.ROLLED)
+
+
+def test_a_target_that_is_known_to_be_fit_is_not_asked_for_again() -> None:
+    by = settler(BLOCKED)
+    assert isinstance(by.targets, KnownTargets)
+    by.targets.fit.add(("orders", -1))
+    output = by.settle(7, NOW_MS, payload(), NOW_MS, 8)
+    assert output is not None
+    assert output[0] == outcome.DELIVERED

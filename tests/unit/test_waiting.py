@@ -1,65 +1,70 @@
-"""How long a turn of the slice loop waits for records."""
+"""How long a turn of the worker's loop waits for records."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from delayservice.core.role import Role
-from delayservice.core.settle import Routes
-from delayservice.cron import cron_time
-from delayservice.lanes.slice_loop import Limits, SliceLoop
+from delayservice.lanes.worker_loop import Limits
+from tests.unit.loop_stage import TOPIC, Stage
 
-NOW_MS = 1_000_000
 INTERVAL_MS = 20.0
 
 
-def loop(due_in_ms: int | None, *, visible_at_commit: bool, since_commit_ms: float) -> SliceLoop:
-    """An owner with one lane, nothing staged, that committed ``since_commit_ms`` ago."""
-    unused: Any = None
-    clock: Any = SimpleNamespace(wall_ms=lambda: NOW_MS, monotonic_s=lambda: 100.0)
-    gate: Any = SimpleNamespace(frozen=lambda: None)
-    made = SliceLoop(
+def owner(
+    due_in_ms: int | None, *, visible_at_commit: bool = True, since_commit_ms: int = 5
+) -> Stage:
+    """An owner with nothing staged that committed ``since_commit_ms`` ago."""
+    stage = Stage(
         0,
-        node_id="node",
-        source=unused,
-        sink=unused,
-        checkpoints=unused,
-        clock=clock,
-        gate=gate,
-        observer=unused,
-        routes=Routes("dead", "outcomes", b"secret", 1, 0, (), cron_time),
-        contract_of=unused,
-        limits=Limits(transaction_interval_ms_min=INTERVAL_MS, visible_at_commit=visible_at_commit),
+        limits=Limits(
+            transaction_interval_ms_min=INTERVAL_MS,
+            transaction_interval_ms_max=INTERVAL_MS,
+            visible_at_commit=visible_at_commit,
+        ),
     )
-    due_ms = None if due_in_ms is None else NOW_MS + due_in_ms
-    shard = SimpleNamespace(is_staged=False, is_filling=False)
-    lane: Any = SimpleNamespace(next_due_ms=lambda: due_ms, shard=shard)
-    made.lanes["topic"] = lane
-    made.owner = True
-    made._role = Role.OWNER
-    made._last_commit_s = 100.0 - since_commit_ms / 1000
-    return made
+    stage.own()
+    if due_in_ms is not None:
+        stage.write(0, 1_000 + since_commit_ms + due_in_ms)
+        stage.step(100)  # walked by H
+    stage.step(900)  # and committed
+    stage.step()
+    assert not stage.loop._is_staged
+    if due_in_ms is None:
+        stage.loop._last_commit_s = stage.clock.monotonic_s()
+    stage.clock.now_ms += since_commit_ms
+    return stage
 
 
 @pytest.mark.parametrize(
     ("due_in_ms", "visible_at_commit", "since_commit_ms", "wait_ms"),
     [
-        (None, True, 5.0, 600.0),
-        (100, True, 5.0, 100.0),  # the record is what is waited for
-        (2, True, 5.0, 15.0),  # nobody would see it before the commit
-        (2, True, 50.0, 2.0),  # a commit may come at once
-        (2, False, 5.0, 2.0),  # at least once: it is seen when it is sent
-        (-3, True, 5.0, 0.5),  # due already: no wait
+        (None, True, 5, 600.0),
+        (100, True, 5, 100.0),  # the record is what is waited for
+        (2, True, 5, 15.0),  # nobody would see it before the commit
+        (2, True, 50, 2.0),  # a commit may come at once
+        (2, False, 5, 2.0),  # at least once: it is seen when it is sent
+        (-3, True, 5, 0.5),  # due already: no wait
     ],
 )
 def test_a_turn_waits_for_what_it_can_do_something_about(
-    *, due_in_ms: int | None, visible_at_commit: bool, since_commit_ms: float, wait_ms: float
+    *, due_in_ms: int | None, visible_at_commit: bool, since_commit_ms: int, wait_ms: float
 ) -> None:
-    made = loop(due_in_ms, visible_at_commit=visible_at_commit, since_commit_ms=since_commit_ms)
-    assert made._wait_ms() == pytest.approx(wait_ms)
+    made = owner(due_in_ms, visible_at_commit=visible_at_commit, since_commit_ms=since_commit_ms)
+    assert made.loop._wait_ms() == pytest.approx(wait_ms, abs=0.01)
+
+
+def test_what_is_staged_is_waited_for_until_its_commit_and_cursors_alone_for_longer() -> None:
+    stage = owner(None)
+    stage.write(0, 0)
+    stage.step()
+    assert stage.sink.open_outputs
+    assert stage.loop._wait_ms() == pytest.approx(15.0, abs=0.01)
+    stage.step(20)
+    stage.write(0, 100_000)
+    stage.step()
+    assert stage.loop._is_staged
+    assert stage.loop._wait_ms() == pytest.approx(500.0, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +72,50 @@ def test_a_turn_waits_for_what_it_can_do_something_about(
     [
         (Role.REPLICA, 200.0),
         (Role.HEIR, 5.0),  # the slice may be its own in a moment
-        (Role.PAUSED, 50.0),
     ],
 )
 def test_who_does_not_settle_looks_again_as_often_as_its_role_may_change(
     role: Role, wait_ms: float
 ) -> None:
-    made = loop(2, visible_at_commit=True, since_commit_ms=5.0)
-    made._role = role
-    assert made._wait_ms() == pytest.approx(wait_ms)
+    stage = owner(None)
+    stage.add(1)
+    stage.gate.says(role, [1])
+    stage.step()
+    assert stage.loop._wait_ms() == pytest.approx(wait_ms)
+
+
+def test_who_has_no_writer_yet_or_doubts_its_clock_looks_again_soon() -> None:
+    without = Stage(0)
+    without.step()
+    assert without.loop._wait_ms() == pytest.approx(50.0)
+    doubting = owner(None)
+    doubting.gate.doubt = "ahead"
+    assert doubting.loop._wait_ms() == pytest.approx(50.0)
+
+
+def test_while_a_helper_is_at_work_its_answer_is_looked_for_soon() -> None:
+    stage = owner(None)
+    stage.background.holds = True
+    stage.write(0, 0)
+    stage.step(20)
+    assert stage.background.waiting
+    assert stage.loop._wait_ms() == pytest.approx(2.0)
+    stage.background.run()
+    stage.step()
+    assert stage.loop._wait_ms() > 100
+
+
+def test_a_paused_delay_topic_and_a_paused_owner_do_not_spin() -> None:
+    held: set[str] = set()
+    stage = Stage(0, is_held=held.__contains__)
+    stage.own()
+    held.add(TOPIC)
+    stage.write(0, 0)
+    stage.step(20, 3)
+    assert stage.delivered() == []
+    assert stage.loop._wait_ms() == pytest.approx(10.0)
+    held.clear()
+    stage.gate.says(Role.PAUSED, [0])
+    stage.step(20, 3)
+    assert stage.delivered() == []
+    assert stage.loop._wait_ms() == pytest.approx(10.0)

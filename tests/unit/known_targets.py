@@ -1,0 +1,22 @@
+"""What a test lets be known of target topics."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from delayservice.core.outcome import Target
+
+
+class KnownTargets:
+    """Targets that are fit, but for those in ``why``, with the reason as code and detail."""
+
+    def __init__(self, why: dict[Target, tuple[str, str]] | None = None) -> None:
+        self.fit: set[Target] = set()
+        self.why = {} if why is None else why
+        self.expected: set[Target] = set()
+
+    def obstacle(self, target: Target) -> tuple[str, str] | None:
+        return self.why.get(target)
+
+    def expect(self, targets: Collection[Target]) -> None:
+        self.expected.update(targets)
