@@ -141,7 +141,7 @@ class Topics(Section):
     pattern: TopicPattern = Field(default="delay_topic_*", description="Names of delay topics.")
     checkpoint: Topic = Field(default="delay_checkpoint", description="Holds the cursors.")
     checkpoint_partitions: int = Field(
-        default=8,
+        default=4,
         ge=1,
         le=1000,
         description="Partitions of the checkpoint topic when it is created; slices share them. "

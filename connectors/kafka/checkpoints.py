@@ -8,7 +8,6 @@ seen of a partition is all that lies below its first open transaction.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -87,7 +86,14 @@ class KafkaCheckpoints:
         """Whether version 1, which had one transactional id for each slice, has been here."""
         self.has_failed = False
         """Whether the tail has ended with an error: nothing is pruned or compared any more."""
-        threading.Thread(target=self._run, name="checkpoint-tail", daemon=True).start()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="checkpoint-tail", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop tailing."""
+        self._is_closed.set()
+        self._thread.join()
 
     def partition(self, slice_no: int) -> int:
         """Return the partition that a slice's checkpoints lie in."""
@@ -179,7 +185,7 @@ class KafkaCheckpoints:
 
     def _run(self) -> None:
         try:
-            while True:
+            while not self._is_closed.is_set():
                 consumer = consumer_client(self._config)
                 try:
                     self._tail(consumer)
@@ -187,14 +193,14 @@ class KafkaCheckpoints:
                     _log.warning("checkpoints_not_read", topic=self._topic, why=str(exc))
                 finally:
                     consumer.close()
-                time.sleep(_RETRY_S)
+                self._is_closed.wait(_RETRY_S)
         except BaseException:  # noqa: BLE001  # whatever it is, the worker has to know
             self.has_failed = True
             _log.exception("checkpoint_tail_failed")
 
     def _tail(self, consumer: Consumer) -> None:
         self._begin(consumer)
-        while True:
+        while not self._is_closed.is_set():
             if not self._is_searched and self._has_read_first and self._lacks_some:
                 self._search_earlier()
             first = consumer.poll(_TAIL_WAIT_S)

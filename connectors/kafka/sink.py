@@ -403,9 +403,7 @@ class KafkaSink:
     def _fail(self, why: str) -> None:
         """The transaction can't be committed: abort it and say whether records are to blame."""
         self._flush_step(self._fenced_producer)  # reports that are on their way
-        fenced = [error for error in self._failed if error.code() in FENCED]
-        if fenced:
-            raise self._lost("delivery", KafkaException(fenced[0]))
+        self._give_up_unless_abortable()
         refusals, sent_to = dict(self._refusals), set(self._sent_to)
         failed = bool(self._failed)
         self._bound_batches()
@@ -415,6 +413,27 @@ class KafkaSink:
         if not failed and not sent_to <= {topic for topic, _ in stuck}:
             self._targets.give_up({target for target in stuck if target[0] in sent_to})
         raise TransactionAbortedError(why)
+
+    def _give_up_unless_abortable(self) -> None:
+        """Abort only for errors of records and targets. After any other, the client would abort,
+        take a higher epoch by itself, and undo a fence.
+
+        Raises:
+            OwnershipLostError: there is such an error, in a delivery report or of the transaction.
+        """
+        for error in self._failed:
+            if error.code() in FENCED:
+                raise self._lost("delivery", KafkaException(error))
+        if not any(error.code() == KafkaError._STATE for error in self._failed):  # noqa: SLF001
+            return
+        try:  # in this state it commits nothing, but says what broke the transaction
+            self._fenced_producer.commit_transaction(ABORT_TIMEOUT_S)
+        except KafkaException as exc:
+            error = error_of(exc)
+            if error.fatal() or error.code() not in ABORTABLE:
+                raise self._lost("transaction", exc) from exc
+        else:
+            raise OwnershipLostError("a transaction that had failed was committed after all")
 
     def _abort_and_see(self) -> set[Target]:
         """Abort, and return the partitions whose records had no answer yet: reports of purged

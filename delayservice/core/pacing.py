@@ -1,8 +1,8 @@
-"""How often a slice commits: short when idle, long under load. Pure; time is an input."""
+"""How often a worker commits: short when idle, long under load. Pure; time is an input."""
 
 from __future__ import annotations
 
-_COMMITS_OF_TIME = 3.0
+_COMMITS_OF_TIME = 1.5
 """A commit's cost is spread over this many times its own duration."""
 _SMOOTHING = 0.2
 

@@ -145,8 +145,9 @@ class Options:
 
     @property
     def idle_shards(self) -> int:
-        """Of the bench ``idle``."""
-        return IDLE_SHARDS_OF_SEVERAL if self.has_several else IDLE_SHARDS
+        """Shards of the bench ``idle``: one topic when it has so many partitions itself."""
+        usual = IDLE_SHARDS_OF_SEVERAL if self.has_several else IDLE_SHARDS
+        return max(usual, self.partitions)
 
     def settings(self, bootstrap: str, sets: Sequence[str] = ()) -> Settings:
         """The settings that the service will see: environment, file, and ``--set``.

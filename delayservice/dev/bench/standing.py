@@ -64,6 +64,10 @@ def _idle_alone(stand: Stand, figures: Figures, names: Names, sets: Sequence[str
             time.sleep(_SETTLE_S)
         with stand.steps.doing("Watching it idle"), Sampler(serving.workers, _SLOW_SAMPLES_S) as s:
             (figures.cpu_percent,) = _cpu_percent([serving.processes], stand.options.seconds)
+            threads = sum(worker.num_threads() for worker in serving.workers)
+    slices = stand.options.partitions
+    figures.threads_per_slice = threads / slices
+    figures.rss_kib_per_slice = s.rss_mib_peak * _KIB_PER_MIB / slices
     figures.rss_mib_peak, figures.rss_mib_peak_worker = s.rss_mib_peak, s.rss_mib_peak_largest
 
 

@@ -1,0 +1,318 @@
+"""Claims, fences and writers on a real Kafka: who may still commit for a slice, and who may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
+
+from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.clients import admin_client
+from connectors.kafka.sink import KafkaSink, SinkOptions
+from connectors.kafka.succession import KafkaSuccession
+from connectors.kafka.targets import TargetTopics
+from delayservice.clock import SystemClock
+from delayservice.core.checkpoint import Checkpoint, encode_checkpoint, fingerprint
+from delayservice.core.claims import CLAIM, RELEASE, Tenure, encode_word
+from delayservice.core.outcome import DELIVERED, Output
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.errors import OwnershipLostError
+from delayservice.lanes.ports import Control
+from delayservice.lanes.take_over import Taken, take_over
+from tests.conftest import MakeTopic
+from tests.integration.bench import await_true
+
+pytestmark = pytest.mark.cluster
+
+SECRET = fingerprint(b"secret")
+SLICE = 5
+PLACE = ("delay_topic_any", SLICE)
+
+
+@dataclass
+class Topics:
+    """The service's own topics and a target, made for one test."""
+
+    bootstrap: str
+    checkpoint: str
+    claims: str
+    target: str
+
+    @property
+    def client(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.bootstrap}
+
+    def delivered(self) -> list[bytes]:
+        """Return what a read_committed consumer of the target sees, to the end of the log."""
+        consumer = Consumer(
+            {
+                **self.client,
+                "group.id": "judge",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.assign([TopicPartition(self.target, 0, 0)])
+        values: list[bytes] = []
+        while (message := consumer.poll(30.0)) is not None and message.error() is None:
+            values.append(message.value() or b"")
+        consumer.close()
+        return values
+
+
+@dataclass
+class Worker:
+    """What one worker has of Kafka: a sink, the tail and the succession."""
+
+    topics: Topics
+    name: str
+    sink: KafkaSink = field(init=False)
+    tail: KafkaCheckpoints = field(init=False)
+    succession: KafkaSuccession = field(init=False)
+    writer: str = ""
+
+    def __post_init__(self) -> None:
+        topics, admin = self.topics, admin_client(self.topics.client)
+        options = SinkOptions(
+            name_prefix=f"test-{self.name}",
+            checkpoint_topic=topics.checkpoint,
+            claims_topic=topics.claims,
+            checkpoint_partition=lambda _: 0,
+            exactly_once=True,
+            partitioner="murmur2_random",
+            client=topics.client,
+        )
+        self.sink = KafkaSink(options, TargetTopics(admin))
+        self.tail = KafkaCheckpoints(
+            topics.checkpoint, 1, topics.claims, topics.client, SystemClock(), self.name
+        )
+        self.succession = KafkaSuccession(
+            self.tail,
+            admin,
+            consumer=topics.client,
+            producer=topics.client,
+            checkpoint_topic=topics.checkpoint,
+            claims_topic=topics.claims,
+            legacy_prefix="test",
+            confirm=frozenset,
+        )
+
+    def open(self) -> None:
+        self.writer = self.sink.open()
+        self.succession.enter(self.writer)
+
+    def close(self) -> None:
+        self.sink.discard()
+        self.tail.close()
+
+    def say(self, word: str) -> Control:
+        return Control(SLICE, encode_word(SLICE, self.writer, self.name, word), self.writer)
+
+    def checkpoint(self, claim: int, commit: int) -> Control:
+        written = Checkpoint(
+            SLICE, self.name, 1, SECRET, {}, commit, Tenure(self.writer, claim)
+        )
+        return Control(SLICE, encode_checkpoint(written))
+
+    def take_over(self, above: int = -1) -> Taken:
+        """Claim the slice and do all that precedes the first checkpoint."""
+        self.sink.commit([self.say(CLAIM)])
+        return take_over(self.succession, self.writer, {SLICE: above}, [], SECRET)[SLICE]
+
+    def serve(self, value: bytes, claim: int, commit: int = 1) -> None:
+        """Deliver one record, with the checkpoint that settles it."""
+        output: Output = (DELIVERED, self.topics.target, 0, None, value, [], 1, 0)
+        self.sink.send(PLACE, [output])
+        self.sink.commit([self.checkpoint(claim, commit)])
+
+
+@pytest.fixture
+def topics(cluster: EmbeddedCluster, make_topic: MakeTopic) -> Topics:
+    compact = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
+    return Topics(
+        cluster.bootstrap,
+        make_topic("checkpoint", config=compact),
+        make_topic("claims", config=compact),
+        make_topic("target"),
+    )
+
+
+@pytest.fixture
+def make_worker(topics: Topics) -> Iterator[Callable[[str], Worker]]:
+    made: list[Worker] = []
+
+    def make(name: str) -> Worker:
+        worker = Worker(topics, name)
+        made.append(worker)
+        worker.open()
+        return worker
+
+    yield make
+    for worker in made:
+        worker.close()
+
+
+def test_an_owner_that_was_taken_over_commits_nothing_more(
+    topics: Topics, make_worker: Callable[[str], Worker]
+) -> None:
+    first, second = make_worker("a"), make_worker("b")
+    taken = first.take_over()
+    first.serve(b"1", taken.claim)
+    first.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 0)])
+    found = second.take_over()
+    assert found.fenced == {first.writer}
+    assert found.checkpoint is not None
+    assert found.checkpoint.tenure == Tenure(first.writer, taken.claim)
+    with pytest.raises(OwnershipLostError):
+        first.sink.commit([first.checkpoint(taken.claim, 2)])
+    second.serve(b"2", found.claim)
+    assert topics.delivered() == [b"1", b"2"]
+
+
+def test_a_released_slice_is_taken_without_a_fence_and_its_writer_serves_on(
+    make_worker: Callable[[str], Worker],
+) -> None:
+    first, second = make_worker("a"), make_worker("b")
+    taken = first.take_over()
+    first.serve(b"1", taken.claim)
+    first.sink.commit([first.say(RELEASE)])
+    assert second.take_over().fenced == frozenset()
+    first.sink.commit([])  # of other slices, say
+
+
+def test_a_writer_that_claims_again_what_it_released_fences_who_claimed_in_between(
+    topics: Topics, make_worker: Callable[[str], Worker]
+) -> None:
+    first, second = make_worker("a"), make_worker("b")
+    taken = first.take_over()
+    first.serve(b"1", taken.claim)
+    first.sink.commit([first.say(RELEASE)])
+    between = second.take_over()
+    again = first.take_over(above=taken.claim)
+    assert again.fenced == {second.writer}
+    first.serve(b"2", again.claim, commit=2)
+    with pytest.raises(OwnershipLostError):
+        second.serve(b"never", between.claim)
+    assert topics.delivered() == [b"1", b"2"]
+
+
+def test_a_claim_that_is_still_open_does_not_hide(
+    topics: Topics, make_worker: Callable[[str], Worker]
+) -> None:
+    frozen, second = make_worker("a"), make_worker("b")
+    frozen.sink._begin()
+    frozen.sink._produce_control(frozen.sink._fenced_producer, frozen.say(CLAIM))
+    assert frozen.sink._flush_step(frozen.sink._fenced_producer) == 0
+    found = second.take_over()
+    second.serve(b"1", found.claim)
+    with pytest.raises(OwnershipLostError):
+        frozen.sink.commit([])
+    assert topics.delivered() == [b"1"]
+
+
+def test_a_fence_in_a_delivery_report_gives_the_writer_up_without_an_abort(
+    topics: Topics, make_worker: Callable[[str], Worker]
+) -> None:
+    owner, other = make_worker("a"), make_worker("b")
+    taken = owner.take_over()
+    owner.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 0)])
+    other.succession.fence([owner.writer])
+    owner.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 1)])
+    with pytest.raises(OwnershipLostError):
+        owner.sink.commit([owner.checkpoint(taken.claim, 1)])
+    with pytest.raises(OwnershipLostError):
+        owner.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 2)])
+        owner.sink.commit([])
+    assert topics.delivered() == []
+
+
+def test_two_workers_that_claim_at_once_end_with_one_that_serves(
+    topics: Topics, make_worker: Callable[[str], Worker]
+) -> None:
+    workers = [make_worker(name) for name in "abc"]
+
+    def try_to_serve(worker: Worker) -> bool:
+        try:
+            taken = worker.take_over()
+            version = 1 + (taken.checkpoint.commit if taken.checkpoint else 0)
+            worker.serve(b"%d" % version, taken.claim, version)
+        except OwnershipLostError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        served = list(pool.map(try_to_serve, workers))
+    values = topics.delivered()
+    assert any(served)
+    assert values == [b"%d" % number for number in range(1, len(values) + 1)]
+    assert len(values) == sum(served)
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[EmbeddedCluster]:
+    """A broker whose coordinator forgets a transactional id after two seconds."""
+    properties = {
+        "transactional.id.expiration.ms": "2000",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
+        "producer.id.expiration.ms": "2000",
+        "producer.id.expiration.check.interval.ms": "500",
+    }
+    with EmbeddedCluster(zookeepers=0, broker_properties=properties) as running:
+        yield running
+
+
+def test_a_writer_that_the_coordinator_forgot_is_given_up_and_never_recovers(
+    forgetful: EmbeddedCluster,
+) -> None:
+    admin = AdminClient({"bootstrap.servers": forgetful.bootstrap})
+    names = ("checkpoint", "claims", "target")
+    for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
+        future.result(30)
+    topics = Topics(forgetful.bootstrap, *names)
+    frozen, second = Worker(topics, "a"), Worker(topics, "b")
+    frozen.open()
+    taken = frozen.take_over()
+    frozen.serve(b"1", taken.claim)
+    second.open()
+    found = second.take_over()
+    assert found.fenced == {frozen.writer}
+    second.serve(b"2", found.claim, 2)
+
+    await_forgotten(topics, frozen.writer)
+    for value in (b"never", b"ever"):
+        with pytest.raises(OwnershipLostError):
+            frozen.serve(value, taken.claim, 3)
+    assert topics.delivered() == [b"1", b"2"]
+    for worker in (frozen, second):
+        worker.close()
+
+
+def await_forgotten(topics: Topics, writer: str) -> None:
+    """Wait until the coordinator has written that a transactional id has expired."""
+    consumer = Consumer(
+        {
+            **topics.client,
+            "group.id": "coordinator",
+            "isolation.level": "read_uncommitted",
+            "enable.auto.commit": False,
+        }
+    )
+    state = "__transaction_state"
+    partitions = consumer.list_topics(state, 30).topics[state].partitions
+    consumer.assign([TopicPartition(state, number, 0) for number in partitions])
+
+    def is_forgotten() -> bool:
+        message = consumer.poll(1.0)
+        if message is None or message.error() is not None:
+            return False
+        return writer.encode() in (message.key() or b"") and message.value() is None
+
+    await_true(is_forgotten, "the coordinator forgets the writer", timeout_s=60)
+    consumer.close()
