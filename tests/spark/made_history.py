@@ -39,12 +39,18 @@ class MadeHistory:
     Args:
         bootstrap: the brokers.
         partitions: of the delay topic and of every target.
+        checkpoint_partitions: of the checkpoint topic, which slices share; checkpoints are of
+            version 2 then. None: one for each slice and version 1, as in older clusters.
     """
 
-    def __init__(self, bootstrap: str, partitions: int = 1) -> None:
+    def __init__(
+        self, bootstrap: str, partitions: int = 1, checkpoint_partitions: int | None = None
+    ) -> None:
         run = uuid.uuid4().hex[:8]
         self.client = {"bootstrap.servers": bootstrap}
         self.partitions = partitions
+        self.version = 1 if checkpoint_partitions is None else 2
+        self.checkpoint_partitions = checkpoint_partitions or partitions
         self.delay = f"delay_topic_{run}"
         self.target = f"to_{run}_a"
         self.other = f"to_{run}_b"
@@ -72,7 +78,8 @@ class MadeHistory:
     def __enter__(self) -> Self:
         """Make the topics."""
         counts = {self.delay: self.partitions, self.target: self.partitions, self.other: 1}
-        counts |= {self.checkpoint: self.partitions, self.dead_letter: 1, self.outcomes: 1}
+        counts |= {self.checkpoint: self.checkpoint_partitions, self.dead_letter: 1}
+        counts[self.outcomes] = 1
         counts[self.audit] = 1
         config = {self.delay: {"message.timestamp.type": "LogAppendTime"}}
         new = [NewTopic(n, c, 1, config=config.get(n, {})) for n, c in counts.items()]
@@ -255,17 +262,45 @@ class MadeHistory:
     def settled(self, key_ms: int, h: Sequence[int] | None = None, key_offset: int = 0) -> None:
         """Write the checkpoints: K is ``(key_ms, key_offset)``, H the end of each log, or ``h``."""
         for number in range(self.partitions):
-            end = self._next.get((self.delay, number), 0)
-            shard = {
-                "topic_id": self._topic_id,
-                "k": [key_ms, key_offset],
-                "h": end if h is None else h[number],
-                "contracts": [{"from": 0, "contract": self.contract()}],
-            }
-            said = {"v": 1, "slice": number, "node": "n1", "epoch": 1, "commit": 1, "secret": "0"}
-            data = json.dumps({**said, "shards": {self.delay: shard}}).encode()
-            self.write(self.checkpoint, [], key=b"%d" % number, value=data, partition=number)
+            self.commit(number, key_ms, None if h is None else h[number], key_offset)
         self.flush()
+
+    def commit(self, number: int, key_ms: int, h: int | None = None, key_offset: int = 0) -> None:
+        """Append a checkpoint of one slice; as ``settled`` does for all."""
+        place = (self.checkpoint, number % self.checkpoint_partitions)
+        value = self._checkpoint(number, key_ms, h, key_offset)
+        self.write(place[0], [], key=b"%d" % number, value=value, partition=place[1])
+
+    def commit_in_vain(self, number: int, key_ms: int, count: int = 1) -> None:
+        """Write checkpoints of one slice in a transaction that is aborted."""
+        self.flush()
+        producer = Producer(
+            {**self.client, "transactional.id": f"tx-{uuid.uuid4().hex}", "log_level": 0}
+        )
+        producer.init_transactions(FLUSH_S)
+        producer.begin_transaction()
+        place = (self.checkpoint, number % self.checkpoint_partitions)
+        value = self._checkpoint(number, key_ms, None, 0)
+        for _ in range(count):
+            producer.produce(place[0], value, b"%d" % number, place[1])
+        producer.flush(FLUSH_S)
+        producer.abort_transaction(FLUSH_S)
+        end = self._next.get(place, 0) + count + 1
+        self._await_end(place, end)
+        self._next[place] = end
+
+    def _checkpoint(self, number: int, key_ms: int, h: int | None, key_offset: int) -> bytes:
+        end = self._next.get((self.delay, number), 0)
+        shard = {
+            "topic_id": self._topic_id,
+            "k": [key_ms, key_offset],
+            "h": end if h is None else h,
+            "contracts": [{"from": 0, "contract": self.contract()}],
+        }
+        said = {"v": self.version, "slice": number, "node": "n1", "epoch": 1, "commit": 1}
+        if self.version > 1:
+            said |= {"writer": "delayservice-n1-0-5c", "claim": number}
+        return json.dumps({**said, "secret": "0", "shards": {self.delay: shard}}).encode()
 
     def contract(self) -> dict[str, object]:
         """How the service would read the records."""

@@ -1,0 +1,141 @@
+"""A cut finds the newest committed checkpoint of every slice, wherever it lies in its partition."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from connectors.kafka.source import scan_partition
+from connectors.spark import newest
+from connectors.spark.audit import AuditOptions, audit
+from connectors.spark.cut import Cut, take_cut
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.errors import KafkaEdgeError
+from tests.spark.made_history import MadeHistory
+
+SLICES = 5
+BUSY = 3_000
+"""Commits of a slice beside which another's newest checkpoint lies far behind the end."""
+
+
+@pytest.fixture
+def history(cluster: EmbeddedCluster) -> Iterator[MadeHistory]:
+    """Slices 0, 2 and 4 share a partition of the checkpoint topic, and 1 and 3 another one."""
+    with MadeHistory(cluster.bootstrap, SLICES, checkpoint_partitions=2) as made:
+        yield made
+
+
+def cut_of(history: MadeHistory) -> Cut:
+    return take_cut(history.client, history.checkpoint, lambda *_: ())
+
+
+def keys_of(cut: Cut) -> dict[int, int]:
+    """K by slice."""
+    assert all(shard.earlier == shard.later for shard in cut.shards)
+    return {shard.partition: shard.later.key[0] for shard in cut.shards}
+
+
+def busy(history: MadeHistory, number: int, key_ms: int) -> None:
+    """Many commits of one slice, with failed ones of the others between and after them."""
+    others = [n for n in range(SLICES) if n % 2 == number % 2 and n != number]
+    for _ in range(3):
+        for _ in range(BUSY // 3):
+            history.commit(number, key_ms)
+        for other in others:
+            history.commit_in_vain(other, key_ms + 10**9, 40)
+
+
+def test_the_newest_checkpoint_of_a_slice_may_lie_far_behind_that_of_another(
+    history: MadeHistory,
+) -> None:
+    for number in range(SLICES):
+        history.commit(number, 100 + number)
+        history.commit(number, 200 + number)
+    busy(history, 2, 300)
+    history.flush()
+    assert keys_of(cut_of(history)) == {0: 200, 1: 201, 2: 300, 3: 203, 4: 204}
+
+
+def test_a_partition_is_read_once_and_no_further_than_is_needed(
+    history: MadeHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key_ms in range(1, 21):
+        for number, _ in itertools.product(range(SLICES), range(100)):
+            history.commit(number, key_ms)
+    history.flush()
+    stretches: list[tuple[int, int, int]] = []
+
+    def noted(
+        config: dict[str, object], topic: str, partition: int, start: int, stop: int
+    ) -> Iterator[object]:
+        stretches.append((partition, start, stop))
+        return scan_partition(config, topic, partition, start, stop)
+
+    monkeypatch.setattr(newest, "scan_partition", noted)
+    assert keys_of(cut_of(history)) == dict.fromkeys(range(SLICES), 20)
+    assert stretches == [(0, 5_488, 6_000), (1, 3_488, 4_000)] * 2  # earlier, and later
+
+
+def test_slices_that_were_never_served_are_looked_for_and_noted(history: MadeHistory) -> None:
+    for _ in range(BUSY):
+        history.commit(0, 100)
+    history.flush()
+    cut = cut_of(history)
+    assert keys_of(cut) == {0: 100}
+    assert len(cut.notes) == SLICES - 1
+
+
+def test_what_is_no_checkpoint_of_the_partition_is_passed_over(history: MadeHistory) -> None:
+    history.settled(100)
+    producer = Producer(history.client)
+    for key in (b"elsewhere", None, b"1"):  # the last one belongs into the other partition
+        producer.produce(history.checkpoint, b"nothing of the service", key, 0)
+    producer.produce(history.checkpoint, None, b"0", 0)
+    producer.flush()
+    assert keys_of(cut_of(history)) == dict.fromkeys(range(SLICES), 100)
+
+
+def test_a_checkpoint_that_speaks_of_another_slice_is_refused(history: MadeHistory) -> None:
+    history.settled(100)
+    foreign = history._checkpoint(3, 100, None, 0)
+    history.write(history.checkpoint, [], key=b"0", value=foreign)
+    history.flush()
+    with pytest.raises(KafkaEdgeError, match="checkpoint of slice 0 is of slice 3"):
+        cut_of(history)
+
+
+def test_an_audit_is_clean_where_slices_share_a_partition_of_checkpoints(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    history.plain(200)
+    lost = history.source(history.now_ms - 200_000, partition=3)
+    ahead = history.now_ms - 100_000
+    history.settled(ahead)
+    busy(history, 1, ahead)
+    history.flush()
+    options = AuditOptions(
+        client=history.client,
+        out=str(tmp_path / "audit"),
+        checkpoint=history.checkpoint,
+        dead_letter=history.dead_letter,
+        outcomes=history.outcomes,
+    )
+    result = audit(spark, options)
+    assert result.records == 201
+    assert [(row["kind"], row["partition"], row["offset"]) for row in result.sample] == [
+        ("lost", 3, lost)
+    ]
+
+
+def test_an_audit_of_all_topics_reads_none_of_the_service(tmp_path: Path) -> None:
+    options = AuditOptions(
+        {}, str(tmp_path), all_topics=True, topic="findings", never=("delay_pauses",)
+    )
+    topics = ["delay_checkpoint", "delay_checkpoint_claims", "delay_dead_letter", "delay_outcomes"]
+    chosen = options.choose([], [*topics, "delay_pauses", "findings", "__internal", "orders"])
+    assert chosen == {"delay_dead_letter", "delay_outcomes", "orders"}
