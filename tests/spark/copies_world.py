@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from connectors.kafka.clients import admin_client
 from connectors.spark.wheel_source import shard_name
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
+from delayservice.core.claims import Tenure
 from delayservice.core.codec import decode_payload
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import START_KEY, Cursor
@@ -38,8 +40,8 @@ RECORDS = 300
 FAR_MS = 10**15
 CLOSED = WheelOptions(hours_ahead_ms=-FAR_MS, minutes_ahead_ms=-FAR_MS)
 CONTRACTS = Contracts([(0, Contract(allow=("orders",), roll_window_ms=2**40, max_delay_ms=2**40))])
-CUT = 0
-"""The checkpoint is the first record of its partition."""
+BUSY = 1_500
+"""Commits of a slice after which another's newest checkpoint lies far behind the end."""
 
 Shape = tuple[list[Frame], int]
 """A copy of a shard: its frames, marks put to them, and S."""
@@ -52,13 +54,18 @@ class World:
 
     bootstrap: str
     make_topic: MakeTopic
+    shares: bool = False
+    """All slices share one partition of the checkpoint topic; else each has one, as in older
+    clusters."""
+    cuts: dict[int, int] = field(default_factory=dict)
+    """Offset of the newest checkpoint by slice."""
     client: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         """Make the topics and write the records."""
         self.client = {"bootstrap.servers": self.bootstrap}
         self.delay = self.make_topic("delay_topic", partitions=PARTITIONS)
-        self.checkpoint = self.make_topic("checkpoint", partitions=PARTITIONS)
+        self.checkpoint = self.make_topic("checkpoint", partitions=1 if self.shares else PARTITIONS)
         self.digests = self.make_topic("digests")
         self.repairs = self.make_topic("repairs")
         self.now_ms = int(time.time() * 1_000)
@@ -93,13 +100,49 @@ class World:
         return Cursor((self.now_ms, 7), RECORDS)
 
     def commit(self, cursor: Cursor) -> None:
-        """A checkpoint of each slice."""
-        for number in range(PARTITIONS):
+        """A checkpoint of each slice; that of the last one lies far behind the end if all share a
+        partition.
+        """
+        slices = list(range(PARTITIONS))
+        if not self.shares:
+            self._commit(self.producer, slices, cursor)
+            self.producer.flush()
+            return
+        self._transact(reversed(slices), cursor)
+        self._transact(slices[1:], Cursor((FAR_MS, 0), RECORDS), is_committed=False)
+        self._transact(slices[:1] * BUSY, cursor)
+
+    def _transact(
+        self, slices: Iterable[int], cursor: Cursor, *, is_committed: bool = True
+    ) -> None:
+        name = f"writer-{uuid.uuid4().hex}"
+        producer = Producer({**self.client, "transactional.id": name, "linger.ms": 20})
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        before = dict(self.cuts)
+        self._commit(producer, slices, cursor, Tenure(name, 7))
+        producer.flush()
+        if is_committed:
+            producer.commit_transaction(60)
+        else:
+            producer.abort_transaction(60)
+            self.cuts = before
+
+    def _commit(
+        self,
+        producer: Producer,
+        slices: Iterable[int],
+        cursor: Cursor,
+        tenure: Tenure | None = None,
+    ) -> None:
+        def note(_: KafkaError | None, message: Message) -> None:
+            self.cuts[int(message.key() or b"")] = message.offset() or 0
+
+        for commit, number in enumerate(slices):
             shard = ShardCheckpoint(self.topic_id, cursor, CONTRACTS)
-            written = Checkpoint(number, "n1", 1, "", {self.delay: shard}, commit=1)
-            value = encode_checkpoint(written)
-            self.producer.produce(self.checkpoint, value, b"%d" % number, number)
-        self.producer.flush()
+            said = Checkpoint(number, "n1", 1, "", {self.delay: shard}, commit, tenure)
+            value, partition = encode_checkpoint(said), 0 if self.shares else number
+            producer.produce(self.checkpoint, value, b"%d" % number, partition, on_delivery=note)
 
     def trim(self, partition: int, first: int) -> None:
         """Retention deletes what is below an offset."""
@@ -145,7 +188,7 @@ class World:
         partition: int,
         frames: Sequence[Frame],
         *,
-        cut: int = CUT,
+        cut: int | None = None,
         cut_ms: int | None = None,
         behind: bool = False,
         damaged: Sequence[Unreadable] = (),
@@ -154,6 +197,7 @@ class World:
     ) -> None:
         """Digest rows of a copy, as of the world's cursor."""
         place = Place(node, self.delay, self.topic_id, partition, life)
+        cut = self.cuts[partition] if cut is None else cut
         hours = hour_rows(frames)
         for hour in hours[lost_hours:]:
             self._row(hour_row(place, cut, hour))

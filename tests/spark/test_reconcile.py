@@ -224,3 +224,24 @@ def test_nodes_that_do_not_answer_leave_a_finding_of_the_slot(
         slot_of(key_ms) + SLOT_MS,
     )
     assert "gave no details" in row["detail"]
+
+
+def test_copies_are_compared_where_slices_share_a_partition_of_checkpoints(
+    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """A cut is an offset of that partition, and another slice's is not one of this one."""
+    world = World(cluster.bootstrap, make_topic, shares=True)
+    assert world.cuts[0] > world.cuts[1] + 1_000
+    for partition, lost in ((0, 3), (1, 5)):
+        right = world.shape(partition)[0]
+        world.publish("n1", partition, right)
+        world.publish("n2", partition, without(lost)(right))
+        world.publish("n3", partition, right, cut=world.cuts[1 - partition])
+    result = reconcile(spark, options(world, tmp_path / "out", details=False))
+    assert found(spark, result) == {
+        ("missing", "n2", 0, None),
+        ("missing", "n2", 1, None),
+        ("behind", "n3", 0, None),
+        ("behind", "n3", 1, None),
+    }
+    assert {one.partition: one.cut for one in result.compared} == world.cuts
