@@ -9,22 +9,22 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 
 import structlog
 
-from connectors.kafka.audits import AuditNews
+from connectors.kafka.audits import AuditWatcher
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
-from connectors.kafka.copies import CopyLog, RepairCommands
-from connectors.kafka.pauses import PauseNews
+from connectors.kafka.control_topics import ControlReader, ControlTopic
+from connectors.kafka.copies import CopyLog, RepairWatcher
+from connectors.kafka.pauses import PauseWatcher
 from connectors.kafka.reach import KafkaReach
 from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource, log_ends
@@ -170,13 +170,8 @@ class Worker:
         self._clock_watch = ClockWatch(self._clock, settings.delivery.clock_tolerance_ms)
         self._admin = admin_client(settings.kafka.client_config("admin"))
         self._keeper = TopicKeeper(self._admin, settings)
-        self._pauses = PauseNews(
-            settings.topics.pauses,
-            settings.kafka.client_config("consumer"),
-            f"{settings.node.node_id}-{index}",
-        )
+        self._pauses = PauseWatcher(settings.topics.pauses, self._forget_fit)
         self._targets = TargetTopics(self._admin, why_paused=self._why_paused)
-        self._pauses.on_change = self._targets.changed
         self._name = f"{settings.node.node_id}-{index}"
         self._checkpoints = KafkaCheckpoints(
             settings.topics.checkpoint,
@@ -202,7 +197,8 @@ class Worker:
         self._disk = DiskWatch(
             settings.disk.watermarks, lambda: used_percent(settings.node.state_dir)
         )
-        self._audits = self._hear_audits() if index == 0 else None
+        hears_audits = settings.digests.enabled and index == 0
+        self._audits = AuditWatcher(settings.topics.audit) if hears_audits else None
         self._keepers: dict[int, CopyKeeper] = {}
         self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
         """For slices that are not placed here yet, or are another worker's."""
@@ -229,14 +225,9 @@ class Worker:
             self._repeat(
                 "kafka-reach", REACH_TURN_S, lambda: self._ownership.fit(is_fit=reach.check())
             )
-        if self._copy_log is not None:
-            RepairCommands(
-                self._settings.topics.repairs,
-                self._settings.kafka.client_config("consumer"),
-                self._settings.node.node_id,
-                str(self._index),
-                self._ask_copy,
-            )
+        ControlReader(
+            self._control_topics(), self._settings.kafka.client_config("consumer"), self._name
+        )
         while not stopping.is_set():
             self._place()
             if self._has_failed:
@@ -249,6 +240,10 @@ class Worker:
             garbage.collect_when_time()
             stopping.wait(TURN_S)
         return self._stop()
+
+    def _forget_fit(self) -> None:
+        """Something else is paused: judge the targets anew."""
+        self._targets.changed()
 
     def _why_paused(self, topic: str) -> str | None:
         """Of target topics; what the service writes for itself goes on under any pattern."""
@@ -269,12 +264,14 @@ class Worker:
             return self._pauses.keys()
         return answer(question, self._thread)
 
-    def _hear_audits(self) -> AuditNews | None:
-        settings = self._settings
-        if not settings.digests.enabled:
-            return None
-        client = settings.kafka.client_config("consumer")
-        return AuditNews(settings.topics.audit, client, settings.node.node_id)
+    def _control_topics(self) -> list[ControlTopic]:
+        topics: list[ControlTopic] = [self._pauses]
+        if self._audits is not None:
+            topics.append(self._audits)
+        if self._copy_log is not None:
+            node_id = self._settings.node.node_id
+            topics.append(RepairWatcher(self._settings.topics.repairs, node_id, self._ask_copy))
+        return topics
 
     def _repeat(self, name: str, every_s: float, ask: Callable[[], object]) -> None:
         """Ask Kafka on a thread of its own: whoever asks may have to wait, and what goes on here,

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
-from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 import structlog
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
-from connectors.kafka.clients import consumer_client, values_of
-from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config
+from connectors.kafka.source import ASK_TIMEOUT_S
 
 _LOOK_BACK: Final = 10_000
 """Records before the end among which the newest summary is looked for; findings come before it."""
-_WAIT_S: Final = 1.0
-_RETRY_S: Final = 10.0
 
 _log = structlog.get_logger(__name__)
 
@@ -72,47 +67,33 @@ class _Said(AuditSummary, tag_field="kind", tag="summary"):
 _decode = msgspec.json.Decoder(_Said).decode
 
 
-class AuditNews:
-    """Reads the audit topic; a thread of its own. Without the topic there is no news.
+class AuditWatcher:
+    """Follows the audit topic; see ``control_topics.ControlTopic``.
 
     Args:
         topic: the audit topic.
-        client: options of the client.
-        name: of the client.
     """
 
-    def __init__(self, topic: str, client: Mapping[str, str], name: str) -> None:
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
         self.newest: AuditSummary | None = None
         self._summaries = AuditSummaries()
-        self._topic = topic
-        self._config = consumer_config(client, f"audits-{name}") | {
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 1_000,
-        }
-        threading.Thread(target=self._run, name="audit-news", daemon=True).start()
 
-    def _run(self) -> None:
-        consumer = consumer_client(self._config)
-        while True:
-            try:
-                self._read(consumer)
-            except KafkaException as exc:
-                _log.debug("audit_topic_not_read", topic=self._topic, why=str(exc))
-            time.sleep(_RETRY_S)
-
-    def _read(self, consumer: Consumer) -> None:
-        place = TopicPartition(self._topic, 0)
+    def begin(self, consumer: Consumer) -> tuple[int, int]:
+        """Begin a little before the end; see the protocol."""
+        place = TopicPartition(self.topic, 0)
         low, high = consumer.get_watermark_offsets(place, timeout=ASK_TIMEOUT_S)
-        place.offset = max(low, high - _LOOK_BACK)
-        consumer.assign([place])
-        while True:
-            for value in values_of(consumer.consume(1_000, _WAIT_S)):
-                self._take(value)
+        return max(low, high - _LOOK_BACK), high
 
-    def _take(self, value: bytes) -> None:
-        try:
-            said = _decode(value)
-        except (msgspec.DecodeError, ValueError):
-            return  # a finding, or something newer than this version
-        self._summaries.add(said)
-        self.newest = self._summaries.together()
+    def take(self, key: bytes | None, value: bytes | None) -> None:  # noqa: ARG002  # as the protocol
+        """Take a summary; leave out findings, and what is newer than this version."""
+        with suppress(msgspec.DecodeError, ValueError):
+            self._summaries.add(_decode(value or b""))
+            self.newest = self._summaries.together()
+
+    def at_end(self) -> None:
+        """Nothing waits for the end."""
+
+    def failed(self, why: str) -> None:
+        """Without the topic there is no audit to tell of."""
+        _log.debug("audit_topic_not_read", topic=self.topic, why=why)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -10,15 +9,12 @@ from typing import Final
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from connectors.kafka.clients import NO_GROUP, consumer_client, producer_client, values_of
-from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config
+from connectors.kafka.clients import producer_client
+from connectors.kafka.source import ASK_TIMEOUT_S
 from delayservice.core.repair import Command, Report, decode_message
 
 REMEMBERED_MS: Final = 3_600_000
 """How far back a node that starts looks for commands it was not there for."""
-
-_WAIT_S: Final = 0.5
-_RETRY_S: Final = 2.0
 
 _Heard = Callable[[KafkaError | None, object], None]
 
@@ -83,80 +79,51 @@ class CopyLog:
         self._producer.flush(timeout_s)
 
 
-class RepairCommands:
-    """Reads the commands for one node; a thread of its own.
+class RepairWatcher:
+    """Follows the commands for one node in the repair topic; see ``control_topics.ControlTopic``.
+    Commands of the last hour that this node has not answered come first.
 
     Args:
         topic: the repair topic.
-        client: options of the client.
         node_id: this node.
-        name: of the client.
-        take: told of each command, in order.
+        give: given each command, in order, by the reading thread.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        client: Mapping[str, str],
-        node_id: str,
-        name: str,
-        take: Callable[[Command], None],
-    ) -> None:
-        self._topic = topic
-        self._config = consumer_config(client, f"repairs-{name}") | {
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 1_000,
-        }
+    def __init__(self, topic: str, node_id: str, give: Callable[[Command], None]) -> None:
+        self.topic = topic
         self._node_id = node_id
-        self._take = take
-        threading.Thread(target=self._run, name="repair-commands", daemon=True).start()
+        self._give = give
+        self._waiting: dict[tuple[str, int], Command] | None = {}
+        """Commands of the past without an answer; None: the past is over."""
 
-    def _run(self) -> None:
-        """Until the process ends. Without this topic a node does all else, so it is waited for."""
-        while True:
-            try:
-                self._read()
-            except KafkaException as exc:
-                _log.warning("repair_topic_not_read", topic=self._topic, why=str(exc))
-                time.sleep(_RETRY_S)
+    def begin(self, consumer: Consumer) -> tuple[int, int]:
+        """Begin with what is remembered; see the protocol."""
+        self._waiting = {}
+        since = TopicPartition(self.topic, 0, int(time.time() * 1000) - REMEMBERED_MS)
+        (found,) = consumer.offsets_for_times([since], timeout=ASK_TIMEOUT_S)
+        if found.error is not None:
+            raise KafkaException(found.error)
+        place = TopicPartition(self.topic, 0)
+        _, high = consumer.get_watermark_offsets(place, timeout=ASK_TIMEOUT_S)
+        return (found.offset if found.offset >= 0 else high), high
 
-    def _read(self) -> None:
-        """Commands of the last hour that this node has not answered, and those that come."""
-        consumer = consumer_client(self._config)
-        try:
-            since = TopicPartition(self._topic, 0, int(time.time() * 1000) - REMEMBERED_MS)
-            found = consumer.offsets_for_times([since], timeout=ASK_TIMEOUT_S)
-            if found[0].error is not None:
-                raise KafkaException(found[0].error)
-            consumer.assign(found)
-            self._catch_up(consumer)
-            while True:
-                for value in values_of(consumer.consume(100, _WAIT_S)):
-                    said = decode_message(value)
-                    if isinstance(said, Command) and said.node == self._node_id:
-                        self._take(said)
-        finally:
-            consumer.close()
-
-    def _catch_up(self, consumer: Consumer) -> None:
-        waiting: dict[tuple[str, int], Command] = {}
-        at_end = False
-        while not at_end:
-            for message in consumer.consume(1_000, _WAIT_S):
-                error = message.error()
-                if error is None:
-                    self._note(message.value() or b"", waiting)
-                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                    at_end = True
-                elif error.code() != NO_GROUP:
-                    raise KafkaException(error)
-        for command in waiting.values():
-            self._take(command)
-
-    def _note(self, value: bytes, waiting: dict[tuple[str, int], Command]) -> None:
-        """A command that waits, or the answer to one."""
-        said = decode_message(value)
+    def take(self, key: bytes | None, value: bytes | None) -> None:  # noqa: ARG002  # as the protocol
+        """Take a command, or the answer to one."""
+        said = decode_message(value or b"")
         if isinstance(said, Command) and said.node == self._node_id:
-            waiting[(said.plan, said.step)] = said
-        elif isinstance(said, Report) and said.node == self._node_id:
-            waiting.pop((said.plan, said.step), None)
+            if self._waiting is None:
+                self._give(said)
+            else:
+                self._waiting[(said.plan, said.step)] = said
+        elif isinstance(said, Report) and said.node == self._node_id and self._waiting:
+            self._waiting.pop((said.plan, said.step), None)
+
+    def at_end(self) -> None:
+        """Give what waits; see the protocol."""
+        waiting, self._waiting = self._waiting, None
+        for command in (waiting or {}).values():
+            self._give(command)
+
+    def failed(self, why: str) -> None:
+        """Without this topic a node does all else."""
+        _log.warning("repair_topic_not_read", topic=self.topic, why=why)

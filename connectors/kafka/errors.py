@@ -21,9 +21,9 @@ FENCED: Final = frozenset(
         KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     }
 )
-"""Another producer with the same transactional id has taken over, or the broker forgot this one. The
-client would recover from some of these by itself, with a higher epoch, and undo a fence: the writer
-is given up."""
+"""Another producer with the same transactional id has taken over, or the broker forgot this one.
+The client would recover from some of these by itself, with a higher epoch, and undo a fence: the
+writer is given up."""
 
 REFUSALS: Final[dict[int, str]] = {
     KafkaError.MSG_SIZE_TOO_LARGE: TOO_LARGE,

@@ -1,7 +1,7 @@
 """Outputs to Kafka: one transactional producer for all slices of a worker, its *writer*.
 
-``exactly_once``: outputs and checkpoints in one transaction. ``at_least_once``: target outputs by an
-idempotent producer without transactions, flushed; then copies, outcomes, dead letters and the
+``exactly_once``: outputs and checkpoints in one transaction. ``at_least_once``: target outputs by
+an idempotent producer without transactions, flushed; then copies, outcomes, dead letters and the
 checkpoints in a transaction, so that only target records can ever be doubled.
 
 A commit ends in one of three ways (design section 6): committed; aborted for certain
@@ -47,7 +47,7 @@ from delayservice.lanes.ports import Control, Place
 
 COMMIT_TIMEOUT_S: Final = 30.0
 ABORT_TIMEOUT_S: Final = 5.0
-"""After that the writer is given up, and whoever claims next aborts it: that costs half a second."""
+"""After that the writer is given up, and whoever claims next aborts it in half a second."""
 FLUSH_STEP_S: Final = 0.1
 INIT_TIMEOUT_S: Final = 20.0
 CONNECT_TIMEOUT_S: Final = 5.0

@@ -1,4 +1,4 @@
-"""What a take-over asks of Kafka: claims read back, older writers fenced, checkpoints read to the end.
+"""What a take-over asks of Kafka: claims read back, older writers fenced, checkpoints read.
 
 Runs on helper threads; every wait is bounded.
 """

@@ -5,9 +5,7 @@ A delay topic that breaks a rule is not served, with an explanation; the others 
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
@@ -15,7 +13,6 @@ from typing import Final, TypeAlias
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
     ConfigResource,
     NewTopic,
     ResourceType,
@@ -24,14 +21,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
-from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
-from connectors.kafka.source import ASK_TIMEOUT_S, topic_ids
-from delayservice.core.codes import (
-    TARGET_DOWN,
-    TARGET_PAUSED,
-    TARGET_UNAUTHORIZED,
-    TARGET_UNKNOWN,
-)
+from connectors.kafka.rights import READ, WRITE, ask_access, complaints
+from connectors.kafka.source import topic_ids
 from delayservice.errors import KafkaEdgeError
 from delayservice.settings import Settings
 

@@ -10,7 +10,7 @@ from typing import Final
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.controls import ControlDesk
 from connectors.kafka.dead_letters import READ_COMMITTED, DeadLetterTopic, Survey
-from connectors.kafka.pauses import PauseNews
+from connectors.kafka.pauses import PauseWatcher
 from connectors.kafka.source import consumer_config, log_bounds, scan_partition
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Inquiry
@@ -50,7 +50,7 @@ class Panel:
         history: History,
         admin: KafkaAdmin,
         desk: ControlDesk,
-        pauses: PauseNews,
+        pauses: PauseWatcher,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.settings = settings

@@ -15,8 +15,9 @@ import structlog
 import uvicorn
 
 from connectors.kafka.clients import admin_client
+from connectors.kafka.control_topics import ControlReader
 from connectors.kafka.controls import ControlDesk
-from connectors.kafka.pauses import PauseNews
+from connectors.kafka.pauses import PauseWatcher
 from delayservice.admin.app import make_app
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Workers
@@ -90,6 +91,8 @@ class AdminServer:
             settings.topics.outcomes,
         )
         self._history = History(hub.facts)
+        pauses = PauseWatcher(settings.topics.pauses)
+        ControlReader([pauses], kafka.client_config("consumer"), settings.node.node_id)
         panel = Panel(
             settings,
             hub=hub,
@@ -97,9 +100,7 @@ class AdminServer:
             history=self._history,
             admin=admin,
             desk=self._desk,
-            pauses=PauseNews(
-                settings.topics.pauses, kafka.client_config("consumer"), settings.node.node_id
-            ),
+            pauses=pauses,
         )
         self._listen = settings.admin.listen
         self._server = uvicorn.Server(

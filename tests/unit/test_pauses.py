@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connectors.kafka import control_topics
 from connectors.kafka import pauses as pauses_topic
-from connectors.kafka.pauses import PauseNews
+from connectors.kafka.control_topics import ControlReader
+from connectors.kafka.pauses import PauseWatcher
 from delayservice.core.pauses import (
     KINDS,
     Pause,
@@ -69,10 +71,11 @@ def test_until_they_are_heard_of_everything_is_held_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pauses_topic, "ASK_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(pauses_topic, "_RETRY_S", 0.02)
+    monkeypatch.setattr(control_topics, "_RETRY_S", 0.02)
     monkeypatch.setattr(pauses_topic, "_COMPLAIN_S", 0.1)
     monkeypatch.setattr(pauses_topic, "_WAIT_AT_START_S", 1.0)
-    news = PauseNews("delay_pauses", NOBODY, "test")
+    news = PauseWatcher("delay_pauses")
+    ControlReader([news], NOBODY, "test")
     assert news.holds("delay_topic_any")
     await_true(lambda: news.problem)
     assert news.holds("delay_topic_any")

@@ -1,0 +1,114 @@
+"""The small topics that steer a node or tell it something: one consumer and one thread for all.
+
+Each has one partition. A topic that can't be read is tried again by itself; the others go on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from connectors.kafka.clients import NO_GROUP, consumer_client
+from connectors.kafka.errors import error_of
+from connectors.kafka.source import consumer_config
+
+_WAIT_S: Final = 1.0
+_RETRY_S: Final = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class ControlTopic(Protocol):
+    """What is read of one topic. All of it is called by the reading thread."""
+
+    @property
+    def topic(self) -> str:
+        """Its name."""
+
+    def begin(self, consumer: Consumer) -> tuple[int, int]:
+        """Forget what was read before, and return the offset to begin at and the end as of now.
+
+        Raises:
+            KafkaException: the cluster does not say.
+        """
+
+    def take(self, key: bytes | None, value: bytes | None) -> None:
+        """Take one record."""
+
+    def at_end(self) -> None:
+        """Everything that is there has been taken; may be called again."""
+
+    def failed(self, why: str) -> None:
+        """The topic can't be read now."""
+
+
+class ControlReader:
+    """Reads control topics until the process ends.
+
+    Args:
+        topics: what is read.
+        client: options of a consumer.
+        name: of the client.
+    """
+
+    def __init__(
+        self, topics: Sequence[ControlTopic], client: Mapping[str, str], name: str
+    ) -> None:
+        self._topics = {one.topic: one for one in topics}
+        self._config = consumer_config(client, f"control-{name}") | {
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 1_000,
+        }
+        self._due_s = dict.fromkeys(self._topics, 0.0)
+        """Topics that are not read: when to try again, monotonic seconds."""
+        self._ends: dict[str, int] = {}
+        threading.Thread(target=self._run, name="control-topics", daemon=True).start()
+
+    def _run(self) -> None:
+        consumer = consumer_client(self._config)
+        while True:
+            for name, due_s in list(self._due_s.items()):
+                if time.monotonic() >= due_s:
+                    self._begin(consumer, name)
+            message = consumer.poll(_RETRY_S if self._due_s else _WAIT_S)
+            if message is not None:
+                self._hear(consumer, message)
+
+    def _begin(self, consumer: Consumer, name: str) -> None:
+        try:
+            offset, end = self._topics[name].begin(consumer)
+            consumer.incremental_assign([TopicPartition(name, 0, offset)])
+        except KafkaException as exc:
+            self._failed(name, error_of(exc).str())
+            return
+        del self._due_s[name]
+        self._ends[name] = end
+        if offset >= end:  # the broker would tell only after a while
+            self._topics[name].at_end()
+
+    def _hear(self, consumer: Consumer, message: Message) -> None:
+        name, error = message.topic(), message.error()
+        one = self._topics.get(name or "")
+        if one is None or (error is not None and error.code() == NO_GROUP):
+            _log.debug("control_topics_event", why=str(error))
+        elif error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
+            consumer.incremental_unassign([TopicPartition(one.topic, 0)])
+            self._failed(one.topic, error.str())
+        else:
+            try:
+                if error is None:
+                    one.take(message.key(), message.value())
+                if error is not None or (message.offset() or 0) + 1 == self._ends[one.topic]:
+                    one.at_end()
+            except Exception as exc:  # noqa: BLE001  # the reading of the others must go on
+                _log.exception("control_record_not_taken", topic=name)
+                one.failed(f"{type(exc).__name__}: {exc}")
+
+    def _failed(self, name: str, why: str) -> None:
+        self._due_s[name] = time.monotonic() + _RETRY_S
+        self._topics[name].failed(why)
