@@ -24,11 +24,17 @@ def drilled(spark: SparkSession, options: DrillOptions) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("checkpoint_partitions", [0, 1])
 def test_a_small_drill_finds_one_defect_of_each_kind(
-    spark: SparkSession, cluster: EmbeddedCluster
+    spark: SparkSession, cluster: EmbeddedCluster, checkpoint_partitions: int
 ) -> None:
+    """Where each slice has a partition of checkpoints, and where all share one."""
     small = DrillOptions(
-        records=3_000, defects=len(KINDS), partitions=2, bootstrap=cluster.bootstrap
+        records=3_000,
+        defects=len(KINDS),
+        partitions=2,
+        bootstrap=cluster.bootstrap,
+        checkpoint_partitions=checkpoint_partitions,
     )
     drilled(spark, small)
 

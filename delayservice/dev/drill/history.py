@@ -2,7 +2,8 @@
 
 Time goes by in steps. In each, producers write, some of them in transactions and some of those
 aborted; then the owner passes what they wrote and settles what has come due, in a transaction with
-its checkpoint, now and then after one that failed. What is written last, no checkpoint has passed.
+its checkpoint, now and then after one that failed. Where slices share a partition of checkpoints,
+one of them commits often at the end. What is written last, no checkpoint has passed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _ABORTED: Final = 2
 """Records of each partition in a producer's transaction that is aborted."""
 _SAMPLE: Final = 20
 """Outputs in a transaction of the service that fails."""
+_BUSY: Final = 1_000
+"""Commits of one slice at the end: the newest checkpoints of others lie far behind them."""
 
 
 @dataclass(slots=True)
@@ -37,7 +40,7 @@ class Life:
         topic_id: of the delay topic.
         shards: as their owner left them.
         beyond: records above H, by partition.
-        checkpoints: offset of the newest checkpoint of each partition.
+        checkpoints: offset of the newest checkpoint of each slice.
         records: what producers have committed.
         now_ms: the end of it.
         ends: where all logs end.
@@ -95,6 +98,8 @@ class History:
             self._settle(stop_ms)
             start_ms = stop_ms
             tell((number + 1) * each)
+        if self._names.checkpoint_partitions:
+            self._be_busy()
         self._bystanders()
         self._produce(self._requests(each + tail, start_ms, self._life.now_ms))
         self._run_ahead(unaccounted)
@@ -154,10 +159,12 @@ class History:
             for shard, step in steps[:_SAMPLE]:
                 if step.act == "deliver":
                     self._owner_writes(self._output(step, shard.told(step.record)))
+            self._commit_in_vain()
         with self._owner.transaction():
             for shard, step in steps:
                 self._carry_out(shard, step)
-            self._checkpoint()
+            for number in range(len(self._life.shards)):
+                self._checkpoint(number)
 
     def _steps(self, shard: Shard, stop_ms: int) -> list[Step]:
         log, self._log[shard.place[1]] = self._log[shard.place[1]], []
@@ -241,31 +248,45 @@ class History:
         place = (self._names.own("outcomes"), 0)
         self._owner.write(place, step.record.request.record_id, None, headers, step.at_ms)
 
-    def _checkpoint(self) -> None:
+    def _be_busy(self) -> None:
+        """Have the first slice commit often, although nothing has changed."""
+        with self._owner.transaction():
+            for _ in range(_BUSY):
+                self._checkpoint(0)
+
+    def _commit_in_vain(self) -> None:
+        """Write the last slice's checkpoint in a transaction that fails."""
+        number = len(self._life.shards) - 1
+        before = self._life.checkpoints.get(number)
+        self._checkpoint(number)
+        if before is not None:
+            self._life.checkpoints[number] = before
+
+    def _checkpoint(self, number: int) -> None:
         self._commit += 1
-        life = self._life
-        for number, shard in enumerate(life.shards):
-            said = {
-                "topic_id": life.topic_id,
-                "k": shard.key,
-                "h": shard.h,
-                "contracts": [
-                    {"from": 0, "contract": contract([life.names.allow], ROLL_WINDOW_MS)}
-                ],
+        life, names, shard = self._life, self._names, self._life.shards[number]
+        said = {
+            "topic_id": life.topic_id,
+            "k": shard.key,
+            "h": shard.h,
+            "contracts": [{"from": 0, "contract": contract([names.allow], ROLL_WINDOW_MS)}],
+        }
+        is_shared = names.checkpoint_partitions > 0
+        tenure = {"writer": f"drill-n1-0-{names.run}", "claim": number} if is_shared else {}
+        value = to_json(
+            {
+                "v": 2 if is_shared else 1,
+                "slice": number,
+                "node": "n1",
+                **tenure,
+                "epoch": 1,
+                "commit": self._commit,
+                "secret": "0",
+                "shards": {shard.place[0]: said},
             }
-            value = to_json(
-                {
-                    "v": 1,
-                    "slice": number,
-                    "node": "n1",
-                    "epoch": 1,
-                    "commit": self._commit,
-                    "secret": "0",
-                    "shards": {shard.place[0]: said},
-                }
-            )
-            place = (life.names.own("checkpoint"), number)
-            life.checkpoints[number] = self._owner.write(place, b"%d" % number, value)
+        )
+        place = names.checkpoint_place(number)
+        life.checkpoints[number] = self._owner.write(place, b"%d" % number, value)
 
     # --- the end -------------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ class DrillOptions:
         partitions: of the delay topic and of the targets.
         bootstrap: a cluster; empty: one is started.
         keep: leave topics and folders.
+        checkpoint_partitions: of the checkpoint topic; slices share them. 0: one for each slice, as
+            in older clusters.
     """
 
     records: int = 1_000_000
@@ -69,6 +71,7 @@ class DrillOptions:
     bootstrap: str = ""
     keep: bool = False
     partitions: int = 8
+    checkpoint_partitions: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,8 @@ def _make(
     options: DrillOptions, bootstrap: str, topics: Topics, folder: Path, shown: Steps
 ) -> Drill:
     rng = random.Random(options.seed)  # noqa: S311  # a drill repeats itself from its seed
-    names = Names(folder.name.removeprefix("delay-drill-").lower(), options.partitions, _SECRET)
+    run = folder.name.removeprefix("delay-drill-").lower()
+    names = Names(run, options.partitions, _SECRET, options.checkpoint_partitions)
     topic_id = _make_topics(names, topics)
     ends = Ends()
     shards = [Shard((names.delay, number)) for number in range(options.partitions)]
@@ -166,12 +170,14 @@ def _make(
 
 def _make_topics(names: Names, topics: Topics) -> str:
     """Make them; the id of the delay topic."""
-    wide = [names.delay, *names.targets, names.own("checkpoint")]
+    checkpoint = names.own("checkpoint")
+    wide = [names.delay, *names.targets, checkpoint]
     narrow = [names.own(what) for what in ("dead_letter", "outcomes", "digests", "repairs")]
     # Records bear the times of the history, and are not to be gone for their age.
     old = {"message.timestamp.type": "CreateTime", "retention.ms": "-1"}
-    compacted = {name: {"cleanup.policy": "compact"} for name in (wide[-1], narrow[2])}
+    compacted = {name: {"cleanup.policy": "compact"} for name in (checkpoint, narrow[2])}
     counts = {**dict.fromkeys(wide, names.partitions), **dict.fromkeys(narrow, 1)}
+    counts[checkpoint] = names.checkpoint_partitions or names.partitions
     topics.make(counts, {**dict.fromkeys(counts, old), **compacted})
     return topics.id_of(names.delay)
 

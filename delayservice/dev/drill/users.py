@@ -30,13 +30,16 @@ class Names:
 
     Attributes:
         run: what makes the names its own.
-        partitions: of delay topic, targets and checkpoint.
+        partitions: of delay topic and targets.
         secret: that copies are signed with.
+        checkpoint_partitions: of the checkpoint topic; slices share them. 0: one for each slice and
+            checkpoints of version 1, as in older clusters.
     """
 
     run: str
     partitions: int
     secret: bytes
+    checkpoint_partitions: int = 0
 
     @property
     def delay(self) -> str:
@@ -57,6 +60,11 @@ class Names:
     def allow(self) -> str:
         """The pattern of allowed targets."""
         return f"drill_{self.run}_*"
+
+    def checkpoint_place(self, slice_no: int) -> Place:
+        """Where the checkpoints of a slice lie."""
+        shared = self.checkpoint_partitions
+        return self.own("checkpoint"), slice_no % shared if shared else slice_no
 
     def own(self, what: str) -> str:
         """One of the service's topics: ``checkpoint``, ``dead_letter``, ``digests`` and so on."""

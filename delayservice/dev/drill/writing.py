@@ -28,6 +28,8 @@ TIMEOUT_S: Final = 120.0
 _QUIET: Final[Mapping[str, str | int | float]] = {"log_level": 0}
 _POLL_EVERY: Final = 1_000
 _TICK_S: Final = 0.01
+_KNOWN_S: Final = 30.0
+"""Time in which every broker has heard of a topic that was just made."""
 
 
 @dataclass(slots=True)
@@ -198,9 +200,22 @@ class Topics:
         self._made += counts
 
     def id_of(self, topic: str) -> str:
-        """The id that Kafka gave a topic."""
-        described = self._admin.describe_topics(TopicCollection([topic]))
-        return str(described[topic].result(TIMEOUT_S).topic_id)
+        """The id that Kafka gave a topic; a broker may hear late of one that was just made.
+
+        Raises:
+            KafkaEdgeError: no broker knows it.
+        """
+        deadline_s = time.monotonic() + _KNOWN_S
+        tick = threading.Event()
+        while True:
+            described = self._admin.describe_topics(TopicCollection([topic]))
+            try:
+                return str(described[topic].result(TIMEOUT_S).topic_id)
+            except KafkaException as exc:
+                is_new = exc.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+                if not is_new or time.monotonic() > deadline_s:
+                    raise KafkaEdgeError(f"{topic} can't be described: {exc.args[0]}") from exc
+            tick.wait(_TICK_S)
 
     def check(self, ends: Ends) -> None:
         """Make sure that offsets were counted right.
