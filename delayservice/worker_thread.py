@@ -119,12 +119,14 @@ class MetricsObserver:
             metrics.add_rejected(code)
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """A transaction ended: each slice in it counts it."""
-        for slice_no in slices:
-            if committed:
-                self.of(slice_no).observe_transaction(seconds)
-            else:
-                self.of(slice_no).add_abort()
+        """A transaction ended. It is counted once, for the first slice that it carried."""
+        if not slices:
+            return
+        metrics = self.of(min(slices))
+        if committed:
+            metrics.observe_transaction(seconds)
+        else:
+            metrics.add_abort()
 
 
 @dataclass(frozen=True, slots=True)
