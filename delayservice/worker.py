@@ -431,7 +431,7 @@ class Worker:
         gate = WorkerGate(self._ownership, self._clock_watch)
         turns = Turns()
 
-        def make_loop(tended: Callable[[Slice], None]) -> WorkerLoop:
+        def make_loop(tended: Callable[[Slice], bool]) -> WorkerLoop:
             return WorkerLoop(
                 node_id=settings.node.node_id,
                 source=source,

@@ -156,7 +156,7 @@ class WorkerThread:
 
     def __init__(
         self,
-        make_loop: Callable[[Callable[[Slice], None]], WorkerLoop],
+        make_loop: Callable[[Callable[[Slice], bool]], WorkerLoop],
         observer: MetricsObserver,
         gate: WorkerGate,
         ownership: Ownership,
@@ -283,8 +283,10 @@ class WorkerThread:
 
     # --- metrics -------------------------------------------------------------------------------
 
-    def _tended(self, slice_: Slice) -> None:
-        """Publish a slice packed, so that other threads never read what the loop writes."""
+    def _tended(self, slice_: Slice) -> bool:
+        """Publish a slice packed, so that other threads never read what the loop writes; return
+        whether it is still behind, and its progress waited for.
+        """
         self._observer.of(slice_.number)
         sampled = self._observer.sampled[slice_.number]
         sampled.lag_s = slice_.lag_s(self._recent_ends(slice_.number))
@@ -292,6 +294,7 @@ class WorkerThread:
         self._ownership.standing(slice_.number, standing)
         self._sample(slice_, sampled)
         self._tell_progress(slice_, sampled)
+        return sampled.lag_s >= CATCHING_UP_S
 
     def _recent_ends(self, slice_no: int) -> Mapping[str, int]:
         asked_s, ends = self.log_ends
