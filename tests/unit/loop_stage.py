@@ -28,6 +28,8 @@ from tests.unit.known_targets import KnownTargets
 
 TOPIC = "delay_topic_any"
 NOW_MS = 1_900_000_000_000
+STEP_MS = 10
+"""After a step of so long there may be a commit, unless the limits of a test say otherwise."""
 ROUTES = Routes("dead", "outcomes", b"secret", 3_600_000, 0, (100,), cron_time)
 
 Answer = TypeVar("Answer")
@@ -395,7 +397,7 @@ class Stage:
             observer=self.heard,
             routes=ROUTES,
             contract_of=lambda _: Contract(allow=("*",)),
-            limits=limits or Limits(),
+            limits=limits or Limits(transaction_interval_ms_min=STEP_MS - 1),
             **more,
         )
         for number in slices:

@@ -1,18 +1,25 @@
-"""The walk of H where it could take long."""
+"""The walk of H where it could take long, and the walk of K beside it."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delayservice.core import outcome
 from delayservice.core.codec import Payload
+from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor, Key
-from delayservice.core.entry import FIRE, Entry
+from delayservice.core.entry import FIRE, Entry, Headers
+from delayservice.core.outcome import Output
 from delayservice.core.pending import Additions
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.core.shard import Shard, _Flights
 from delayservice.cron import cron_time
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import Bounds
+from delayservice.store.memory import MemoryStore
+from tests.unit.loop_stage import Logs
 
 ROUTES = Routes("letters", "outcomes", b"secret", 1_000, 0, (), cron_time)
 IDS = st.sampled_from([b"a", b"b", b"c"])
@@ -65,3 +72,187 @@ def test_a_copy_in_flight_is_found_by_its_id(
     flights.clear()
     assert not flights
     assert bool(merged) == bool(pairs)
+
+
+# --- the two walks ------------------------------------------------------------------------------
+
+TOPIC = "delay_topic_any"
+NOW_MS = 1_900_000_000_000
+WIDE = Routes("letters", "outcomes", b"secret", 3_600_000, 0, (), cron_time)
+
+
+class Walked:
+    """A lane, its log, and everything that it settled for good."""
+
+    def __init__(self) -> None:
+        self.log = Logs()
+        self.lane = Lane(TOPIC, 0, "id", MemoryStore(), self.log, WIDE)
+        self.lane.adopt(Contracts([(0, Contract(allow=("*",)))]))
+        self.outputs: list[Output] = []
+        self.staged: list[Output] = []
+
+    def write(self, *delays_ms: int, at_ms: int = NOW_MS, headers: Headers | None = None) -> None:
+        self.log.write((TOPIC, 0), at_ms, delays_ms, headers)
+
+    def cancel(self, record_id: bytes, at_ms: int) -> None:
+        rows = self.log.rows.setdefault((TOPIC, 0), [])
+        asked: Headers = [("delay-op", b"cancel"), ("delay-id", record_id)]
+        rows.append((len(rows), at_ms, None, None, asked))
+
+    def read(self, limit: int = 1_000) -> None:
+        for run in self.log.poll(0, limit):
+            self.lane.ingest(run)
+
+    def own(self, cursor: Cursor, end: int | None = None) -> None:
+        bounds = self.log.bounds((TOPIC, 0))
+        self.lane.take_over(cursor, bounds if end is None else Bounds(0, end))
+
+    def walk_h(self, now_ms: int, limit: int = 1_000) -> list[tuple[int, int]]:
+        return self._sent(self.lane.settle_late(now_ms, limit))
+
+    def walk_k(self, now_ms: int, limit: int = 1_000) -> list[tuple[int, int]]:
+        chunks = self.lane.settle_due(now_ms, limit, 1 << 20)
+        return self._sent([output for chunk in chunks for output in chunk])
+
+    def _sent(self, outputs: list[Output]) -> list[tuple[int, int]]:
+        """Kind and offset of each."""
+        self.staged += outputs
+        return [(output[0], output[7]) for output in outputs]
+
+    def commit(self) -> None:
+        self.outputs += self.staged
+        self.staged = []
+        self.lane.committed()
+        self.lane.store.prune(self.lane.shard.committed)
+
+    def delivered(self) -> list[int]:
+        return [output[7] for output in self.outputs if output[0] == outcome.DELIVERED]
+
+
+def sent(*offsets: int) -> list[tuple[int, int]]:
+    return [(outcome.DELIVERED, offset) for offset in offsets]
+
+
+def test_k_delivers_while_h_waits_for_the_end_of_the_log_at_take_over() -> None:
+    walked = Walked()
+    walked.write(*[0] * 10)
+    walked.lane.follow(Cursor())
+    walked.read()
+    walked.own(Cursor(offset=6), end=50)
+    assert walked.walk_h(NOW_MS) == []
+    assert walked.walk_k(NOW_MS) == sent(0, 1, 2, 3, 4, 5), "what lies above H is not K's"
+    assert walked.lane.shard.staged == Cursor((NOW_MS, 5), 6)
+
+
+def test_what_lies_above_h_and_below_k_is_pruned_by_k_and_delivered_by_h_from_the_log() -> None:
+    walked = Walked()
+    walked.write(*[1_000] * 5)
+    walked.write(*[500] * 5)
+    walked.lane.follow(Cursor())
+    walked.read()
+    walked.own(Cursor(offset=5), end=20)
+    assert walked.walk_k(NOW_MS + 2_000) == sent(0, 1, 2, 3, 4)
+    walked.commit()
+    assert walked.lane.shard.committed.key == (NOW_MS + 1_000, 4)
+    assert list(walked.lane.store.scan((0, 0), NOW_MS + 10_000)) == [], "pruned, 5 to 9 too"
+    walked.write(*[60_000] * 10)
+    walked.read()
+    walked.read()
+    assert walked.walk_h(NOW_MS + 2_000) == sent(5, 6, 7, 8, 9)
+    walked.commit()
+    assert walked.walk_k(NOW_MS + 2_000) == []
+    assert walked.walk_k(NOW_MS + 100_000) == sent(*range(10, 20))
+    walked.commit()
+    assert sorted(walked.delivered()) == list(range(20))
+
+
+def test_what_was_written_above_h_and_is_due_before_k_is_delivered_late_and_once() -> None:
+    walked = Walked()
+    walked.own(Cursor())
+    walked.write(1_000)
+    walked.read()
+    walked.walk_h(NOW_MS)
+    assert walked.walk_k(NOW_MS + 1_000) == sent(0)
+    walked.commit()
+    walked.write(0, at_ms=NOW_MS + 900)
+    walked.read()
+    assert walked.walk_k(NOW_MS + 2_000) == []
+    assert walked.walk_h(NOW_MS + 2_000) == sent(1)
+
+
+@pytest.mark.parametrize(("waited_ms", "goes"), [(0, False), (249, False), (250, True)])
+def test_k_waits_for_h_no_longer_than_a_quarter_of_a_second(waited_ms: int, *, goes: bool) -> None:
+    walked = Walked()
+    walked.own(Cursor())
+    walked.write(0, 100)
+    walked.read()
+    walked.walk_h(NOW_MS)
+    walked.write(60_000, at_ms=NOW_MS + 50)  # read, and H does not get to it
+    walked.read()
+    now_ms = NOW_MS + 50 + waited_ms
+    due = sent(0, 1) if goes else sent(0)
+    assert walked.walk_k(now_ms) == (due if now_ms >= NOW_MS + 100 else sent(0))
+
+
+def test_once_h_has_passed_k_goes_up_to_now() -> None:
+    walked = Walked()
+    walked.own(Cursor())
+    walked.write(0, 100)
+    walked.write(60_000, at_ms=NOW_MS + 50)
+    walked.read()
+    walked.walk_h(NOW_MS + 120)
+    assert walked.walk_k(NOW_MS + 120) == sent(0, 1)
+
+
+def test_a_cancel_that_was_written_before_the_due_time_wins_although_h_is_not_there_yet() -> None:
+    walked = Walked()
+    walked.own(Cursor())
+    walked.write(100, headers=[("delay-id", b"a")])
+    walked.read()
+    walked.walk_h(NOW_MS)
+    walked.cancel(b"a", NOW_MS + 90)
+    walked.read()
+    assert walked.walk_k(NOW_MS + 110) == []
+    assert walked.walk_h(NOW_MS + 110) == [(outcome.CANCELLED, 0), (outcome.CANCELLED, 1)]
+    assert walked.walk_k(NOW_MS + 110) == []
+
+
+def test_after_an_abort_k_waits_until_h_has_walked_as_far_as_before() -> None:
+    walked = Walked()
+    walked.own(Cursor())
+    walked.write(1_000, headers=[("delay-id", b"a")])
+    walked.write(*[0] * 5)
+    walked.cancel(b"a", NOW_MS)
+    walked.cancel(b"nobody", NOW_MS)
+    walked.read()
+    first = walked.walk_h(NOW_MS), walked.walk_k(NOW_MS)
+    assert first[1] == sent(1, 2, 3, 4, 5)
+    walked.lane.aborted()
+    walked.staged.clear()
+    assert walked.walk_k(NOW_MS) == [], "H has forgotten them as pending: K may not pass them yet"
+    assert walked.lane.shard.staged == Cursor()
+    again = walked.walk_h(NOW_MS, limit=1)
+    assert walked.lane.shard.staged.offset < 8
+    assert walked.walk_k(NOW_MS) == []
+    again += walked.walk_h(NOW_MS)
+    assert (again, walked.walk_k(NOW_MS)) == first
+    walked.commit()
+    assert walked.delivered() == [1, 2, 3, 4, 5]
+
+
+def test_two_aborts_in_a_row_and_more_records_between_change_nothing() -> None:
+    walked = Walked()
+    walked.own(Cursor())
+    walked.write(*[0] * 5)
+    for _ in range(3):
+        walked.read()
+        walked.walk_h(NOW_MS)
+        walked.walk_k(NOW_MS)
+        walked.lane.aborted()
+        walked.staged.clear()
+        walked.write(0)
+    walked.read()
+    walked.walk_h(NOW_MS)
+    walked.walk_k(NOW_MS)
+    walked.commit()
+    assert walked.delivered() == list(range(8))

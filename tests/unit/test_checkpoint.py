@@ -1,0 +1,74 @@
+"""Checkpoints as they lie in the topic: version 2, and version 1 of before there were claims."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from delayservice.core.checkpoint import (
+    Checkpoint,
+    ShardCheckpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+    fingerprint,
+)
+from delayservice.core.claims import Tenure
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.errors import KafkaEdgeError
+
+CONTRACTS = Contracts([(0, Contract(allow=("orders*",))), (40, Contract(allow=("mails",)))])
+SHARDS = {"delay_topic_any": ShardCheckpoint("id", Cursor((5, 7), 42), CONTRACTS)}
+
+
+def checkpoint(tenure: Tenure | None) -> Checkpoint:
+    return Checkpoint(3, "n1", 7, fingerprint(b"secret"), SHARDS, 42, tenure)
+
+
+@pytest.mark.parametrize("tenure", [None, Tenure("delayservice-n1-0-5c", 17)])
+def test_what_is_written_is_read(tenure: Tenure | None) -> None:
+    assert decode_checkpoint(encode_checkpoint(checkpoint(tenure))) == checkpoint(tenure)
+
+
+def test_version_2_names_its_writer_and_the_claim_under_which_it_served() -> None:
+    raw = json.loads(encode_checkpoint(checkpoint(Tenure("w", 17))))
+    assert (raw["v"], raw["writer"], raw["claim"]) == (2, "w", 17)
+    assert (raw["slice"], raw["epoch"], raw["commit"]) == (3, 7, 42)
+    assert raw["shards"]["delay_topic_any"]["h"] == 42
+
+
+def test_version_1_has_neither_and_is_written_as_it_always_was() -> None:
+    raw = json.loads(encode_checkpoint(checkpoint(None)))
+    assert raw.keys() == {"v", "slice", "node", "epoch", "commit", "secret", "shards"}
+    assert raw["v"] == 1
+
+
+def test_a_checkpoint_that_version_1_wrote_is_read_without_a_tenure() -> None:
+    data = (
+        b'{"v":1,"slice":3,"node":"n1","epoch":7,"secret":"9f0c","shards":{"delay_topic_any":'
+        b'{"topic_id":"id","k":[5,7],"h":42,"contracts":%s}}}'
+        % json.dumps(CONTRACTS.to_json()).encode()
+    )
+    found = decode_checkpoint(data)
+    assert found == Checkpoint(3, "n1", 7, "9f0c", SHARDS, 0, None)
+
+
+def test_a_newer_version_is_not_guessed_at() -> None:
+    data = encode_checkpoint(checkpoint(Tenure("w", 1))).replace(b'"v":2', b'"v":3')
+    with pytest.raises(KafkaEdgeError, match="holds version 3, this build reads version 2"):
+        decode_checkpoint(data)
+
+
+@pytest.mark.parametrize("lacks", ["writer", "claim", "slice", "secret", "shards"])
+def test_a_checkpoint_that_lacks_something_is_none(lacks: str) -> None:
+    raw = json.loads(encode_checkpoint(checkpoint(Tenure("w", 1))))
+    del raw[lacks]
+    with pytest.raises(KafkaEdgeError, match="no checkpoint"):
+        decode_checkpoint(json.dumps(raw).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"7", b'"v"'])
+def test_what_somebody_else_wrote_is_named(data: bytes) -> None:
+    with pytest.raises(KafkaEdgeError, match="something else writes"):
+        decode_checkpoint(data)

@@ -1,0 +1,281 @@
+"""Claims: whose transactions an heir has to end before it reads.
+
+Each of the ten mistakes that ``protocol_model/ownership`` explores is named where a pure function
+can make it; reading to the end and asking again are tested where they are done.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from delayservice.core.checkpoint import Checkpoint, encode_checkpoint
+from delayservice.core.claims import (
+    CLAIM,
+    RELEASE,
+    Claimed,
+    ClaimLog,
+    Tenure,
+    Word,
+    decode_key,
+    encode_key,
+    encode_word,
+    names_to_fence,
+)
+from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.take_over import take_over
+from tests.unit.loop_stage import Heritage, Logs, ManualClock, Writer
+
+SLICE = 3
+ME = "me"
+
+
+class Topic:
+    """The claims topic as one node reads it."""
+
+    def __init__(self, me: str = ME) -> None:
+        self.log = ClaimLog()
+        self.log.enter(me)
+        self.end = 0
+
+    def say(self, writer: str, word: str | None = CLAIM, slice_no: int = SLICE) -> int:
+        """Append a word, or a tombstone; return its offset."""
+        value = None if word is None else encode_word(slice_no, writer, "n", word)
+        self.log.take(self.end, encode_key(slice_no, writer), value)
+        self.end += 1
+        return self.end - 1
+
+    def to_fence(self, tenure: Tenure | None = None) -> set[str]:
+        """Whom the own newest claim has to fence."""
+        claimed = self.log.claimed(SLICE)
+        assert claimed is not None
+        return set(names_to_fence(claimed, tenure, ME))
+
+
+# --- the mistakes -------------------------------------------------------------------------------
+
+
+def test_latest_claim_who_claimed_since_the_claim_under_which_the_last_checkpoint_was_written() -> (
+    None
+):
+    """The last writer released and claimed again meanwhile: its newest claim says too little."""
+    topic = Topic()
+    first = topic.say("old")
+    topic.say("old", RELEASE)
+    topic.say("between")
+    topic.say("old")
+    topic.say(ME)
+    assert topic.to_fence(Tenure("old", first)) == {"old", "between"}
+
+
+def test_no_fence_the_last_owner_is_fenced_however_dead_it_looks() -> None:
+    topic = Topic()
+    claim = topic.say("old")
+    topic.say(ME)
+    assert topic.to_fence(Tenure("old", claim)) == {"old"}
+
+
+def test_claim_last_of_two_who_claim_at_once_one_sees_the_other() -> None:
+    mine, theirs = Topic(ME), Topic("other")
+    for topic in (mine, theirs):
+        topic.say(ME)
+        topic.say("other")
+    assert mine.to_fence() == set()
+    claimed = theirs.log.claimed(SLICE)
+    assert claimed is not None
+    assert names_to_fence(claimed, None, "other") == {ME}
+
+
+def test_to_own_claim_what_an_older_writer_commits_after_the_claim_and_before_its_fence_is_read() -> (  # noqa: E501
+    None
+):
+    clock = ManualClock()
+    writer = Writer(clock)
+    heritage = Heritage(writer, Logs())
+
+    def checkpoint(commit: int) -> bytes:
+        return encode_checkpoint(Checkpoint(SLICE, "n", 1, "s", {}, commit, Tenure("old", 0)))
+
+    heritage.enter(ME)
+    writer.claims = [
+        (encode_key(SLICE, name), encode_word(SLICE, name, "n", CLAIM)) for name in ("old", ME)
+    ]
+    writer.note_checkpoint(SLICE, checkpoint(1))
+    heritage.while_fencing = lambda: writer.note_checkpoint(SLICE, checkpoint(2))
+    taken = take_over(heritage, ME, {SLICE: -1}, [("topic", SLICE)], "s")
+    last = taken[SLICE].checkpoint
+    assert last is not None
+    assert last.commit == 2
+    assert heritage.fenced == ["old"]
+    calls = heritage.calls
+    assert calls.index("fence") < calls.index("read_to_end") < calls.index("bounds")
+
+
+def test_committed_names_nothing_is_known_of_a_claim_before_all_below_it_is_read() -> None:
+    topic = Topic()
+    assert topic.log.claimed(SLICE) is None
+    topic.say("other")
+    assert topic.log.claimed(SLICE) is None
+    topic.say(ME)
+    assert topic.to_fence() == {"other"}
+
+
+def test_last_only_all_who_claimed_are_fenced_and_not_only_the_newest() -> None:
+    topic = Topic()
+    for writer in ("a", "b", "c", ME):
+        topic.say(writer)
+    assert topic.to_fence() == {"a", "b", "c"}
+
+
+def test_since_serve_who_claimed_before_the_last_delivery_is_fenced_too() -> None:
+    """``b`` claimed while ``a`` served: ``a`` wrote checkpoints after that, under its own claim."""
+    topic = Topic()
+    claim = topic.say("a")
+    topic.say("b")
+    topic.say(ME)
+    assert topic.to_fence(Tenure("a", claim)) == {"a", "b"}
+
+
+def test_who_claimed_before_the_claim_of_the_last_checkpoint_was_fenced_by_its_writer() -> None:
+    topic = Topic()
+    topic.say("long ago")
+    claim = topic.say("a")
+    topic.say(ME)
+    assert topic.to_fence(Tenure("a", claim)) == {"a"}
+
+
+def test_open_release_a_release_that_is_not_below_the_own_claim_is_not_believed() -> None:
+    topic = Topic()
+    claim = topic.say("old")
+    topic.say(ME)
+    topic.say("old", RELEASE)
+    assert topic.to_fence(Tenure("old", claim)) == {"old"}
+
+
+def test_a_release_below_the_own_claim_is_believed() -> None:
+    topic = Topic()
+    claim = topic.say("old")
+    topic.say("old", RELEASE)
+    topic.say(ME)
+    assert topic.to_fence(Tenure("old", claim)) == set()
+
+
+def test_serve_after_release_who_claims_again_after_its_release_is_fenced() -> None:
+    topic = Topic()
+    claim = topic.say("old")
+    topic.say("old", RELEASE)
+    topic.say("old")
+    topic.say(ME)
+    assert topic.to_fence(Tenure("old", claim)) == {"old"}
+
+
+def test_the_writer_of_the_last_checkpoint_is_fenced_even_if_its_claim_was_forgotten() -> None:
+    assert names_to_fence(Claimed(9, {}), Tenure("old", 4), ME) == {"old"}
+    assert names_to_fence(Claimed(9, {}), Tenure(ME, 4), ME) == frozenset()
+    assert (
+        names_to_fence(Claimed(9, {"old": Word(7, is_release=True)}), Tenure("old", 4), ME)
+        == frozenset()
+    )
+
+
+def test_without_a_checkpoint_or_after_version_1_every_claim_counts() -> None:
+    topic = Topic()
+    topic.say("a")
+    topic.say("b")
+    topic.say("b", RELEASE)
+    topic.say(ME)
+    assert topic.to_fence(None) == {"a"}
+
+
+# --- the log ------------------------------------------------------------------------------------
+
+
+def test_the_words_below_the_own_claim_stay_as_they_were_when_it_was_read() -> None:
+    topic = Topic()
+    topic.say("other")
+    claim = topic.say(ME)
+    topic.say("other", RELEASE)
+    topic.say("third")
+    topic.say("other", None)
+    assert topic.log.claimed(SLICE) == Claimed(claim, {"other": Word(0, is_release=False)})
+
+
+def test_a_newer_own_claim_is_waited_for_and_sees_what_lies_between() -> None:
+    topic = Topic()
+    first = topic.say(ME)
+    topic.say(ME, RELEASE)
+    topic.say("between")
+    assert topic.log.claimed(SLICE, above=first) is None
+    second = topic.say(ME)
+    found = topic.log.claimed(SLICE, above=first)
+    assert found is not None
+    assert found.offset == second
+    assert found.before.keys() == {"between"}
+
+
+def test_the_claims_of_an_earlier_own_writer_are_those_of_another() -> None:
+    topic = Topic("w1")
+    topic.say("w1")
+    topic.log.enter("w2")
+    assert topic.log.claimed(SLICE) is None
+    topic.say("w2")
+    found = topic.log.claimed(SLICE)
+    assert found is not None
+    assert names_to_fence(found, None, "w2") == {"w1"}
+
+
+def test_a_tombstone_forgets_a_writer_and_only_of_its_slice() -> None:
+    topic = Topic()
+    topic.say("old")
+    topic.say("old", slice_no=4)
+    topic.say("old", None)
+    topic.say("never seen", None)
+    topic.say(ME)
+    topic.say(ME, slice_no=4)
+    assert topic.to_fence() == set()
+    other = topic.log.claimed(4)
+    assert other is not None
+    assert other.before.keys() == {"old"}
+
+
+def test_slices_have_claims_of_their_own() -> None:
+    topic = Topic()
+    topic.say("other", slice_no=4)
+    topic.say(ME)
+    assert topic.to_fence() == set()
+    assert topic.log.claimed(4) is None
+
+
+@pytest.mark.parametrize("key", [None, b"", b"3", b"3:", b":w", b"x:w", b"-1:w"])
+def test_a_foreign_key_is_named_and_changes_nothing(key: bytes | None) -> None:
+    topic = Topic()
+    topic.say("other")
+    with pytest.raises(KafkaEdgeError, match="restrict the topic"):
+        topic.log.take(topic.end, key, encode_word(SLICE, "x", "n", CLAIM))
+    topic.end += 1
+    topic.say(ME)
+    assert topic.to_fence() == {"other"}
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"not json", "can't be read"),
+        (b"[]", "can't be read"),
+        (b'{"v":1}', "can't be read"),
+        (b'{"v":2,"word":"claim"}', "newer build"),
+        (b'{"v":1,"word":"borrow"}', "newer build"),
+    ],
+)
+def test_a_value_that_can_t_be_understood_is_no_release(value: bytes, why: str) -> None:
+    topic = Topic()
+    topic.say("other")
+    with pytest.raises(KafkaEdgeError, match=why):
+        topic.log.take(topic.end, encode_key(SLICE, "other"), value)
+    topic.end += 1
+    topic.say(ME)
+    assert topic.to_fence() == {"other"}
+
+
+def test_a_key_is_read_as_it_was_written_whatever_the_writer_is_called() -> None:
+    for writer in ("delayservice-n1-0-5c", "a:b:c", "ü"):
+        assert decode_key(encode_key(17, writer)) == (17, writer)

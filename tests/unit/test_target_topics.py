@@ -1,0 +1,328 @@
+"""Targets as they are known without waiting for the cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AclOperation,
+    AdminClient,
+)
+
+from connectors.kafka import targets as module
+from connectors.kafka.targets import TargetTopics
+from delayservice.core.codes import (
+    TARGET_ASKED,
+    TARGET_DOWN,
+    TARGET_PAUSED,
+    TARGET_UNAUTHORIZED,
+    TARGET_UNKNOWN,
+)
+from delayservice.errors import KafkaEdgeError
+
+ORDERS = ("orders", -1)
+
+
+class Cluster:
+    """An admin client that knows what a test lets there be."""
+
+    def __init__(self) -> None:
+        self.in_sync: dict[str, list[int]] = {}
+        """By topic: copies in sync of each partition, of three; 0: no leader."""
+        self.forbidden: set[str] = set()
+        self.needed: dict[str, str] = {}
+        """``min.insync.replicas`` by topic."""
+        self.asked: Counter[str] = Counter()
+        self.is_silent = False
+
+    def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
+        names: Collection[str] = topics.topic_names
+        self.asked.update(names)
+        return {name: self._described(name) for name in names}
+
+    def _described(self, name: str) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.is_silent:
+            future.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+        elif name not in self.in_sync:
+            future.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        else:
+            allowed = [AclOperation.READ, AclOperation.WRITE]
+            future.set_result(
+                SimpleNamespace(
+                    authorized_operations=allowed[:1] if name in self.forbidden else allowed,
+                    partitions=[
+                        SimpleNamespace(
+                            id=number, leader=count or None, isr=[0] * count, replicas=[0] * 3
+                        )
+                        for number, count in enumerate(self.in_sync[name])
+                    ],
+                )
+            )
+        return future
+
+    def describe_configs(self, resources: list[Any]) -> dict[Any, Future[Any]]:
+        (resource,) = resources
+        future: Future[Any] = Future()
+        value = self.needed.get(resource.name, "1")
+        future.set_result({"min.insync.replicas": SimpleNamespace(value=value)})
+        return {resource: future}
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.cluster = Cluster()
+        self.now_s = 1_000.0
+        self.paused: dict[str, str] = {}
+        self.targets = TargetTopics(
+            cast("AdminClient", self.cluster), lambda: self.now_s, self.paused.get
+        )
+
+    def code(self, topic: str = "orders", partition: int = -1) -> str | None:
+        obstacle = self.targets.obstacle((topic, partition))
+        return None if obstacle is None else obstacle[0]
+
+    def known(self, **topics: list[int]) -> None:
+        """Let topics be there, and be known."""
+        self.cluster.in_sync |= topics
+        self.targets.expect([(topic, -1) for topic in topics])
+        self.targets.look_up()
+
+
+def test_what_is_not_known_is_asked_for_and_then_answered() -> None:
+    stage = Stage()
+    stage.cluster.in_sync["orders"] = [3]
+    assert stage.code() == TARGET_ASKED
+    assert stage.cluster.asked == {}, "never by the one who wants to know"
+    stage.targets.look_up()
+    assert stage.code() is None
+    assert stage.targets.fit == {ORDERS}
+    stage.targets.look_up()
+    assert stage.cluster.asked == {"orders": 1}
+
+
+def test_what_was_expected_is_known_by_the_time_it_is_wanted() -> None:
+    stage = Stage()
+    stage.known(orders=[3])
+    assert stage.code() is None
+    stage.targets.expect([ORDERS])
+    stage.targets.look_up()
+    assert stage.cluster.asked == {"orders": 1}
+
+
+def test_a_record_waits_for_an_answer_for_half_a_second_and_is_parked_then() -> None:
+    stage = Stage()
+    stage.cluster.is_silent = True
+    assert stage.code() == TARGET_ASKED
+    stage.now_s += 0.4
+    stage.targets.look_up()
+    assert stage.code() == TARGET_ASKED
+    stage.now_s += 0.2
+    assert stage.code() == TARGET_UNKNOWN
+    stage.cluster.is_silent = False
+    stage.cluster.in_sync["orders"] = [3]
+    stage.targets.look_up()
+    assert stage.code() is None
+
+
+@pytest.mark.parametrize(
+    ("partition", "code"), [(-1, None), (1, None), (2, TARGET_UNKNOWN), (99, TARGET_UNKNOWN)]
+)
+def test_a_partition_has_to_be_there(partition: int, code: str | None) -> None:
+    stage = Stage()
+    stage.known(orders=[3, 3])
+    assert stage.code("orders", partition) == code
+
+
+def test_a_topic_that_may_not_be_written_to_is_told_from_one_that_is_not_there() -> None:
+    stage = Stage()
+    stage.cluster.forbidden.add("mails")
+    stage.known(mails=[3])
+    stage.targets.expect([ORDERS])
+    stage.targets.look_up()
+    assert stage.code("mails") == TARGET_UNAUTHORIZED
+    assert stage.code("orders") == TARGET_UNKNOWN
+
+
+def test_a_bad_target_is_asked_for_again_only_when_the_answer_is_older_than_a_quarter_second() -> (
+    None
+):
+    stage = Stage()
+    assert stage.code() == TARGET_ASKED
+    stage.targets.look_up()
+    for _ in range(5):
+        assert stage.code() == TARGET_UNKNOWN
+        stage.targets.look_up()
+    assert stage.cluster.asked == {"orders": 1}
+    stage.now_s += 0.24
+    stage.code()
+    stage.targets.look_up()
+    assert stage.cluster.asked == {"orders": 1}
+    stage.now_s += 0.01
+    stage.cluster.in_sync["orders"] = [3]
+    assert stage.code() == TARGET_UNKNOWN, "its record is parked: nobody waits"
+    stage.targets.look_up()
+    assert stage.cluster.asked == {"orders": 2}
+    assert stage.code() is None
+
+
+def test_a_good_target_is_not_asked_for_again() -> None:
+    stage = Stage()
+    stage.known(orders=[3])
+    for _ in range(5):
+        stage.now_s += 60
+        assert stage.code() is None
+        stage.targets.look_up()
+    assert stage.cluster.asked == {"orders": 1}
+
+
+def test_what_the_broker_contradicts_is_forgotten_and_asked_for_again() -> None:
+    stage = Stage()
+    stage.known(orders=[3])
+    assert stage.code() is None
+    del stage.cluster.in_sync["orders"]
+    stage.targets.forget("orders")
+    assert stage.targets.fit == set()
+    assert stage.code() == TARGET_ASKED
+    stage.targets.look_up()
+    assert stage.code() == TARGET_UNKNOWN
+
+
+def test_what_is_paused_is_so_at_once_and_a_change_of_the_pauses_judges_all_anew() -> None:
+    stage = Stage()
+    stage.known(orders=[3], mails=[3])
+    assert [stage.code(), stage.code("mails")] == [None, None]
+    stage.paused["orders"] = "somebody said so"
+    stage.targets.changed()
+    assert stage.targets.fit == set()
+    assert stage.targets.obstacle(ORDERS) == (TARGET_PAUSED, "somebody said so")
+    assert stage.code("mails") is None
+    assert stage.targets.fit == {("mails", -1)}
+    stage.paused.clear()
+    stage.targets.changed()
+    assert stage.code() is None
+
+
+def test_a_change_between_the_judgement_and_its_noting_is_not_overlooked() -> None:
+    stage = Stage()
+    stage.known(orders=[3])
+    judge = stage.targets._judge
+
+    def changes_meanwhile(target: tuple[str, int]) -> tuple[str, str] | None:
+        found = judge(target)
+        stage.targets.changed()
+        return found
+
+    stage.targets._judge = changes_meanwhile  # type: ignore[method-assign]
+    assert stage.code() is None
+    assert stage.targets.fit == set()
+
+
+def test_a_partition_that_did_not_acknowledge_is_given_up_for_a_second() -> None:
+    stage = Stage()
+    stage.known(orders=[3, 3], mails=[3])
+    assert stage.code("orders", 0) is None
+    stage.targets.give_up([("orders", 0)])
+    assert stage.targets.fit == set()
+    assert stage.code("orders", 0) == TARGET_DOWN
+    assert stage.code("orders", -1) == TARGET_DOWN, "the client could choose the same"
+    assert stage.code("orders", 1) is None
+    assert stage.code("mails") is None
+    stage.now_s += 0.9
+    assert stage.code("orders", 0) == TARGET_DOWN
+    stage.now_s += 0.2
+    assert stage.code("orders", 0) is None
+    assert stage.code("orders", -1) is None
+
+
+def test_what_is_given_up_for_nothing_changes_nothing() -> None:
+    stage = Stage()
+    stage.known(orders=[3])
+    assert stage.code() is None
+    stage.targets.give_up([])
+    assert stage.targets.fit == {ORDERS}
+
+
+def test_without_a_leader_a_target_is_unserved_until_there_is_one() -> None:
+    stage = Stage()
+    stage.known(orders=[3, 3])
+    assert stage.targets.unserved([ORDERS]) == {}
+    stage.cluster.in_sync["orders"] = [3, 0]
+    stage.now_s += 1
+    assert stage.targets.unserved([ORDERS])[ORDERS][0] == TARGET_DOWN
+    assert stage.code("orders", 1) == TARGET_DOWN
+    assert stage.code("orders", 0) is None
+    stage.cluster.in_sync["orders"] = [3, 3]
+    stage.now_s += 1
+    assert stage.code("orders", 1) == TARGET_DOWN
+    stage.targets.look_up()
+    assert stage.code("orders", 1) is None
+
+
+def test_too_few_copies_in_sync_count_as_down_only_where_the_topic_asks_for_more() -> None:
+    stage = Stage()
+    stage.known(orders=[1], mails=[1])
+    stage.cluster.needed["orders"] = "2"
+    found = stage.targets.unserved([ORDERS, ("mails", -1)])
+    assert {target: code for target, (code, _) in found.items()} == {ORDERS: TARGET_DOWN}
+
+
+def test_while_a_transaction_waits_the_cluster_is_asked_four_times_a_second_at_most() -> None:
+    stage = Stage()
+    stage.known(orders=[3])
+    for _ in range(100):
+        stage.now_s += 0.01
+        stage.targets.unserved([ORDERS])
+    assert 4 <= stage.cluster.asked["orders"] <= 6
+    stage.cluster.is_silent = True
+    stage.now_s += 1
+    with pytest.raises(KafkaEdgeError):
+        stage.targets.unserved([ORDERS])
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KNOWN_MAX", 100)
+    stage = Stage()
+    for number in range(1_000):
+        stage.now_s += 0.001
+        topic = f"t{number}"
+        stage.cluster.in_sync[topic] = [0]
+        stage.targets.expect([(topic, -1)])
+        stage.targets.look_up()
+        stage.targets.unserved([(topic, -1)])
+        stage.code(topic)
+    targets = stage.targets
+    kept = (targets._known, targets._asked_s, targets.fit, targets._in_sync_needed)
+    assert [len(one) <= 100 for one in kept] == [True] * 4
+    assert f"t{999}" in targets._known
+    assert stage.code("t0") == TARGET_ASKED, "forgotten, and asked for again"
+
+
+def test_what_is_sought_while_the_cluster_is_silent_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_KNOWN_MAX", 100)
+    stage = Stage()
+    stage.cluster.is_silent = True
+    for number in range(1_000):
+        stage.code(f"t{number}")
+    stage.targets.look_up()
+    assert len(stage.targets._sought) <= 100
+    assert stage.code("beyond") == TARGET_UNKNOWN, "parked at once: there is no room to ask for it"
+
+
+def test_many_are_looked_up_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ASKED_MAX", 10)
+    stage = Stage()
+    stage.cluster.in_sync = {f"t{number}": [3] for number in range(25)}
+    stage.targets.expect([(f"t{number}", -1) for number in range(25)])
+    for asked in (10, 20, 25):
+        stage.targets.look_up()
+        assert len(stage.cluster.asked) == asked
+        assert stage.targets._wake.is_set()

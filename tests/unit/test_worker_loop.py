@@ -1,0 +1,417 @@
+"""One loop, one writer, many slices: what a transaction carries, and what an end of it means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from delayservice.clock import ClockWatch
+from delayservice.core import outcome
+from delayservice.core.checkpoint import (
+    Checkpoint,
+    ShardCheckpoint,
+    encode_checkpoint,
+    fingerprint,
+)
+from delayservice.core.claims import CLAIM, Tenure, encode_key, encode_word
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.role import Role
+from delayservice.errors import (
+    KafkaEdgeError,
+    OwnershipLostError,
+    RefusedError,
+    TransactionAbortedError,
+)
+from delayservice.lanes.ports import Run
+from delayservice.lanes.slice import Phase
+from delayservice.lanes.worker_loop import Limits
+from delayservice.worker_thread import WorkerGate
+from ha.ownership import Ownership
+from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Stage
+
+LITTLE = Limits(transaction_records=1_000, transaction_interval_ms_min=STEP_MS - 1)
+SECRET = fingerprint(ROUTES.secret)
+
+
+def left_by(
+    writer: str | None, claim: int, offset: int, number: int = 0, name_of_secret: str = SECRET
+) -> bytes:
+    """The last checkpoint of an earlier owner; of version 1 without a writer."""
+    contracts = Contracts([(0, Contract(allow=("*",)))])
+    shards = {
+        name: ShardCheckpoint(name, Cursor((NOW_MS, offset - 1), offset), contracts)
+        for name in (TOPIC, "delay_topic_elsewhere")
+    }
+    tenure = None if writer is None else Tenure(writer, claim)
+    return encode_checkpoint(Checkpoint(number, "n2", 40, name_of_secret, shards, 9, tenure))
+
+
+# --- one transaction ----------------------------------------------------------------------------
+
+
+def test_a_burst_on_one_shard_leaves_the_others_their_share_of_the_transaction() -> None:
+    stage = Stage(0, 1, 2, 3, limits=LITTLE)
+    stage.own()
+    stage.write(0, *[0] * 3_500)
+    for number in (1, 2, 3):
+        stage.write(number, *[0] * 10)
+    stage.step(10)
+    counts = Counter(number for number, _ in stage.delivered())
+    assert [counts[number] for number in (1, 2, 3)] == [10, 10, 10]
+    assert 960 <= counts[0] <= 1_000, "what the others left over is not wasted"
+    stage.step(10, 10)
+    assert sorted(stage.delivered()) == sorted(
+        [(0, offset) for offset in range(3_500)]
+        + [(number, offset) for number in (1, 2, 3) for offset in range(10)]
+    )
+
+
+def test_bursts_on_all_shards_share_a_transaction_evenly() -> None:
+    stage = Stage(*range(4), limits=LITTLE)
+    stage.own()
+    for number in range(4):
+        stage.write(number, *[0] * 900)
+    stage.step(10)
+    counts = Counter(number for number, _ in stage.delivered())
+    assert set(counts.values()) == {250}
+
+
+def test_one_commit_carries_outputs_checkpoints_claims_and_releases_of_different_slices() -> None:
+    stage = Stage(0, 1, 2)
+    stage.gate.says(Role.OWNER, [0, 1])
+    stage.step(10, 4)
+    commits = len(stage.sink.committed)
+    stage.write(0, 0)
+    stage.gate.says(Role.REPLICA, [1])
+    stage.gate.says(Role.OWNER, [2])
+    stage.step(10)
+    (both,) = stage.sink.committed[commits:]
+    assert sorted(both.words) == [(1, "release"), (2, "claim")]
+    assert both.checkpoints == [0]
+    assert [(place[1], output[7]) for place, output in both.outputs] == [(0, 0)]
+
+
+def test_a_slice_without_news_is_not_in_the_commit() -> None:
+    stage = Stage(*range(5))
+    stage.own()
+    commits = len(stage.sink.committed)
+    stage.write(3, 0)
+    stage.step(10)
+    assert [one.checkpoints for one in stage.sink.committed[commits:]] == [[3]]
+
+
+def test_while_a_commit_is_on_its_way_records_are_stored_and_none_is_settled() -> None:
+    stage = Stage(0)
+    stage.own()
+    stage.background.holds = True
+    stage.write(0, 0)
+    stage.step(10)
+    assert stage.background.waiting
+    stage.write(0, 0, 0)
+    stage.step(10, 3)
+    assert stage.lane(0).shard.stored == 3
+    assert len(stage.sink.open_outputs) == 1, "the commit has to find what it was begun with"
+    stage.background.holds = False
+    stage.background.run()
+    stage.step(10, 2)
+    assert stage.delivered() == [(0, 0), (0, 1), (0, 2)]
+
+
+# --- aborted ------------------------------------------------------------------------------------
+
+
+def test_after_an_abort_nothing_is_read_before_the_same_is_settled_again() -> None:
+    stage = Stage(0, 1)
+    stage.own()
+    stage.write(0, 0, 0)
+    stage.write(1, 0)
+    stage.sink.refuses_to["commit"] = TransactionAbortedError("not acknowledged")
+    stage.step(10)
+    assert stage.delivered() == []
+    polls = stage.logs.polls
+    stage.write(0, 0)
+    stage.step(10)
+    assert stage.logs.polls == polls
+    assert sorted(stage.delivered()) == [(0, 0), (0, 1), (1, 0)]
+    stage.step(10)
+    assert sorted(stage.delivered()) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert ([0, 1], False) in stage.heard.transactions
+
+
+def test_an_abort_undoes_nothing_of_a_claim_and_a_release_which_go_with_the_next_commit() -> None:
+    stage = Stage(0, 1)
+    stage.gate.says(Role.OWNER, [0])
+    stage.step(10, 4)
+    stage.gate.says(Role.REPLICA, [0])
+    stage.gate.says(Role.OWNER, [1])
+    stage.sink.refuses_to["commit"] = TransactionAbortedError("not acknowledged")
+    stage.step(10)
+    assert not stage.heritage.fenced
+    stage.step(10)
+    assert sorted(stage.sink.committed[-1].words) == [(0, "release"), (1, "claim")]
+    stage.step(10, 3)
+    assert stage.of(1).is_owner
+    assert stage.of(0).phase is Phase.REPLICA
+
+
+def test_a_record_that_the_broker_refuses_is_dead_lettered_and_the_rest_of_its_transaction_is_not() -> (  # noqa: E501
+    None
+):
+    stage = Stage(0, 1)
+    stage.own()
+    stage.write(0, 0, 0, 0)
+    stage.write(1, 0)
+    refused = {((TOPIC, 0), 1): ("too-large", "more than it takes")}
+    stage.sink.refuses_to["commit"] = RefusedError(refused)
+    stage.step(10, 2)
+    kinds = {(place[1], output[7]): output[0] for place, output in stage.sink.sent()}
+    assert kinds == {
+        (0, 0): outcome.DELIVERED,
+        (0, 1): outcome.DEAD_LETTERED,
+        (0, 2): outcome.DELIVERED,
+        (1, 0): outcome.DELIVERED,
+    }
+
+
+def test_what_this_node_can_t_commit_again_and_again_is_left_to_another() -> None:
+    stage = Stage(0, 1)
+    stage.own()
+    stage.write(0, 0)
+    for _ in range(4):
+        stage.sink.refuses_to["commit"] = TransactionAbortedError("not acknowledged")
+        stage.step(50)
+    assert stage.gate.given_up == [(0, "not acknowledged")]
+
+
+# --- lost ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["send", "commit"])
+def test_a_lost_writer_steps_all_slices_down_and_a_new_one_claims_them_again(call: str) -> None:
+    stage = Stage(0, 1, 2)
+    stage.own()
+    stage.write(0, 0)
+    stage.sink.refuses_to[call] = OwnershipLostError("fenced")
+    stage.step(10)
+    assert stage.gate.served == set()
+    assert stage.sink.discarded == 1
+    assert stage.sink.aborted == 0, "an abort could hit a later transaction"
+    assert stage.delivered() == []
+    before = len(stage.sink.committed)
+    stage.step(10, 5)
+    assert stage.sink.opened == ["w1", "w2"]
+    assert stage.sink.committed[before].words == [(0, "claim"), (1, "claim"), (2, "claim")]
+    assert set(stage.heritage.fenced) == {"w1"}, "its transaction may be open still"
+    assert stage.gate.served == {0, 1, 2}
+    assert stage.delivered() == [(0, 0)]
+    assert stage.sink.checkpoint(0).tenure == Tenure("w2", 3)
+
+
+def test_a_writer_that_is_lost_while_others_take_over_begins_anew_and_forgets_what_it_had_asked() -> (  # noqa: E501
+    None
+):
+    stage = Stage(0, 1)
+    stage.gate.says(Role.OWNER, [0])
+    stage.step(10, 4)
+    stage.gate.says(Role.OWNER, [1])
+    stage.step(10)  # claimed
+    stage.background.holds = True
+    stage.step(10)
+    stage.write(0, 0)
+    stage.background.holds = False
+    stage.sink.refuses_to["send"] = OwnershipLostError("fenced")
+    stage.step(10)
+    for work in list(stage.background.waiting):  # what the lost writer had asked for comes late
+        work()
+    stage.step(10, 6)
+    assert stage.gate.served == {0, 1}
+    assert stage.delivered() == [(0, 0)]
+    for number in (0, 1):
+        tenure = stage.sink.checkpoint(number).tenure
+        assert tenure is not None
+        assert tenure.writer == "w2"
+
+
+def test_who_loses_writer_after_writer_lets_others_try() -> None:
+    stage = Stage(0)
+    stage.own()
+    for _ in range(3):
+        stage.write(0, 0)
+        stage.sink.refuses_to["commit"] = OwnershipLostError("fenced")
+        stage.step(10, 1)
+    assert stage.gate.given_up == [(0, "fenced")]
+
+
+# --- taking over --------------------------------------------------------------------------------
+
+
+def test_an_heir_fences_who_may_still_commit_and_goes_on_from_the_last_checkpoint() -> None:
+    stage = Stage(0)
+    stage.write(0, *[0] * 10)
+    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM)))
+    stage.sink.note_checkpoint(0, left_by("old", 0, 4))
+    last = left_by("old", 0, 6)
+    stage.heritage.while_fencing = lambda: stage.sink.note_checkpoint(0, last)
+    stage.own()
+    stage.step(10, 3)
+    assert stage.heritage.fenced == ["old"]
+    assert stage.delivered() == [(0, offset) for offset in range(6, 10)]
+    checkpoint = stage.sink.checkpoint(0)
+    assert checkpoint.epoch == 41
+    assert "delay_topic_elsewhere" in checkpoint.shards, "what is not served here keeps its cursor"
+    forgotten = [c for one in stage.sink.committed for c in one.controls if c.writer == "old"]
+    assert [(c.slice_no, c.value) for c in forgotten] == [(0, None)]
+
+
+def test_a_node_with_another_secret_fences_nobody() -> None:
+    stage = Stage(0)
+    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM)))
+    stage.sink.note_checkpoint(0, left_by("old", 0, 4, 0, "another"))
+    stage.gate.says(Role.OWNER, [0])
+    stage.step(10, 5)
+    assert stage.heritage.fenced == []
+    assert not stage.of(0).is_owner
+    assert "cluster_secret" in stage.gate.given_up[0][1]
+
+
+def test_after_version_1_the_slice_is_fenced_and_read_again_behind_the_first_checkpoint() -> None:
+    stage = Stage(0)
+    stage.write(0, *[0] * 10)
+    stage.sink.note_checkpoint(0, left_by(None, 0, 4))
+    stage.heritage.legacy[0] = "delayservice-0"
+    stage.gate.says(Role.OWNER, [0])
+    stage.step(10, 8)
+    assert stage.heritage.fenced == ["delayservice-0"] * 2
+    assert stage.of(0).is_owner
+    assert stage.delivered() == [(0, offset) for offset in range(4, 10)]
+    assert stage.heritage.calls.count("read_to_end") == 2
+
+
+def test_a_shard_whose_leader_gives_no_answer_is_asked_for_again_and_the_others_are_served() -> (
+    None
+):
+    stage = Stage(0)
+    stage.add(0, "delay_topic_slow")
+    bounds = stage.heritage.bounds
+    silent = {"delay_topic_slow"}
+    stage.heritage.bounds = lambda places: bounds([p for p in places if p[0] not in silent])  # type: ignore[method-assign]
+    stage.logs.write(("delay_topic_slow", 0), stage.clock.now_ms, [0])
+    stage.write(0, 0)
+    stage.background.holds = True
+    stage.gate.says(Role.OWNER, [0])
+    for _ in range(12):
+        if stage.background.waiting:
+            stage.background.run()
+        stage.step(10)
+    assert stage.delivered() == [(0, 0)]
+    assert [place[0] for place, _ in stage.sink.sent()] == [TOPIC]
+    silent.clear()
+    for _ in range(6):
+        if stage.background.waiting:
+            stage.background.run()
+        stage.step(10)
+    assert sorted(place[0] for place, _ in stage.sink.sent()) == [TOPIC, "delay_topic_slow"]
+
+
+def test_a_topic_that_is_added_to_an_owned_slice_is_served_after_a_commit_that_names_it() -> None:
+    stage = Stage(0)
+    stage.own()
+    stage.logs.write(("delay_topic_new", 0), stage.clock.now_ms, [0])
+    stage.add(0, "delay_topic_new")
+    commits = len(stage.sink.committed)
+    stage.step(10, 4)
+    named, delivered = stage.sink.committed[commits : commits + 2]
+    assert named.outputs == []
+    assert [place[0] for place, _ in delivered.outputs] == ["delay_topic_new"]
+    assert set(stage.sink.checkpoint(0).shards) == {TOPIC, "delay_topic_new"}
+
+
+# --- letting go ---------------------------------------------------------------------------------
+
+
+def test_a_slice_that_is_to_be_kept_no_longer_is_released_before_it_is_dropped() -> None:
+    stage = Stage(0, 1)
+    stage.own()
+    assert not stage.loop.drop_slice(0)
+    stage.gate.says(Role.REPLICA, [0])
+    stage.step(10)
+    assert stage.sink.committed[-1].words == [(0, "release")]
+    assert stage.loop.drop_slice(0)
+    assert list(stage.loop.slices) == [1]
+    stage.write(1, 0)
+    stage.step(10)
+    assert stage.delivered() == [(1, 0)]
+
+
+def test_at_the_end_all_slices_are_released_in_one_commit() -> None:
+    stage = Stage(*range(5))
+    stage.own()
+    stage.write(2, 0)
+    stage.step(1)
+    stage.gate.says(Role.REPLICA, range(5))
+    stage.loop.release_all()
+    stage.step(1)
+    assert stage.sink.committed[-1].words == [(number, "release") for number in range(5)]
+    assert not stage.loop.is_settling
+    assert stage.delivered() == [(2, 0)]
+    stage.loop.close()
+    assert stage.sink.discarded == 1
+
+
+def test_a_worker_that_leaves_claims_nothing_again_although_it_is_to_own_everything() -> None:
+    """A node that runs alone is told to own everything for as long as it is there."""
+    stage = Stage(0, 1)
+    stage.own()
+    gate = WorkerGate(cast("Ownership", stage.gate), cast("ClockWatch", None))
+    stage.gate.roles, roles = gate.roles, stage.gate.roles  # type: ignore[method-assign]
+    gate._ownership = cast("Ownership", SimpleNamespace(roles=roles))
+    stage.step(10)
+    assert stage.gate.served == {0, 1}
+    stage.background.holds = True
+    gate.leave()
+    for _ in range(5):
+        stage.loop.release_all()
+        stage.step(10)
+        while stage.background.waiting:
+            stage.background.run()
+    assert not stage.loop.is_settling
+    words = [word for one in stage.sink.committed[2:] for word in one.words]
+    assert words == [(0, "release"), (1, "release")]
+
+
+def test_after_its_release_a_slice_is_not_settled_before_it_is_claimed_again() -> None:
+    stage = Stage(0)
+    stage.own()
+    stage.gate.says(Role.REPLICA, [0])
+    stage.step(10)
+    stage.write(0, 0)
+    stage.step(10, 5)
+    assert stage.delivered() == []
+    stage.gate.says(Role.OWNER, [0])
+    stage.step(10, 5)
+    words = [word for one in stage.sink.committed for word in one.words]
+    assert words == [(0, "claim"), (0, "release"), (0, "claim")]
+    assert stage.sink.checkpoint(0).tenure == Tenure("w1", 2), "under the newer claim"
+    assert stage.delivered() == [(0, 0)]
+
+
+def test_a_slice_that_can_t_be_read_is_released_and_the_others_go_on() -> None:
+    stage = Stage(0, 1)
+    stage.own()
+    lane = stage.lane(0)
+
+    def fails(run: Run) -> int:
+        raise KafkaEdgeError(f"no leader for {run.place[0]}")
+
+    lane.ingest = fails  # type: ignore[method-assign]
+    stage.write(0, 0)
+    stage.write(1, 0)
+    stage.step(10, 2)
+    assert stage.gate.given_up[0] == (0, f"no leader for {TOPIC}")
+    assert stage.of(0).trouble == f"no leader for {TOPIC}"
+    assert stage.delivered() == [(1, 0)]
+    assert (0, "release") in [word for one in stage.sink.committed for word in one.words]
