@@ -39,7 +39,8 @@ _GIVEN_UP_S: Final = 1.0
 _UNSERVED_TIMEOUT_S: Final = 1.0
 """A transaction is open meanwhile, and whoever asks asks again."""
 _KNOWN_MAX: Final = 10_000
-"""Topics that are remembered; beyond, those that were asked for the longest ago are forgotten."""
+"""Topics that are remembered; beyond, those that were asked for the longest ago are forgotten. As
+many are sought at once."""
 _ASKED_MAX: Final = 500
 """Topics of one request."""
 
@@ -108,9 +109,13 @@ class TargetTopics:
             self._seek(topic, self._monotonic_s())
 
     def _seek(self, topic: str, now_s: float) -> float:
-        """Have a topic looked up; return since when that is wanted, monotonic seconds."""
+        """Have a topic looked up; return since when that is wanted, monotonic seconds. While too
+        many are sought already, it is as if this one had been waited for long enough.
+        """
         with self._lock:
-            since_s = self._sought.setdefault(topic, now_s)
+            since_s = self._sought.get(topic, _NEVER_S)
+            if topic not in self._sought and len(self._sought) < _KNOWN_MAX:
+                since_s = self._sought[topic] = now_s
         self._wake.set()
         return since_s
 
@@ -253,6 +258,7 @@ class TargetTopics:
             for topic in sorted(self._known, key=lambda t: self._asked_s.get(t, _NEVER_S))[:extra]:
                 del self._known[topic]
                 self._asked_s.pop(topic, None)
+                self._in_sync_needed.pop(topic, None)
 
 
 def _obstacle(
