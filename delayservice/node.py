@@ -21,19 +21,17 @@ from pathlib import Path
 from typing import IO, Final
 
 import structlog
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
-from tenacity.nap import sleep_using_event
-from tenacity.stop import stop_when_event_set
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.topics import TopicKeeper
 from delayservice import logs
 from delayservice.admin.server import AdminServer
 from delayservice.asking import Asker
-from delayservice.errors import DelayServiceError, KafkaEdgeError, SettingsError
+from delayservice.errors import SettingsError
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
+from delayservice.waiting import STOPPED, wait_for_kafka
 from delayservice.worker import STOP_TIMEOUT_S, run_worker
 
 RESTART_WAIT_S_MAX = 30.0
@@ -80,27 +78,7 @@ def run(settings: Settings) -> int:
 def _prepare_topics(settings: Settings, stopping: threading.Event) -> bool:
     """Create what is missing; a cluster that is down is waited for. False: told to stop."""
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
-
-    def tell(state: RetryCallState) -> None:
-        why = state.outcome.exception() if state.outcome is not None else None
-        _log.warning("waiting_for_kafka", why=str(why))
-
-    retrying = Retrying(
-        retry=retry_if_exception_type(KafkaEdgeError),
-        wait=wait_exponential(multiplier=0.5, max=10),
-        stop=stop_when_event_set(stopping),
-        sleep=sleep_using_event(stopping),
-        before_sleep=tell,
-    )
-    try:
-        retrying(keeper.prepare)
-    except DelayServiceError:
-        raise
-    except Exception:
-        if stopping.is_set():
-            return False
-        raise
-    return True
+    return wait_for_kafka(keeper.prepare, stopping) is not STOPPED
 
 
 def _lock_state_dir(settings: Settings) -> IO[bytes]:

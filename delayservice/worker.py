@@ -30,7 +30,7 @@ from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource, log_ends
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
-from connectors.kafka.topics import DelayTopic, TopicKeeper
+from connectors.kafka.topics import DelayTopic, Layout, TopicKeeper
 from delayservice import logs
 from delayservice.answering import answer
 from delayservice.asking import Answer, answer_questions
@@ -58,6 +58,7 @@ from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
 from delayservice.stores import kept_slices, make_store, remove_store
 from delayservice.turns import Turns
+from delayservice.waiting import STOPPED, wait_for_kafka
 from delayservice.worker_thread import MetricsObserver, Wanted, WorkerGate, WorkerThread
 from ha.elected import ElectedOwnership
 from ha.leaders import StableLeaders
@@ -97,7 +98,11 @@ def run_worker(
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
-    worker = Worker(settings, secret, index, make_ownership(settings, instance, index))
+    keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
+    layout = wait_for_kafka(keeper.layout, stopping)
+    if layout is STOPPED:
+        return
+    worker = Worker(settings, secret, index, make_ownership(settings, instance, index), layout)
     _end_with_supervisor(pipe)
     answer_questions(questions, worker.answer)
     try:
@@ -162,8 +167,16 @@ def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
 class Worker:
     """The slices of one process."""
 
-    def __init__(self, settings: Settings, secret: bytes, index: int, ownership: Ownership) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        secret: bytes,
+        index: int,
+        ownership: Ownership,
+        layout: Layout,
+    ) -> None:
         self._settings = settings
+        self._layout = layout
         self._index = index
         self._ownership = ownership
         self._clock = SystemClock()
@@ -175,7 +188,7 @@ class Worker:
         self._name = f"{settings.node.node_id}-{index}"
         self._checkpoints = KafkaCheckpoints(
             settings.topics.checkpoint,
-            self._keeper.partitions(settings.topics.checkpoint),
+            layout.checkpoint_partitions,
             settings.topics.claims_topic,
             settings.kafka.client_config("consumer"),
             self._clock,
@@ -407,7 +420,8 @@ class Worker:
     def _make_thread(self) -> WorkerThread:
         settings = self._settings
         topics, kafka = settings.topics, settings.kafka
-        source = KafkaSource(kafka.client_config("consumer"), self._admin, self._name)
+        places = self._layout.places // settings.node.workers
+        source = KafkaSource(kafka.client_config("consumer"), self._admin, self._name, places)
         options = SinkOptions(
             name_prefix=f"{kafka.transactional_id_prefix}-{self._name}",
             checkpoint_topic=topics.checkpoint,

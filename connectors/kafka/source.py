@@ -36,8 +36,11 @@ SCAN_STALL_S: Final = 60.0
 SCAN_BATCH: Final = 5_000
 SCAN_WAIT_MS: Final = 10
 
-HEAD: Final[dict[str, Any]] = {}
-"""Options of the consumer at the head of the logs."""
+MANY_PLACES: Final = 128
+MANY: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 8_192}
+"""Options of the consumer at the head of more than ``MANY_PLACES`` logs. Each fetch lists all of
+them, for the client knows no fetch sessions, and with 1,000 that takes 1 to 2 ms of a core on both
+sides: so a fetch waits for some records, and a record waits 50 ms at most (docs/performance.md)."""
 BEHIND: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50}
 """Options of the consumer that catches up: the end of a log is told only after such a wait."""
 BEHIND_RECORDS: Final = 2_000
@@ -85,12 +88,16 @@ class KafkaSource:
         client: options of the user's, bootstrap servers included.
         admin: to ask for the bounds of logs.
         name: of the clients.
+        places: how many partitions are to be read, about.
     """
 
-    def __init__(self, client: Mapping[str, str], admin: AdminClient, name: str) -> None:
+    def __init__(
+        self, client: Mapping[str, str], admin: AdminClient, name: str, places: int = 0
+    ) -> None:
         self._config = consumer_config(client, f"source-{name}")
         self._admin = admin
-        self._head = consumer_client(self._config | HEAD)
+        fetching = MANY if places > MANY_PLACES else {}
+        self._head = consumer_client(self._config | fetching | dict(client))
         self._behind = consumer_client(self._config | BEHIND)
         self._positions: dict[Place, int] = {}
         self._held: set[Place] = set()

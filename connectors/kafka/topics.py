@@ -5,7 +5,7 @@ A delay topic that breaks a rule is not served, with an explanation; the others 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
@@ -52,6 +52,19 @@ class DelayTopic:
     partitions: int
     problems: tuple[str, ...]
     brokers: Brokers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What does not change while a worker lives.
+
+    Attributes:
+        checkpoint_partitions: of the checkpoint topic.
+        places: partitions of all delay topics together, as of its start.
+    """
+
+    checkpoint_partitions: int
+    places: int
 
 
 class TopicKeeper:
@@ -135,16 +148,29 @@ class TopicKeeper:
         enough = {"min.insync.replicas": "2"} if brokers >= _BROKERS_FOR_TWO else {}
         return {**_CHECKPOINT_CONFIG, **enough}
 
-    def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has.
+    def layout(self) -> Layout:
+        """Return what does not change while a worker lives.
 
         Raises:
-            KafkaEdgeError: it is not there.
+            KafkaEdgeError: the cluster does not answer, or the checkpoint topic is not there.
         """
-        found = self._list().get(topic)
-        if not found:
-            raise KafkaEdgeError(f"topic {topic} is not there: create it, or set topics.create")
-        return len(found)
+        existing, name = self._list(), self._settings.topics.checkpoint
+        if not existing.get(name):
+            raise KafkaEdgeError(f"topic {name} is not there: create it, or set topics.create")
+        places = sum(len(existing[one]) for one in self._names(existing))
+        return Layout(len(existing[name]), places)
+
+    def _names(self, existing: Collection[str]) -> list[str]:
+        """Return the names of the delay topics."""
+        topics = self._settings.topics
+        own = set(topics.own)
+        return [
+            name
+            for name in sorted(existing)
+            if name in topics.delay
+            or name in self._levels
+            or (topics.discover and fnmatchcase(name, topics.pattern) and name not in own)
+        ]
 
     def _delay_config(self, name: str) -> dict[str, str]:
         retention_ms = max(self._retention_ms_needed(name), _RETENTION_MS)
@@ -179,14 +205,7 @@ class TopicKeeper:
         """Every delay topic there is, judged."""
         topics = self._settings.topics
         existing = self._list()
-        own = set(topics.own)
-        names = [
-            name
-            for name in sorted(existing)
-            if name in topics.delay
-            or name in self._levels
-            or (topics.discover and fnmatchcase(name, topics.pattern) and name not in own)
-        ]
+        names = self._names(existing)
         if not names:
             return []
         configs = self._configs([*names, topics.dead_letter])
