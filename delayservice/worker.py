@@ -216,7 +216,8 @@ class Worker:
         self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
         """For slices that are not placed here yet, or are another worker's."""
         self._slices_there = range(0)
-        self._wanted: dict[int, dict[str, DelayTopic]] = {}
+        self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
+        """The slices that are kept here, and the topics that are served."""
         self._topics: list[DelayTopic] = []
         self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
@@ -360,15 +361,17 @@ class Worker:
         """Serve the slices whose copies belong here, as nodes come and go."""
         kept = self._ownership.serve(self._facts)
         topics = [topic for topic in self._topics if not topic.problems]
+        placed = kept, {(topic.name, topic.topic_id, topic.partitions) for topic in topics}
+        if placed == self._placed:
+            return
+        self._placed = placed
         wanted = {
             number: {topic.name: topic for topic in topics if topic.partitions > number}
             for number in sorted(kept)
         }
-        if wanted != self._wanted:
-            self._wanted = wanted
-            for number in wanted:
-                self._checkpoints.follow(number)
-            self._thread.want(Wanted(wanted))
+        for number in wanted:
+            self._checkpoints.follow(number)
+        self._thread.want(Wanted(wanted))
 
     def _measure(self, fit: list[DelayTopic]) -> None:
         """Find out how far the logs go: what is to be stored yet."""
