@@ -68,6 +68,8 @@ from ha.placement import SliceFacts
 
 TURN_S = 1.0
 REACH_TURN_S = 0.5
+PUBLISHED_PER_S = 200
+"""Slices whose metrics go to the supervisor in a second: with more of them, less often."""
 STOP_TIMEOUT_S = 20.0
 FLUSH_TIMEOUT_S = 2.0
 COMMANDS_KEPT = 10_000
@@ -216,6 +218,7 @@ class Worker:
         self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
         """For slices that are not placed here yet, or are another worker's."""
         self._slices_there = range(0)
+        self._published_s = float("-inf")
         self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
         """The slices that are kept here, and the topics that are served."""
         self._topics: list[DelayTopic] = []
@@ -302,8 +305,12 @@ class Worker:
         self._asking.append(thread)
 
     def _publish(self, publish: Callable[[bytes], None]) -> None:
+        slices = self._thread.published
+        now_s = self._clock.monotonic_s()
+        if now_s - self._published_s < len(slices) / PUBLISHED_PER_S:
+            return
+        self._published_s = now_s
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
-            slices = self._thread.published
             told = self._problems(), self._disk.used, self._audit_facts, len(self._facts)
             paused = pause_facts(self._pauses.newest)
             publish(encode_snapshot(os.getpid(), slices, *told, paused))
