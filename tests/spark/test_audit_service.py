@@ -148,6 +148,7 @@ def history(
         "wheel.slots=60",
         f"delivery.roll_window_ms={WINDOW_MS}",
         "delivery.park_delays_ms=300",
+        "topics.checkpoint_partitions=1",  # which all slices share
     )
     folder = tmp_path_factory.mktemp("audited")
     with Bench(cluster.bootstrap, folder, partitions=PARTITIONS, sets=sets) as bench:
