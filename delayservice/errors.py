@@ -45,7 +45,14 @@ class KafkaEdgeError(DelayServiceError):
 
 
 class TransactionAbortedError(KafkaEdgeError):
-    """The transaction was aborted for certain; nothing of it is visible. Settle the batch again."""
+    """The transaction was aborted for certain; nothing of it is visible. Settle the batch again.
+
+    ``stuck``: slices whose checkpoints were not acknowledged in time, while others were.
+    """
+
+    def __init__(self, why: str, stuck: frozenset[int] = frozenset()) -> None:
+        super().__init__(why)
+        self.stuck = stuck
 
 
 class RefusedError(KafkaEdgeError):

@@ -134,6 +134,8 @@ class KafkaSink:
         self._limits: dict[str, int] = {}
         self._batched: dict[str, int] = {}
         self._too_large: set[str] = set()
+        self._slices: set[int] = set()
+        """Slices whose checkpoints the commit carries."""
         compression = (options.client.get(name, "none") for name in _COMPRESSION)
         self._compresses = any(codec != "none" for codec in compression)
 
@@ -325,6 +327,7 @@ class KafkaSink:
             self._flush(self._direct)
         if self._failed or self._refusals:
             self._fail("records were refused by the client")
+        self._slices = {control.slice_no for control in controls if not control.writer}
         for control in controls:
             try:
                 self._produce_control(producer, control)
@@ -405,14 +408,28 @@ class KafkaSink:
         self._flush_step(self._fenced_producer)  # reports that are on their way
         self._give_up_unless_abortable()
         refusals, sent_to = dict(self._refusals), set(self._sent_to)
-        failed = bool(self._failed)
+        is_known = bool(self._failed)
         self._bound_batches()
-        stuck = self._abort_and_see()
+        waiting = self._abort_and_see()
         if refusals:
             raise RefusedError(refusals)
-        if not failed and not sent_to <= {topic for topic, _ in stuck}:
-            self._targets.give_up({target for target in stuck if target[0] in sent_to})
-        raise TransactionAbortedError(why)
+        raise TransactionAbortedError(
+            why, frozenset() if is_known else self._give_up(waiting, sent_to)
+        )
+
+    def _give_up(self, waiting: set[Target], sent_to: set[str]) -> frozenset[int]:
+        """Put the targets aside that have not acknowledged in time, and return the slices whose
+        checkpoints have not been. When nothing was acknowledged it is the cluster that is slow.
+        """
+        options = self._options
+        places = {options.checkpoint_partition(number) for number in self._slices}
+        used = len(sent_to) + len(places)
+        slow = {partition for topic, partition in waiting if topic == options.checkpoint_topic}
+        targets = {target for target in waiting if target[0] in sent_to}
+        if len({topic for topic, _ in targets}) + len(slow & places) >= used:
+            return frozenset()
+        self._targets.give_up(targets)
+        return frozenset(n for n in self._slices if options.checkpoint_partition(n) in slow)
 
     def _give_up_unless_abortable(self) -> None:
         """Abort only for errors of records and targets. After any other, the client would abort,

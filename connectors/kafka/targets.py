@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 from confluent_kafka import KafkaException
@@ -35,7 +35,9 @@ _RECHECK_S: Final = 0.25
 _ANSWER_S: Final = 0.5
 """How long a shard waits for what is not known of a target; then the record is parked."""
 _GIVEN_UP_S: Final = 1.0
-"""How long nothing is sent to a partition that did not acknowledge in time."""
+_GIVEN_UP_MAX_S: Final = 60.0
+"""How long nothing is sent to a partition that did not acknowledge in time: at first, and at most,
+when that happens again and again. Each time holds up everything else for two seconds."""
 _UNSERVED_TIMEOUT_S: Final = 1.0
 """A transaction is open meanwhile, and whoever asks asks again."""
 _KNOWN_MAX: Final = 10_000
@@ -47,6 +49,13 @@ _ASKED_MAX: Final = 500
 _NEVER_S: Final = float("-inf")
 
 _log = structlog.get_logger(__name__)
+
+
+class _Down(NamedTuple):
+    """A target that was given up: until when, and for how long, monotonic seconds."""
+
+    until_s: float
+    lasts_s: float
 
 
 class TargetTopics:
@@ -74,7 +83,9 @@ class TargetTopics:
         self._sought: dict[str, float] = {}
         self._in_sync_needed: dict[str, int] = {}
         """By topic without enough copies in sync: how many it needs."""
-        self._down_until_s: dict[Target, float] = {}
+        self._down: dict[Target, _Down] = {}
+        self._told: set[Target] = set()
+        """Those of which the log says that they are bad."""
         self._lock = threading.Lock()
         self._changes = 0
         self._wake = threading.Event()
@@ -90,6 +101,7 @@ class TargetTopics:
         changes = self._changes
         found = self._judge(target)
         if found is None:
+            self._told.discard(target)
             with self._lock:
                 if changes == self._changes:
                     self.fit.add(target)
@@ -101,7 +113,16 @@ class TargetTopics:
                 return TARGET_ASKED, f"topic {topic} is being looked up"
         elif now_s - self._asked_s.get(topic, _NEVER_S) >= _RECHECK_S:
             self._seek(topic, now_s)
+        self._tell(target, found[1])
         return found
+
+    def _tell(self, target: Target, why: str) -> None:
+        """Log that a target is bad, once until it is good again."""
+        if target not in self._told:
+            if len(self._told) >= _KNOWN_MAX:
+                self._told.clear()
+            self._told.add(target)
+            _log.warning("target_blocked", target=f"{target[0]}:{target[1]}", why=why)
 
     def expect(self, targets: Collection[Target]) -> None:
         """Look up in the background what is not known; see the port."""
@@ -121,18 +142,20 @@ class TargetTopics:
 
     def _judge(self, target: Target) -> tuple[str, str] | None:
         topic, partition = target
-        down = self._down_until_s
-        if down and (
-            down.get(target, 0.0) > self._monotonic_s()
-            or (partition < 0 and any(t == topic for t, _ in self._still_down()))
-        ):
+        if self._down and self._is_down(target):
             return TARGET_DOWN, f"topic {topic} does not acknowledge records in time"
         needed = self._in_sync_needed.get(topic, 0)
         return _obstacle(self._known.get(topic), topic, partition, needed)
 
-    def _still_down(self) -> list[Target]:
-        now_s = self._monotonic_s()
-        return [t for t, until_s in list(self._down_until_s.items()) if until_s > now_s]
+    def _is_down(self, target: Target) -> bool:
+        """Whether a target was given up a moment ago; by key, any of its partitions counts."""
+        now_s, (topic, partition) = self._monotonic_s(), target
+        return any(
+            one[0] == topic
+            and (partition < 0 or one[1] in {partition, -1})
+            and down.until_s > now_s
+            for one, down in self._down.items()
+        )
 
     # --- what the broker said ------------------------------------------------------------------
 
@@ -153,10 +176,14 @@ class TargetTopics:
         """Send nothing for a moment to partitions that did not acknowledge in time."""
         if not targets:
             return
-        until_s = self._monotonic_s() + _GIVEN_UP_S
+        now_s = self._monotonic_s()
         with self._lock:
-            still = {target: self._down_until_s[target] for target in self._still_down()}
-            self._down_until_s = still | dict.fromkeys(targets, until_s)
+            recent = {t: d for t, d in self._down.items() if d.until_s + _GIVEN_UP_MAX_S > now_s}
+            for target in targets:
+                before = recent.get(target)
+                lasts_s = min(2 * before.lasts_s, _GIVEN_UP_MAX_S) if before else _GIVEN_UP_S
+                recent[target] = _Down(now_s + lasts_s, lasts_s)
+            self._down = recent
         self.changed()
         _log.warning("targets_given_up", targets=sorted(f"{t}:{p}" for t, p in targets)[:10])
 
