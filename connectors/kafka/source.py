@@ -296,23 +296,32 @@ def many_bounds(admin: AdminClient, places: Collection[Place]) -> dict[Place, Bo
     """Return the bounds of many logs, asked all at once; a partition whose leader does not answer
     is left out.
     """
-    first = log_ends(admin, places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-    ends = log_ends(admin, places)
+    specs = (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    first, ends = (
+        _offsets(asked) for asked in [_ask_offsets(admin, places, spec) for spec in specs]
+    )
     return {place: Bounds(first[place], end) for place, end in ends.items() if place in first}
 
 
-def log_ends(
-    admin: AdminClient, places: Collection[Place], spec: OffsetSpec | None = None
-) -> dict[Place, int]:
-    """Return high watermarks, or what ``spec`` asks for, asked all at once; a partition whose
-    leader does not answer is left out.
+def log_ends(admin: AdminClient, places: Collection[Place]) -> dict[Place, int]:
+    """Return high watermarks, asked all at once; a partition whose leader does not answer is left
+    out.
     """
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return _offsets(_ask_offsets(admin, places, latest))
+
+
+def _ask_offsets(
+    admin: AdminClient, places: Collection[Place], spec: OffsetSpec
+) -> dict[TopicPartition, Any]:
     if not places:
         return {}
-    wanted = spec or OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = admin.list_offsets(
-        {TopicPartition(*place): wanted for place in places}, request_timeout=ASK_TIMEOUT_S
-    )
+    wanted = {TopicPartition(*place): spec for place in places}
+    asked: dict[TopicPartition, Any] = admin.list_offsets(wanted, request_timeout=ASK_TIMEOUT_S)
+    return asked
+
+
+def _offsets(asked: Mapping[TopicPartition, Any]) -> dict[Place, int]:
     ends = {}
     for partition, answer in asked.items():
         try:

@@ -22,6 +22,7 @@ from connectors.kafka.errors import error_of
 from connectors.kafka.source import (
     consumer_config,
     log_bounds,
+    log_ends,
     many_bounds,
     scan_partition,
 )
@@ -159,11 +160,11 @@ class KafkaSuccession:
         deadline_s = time.monotonic() + ANSWER_S
         numbers = {self._checkpoints.partition(slice_no) for slice_no in slices}
         places = [(self._checkpoint_topic, number) for number in sorted(numbers)]
-        ends = many_bounds(self._admin, places)
+        ends = log_ends(self._admin, places)
         for place in places:
             if place not in ends:
                 raise KafkaEdgeError(f"the end of {place[0]}:{place[1]} can't be asked")
-            while not self._checkpoints.await_position(place, ends[place].end, PATIENCE_S):
+            while not self._checkpoints.await_position(place, ends[place], PATIENCE_S):
                 if time.monotonic() > deadline_s:
                     raise KafkaEdgeError(
                         f"{place[0]}:{place[1]} could not be read to its end in {ANSWER_S:.0f} s"
