@@ -276,6 +276,7 @@ class WorkerThread:
         lanes = {} if slice_ is None else slice_.lanes
         for name, lane in list(lanes.items()):
             if name not in topics or topics[name].topic_id != lane.topic_id:
+                _log.warning("shard_dropped", slice=number, topic=name)
                 self.loop.drop_lane(number, name)
         added = [topic for name, topic in topics.items() if name not in lanes]
         if added or slice_ is None:
