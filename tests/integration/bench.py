@@ -103,6 +103,7 @@ class Bench:
         self.partitions = partitions
         self.any = f"delay_topic_{self.run}"
         self.checkpoint = f"delay_checkpoint_{self.run}"
+        self.claims = f"{self.checkpoint}_claims"
         self.dead_letter = f"delay_dead_letter_{self.run}"
         self.outcomes = f"delay_outcomes_{self.run}"
         self.digests = f"delay_digests_{self.run}"

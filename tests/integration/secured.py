@@ -100,6 +100,7 @@ def named(bench: Bench, rights: Iterable[Right]) -> list[Right]:
         "delay_topic_*": f"delay_topic_{bench.run}*",
         "delay_topic_any": bench.any,
         "delay_checkpoint": bench.checkpoint,
+        "delay_checkpoint_claims": bench.claims,
         "delay_dead_letter": bench.dead_letter,
         "delay_outcomes": bench.outcomes,
         "delay_digests": bench.digests,
