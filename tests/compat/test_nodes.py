@@ -72,7 +72,7 @@ def test_a_node_refuses_a_store_of_a_newer_format_and_leaves_it_as_it_is(
     before = content(folder)
     service = bench.start(f"node.store={kind}")
     await_true(lambda: len(service.events("worker_died")) >= 2, "it was tried twice")
-    told = json.dumps(service.events("worker_failed") + service.events("slice_failed"))
+    told = json.dumps(service.events("worker_failed") + service.events("loop_failed"))
     assert f"{folder} has format {NOW[kind] + 1}, newer than {NOW[kind]}" in told
     assert "run the newer service, or move the folder away" in told
     assert not service.events("took_over")
@@ -93,8 +93,8 @@ def test_a_node_refuses_a_checkpoint_of_a_newer_version_until_one_of_its_own_is_
     newer = json.dumps({"v": VERSION + 1, "something": "else"}).encode()
     bench.send([], topic=bench.checkpoint, key=newest.key, value=newer)
     service = bench.start()
-    await_true(lambda: service.events("slice_interrupted"), "it says why it does not serve")
-    why = service.events("slice_interrupted")[0]["why"]
+    await_true(lambda: service.events("take_over_failed"), "it says why it does not serve")
+    why = service.events("take_over_failed")[0]["why"]
     assert f"holds version {VERSION + 1}, this build reads version {VERSION}" in why
     assert "run the newer build" in why
     assert not service.events("took_over")

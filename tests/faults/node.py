@@ -14,7 +14,7 @@ import psutil
 
 from delayservice.dev.service import ServiceProcess
 
-LET_GO: Final = frozenset({"ownership_lost", "handed_over", "slice_interrupted", "slice_failed"})
+LET_GO: Final = frozenset({"ownership_lost", "handed_over", "slice_interrupted", "loop_failed"})
 """Events after which the slice that they name is not this node's."""
 ENDED: Final = frozenset({"worker_died", "stopping"})
 """Events after which no slice is, for the suite gives each node one worker."""
@@ -157,8 +157,10 @@ class Node:
                 owned[line["slice"]] = str(line["timestamp"])
             elif line["message"] in ENDED:
                 owned.clear()
-            else:
-                owned.pop(line.get("slice", -1), None)
+            elif "slice" in line:
+                owned.pop(line["slice"], None)
+            else:  # the writer of all its slices is lost, or their loop has failed
+                owned.clear()
         return owned
 
     def _read_on(self) -> None:

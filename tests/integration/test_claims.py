@@ -79,6 +79,7 @@ class Worker:
     writer: str = ""
 
     def __post_init__(self) -> None:
+        """Its clients, as a worker has them."""
         topics, admin = self.topics, admin_client(self.topics.client)
         options = SinkOptions(
             name_prefix=f"test-{self.name}",
@@ -116,9 +117,7 @@ class Worker:
         return Control(SLICE, encode_word(SLICE, self.writer, self.name, word), self.writer)
 
     def checkpoint(self, claim: int, commit: int) -> Control:
-        written = Checkpoint(
-            SLICE, self.name, 1, SECRET, {}, commit, Tenure(self.writer, claim)
-        )
+        written = Checkpoint(SLICE, self.name, 1, SECRET, {}, commit, Tenure(self.writer, claim))
         return Control(SLICE, encode_checkpoint(written))
 
     def take_over(self, above: int = -1) -> Taken:
@@ -227,9 +226,13 @@ def test_a_fence_in_a_delivery_report_gives_the_writer_up_without_an_abort(
     owner.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 1)])
     with pytest.raises(OwnershipLostError):
         owner.sink.commit([owner.checkpoint(taken.claim, 1)])
-    with pytest.raises(OwnershipLostError):
+
+    def goes_on() -> None:
         owner.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 2)])
         owner.sink.commit([])
+
+    with pytest.raises(OwnershipLostError):
+        goes_on()
     assert topics.delivered() == []
 
 

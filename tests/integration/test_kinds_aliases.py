@@ -27,7 +27,7 @@ def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) ->
         service = bench.serve(f"targets.default.default_target={target}")
         yield bench
         assert service.stop() == 0
-        assert service.events("slice_failed") == []
+        assert service.events("loop_failed") == []
 
 
 def assert_on_time(seen: Seen, due_ms: int) -> None:

@@ -87,7 +87,7 @@ def stand(
         yield stand
         assert stand.early() == {0.0}
         assert stand.service.stop() == 0
-        assert stand.service.events("slice_failed") == []
+        assert stand.service.events("loop_failed") == []
         assert stand.service.events("worker_died") == []
 
 

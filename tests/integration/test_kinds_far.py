@@ -42,7 +42,7 @@ def bench(
         running.alter(running.any, retention_ms=str(DAY_MS))
         yield running
         assert service.stop() == 0
-        assert service.events("slice_failed") == []
+        assert service.events("loop_failed") == []
 
 
 def copies(bench: Bench, value: bytes, count: int) -> list[tuple[Seen, dict[str, Any]]]:

@@ -177,7 +177,7 @@ def test_a_killed_worker_is_replaced_and_delivers_exactly_once(bench: Bench) -> 
 
 
 FAULTS = (
-    "take_over:kill:2",
+    "take_over:kill:1",
     "after_append:kill:30",
     "before_produce:kill:8",
     "flushed:kill:8",

@@ -102,7 +102,7 @@ def test_another_secret_is_refused_with_the_reason(bench: Bench) -> None:
     )
     await_true(
         lambda: any(
-            "another cluster secret" in e["why"] for e in stranger.events("slice_interrupted")
+            "another cluster secret" in e["why"] for e in stranger.events("take_over_failed")
         ),
         "the second service says why it does not serve",
     )

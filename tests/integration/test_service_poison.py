@@ -23,7 +23,7 @@ def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) ->
         service = running.serve()
         yield running
         assert service.stop() == 0
-        assert service.events("slice_failed") == []
+        assert service.events("loop_failed") == []
         assert service.events("worker_died") == []
 
 

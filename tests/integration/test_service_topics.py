@@ -9,6 +9,7 @@ from confluent_kafka import TopicPartition
 
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.service import ServiceProcess
+from delayservice.settings import Topics
 from tests.integration.bench import Bench, await_true
 
 FIT = {"message_timestamp_type": "LogAppendTime"}
@@ -26,7 +27,7 @@ def service(bench: Bench) -> Iterator[ServiceProcess]:
     running = bench.serve()
     yield running
     assert running.stop() == 0
-    assert running.events("slice_failed") == []
+    assert running.events("loop_failed") == []
     assert running.events("worker_died") == []
 
 
@@ -48,7 +49,7 @@ def test_a_new_delay_topic_is_served_from_its_start(
     assert service.events("took_over")
 
 
-def test_added_partitions_are_served_from_their_start_and_the_checkpoint_grows(
+def test_added_partitions_are_served_from_their_start_and_share_the_checkpoint_topic(
     bench: Bench, service: ServiceProcess, target: str
 ) -> None:
     bench.grow(bench.any, 3)
@@ -58,7 +59,10 @@ def test_added_partitions_are_served_from_their_start_and_the_checkpoint_grows(
         bench.send(bench.to(target, 0), partition=partition, value=b"in %d" % partition)
     arrives(bench, target, b"in 1")
     arrives(bench, target, b"in 2")
-    assert bench.partitions_of(bench.checkpoint) == 3
+    partitions = bench.partitions_of(bench.checkpoint)
+    assert partitions == Topics().checkpoint_partitions, "it never grows"
+    kept = {(one.partition, one.key) for one in bench.read_all(bench.checkpoint)}
+    assert kept == {(number % partitions, b"%d" % number) for number in range(3)}
     assert {event["slice"] for event in service.events("took_over")} == {0, 1, 2}
 
 
@@ -99,7 +103,7 @@ def test_a_log_that_was_cut_off_at_its_start_is_served_from_what_is_left(
     bench.send(bench.to(target, 0), topic=name, value=b"after the cut")
     arrives(bench, target, b"after the cut")
     arrives(bench, target, b"stored, then deleted")
-    assert service.events("slice_failed") == []
+    assert service.events("loop_failed") == []
 
 
 def test_an_unfit_topic_is_explained_and_served_once_it_is_put_right(

@@ -19,6 +19,7 @@ from tests.integration.bench import await_true
 pytestmark = pytest.mark.cluster
 
 TOPIC = "paused_before_it_was_assigned"
+PLACE = (TOPIC, 0)
 
 
 def test_nothing_is_read_until_it_is_resumed(cluster: EmbeddedCluster) -> None:
@@ -29,14 +30,14 @@ def test_nothing_is_read_until_it_is_resumed(cluster: EmbeddedCluster) -> None:
     for number in range(10):
         producer.produce(TOPIC, b"%d" % number)
     assert producer.flush(30) == 0
-    source = KafkaSource(0, client, admin)
+    source = KafkaSource(client, admin, "test")
     try:
-        source.pause(TOPIC)
-        source.seek(TOPIC, 0)
+        source.pause(PLACE)
+        source.seek(PLACE, 0)
         assert sum(len(run.rows) for run in source.poll(2.0, 100)) == 0
-        source.seek(TOPIC, 4)
+        source.seek(PLACE, 4)
         assert sum(len(run.rows) for run in source.poll(1.0, 100)) == 0
-        source.resume(TOPIC)
+        source.resume(PLACE)
         offsets: list[int] = []
 
         def has_all() -> bool:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AclOperation,
@@ -172,6 +173,27 @@ def test_a_bad_target_is_asked_for_again_only_when_the_answer_is_older_than_a_qu
     assert stage.code() is None
 
 
+def test_the_log_says_once_that_a_target_is_bad_and_again_when_it_was_good_between() -> None:
+    stage = Stage()
+
+    def told() -> list[str]:
+        with structlog.testing.capture_logs() as logs:
+            stage.now_s += 1
+            for _ in range(3):
+                stage.code()
+                stage.targets.look_up()
+        return [str(one["target"]) for one in logs if one["event"] == "target_blocked"]
+
+    assert told() == ["orders:-1"]
+    assert told() == []
+    stage.cluster.in_sync["orders"] = [3]
+    assert told() == []
+    assert stage.code() is None
+    del stage.cluster.in_sync["orders"]
+    stage.targets.forget("orders")
+    assert told() == ["orders:-1"]
+
+
 def test_a_good_target_is_not_asked_for_again() -> None:
     stage = Stage()
     stage.known(orders=[3])
@@ -299,7 +321,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         stage.code(topic)
     targets = stage.targets
     kept = (targets._known, targets._asked_s, targets.fit, targets._in_sync_needed)
-    assert [len(one) <= 100 for one in kept] == [True] * 4
+    assert [len(one) <= 100 for one in (*kept, targets._told)] == [True] * 5
     assert f"t{999}" in targets._known
     assert stage.code("t0") == TARGET_ASKED, "forgotten, and asked for again"
 
