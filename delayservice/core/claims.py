@@ -5,9 +5,10 @@ serves a slice it commits a claim; when it lets go in good order it commits a re
 the claims topic, which has one partition, so that the claims of a slice have one order::
 
     key    b"<slice>:<writer>"
-    value  {"v": 1, "slice": 3, "writer": "…", "node": "n1", "word": "claim" | "release"}
+    value  {"v": 1, "slice": 3, "writer": "…", "node": "n1", "word": "claim" | "release", "turn": 5}
 
-A null value (a tombstone) says that the writer was fenced and may be forgotten.
+``turn`` counts the claims of a writer, so that it knows its newest from one that it has released. A
+null value (a tombstone) says that the writer was fenced and may be forgotten.
 
 Who claims must fence every writer that may still commit for the slice: those whose last word before
 the own claim is a claim at or above *the claim under which the newest checkpoint was written*, and
@@ -59,11 +60,14 @@ def encode_key(slice_no: int, writer: str) -> bytes:
     return b"%d:%s" % (slice_no, writer.encode())
 
 
-def encode_word(slice_no: int, writer: str, node_id: str, word: str) -> bytes:
-    """Return the value of a claim or a release."""
-    return msgspec.json.encode(
-        {"v": VERSION, "slice": slice_no, "writer": writer, "node": node_id, "word": word}
-    )
+def encode_word(
+    slice_no: int, writer: str, node_id: str, word: str, turn: int | None = None
+) -> bytes:
+    """Return the value of a claim or a release. ``turn``: higher than in any claim that the writer
+    wrote before.
+    """
+    said = {"v": VERSION, "slice": slice_no, "writer": writer, "node": node_id, "word": word}
+    return msgspec.json.encode(said if turn is None else said | {"turn": turn})
 
 
 def decode_key(key: bytes | None) -> tuple[int, str]:
@@ -103,7 +107,8 @@ class ClaimLog:
 
     def __init__(self) -> None:
         self._words: dict[int, dict[str, Word]] = {}
-        self._claimed: dict[int, Claimed] = {}
+        self._claimed: dict[int, tuple[int, Claimed]] = {}
+        """Own newest claims, with their turns."""
         self._me = ""
 
     def enter(self, writer: str) -> None:
@@ -122,22 +127,26 @@ class ClaimLog:
         if value is None:
             words.pop(writer, None)
             return
-        word = Word(offset, _is_release(value))
-        if writer == self._me and not word.is_release:
+        is_release, turn = _read_word(value)
+        if writer == self._me and not is_release:
             before = {name: said for name, said in words.items() if name != writer}
-            self._claimed[slice_no] = Claimed(offset, before)
-        words[writer] = word
+            claimed = Claimed(offset, before)
+            self._claimed[slice_no] = (offset if turn is None else turn, claimed)
+        words[writer] = Word(offset, is_release)
 
     def claimed(self, slice_no: int, above: int = -1) -> Claimed | None:
-        """Return the own newest claim of a slice if it lies above an offset."""
-        found = self._claimed.get(slice_no)
-        return found if found is not None and found.offset > above else None
+        """Return the own newest claim of a slice if its turn is above a number. A claim without a
+        turn has its offset for one.
+        """
+        turn, found = self._claimed.get(slice_no, (-1, None))
+        return found if turn > above else None
 
 
-def _is_release(value: bytes) -> bool:
+def _read_word(value: bytes) -> tuple[bool, int | None]:
+    """Return whether it is a release, and its turn."""
     try:
         raw = msgspec.json.decode(value)
-        version, word = raw["v"], raw["word"]
+        version, word, turn = raw["v"], raw["word"], raw.get("turn")
     except (msgspec.DecodeError, KeyError, TypeError) as exc:
         raise KafkaEdgeError(
             f"a record of the claims topic can't be read ({exc!r}); find what writes to that "
@@ -148,4 +157,4 @@ def _is_release(value: bytes) -> bool:
             f"the claims topic holds version {version}, this build reads version {VERSION}; run "
             "the newer build on every node"
         )
-    return bool(word == RELEASE)
+    return word == RELEASE, turn

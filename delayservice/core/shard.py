@@ -205,6 +205,8 @@ class Shard:
             known = self._names.first(record_id, base, offset)
             scans[offset] = scanned[offset] if known is None else known
             self._in_flight.discard(record_id, base)
+            # It may come back before the answer to the commit that carried it.
+            self._in_flight_staged.discard(record_id, base)
         return scans
 
     def _queue_for_walk(
@@ -437,7 +439,6 @@ class Shard:
             self._victims.pop(entry[0], None)
             self._x_of_copies.pop(entry[0], None)
         self._passed.clear()
-        self._rewalk = 0
         self._queue_bytes = _content_bytes(self._queue)
         self.committed = self.staged
 

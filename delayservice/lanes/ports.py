@@ -197,9 +197,9 @@ class Succession(Protocol):
         """Return those that this node is to own, beyond doubt."""
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
-        """Wait until the own claims of these slices, each above the offset that is given, are read
-        back. Nothing that lies below a claim in its partition is undecided by then: a writer that
-        leaves a transaction open there is fenced after a while.
+        """Wait until the own claims of these slices, each with a turn above the number given, are
+        read back. Nothing that lies below a claim in its partition is undecided by then: a writer
+        that leaves a transaction open there is fenced after a while.
         """
 
     def newest(self, slice_no: int) -> bytes | None:

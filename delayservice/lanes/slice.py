@@ -42,6 +42,7 @@ class Slice:
     Attributes:
         lanes: its shards that are served here, by delay topic.
         phase: where it stands.
+        turn: of the newest own claim: one that was released, or gave no answer, has a lower one.
         claim: offset of the own claim while it is owned; -1 before the first.
         uncommitted: what was staged since the last commit.
         last_committed: the newest own checkpoint; empty before the first.
@@ -59,6 +60,7 @@ class Slice:
         self.lanes: dict[str, AnyLane] = {}
         self.phase = Phase.REPLICA
         self.epoch = 0
+        self.turn = -1
         self.claim = -1
         self.fenced: frozenset[str] = frozenset()
         self.is_upgrade = False

@@ -57,7 +57,7 @@ def take_over(
     Args:
         succession: Kafka and the ensemble.
         me: the own writer.
-        slices: with the offset above which the own claim of each lies.
+        slices: with the number above which the turn of the own claim of each is.
         places: the shards of these slices that are served here.
         secret_fingerprint: of this node's cluster secret.
         upgraded: slices whose first checkpoint is committed, and which version 1 served before.
