@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from delayservice.core.entry import Headers
+from delayservice.lanes.ports import Place
 
 SCHEDULE, CANCEL, FIRE, INVALID, COPY = "schedule", "cancel", "fire", "invalid", "copy"
 
@@ -113,9 +114,10 @@ class Placed:
         """Occurrences yet to come, this one included; None: without end."""
         return None if self.wish.times is None else self.wish.times - max(self.number, 1) + 1
 
-    def source(self, topic: str) -> str:
+    def source(self, place: Place) -> str:
         """``delay-source``."""
-        return f"{topic}:0:{self.origin}" + (f"#{self.number}" if self.number else "")
+        number = f"#{self.number}" if self.number else ""
+        return f"{place[0]}:{place[1]}:{self.origin}{number}"
 
     @property
     def op(self) -> str:
@@ -127,12 +129,19 @@ class Placed:
 class ShardHistory:
     """One delay topic's partition as the oracle knows it: records by offset, and the cursor."""
 
-    topic: str
+    place: Place
     placed: dict[int, Placed] = field(default_factory=dict)
     key: tuple[int, int] = (0, 0)
     h: int = 0
+    h_before: int = 0
+    """H before the transaction at hand."""
     contracts: list[tuple[int, int, int]] = field(default_factory=list)
     """``(from_offset, roll_window_ms, roll_spread_ms)``."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.place[0]}:{self.place[1]}"
 
     def window_ms(self, offset: int) -> int:
         """How long after its timestamp the record at an offset is rolled."""

@@ -2,7 +2,8 @@
 
 The model lies outside the project, beside it. Where its rules and ours differ, the walk takes
 another step: no clock steps back, and no canceller overlaps a roll that has not come back (there H
-waits in the project). At take-over the model waits for the end of the log only where rolls exist.
+waits in the project). K does not wait for H, which is the model's flag ``freeK``. At take-over the
+model waits for the end of the log only where rolls exist.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Walk:
         horizon = 5
         script = [self._wish(horizon) for _ in range(self._rng.randint(2, 7))]
         budget = {"crashes": 2, "takeovers": 4, "unc": 2, "backs": 0}
-        self._cfg = model.Cfg(script, (), T=horizon, W=window, canon=False, **budget)
+        self._cfg = model.Cfg(script, ("freeK",), T=horizon, W=window, canon=False, **budget)
         self._state = model.init_state(self._cfg)
         self._window = window
         contract = Contract(roll_window_ms=window or _FOREVER, allow=("*",))

@@ -1,12 +1,15 @@
 """Deliberate mistakes in the real code, one at a time: the simulation must catch every one.
 
-The first twelve are those that the protocol's model caught (design section 5); the others break
-further rules. Each is a patch that holds while its context is open.
+The first twelve are those that the protocol's model caught (design section 5), ``OWNERSHIP`` those
+of the model of take-overs (section 6); the others break further rules. Each is a patch that holds
+while its context is open.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeAlias
 from unittest.mock import patch
@@ -15,7 +18,8 @@ from msgspec.structs import replace
 
 from delayservice.core import outcome
 from delayservice.core import recurrence as recurrence_module
-from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint
+from delayservice.core.checkpoint import ShardCheckpoint, decode_checkpoint
+from delayservice.core.claims import Claimed, Tenure, Word, decode_key, names_to_fence
 from delayservice.core.codec import Payload
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
@@ -23,12 +27,16 @@ from delayservice.core.entry import CANCEL, FIRE, SCHEDULE, Entry
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Additions, Frame
 from delayservice.core.recurrence import CronTime, Recurrence, encode, recurrence_of
+from delayservice.core.role import Role
 from delayservice.core.settle import Settler
 from delayservice.core.shard import Shard
 from delayservice.core.storing import bearing_ids
 from delayservice.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.lanes.lane import Lane
-from delayservice.lanes.slice_loop import SliceLoop
+from delayservice.lanes.slice import Phase, Slice
+from delayservice.lanes.worker_loop import WorkerLoop
+from tests.simulation.sim_log import CLAIMS_PLACE, OPEN, SimLog, Written, checkpoint_place
+from tests.simulation.sim_ports import SimCheckpoints, SimSuccession
 from tests.simulation.sim_store import SimStore
 
 Mutation: TypeAlias = Callable[[], AbstractContextManager[Any]]
@@ -119,15 +127,15 @@ def routing_by_uncommitted_key() -> AbstractContextManager[Any]:
 def prune_before_commit() -> AbstractContextManager[Any]:
     """The store forgets what is about to be committed."""
 
-    def commit(original: Any, loop: SliceLoop) -> bool:
-        for lane in loop.lanes.values():
-            assert isinstance(lane, Lane)
-            lane.store.prune(lane.shard.staged)
-            lane.store.sync()
-        committed: bool = original(loop)
-        return committed
+    def begin(original: Any, loop: WorkerLoop, *args: Any, **kwargs: Any) -> None:
+        for slice_ in loop.slices.values():
+            for lane in slice_.lanes.values():
+                assert isinstance(lane, Lane)
+                lane.store.prune(lane.shard.staged)
+                lane.store.sync()
+        original(loop, *args, **kwargs)
 
-    return _replaced(SliceLoop, "_commit", commit)
+    return _replaced(WorkerLoop, "_begin_commit", begin)
 
 
 def inclusive_slot_end() -> AbstractContextManager[Any]:
@@ -272,15 +280,21 @@ def tail_visible_after_crash() -> Iterator[None]:
 
 @contextmanager
 def checkpoint_before_fencing() -> Iterator[None]:
-    """Rule 7: the checkpoint is read before the old owner is fenced."""
+    """Rule 7: the checkpoint is read before the old owners are fenced."""
+    early: dict[int, bytes | None] = {}
 
-    def take_over(original: Any, loop: SliceLoop) -> None:
-        early = read(loop)
-        with patch.object(SliceLoop, "_read_checkpoint", lambda _: early):
-            original(loop)
+    def confirm(original: Any, succession: SimSuccession, slices: Any) -> Any:
+        early.update(read(succession, slices))
+        return original(succession, slices)
 
-    read = SliceLoop._read_checkpoint
-    with _replaced(SliceLoop, "_take_over", take_over):
+    def read_early(_: Any, __: SimSuccession, slices: Any) -> dict[int, bytes | None]:
+        return {slice_no: early[slice_no] for slice_no in slices}
+
+    read = SimSuccession.read_to_end
+    with (
+        _replaced(SimSuccession, "confirm", confirm),
+        _replaced(SimSuccession, "read_to_end", read_early),
+    ):
         yield
 
 
@@ -350,28 +364,28 @@ def early_after_clock_back() -> AbstractContextManager[Any]:
 
 
 def abort_after_uncertain_commit() -> AbstractContextManager[Any]:
-    """Rule 11: a producer whose commit had no answer aborts."""
+    """Rule 11: a writer whose commit had no answer aborts."""
 
-    def release(original: Any, loop: SliceLoop) -> None:
+    def lose(original: Any, loop: WorkerLoop, why: str) -> None:
         with suppress(KafkaEdgeError):
             loop._sink.abort()
-        original(loop)
+        original(loop, why)
 
-    return _replaced(SliceLoop, "release", release)
+    return _replaced(WorkerLoop, "_lose_writer", lose)
 
 
 def uncertain_taken_for_committed() -> AbstractContextManager[Any]:
     """Rule 11: no answer is taken for a yes."""
 
-    def commit(original: Any, loop: SliceLoop) -> bool:
-        try:
-            committed: bool = original(loop)
-        except OwnershipLostError:
-            loop._committed()
-            return True
-        return committed
+    def hear(original: Any, loop: WorkerLoop) -> None:
+        commit = loop._commit
+        future = commit.future if commit is not None and commit.future.done() else None
+        if commit and future and isinstance(future.exception(), OwnershipLostError):
+            commit.future = Future()
+            commit.future.set_result(None)
+        original(loop)
 
-    return _replaced(SliceLoop, "_commit", commit)
+    return _replaced(WorkerLoop, "_hear_commit", hear)
 
 
 def base_one_too_high() -> AbstractContextManager[Any]:
@@ -409,22 +423,257 @@ def passed_is_not_walked_again() -> AbstractContextManager[Any]:
     """After an abort H goes on where it was, although K has to go back."""
 
     def abort(original: Any, shard: Shard) -> None:
-        read = shard.read
+        shard._passed.clear()
         original(shard)
-        shard.read = read
 
     return _replaced(Shard, "abort", abort)
+
+
+def key_does_not_wait_after_abort() -> AbstractContextManager[Any]:
+    """After an abort K goes on before H has come as far as before."""
+
+    def abort(original: Any, shard: Shard) -> None:
+        original(shard)
+        shard._rewalk = 0
+
+    return _replaced(Shard, "abort", abort)
+
+
+@contextmanager
+def held_is_skipped() -> Iterator[None]:
+    """K goes on behind a record that has to wait."""
+
+    def advance_key(original: Any, shard: Shard, *args: Any) -> list[Output]:
+        outputs: list[Output] = original(shard, *args)
+        shard.is_held = False
+        return outputs
+
+    with _replaced(Shard, "advance_key", advance_key):
+        yield
+
+
+def added_lane_in_checkpoint() -> AbstractContextManager[Any]:
+    """A checkpoint names a shard that was added to an owned slice and is not taken over yet."""
+
+    def checkpoint(original: Any, slice_: Slice, *args: Any) -> bytes:
+        added = [lane for lane in slice_.lanes.values() if not lane.shard.owned]
+        for lane in added:
+            lane.shard.owned = True  # type: ignore[misc]
+        try:
+            data: bytes = original(slice_, *args)
+        finally:
+            for lane in added:
+                lane.shard.owned = False  # type: ignore[misc]
+        return data
+
+    return _replaced(Slice, "checkpoint", checkpoint)
 
 
 def unserved_cursor_dropped() -> AbstractContextManager[Any]:
     """A checkpoint names only the shards that its writer serves."""
 
-    def checkpoint(original: Any, loop: SliceLoop) -> Checkpoint:
-        loop._unserved.clear()
-        written: Checkpoint = original(loop)
-        return written
+    def checkpoint(original: Any, slice_: Slice, *args: Any) -> bytes:
+        slice_._unserved = {t: s for t, s in slice_._unserved.items() if t in slice_.lanes}
+        data: bytes = original(slice_, *args)
+        return data
 
-    return _replaced(SliceLoop, "_checkpoint", checkpoint)
+    return _replaced(Slice, "checkpoint", checkpoint)
+
+
+# --- how a slice changes its owner ---------------------------------------------------------------
+
+
+def _wrong_names(
+    wrong: Callable[[Claimed, Tenure | None, str], frozenset[str]],
+) -> AbstractContextManager[Any]:
+    return patch("delayservice.lanes.take_over.names_to_fence", wrong)
+
+
+def latest_claim() -> AbstractContextManager[Any]:
+    """Claims count from the newest claim of the last writer, not from the one it served under."""
+
+    def names(claimed: Claimed, tenure: Tenure | None, me: str) -> frozenset[str]:
+        if tenure is not None and tenure.writer in claimed.before:
+            last = claimed.before[tenure.writer]
+            if not last.is_release:
+                tenure = Tenure(tenure.writer, max(tenure.claim, last.offset))
+        return names_to_fence(claimed, tenure, me)
+
+    return _wrong_names(names)
+
+
+def no_fence() -> AbstractContextManager[Any]:
+    """The old owners are trusted to be dead."""
+    return patch.object(SimSuccession, "fence", lambda *_: None)
+
+
+@contextmanager
+def claim_last() -> Iterator[None]:
+    """Names and checkpoints are read before the claim is committed."""
+
+    def begin(original: Any, loop: WorkerLoop, *args: Any, **kwargs: Any) -> None:
+        succession = loop._succession
+        assert isinstance(succession, SimSuccession)
+        early: dict[int, bytes | None] = {}
+        for number, slice_ in loop.slices.items():
+            if slice_.phase is Phase.CLAIMING:
+                with suppress(KafkaEdgeError):
+                    succession._checkpoints.tail()
+                    words = succession._checkpoints.claims._words.get(number, {})
+                    before = {name: word for name, word in words.items() if name != loop._writer}
+                    newest = succession.newest(number)
+                    tenure = decode_checkpoint(newest).tenure if newest is not None else None
+                    succession.fence(names_to_fence(Claimed(0, before), tenure, loop._writer))
+                    early |= succession.read_to_end([number])
+        succession.__dict__["early"] = succession.__dict__.get("early", {}) | early
+        original(loop, *args, **kwargs)
+
+    def read_early(original: Any, succession: SimSuccession, slices: Any) -> Any:
+        early = succession.__dict__.get("early", {})
+        found = original(succession, slices)
+        return {number: early.get(number, found[number]) for number in slices}
+
+    with (
+        _replaced(WorkerLoop, "_begin_commit", begin),
+        _replaced(SimSuccession, "read_to_end", read_early),
+        _wrong_names(lambda *_: frozenset()),
+    ):
+        yield
+
+
+def to_own_claim() -> AbstractContextManager[Any]:
+    """Checkpoints are read as far as there were some when the own claim was written."""
+
+    def read(original: Any, succession: SimSuccession, slices: Any) -> Any:
+        original(succession, slices)
+        found = {}
+        log = succession._log
+        for number in slices:
+            claimed = succession._checkpoints.claims.claimed(number)
+            serial = 0
+            if claimed is not None:
+                serial = log.partition(CLAIMS_PLACE).written[claimed.offset].serial
+            before = [w for w in _checkpoints_of(log, number) if w.serial < serial]
+            found[number] = before[-1].value if before else None
+        return found
+
+    return _replaced(SimSuccession, "read_to_end", read)
+
+
+def _checkpoints_of(log: SimLog, slice_no: int) -> list[Written]:
+    written = log.partition(checkpoint_place(slice_no)).written
+    return [w for w in written if w.is_committed and w.key == b"%d" % slice_no]
+
+
+def to_lso() -> AbstractContextManager[Any]:
+    """Checkpoints are read as far as they can be, while somebody's transaction is open."""
+
+    def read(_: Any, succession: SimSuccession, slices: Any) -> Any:
+        succession._checkpoints.tail()
+        return {number: succession._data(number) for number in slices}
+
+    return _replaced(SimSuccession, "read_to_end", read)
+
+
+def committed_names() -> AbstractContextManager[Any]:
+    """A claim that is still open is overlooked."""
+
+    def tail(_: Any, checkpoints: SimCheckpoints) -> None:
+        written = checkpoints._log.partition(CLAIMS_PLACE).written
+        for record in written[checkpoints._seen.get(CLAIMS_PLACE, 0) :]:
+            if record.is_committed:
+                checkpoints.claims.take(record.offset, record.key, record.value)
+        checkpoints._seen[CLAIMS_PLACE] = len(written)
+
+    return _replaced(SimCheckpoints, "tail_claims", tail)
+
+
+def last_only() -> AbstractContextManager[Any]:
+    """Only the newest claimant is fenced."""
+
+    def names(claimed: Claimed, tenure: Tenure | None, me: str) -> frozenset[str]:
+        found = names_to_fence(claimed, tenure, me)
+        last = max(found & claimed.before.keys(), key=lambda n: claimed.before[n], default=None)
+        return found if last is None else frozenset([last])
+
+    return _wrong_names(names)
+
+
+def since_serve() -> AbstractContextManager[Any]:
+    """Claims count from the last checkpoint, not from the claim that it was written under."""
+
+    def await_claims(original: Any, succession: SimSuccession, slices: Any) -> Any:
+        claims = dict(original(succession, slices))
+        words = succession._log.partition(CLAIMS_PLACE).written
+        for number, claimed in claims.items():
+            served = _checkpoints_of(succession._log, number)
+            start = served[-1].serial if served else 0
+            before = {n: w for n, w in claimed.before.items() if words[w.offset].serial > start}
+            claims[number] = Claimed(claimed.offset, before)
+        return claims
+
+    return _replaced(SimSuccession, "await_claims", await_claims)
+
+
+def open_release() -> AbstractContextManager[Any]:
+    """A release is believed that is not committed, or never will be."""
+
+    def await_claims(original: Any, succession: SimSuccession, slices: Any) -> Any:
+        claims = dict(_await_hastily(succession, slices) or original(succession, slices))
+        words = succession._log.partition(CLAIMS_PLACE).written
+        for number, claimed in claims.items():
+            before = dict(claimed.before)
+            for word in words[: claimed.offset]:
+                if not word.is_marker and word.value is not None and b'"release"' in word.value:
+                    whose, writer = decode_key(word.key)
+                    if whose == number and writer in before and before[writer].offset < word.offset:
+                        before[writer] = Word(before[writer].offset, is_release=True)
+            claims[number] = Claimed(claimed.offset, before)
+        return claims
+
+    return _replaced(SimSuccession, "await_claims", await_claims)
+
+
+def _await_hastily(succession: SimSuccession, slices: Any) -> dict[int, Claimed] | None:
+    """Own claims as they will be read, if only releases are open below them."""
+    partition = succession._log.partition(CLAIMS_PLACE)
+    undecided = [
+        w
+        for w in partition.written[partition.last_stable :]
+        if w.transaction is not None and w.transaction.state == OPEN
+    ]
+    if not undecided or any(b'"release"' not in (w.value or b"") for w in undecided):
+        return None
+    claims = copy.deepcopy(succession._checkpoints.claims)
+    for record in partition.written[succession._checkpoints.seen(CLAIMS_PLACE) :]:
+        if record.is_committed:
+            claims.take(record.offset, record.key, record.value)
+    found = {number: claims.claimed(number, above) for number, above in slices.items()}
+    return {n: c for n, c in found.items() if c is not None} if all(found.values()) else None
+
+
+def serve_after_release() -> AbstractContextManager[Any]:
+    """A writer goes on with a slice that it has released."""
+
+    def released(_: Any, loop: WorkerLoop, number: int) -> None:
+        loop._changing.discard(number)
+        slice_ = loop.slices.get(number)
+        if slice_ is not None:
+            slice_.phase = Phase.OWNER
+
+    return _both(
+        _replaced(WorkerLoop, "_released", released),
+        patch.object(WorkerLoop, "_role", lambda *_: Role.OWNER),
+    )
+
+
+def stale_claim() -> AbstractContextManager[Any]:
+    """A claim that was released counts when the slice is claimed again."""
+
+    def await_claims(original: Any, succession: SimSuccession, slices: Any) -> Any:
+        return original(succession, dict.fromkeys(slices, -1))
+
+    return _replaced(SimSuccession, "await_claims", await_claims)
 
 
 # --- fire and recurring schedules ----------------------------------------------------------------
@@ -593,6 +842,22 @@ def begins_at_once() -> AbstractContextManager[Any]:
     return _replaced(Settler, "_arm", arm)
 
 
+OWNERSHIP: tuple[Mutation, ...] = (
+    latest_claim,
+    no_fence,
+    claim_last,
+    to_own_claim,
+    to_lso,
+    committed_names,
+    last_only,
+    since_serve,
+    open_release,
+    serve_after_release,
+    stale_claim,
+)
+"""The mistakes of ``protocol_model/ownership``, in its order, and one that this simulation found.
+"""
+
 LISTED: tuple[Mutation, ...] = (
     replica_deletes_on_cancel,
     marks_less_durable,
@@ -626,6 +891,9 @@ OTHERS: tuple[Mutation, ...] = (
     base_one_too_high,
     no_scan_back,
     passed_is_not_walked_again,
+    key_does_not_wait_after_abort,
+    held_is_skipped,
+    added_lane_in_checkpoint,
     unserved_cursor_dropped,
 )
 

@@ -1,29 +1,37 @@
-"""One node: a slice loop with its lanes and stores, life after life."""
+"""One node: a worker's loop with its slices, lanes, helpers and stores, life after life."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from delayservice.core.contract import Contract
-from delayservice.core.flow import Flow, FlowRules
+from delayservice.core.flow import FlowRules
+from delayservice.core.outcome import Output
 from delayservice.core.recurrence import CronTime
+from delayservice.core.role import Role
 from delayservice.core.settle import Routes
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.lane import Lane
-from delayservice.lanes.slice_loop import Limits, SliceLoop
+from delayservice.lanes.ports import Place
+from delayservice.lanes.worker_loop import Limits, WorkerLoop
 from delayservice.store.base import Store
 from tests.simulation.sim_log import topic_id
 from tests.simulation.sim_ports import (
     HELD_MS,
+    Job,
+    SimBackground,
     SimCheckpoints,
     SimClock,
     SimGate,
     SimObserver,
     SimSink,
     SimSource,
+    SimSuccession,
+    SimTargets,
 )
 from tests.simulation.sim_store import SimStore
 from tests.simulation.users import MAX_DELAY_MS, TARGETS
@@ -31,16 +39,38 @@ from tests.simulation.users import MAX_DELAY_MS, TARGETS
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-MakeStore = Callable[[str, str], Store]
-"""Node name and topic to a store that survived what came before."""
+MakeStore = Callable[[str, Place], Store]
+"""Node name and shard to a store that survived what came before."""
+
+_GOODBYE_TURNS = 8
 
 
 class SimCrashError(BaseException):
     """The node is gone. Not an Exception, so that nothing in the service can catch it."""
 
 
+class FewLane(Lane):
+    """A lane that settles a few records at a time, so that its walks are cut everywhere."""
+
+    few = 50
+    few_bytes = 1_000_000
+
+    def settle_late(self, now_ms: int, limit: int) -> list[Output]:
+        """See ``Lane``."""
+        return super().settle_late(now_ms, min(limit, self.few))
+
+    def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
+        """See ``Lane``."""
+        yield from super().settle_due(now_ms, min(limit, self.few), min(bytes_max, self.few_bytes))
+
+
 class Node:
-    """What survives a crash is ``disks``; everything else is made anew by ``boot``."""
+    """What survives a crash is ``disks``; everything else is made anew by ``boot``.
+
+    Attributes:
+        roles: what it may do with each slice; another mapping as soon as anything changes.
+        jobs: what its helper threads have to do, or have done without being heard.
+    """
 
     def __init__(
         self,
@@ -52,15 +82,18 @@ class Node:
     ) -> None:
         self.world = world
         self.name = name
-        self.wants = True
+        self.roles = dict.fromkeys(range(world.plan.slices), Role.REPLICA)
         self.frozen = False
         self.skew_ms = 0
-        self.is_running = False
-        self.loop: SliceLoop | None = None
+        self.loop: WorkerLoop | None = None
+        self.jobs: list[Job] = []
+        self.targets: dict[int, SimTargets] = {}
         tidy = world.plan.retention
-        self.disks = {t: SimStore(self._rng(), self.point, tidy=tidy) for t in world.plan.topics}
+        self.disks = {p: SimStore(self._rng(), self.point, tidy=tidy) for p in world.places}
         self.checkpoints = SimCheckpoints(self)
         self.clock = SimClock(self)
+        self._life = 0
+        self._frames: list[tuple[int, str]] = []
         self._source = SimSource(self)
         self._roll_window_ms = roll_window_ms
         self._cron_time = cron_time
@@ -80,6 +113,8 @@ class Node:
         """Anything may happen here."""
         if not self.world.calm:
             self.world.interfere(self, what)
+        if self._frames and self._frames[-1][0] != self._life:
+            raise SimCrashError  # it went down meanwhile, and nothing of that life goes on
 
     def call(self, what: str) -> None:
         """A call to Kafka, which may also fail."""
@@ -88,26 +123,50 @@ class Node:
             self.trace(f"can't {what}")
             raise KafkaEdgeError(f"{what}: broken")
 
+    @contextmanager
+    def frame(self, kind: str) -> Iterator[None]:
+        """Around what runs in this life: the ``loop``, a helper (``aside``), or the ``sink``, which
+        the loop leaves alone meanwhile.
+        """
+        self._frames.append((self._life, kind))
+        try:
+            yield
+        finally:
+            self._frames.pop()
+
+    def _is_in(self, *kinds: str) -> bool:
+        return any(life == self._life and kind in kinds for life, kind in self._frames)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its loop is in the middle of a turn, or could not begin one."""
+        return self._is_in("loop", "sink")
+
     # --- life ----------------------------------------------------------------------------------
 
     def boot(self) -> None:
         """Start with what the disks hold."""
         self.trace("boots")
         plan = self.world.plan
+        self._life += 1
+        self.jobs.clear()
         self._source = SimSource(self)
         self.checkpoints = SimCheckpoints(self)
+        self.targets = {number: SimTargets(self, number) for number in self.roles}
         contract = Contract(
             roll_window_ms=self._roll_window_ms,
             roll_spread_ms=self._roll_window_ms // 8,
             max_delay_ms=MAX_DELAY_MS,
             allow=TARGETS,
         )
-        self.loop = SliceLoop(
-            0,
+        book = self._book
+        self.loop = WorkerLoop(
             node_id=self.name,
             source=self._source,
             sink=SimSink(self),
             checkpoints=self.checkpoints,
+            succession=SimSuccession(self, self.checkpoints),
+            background=SimBackground(self),
             clock=self.clock,
             gate=SimGate(self),
             observer=SimObserver(),
@@ -115,18 +174,19 @@ class Node:
             contract_of=lambda _: contract,
             limits=Limits(
                 poll_records=plan.poll_records,
-                batch_records=plan.batch_records,
                 transaction_records=plan.transaction_records,
-                batch_bytes=plan.batch_bytes,
                 transaction_interval_ms_min=plan.transaction_interval_ms,
                 transaction_interval_ms_max=2 * plan.transaction_interval_ms,
                 cursor_interval_ms=plan.cursor_interval_ms,
+                news_interval_s=0.0,
+                tend_interval_s=0.0,
+                rest_s=plan.rest_ms / 1000,
             ),
-            flow=Flow(FlowRules((("*", plan.rate_per_s),) if plan.rate_per_s else ())),
-            copies=None if self._book is None else self._book.keeper(self),
+            flow_rules=lambda: FlowRules((("*", plan.rate_per_s),) if plan.rate_per_s else ()),
+            copies_of=lambda number: None if book is None else book.keeper(self, number),
             is_held=lambda topic: topic in self.world.paused,
         )
-        self._guarded(partial(self._add_lanes, plan.topics))
+        self._guarded(partial(self._add_lanes, self.world.places))
 
     def _routes(self) -> Routes:
         window_ms = self._roll_window_ms
@@ -141,18 +201,35 @@ class Node:
             held_ms=HELD_MS,
         )
 
-    def _add_lanes(self, topics: tuple[str, ...]) -> None:
+    def _add_lanes(self, places: Iterable[Place]) -> None:
         assert self.loop is not None
-        self.loop.add_lanes([self._lane(topic) for topic in topics])
+        lanes: dict[int, list[Lane]] = {}
+        for place in places:
+            lanes.setdefault(place[1], []).append(self._lane(place))
+        for number, added in lanes.items():
+            self.loop.add_lanes(number, added)
 
-    def _lane(self, topic: str) -> Lane:
+    def _lane(self, place: Place) -> Lane:
         assert self.loop is not None
-        make = self._make_store
-        store = self.disks[topic] if make is None else make(self.name, topic)
+        (topic, number), plan = place, self.world.plan
+        slice_ = self.loop.slices.get(number) or self.loop.add_slice(number)
+        store: Store = self.disks[place]
+        if self._make_store is not None:
+            store = self._make_store(self.name, place)
         if self._book is not None:
-            store = self._book.keep(self, topic, store)
-        lane = Lane(topic, 0, topic_id(topic), store, self._source, self._routes(), self.loop.flow)
-        lane.shard._queue_max = self.world.plan.queue_max
+            store = self._book.keep(self, place, store)
+        lane = FewLane(
+            topic,
+            number,
+            topic_id(topic),
+            store,
+            self._source,
+            self._routes(),
+            slice_.flow,
+            self.targets[number],
+        )
+        lane.few, lane.few_bytes = plan.batch_records, plan.batch_bytes
+        lane.shard._queue_max = plan.queue_max
         return lane
 
     def step(self, count: int = 1) -> None:
@@ -161,27 +238,39 @@ class Node:
             self.boot()
         for _ in range(count):
             if self.loop is not None:
-                self._guarded(partial(self.loop.step, 0))
+                self._guarded(self.loop.step)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Do work of this node, as ``SliceThread`` does it; a crash ends this life."""
-        self.is_running = True
+    def run_job(self, job: Job) -> None:
+        """Let a helper get on with what it has to do."""
+        if job.is_running or job not in self.jobs:
+            return
+        if job.is_answered:
+            job.tell()
+            return
+        self._guarded(job.run, "aside")
+
+    def finish(self, job: Job) -> None:
+        """Let a helper do what it has to do, and be heard."""
+        self.run_job(job)
+        if job.is_answered:
+            self.run_job(job)
+
+    def _guarded(self, work: Callable[[], object], kind: str = "loop") -> None:
+        """Do work of this node; a crash ends this life."""
+        life = self._life
         try:
-            try:
+            with self.frame(kind):
                 work()
-            except KafkaEdgeError as broken:
-                self.trace(f"is interrupted: {broken}")
-                assert self.loop is not None
-                self.loop.release()
         except SimCrashError:
-            self.crash()
-        finally:
-            self.is_running = False
+            if life == self._life:
+                self.crash()
 
     def crash(self) -> None:
-        """Lose everything but the disks, and some of those."""
+        """Lose everything but the disks, and some of those. What was sent to Kafka was sent."""
         self.trace("crashes")
+        self._life += 1
         self.loop = None
+        self.jobs.clear()
         for disk in self.disks.values():
             if self.world.rng.random() < 0.08:
                 disk.wipe()
@@ -191,24 +280,51 @@ class Node:
     def stop(self) -> None:
         """End in good order, and be gone."""
         self.trace("stops")
+        for _ in range(_GOODBYE_TURNS):
+            if self.loop is None or not self.loop.is_settling:
+                break
+            self._guarded(self.loop.release_all)
+            self.step()
+            for job in list(self.jobs):
+                self.finish(job)
         if self.loop is not None:
             self._guarded(self.loop.close)
+        self._life += 1
         self.loop = None
+        self.jobs.clear()
+
+    # --- what it is to do ----------------------------------------------------------------------
+
+    def set_role(self, number: int, role: Role) -> None:
+        """Be something else to a slice."""
+        if self.roles[number] is not role:
+            self.trace(f"is {role.value} of slice {number}")
+            self.roles = self.roles | {number: role}
+
+    @property
+    def served(self) -> list[Place]:
+        """The shards that it keeps."""
+        slices = () if self.loop is None else self.loop.slices.values()
+        return [place for slice_ in slices for place in slice_.places]
 
     def change_lanes(self) -> None:
-        """Stop serving one topic, or serve it again."""
+        """Stop serving a topic of a slice, or a whole slice, or serve it again."""
         if self.loop is None:
             return
-        topic = self.world.rng.choice(self.world.plan.topics)
-        if topic in self.loop.lanes:
-            self.trace(f"serves {topic} no longer")
-            self._guarded(partial(self.loop.drop_lane, topic))
+        place = self.world.rng.choice(self.world.places)
+        topic, number = place
+        if place not in self.served:
+            self.trace(f"serves {place} again")
+            self._guarded(partial(self._add_lanes, [place]))
+        elif self.world.rng.random() < 0.3:
+            self.trace(f"is to serve slice {number} no longer")
+            self._guarded(partial(self.loop.drop_slice, number))
         else:
-            self.trace(f"serves {topic} again")
-            self._guarded(partial(self._add_lanes, (topic,)))
+            self.trace(f"serves {place} no longer")
+            self._guarded(partial(self.loop.drop_lane, number, topic))
 
     def serve_all(self) -> None:
-        """Serve every topic again."""
+        """Serve every topic of every slice again."""
         if self.loop is not None:
-            missing = tuple(t for t in self.world.plan.topics if t not in self.loop.lanes)
+            missing = [p for p in self.world.places if p not in self.served]
             self._guarded(partial(self._add_lanes, missing))

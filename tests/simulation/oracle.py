@@ -4,17 +4,19 @@ Its own reading of rules 1, 2, 8, 10 and 12, of the output headers (design secti
 checkpoint's documented JSON. A record's canceller is the next user record of its id, which
 cancels, replaces or fires it: rules 12 and 13 exist so that this holds for every copy too. An
 occurrence that is delivered has the next one in the same transaction, unless its schedule has come
-to its end.
+to its end. Every checkpoint of a slice stands on exactly the committed one before it.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from delayservice.lanes.ports import Place
 from tests.simulation.calendar import BAD, instants_after
 from tests.simulation.history import (
     CANCEL,
@@ -27,7 +29,7 @@ from tests.simulation.history import (
     ViolationError,
     Wish,
 )
-from tests.simulation.sim_log import Transaction, Written
+from tests.simulation.sim_log import CHECKPOINTS, CLAIMS, Transaction, Written
 from tests.simulation.sim_ports import HELD_MS
 
 FINAL = ("delivered", "dead", "cancelled", "replaced", "expired", "not_pending", "fired")
@@ -35,17 +37,34 @@ CONTINUES = -1
 """``settles`` of a copy that is the next occurrence of what was delivered."""
 
 
-class Oracle:
-    """All shards of the slice."""
+class Tenure(NamedTuple):
+    """Whose the last checkpoint of a slice is: writer, claim, take-over, and its own number."""
 
-    def __init__(self, topics: tuple[str, ...], last_stable: Callable[[str], int]) -> None:
-        self.shards = {topic: ShardHistory(topic) for topic in topics}
+    writer: str
+    claim: int
+    epoch: int
+    commit: int
+
+
+NOBODY = Tenure("", -1, 0, 0)
+
+
+class Oracle:
+    """All shards of all slices."""
+
+    def __init__(
+        self, places: Sequence[Place], last_stable: Callable[[Place, Transaction], int]
+    ) -> None:
+        """``last_stable``: of a shard's log, before the transaction that is being decided."""
+        self.shards = {place: ShardHistory(place) for place in places}
         self.commits = 0
         self.outcomes: dict[str, int] = {}
-        self.held: set[tuple[str, int]] = set()
-        """Parked where pauses are tried, by delay topic and offset."""
+        self.held: set[tuple[Place, int]] = set()
+        """Parked where pauses are tried, by shard and offset."""
+        self.tenures: dict[int, Tenure] = {}
+        """By slice."""
         self._last_stable = last_stable
-        self._heads: dict[str, int] = {}
+        self._heads: dict[Place, int] = {}
         """H of each shard as the transaction at hand commits it."""
         self._to_follow: dict[str, tuple[Placed, set[int | None]]] = {}
         """By source: occurrences that this transaction delivered, and when the next may be due."""
@@ -54,7 +73,7 @@ class Oracle:
 
     def user_wrote(self, written: Written, wish: Wish) -> None:
         """A user's record is committed."""
-        self.shards[written.topic].placed[written.offset] = Placed.by_user(
+        self.shards[written.place].placed[written.offset] = Placed.by_user(
             written.offset, wish, written.timestamp_ms
         )
 
@@ -63,35 +82,72 @@ class Oracle:
     def service_committed(self, transaction: Transaction) -> None:
         """Judge one transaction of the service."""
         self.commits += 1
-        checkpoints = [w for w in transaction.records if w.topic == "delay_checkpoint"]
-        if len(checkpoints) != 1:
-            raise ViolationError(f"a transaction with {len(checkpoints)} checkpoints")
-        said = json.loads(checkpoints[0].value or b"")["shards"]
-        self._heads = {topic: fields["h"] for topic, fields in said.items()}
-        self._to_follow.clear()
+        checkpoints: dict[int, Any] = {}
         for written in transaction.records:
-            if written.topic in self.shards:
-                self._take_copy(written)
-            elif written.topic != "delay_checkpoint":
-                self._settled_by(written)
+            if written.topic == CHECKPOINTS:
+                slice_no = int(written.key or b"")
+                _require(slice_no not in checkpoints, f"two checkpoints of slice {slice_no}")
+                checkpoints[slice_no] = json.loads(written.value or b"")
+        said = {
+            (topic, slice_no): fields
+            for slice_no, checkpoint in checkpoints.items()
+            for topic, fields in checkpoint["shards"].items()
+        }
+        self._heads = {place: fields["h"] for place, fields in said.items()}
+        self._to_follow.clear()
+        settled = Counter(
+            self._take_output(written)[1]
+            for written in transaction.records
+            if written.topic not in (CHECKPOINTS, CLAIMS)
+        )
+        alone = settled.keys() - checkpoints.keys()
+        _require(not alone, f"outputs of slices {alone} without a checkpoint")
         for source, (_, dues) in self._to_follow.items():
             _require(None in dues, f"{source}: no occurrence follows, due {dues}")
-        self._read_checkpoint(said)
-        for shard in self.shards.values():
-            self._check_settled(shard)
-            self._check_controls(shard)
+        for slice_no, checkpoint in checkpoints.items():
+            self._check_tenure(slice_no, checkpoint, transaction.writer, settled[slice_no])
+        for place, fields in said.items():
+            self._read_checkpoint(place, fields, transaction)
+        for place, shard in self.shards.items():
+            if place[1] in checkpoints:
+                self._check_order(shard, transaction)
+                self._check_settled(shard)
+                self._check_controls(shard)
 
-    def _settled_by(self, written: Written) -> None:
+    def _take_output(self, written: Written) -> Place:
+        copied = written.place in self.shards
+        return self._take_copy(written) if copied else self._settled_by(written)
+
+    def _check_tenure(
+        self, slice_no: int, checkpoint: dict[str, Any], writer: str, outputs: int
+    ) -> None:
+        """Every checkpoint stands on the one before: whoever takes over counts on from it, and
+        nobody comes back.
+        """
+        where = f"slice {slice_no} by {writer}"
+        before = self.tenures.get(slice_no, NOBODY)
+        now = Tenure(*(checkpoint[name] for name in ("writer", "claim", "epoch", "commit")))
+        _require(now.writer == writer, f"{where}: a checkpoint in the name of {now.writer}")
+        if now[:3] == before[:3]:
+            _require(now.commit > before.commit, f"{where}: commit {now.commit} comes again")
+        else:
+            _require(now.claim > before.claim, f"{where}: claim {now.claim} after {before}")
+            _require(now.epoch == before.epoch + 1, f"{where}: {now} does not stand on {before}")
+            _require(not outputs, f"{where}: outputs with the first checkpoint of a tenure")
+        self.tenures[slice_no] = now
+
+    def _settled_by(self, written: Written) -> Place:
         headers = dict(written.headers)
         if written.topic == "delay_outcomes":
-            topic = _text(headers["delay-shard"]).rsplit(":", 1)[0]
+            topic, partition = _text(headers["delay-shard"]).rsplit(":", 1)
             outcome = _text(headers["delay-outcome"])
         else:
-            topic = _text(headers["delay-source"]).rsplit(":", 2)[0]
+            topic, partition, _ = _text(headers["delay-source"]).rsplit(":", 2)
             outcome = "dead" if written.topic == "delay_dead_letter" else "delivered"
-        shard = self.shards[topic]
+        place = (topic, int(partition))
+        shard = self.shards[place]
         record = self._settle(shard, _number(headers["delay-settles"]), outcome)
-        where = f"{topic} offset {record.offset}"
+        where = f"{shard.name} offset {record.offset}"
         if outcome == "delivered":
             record.by = _number(headers.get("delay-fired-by", b"-1"))
             if record.by >= 0 and record.wish.cron and not record.number:
@@ -99,7 +155,7 @@ class Oracle:
             _check_delivery(shard, record, written, where)
             if record.wish.recurs:
                 dues = _next_dues(record, written.sender_ms)
-                self._to_follow[record.source(topic)] = (record, dues)
+                self._to_follow[record.source(place)] = (record, dues)
         elif outcome == "dead":
             _check_dead_letter(record, written, where)
         elif outcome == "expired":
@@ -108,14 +164,15 @@ class Oracle:
         elif outcome in ("cancelled", "replaced") and "delay-settled-by" in headers:
             record.by = _number(headers["delay-settled-by"])
             _check_victim(shard, record, where)
+        return place
 
     def _settle(self, shard: ShardHistory, offset: int, outcome: str) -> Placed:
         record = shard.placed.get(offset)
         if record is None:
-            raise ViolationError(f"{shard.topic} offset {offset} is no record, but {outcome}")
+            raise ViolationError(f"{shard.name} offset {offset} is no record, but {outcome}")
         if record.outcome:
             raise ViolationError(
-                f"{shard.topic} offset {offset} settled twice: {record.outcome}, then {outcome}"
+                f"{shard.name} offset {offset} settled twice: {record.outcome}, then {outcome}"
             )
         record.outcome = outcome
         record.in_commit = self.commits
@@ -124,9 +181,9 @@ class Oracle:
 
     # --- copies --------------------------------------------------------------------------------
 
-    def _take_copy(self, written: Written) -> None:
-        shard = self.shards[written.topic]
-        where = f"{written.topic} copy {written.offset}"
+    def _take_copy(self, written: Written) -> Place:
+        shard = self.shards[written.place]
+        where = f"{shard.name} copy {written.offset}"
         fields = json.loads(dict(written.headers)["delay-copy"] or b"")
         source = base64.b64decode(fields["source"]).decode()
         if fields["settles"] == CONTINUES:
@@ -134,18 +191,19 @@ class Oracle:
         else:
             placed = self._copy(shard, written, fields, where)
         wish = placed.wish
-        _require(source == placed.source(shard.topic), f"{where}: source {source}")
+        _require(source == placed.source(shard.place), f"{where}: source {source}")
         identity = base64.b64decode(fields["id"]) if fields["id"] is not None else None
         _require(identity == wish.record_id, f"{where}: id {identity!r}")
         _require(fields["due"] == placed.due_ms, f"{where}: due {fields['due']}")
         _require(fields["attempt"] == placed.attempt, f"{where}: attempt {fields['attempt']}")
         waits = placed.attempt > 1 or placed.at_ms <= placed.due_ms or "turn" in fields
-        waits = waits or (shard.topic, fields["settles"]) in self.held
+        waits = waits or (shard.place, fields["settles"]) in self.held
         _require(waits, f"{where}: at {placed.at_ms}, due {placed.due_ms}")
         _require(written.key == wish.key, f"{where}: key")
         _require(written.value == wish.value, f"{where}: value")
         _require(tuple(written.headers[:-2]) == wish.own, f"{where}: own headers")
         shard.placed[written.offset] = placed
+        return shard.place
 
     def _copy(
         self, shard: ShardHistory, written: Written, fields: dict[str, Any], where: str
@@ -179,7 +237,7 @@ class Oracle:
             is_due = settled.was_fired or settled.due_ms <= written.sender_ms
             _require(is_due, f"{where}: over a limit before its time")
             return again
-        if (shard.topic, settled.offset) in self.held:
+        if (shard.place, settled.offset) in self.held:
             is_told = settled.was_fired or settled.by < 0 or settled.due_ms <= written.sender_ms
             _require(is_told, f"{where}: fired, and held as any")
             wait_ms = fields["at"] - written.sender_ms
@@ -192,7 +250,7 @@ class Oracle:
 
     def _fired_by(self, shard: ShardHistory, record: Placed) -> int:
         by = shard.canceller_of(record)
-        is_fired = by is not None and shard.placed[by].op == FIRE and by < self._heads[shard.topic]
+        is_fired = by is not None and shard.placed[by].op == FIRE and by < self._heads[shard.place]
         return by if by is not None and is_fired else -1
 
     def _follow(self, written: Written, fields: dict[str, Any], source: str, where: str) -> Placed:
@@ -214,22 +272,40 @@ class Oracle:
             at_ms=fields["at"],
         )
 
-    def _read_checkpoint(self, shards: dict[str, Any]) -> None:
-        for topic, said in shards.items():
-            shard = self.shards[topic]
-            key = (said["k"][0], said["k"][1])
-            _require(key >= shard.key, f"{topic}: K went back from {shard.key} to {key}")
-            _require(said["h"] >= shard.h, f"{topic}: H went back from {shard.h} to {said['h']}")
-            _require(said["h"] <= self._last_stable(topic), f"{topic}: H is beyond what is stable")
-            windows = [
-                (c["from"], c["contract"]["roll_window_ms"], c["contract"]["roll_spread_ms"])
-                for c in said["contracts"]
-            ]
-            for start, *_ in windows[len(shard.contracts) :]:
-                _require(start >= shard.h, f"{topic}: a contract from {start}, below H {shard.h}")
-            shard.key, shard.h, shard.contracts = key, said["h"], windows
+    def _read_checkpoint(
+        self, place: Place, said: dict[str, Any], transaction: Transaction
+    ) -> None:
+        shard = self.shards[place]
+        key, where = (said["k"][0], said["k"][1]), shard.name
+        _require(key >= shard.key, f"{where}: K went back from {shard.key} to {key}")
+        _require(said["h"] >= shard.h, f"{where}: H went back from {shard.h} to {said['h']}")
+        stable = self._last_stable(place, transaction)
+        _require(said["h"] <= stable, f"{where}: H {said['h']} is beyond what is stable, {stable}")
+        windows = [
+            (c["from"], c["contract"]["roll_window_ms"], c["contract"]["roll_spread_ms"])
+            for c in said["contracts"]
+        ]
+        for start, *_ in windows[len(shard.contracts) :]:
+            _require(start >= shard.h, f"{where}: a contract from {start}, below H {shard.h}")
+        shard.h_before = shard.h
+        shard.key, shard.h, shard.contracts = key, said["h"], windows
 
     # --- promises ------------------------------------------------------------------------------
+
+    def _check_order(self, shard: ShardHistory, transaction: Transaction) -> None:
+        """K settles in key order: what H had passed before the transaction is delivered so."""
+        last = (0, -1)
+        for written in transaction.records:
+            headers = dict(written.headers)
+            source = _text(headers.get("delay-source")).rsplit(":", 1)[0]
+            if "delay-error" in headers or "delay-fired-by" in headers or source != shard.name:
+                continue
+            record = shard.placed.get(_number(headers.get("delay-settles", b"-1")))
+            if record is None or record.outcome != "delivered" or record.offset >= shard.h_before:
+                continue
+            key = shard.key_of(record)
+            _require(key > last, f"{shard.name}: {key} was delivered after {last}")
+            last = key
 
     def _check_settled(self, shard: ShardHistory) -> None:
         """Rule 1."""
@@ -241,7 +317,7 @@ class Oracle:
                 passed = passed or (by is not None and by < shard.h)
             if passed != bool(record.outcome):
                 raise ViolationError(
-                    f"{shard.topic} offset {record.offset} ({record.op}) "
+                    f"{shard.name} offset {record.offset} ({record.op}) "
                     f"is {record.outcome or 'pending'} with K={shard.key} H={shard.h}"
                 )
 
@@ -263,7 +339,7 @@ class Oracle:
                 honest.add(done)
             if control.outcome not in honest:
                 raise ViolationError(
-                    f"{shard.topic} {control.wish.op} {control.offset} says {control.outcome}, "
+                    f"{shard.name} {control.wish.op} {control.offset} says {control.outcome}, "
                     f"was {honest}"
                 )
 
@@ -272,10 +348,14 @@ class Oracle:
         """Whether nothing is pending."""
         return all(r.outcome for shard in self.shards.values() for r in shard.placed.values())
 
-    def pending(self) -> list[tuple[str, int]]:
+    def is_drained_but(self, slice_no: int) -> bool:
+        """Whether nothing is pending in the other slices."""
+        return all(place[1] == slice_no for place, _ in self.pending())
+
+    def pending(self) -> list[tuple[Place, int]]:
         """What is not settled."""
         return [
-            (shard.topic, record.offset)
+            (shard.place, record.offset)
             for shard in self.shards.values()
             for record in shard.placed.values()
             if not record.outcome
@@ -286,7 +366,7 @@ class Oracle:
         for shard in self.shards.values():
             final: dict[str, list[str]] = {}
             for record in shard.placed.values():
-                ends = final.setdefault(record.source(shard.topic), [])
+                ends = final.setdefault(record.source(shard.place), [])
                 if record.outcome in FINAL:
                     ends.append(record.outcome)
                 elif record.wish.cron and not record.number:
@@ -337,12 +417,15 @@ def _check_delivery(shard: ShardHistory, record: Placed, written: Written, where
     late_ms = written.sender_ms - record.due_ms
     in_time = late_ms >= 0 or record.by >= 0 or record.was_fired
     _require(in_time, f"{where}: delivered {-late_ms} ms early")
+    true_ms = written.timestamp_ms + written.skew_ms - record.due_ms
+    in_time = true_ms >= 0 or record.by >= 0 or record.was_fired
+    _require(in_time, f"{where}: delivered {-true_ms} ms early by everybody's clock")
     if wish.expires_ms is not None:
         _require(written.sender_ms <= wish.expires_ms, f"{where}: delivered after it expired")
     expected: list[tuple[str, bytes | None]] = [
         *wish.own,
         ("delay-due-at", b"%d" % record.due_ms),
-        ("delay-source", record.source(shard.topic).encode()),
+        ("delay-source", record.source(shard.place).encode()),
         ("delay-settles", b"%d" % record.offset),
     ]
     if wish.record_id is not None:

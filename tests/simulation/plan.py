@@ -15,6 +15,9 @@ class Plan:
     """Bounds and odds of one schedule. Odds are per call of a port or a store."""
 
     topics: tuple[str, ...] = TOPICS[:1]
+    slices: int = 1
+    """Partitions of each topic."""
+    nodes: int = 2
     store: str = "sim"
     """``sim`` (loses what is not durable), ``memory`` (loses everything), ``wheel`` (files)."""
     actions: int = 80
@@ -32,13 +35,30 @@ class Plan:
     queue_max: int = 50
     crash: float = 0.0
     other_node: float = 0.0
-    """Odds that the other node runs in the middle of this one's call."""
+    """Odds that another node runs in the middle of this one's call."""
+    late: float = 0.0
+    """Odds that a helper has not begun, or is not heard yet, when it could be."""
+    helper: float = 0.0
+    """Odds that a helper gets on in the middle of a call, and the loop in the middle of a helper's.
+    """
+    moves: float = 0.04
+    """Share of what happens that is about roles."""
+    rivals: float = 0.5
+    """Odds that a second node is to own a slice from the beginning."""
+    give_up: float = 0.0
+    """Odds that the coordinator gives a writer up when Kafka gets round to it."""
+    rest_ms: int = 0
+    """How long a slice that could not be served is left alone."""
     tick: float = 0.0
     append: float = 0.0
     uncertain: float = 0.0
     abort: float = 0.0
     broken_call: float = 0.0
-    """Odds that a call to Kafka fails: the loop is released and goes on, as in ``SliceThread``."""
+    """Odds that a call to Kafka fails: the slice that needed it is released."""
+    asked: float = 0.0
+    """Odds that nobody knows yet whether a target can be written to."""
+    stuck: str = ""
+    """What holds one slice up at last, while the others have to drain: ``asked``, ``take-over``."""
     far: float = 0.0
     """Share of records that are due beyond the roll window, about now, or when the last one is."""
     near: float = 0.0
@@ -86,6 +106,11 @@ THEMES: tuple[dict[str, Any], ...] = (
     {"recurring": 0.5, "ids": 1, "again": 0.0},
     {"recurring": 0.6, "roll_window_ms": 60, "ids": 1, "poll_records": 1, "append": 0.15},
     {"recurring": 0.7, "periods": 0.8, "ids": 2, "records": 8, "roll_window_ms": 700},
+    # Slices that change hands all the time, in the middle of everything.
+    {"slices": 3, "nodes": 3, "moves": 0.3, "late": 0.5, "helper": 0.1, "other_node": 0.05},
+    {"slices": 2, "nodes": 3, "moves": 0.4, "late": 0.3, "uncertain": 0.1, "near": 0.9},
+    # Nobody knows the targets.
+    {"asked": 0.4, "records": 24, "near": 0.8, "batch_records": 3},
 )
 """What some plans are bent towards: protocols break where two rare things meet."""
 
@@ -95,7 +120,7 @@ SETTINGS_DIFFER: dict[str, Any] = (
     | {"again": 0.0, "ids": 4, "records": 30, "actions": 200, "crash": 0.03, "other_node": 0.05}
     | {"append": 0.05, "queue_max": 50, "foreign": False, "retention": False}
 )
-"""Two nodes of different settings hand the slice to and fro, restart, and store meanwhile: not all
+"""Nodes of different settings hand the slices to and fro, restart, and store meanwhile: not all
 that a replica holds was read by the contracts that it hears of next.
 """
 
@@ -121,6 +146,15 @@ def _draw(rng: Random) -> Plan:
     lanes_change = now_and_then(0.1)
     return Plan(
         topics=TOPICS if lanes_change or now_and_then(0.1) else TOPICS[:1],
+        slices=rng.choice((1, 1, 2, 2, 3)),
+        nodes=rng.choice((2, 2, 3)),
+        late=rng.choice((0.0, 0.2, 0.5)),
+        helper=rng.choice((0.0, 0.03, 0.1)),
+        moves=rng.choice((0.04, 0.04, 0.15)),
+        give_up=rng.choice((0.0, 0.0, 0.1)),
+        rest_ms=rng.choice((0, 0, 5, 50)),
+        asked=rng.choice((0.0, 0.0, 0.0, 0.1)),
+        stuck=rng.choice(("", "", "asked", "take-over")),
         store="memory" if now_and_then(0.06) else "sim",
         actions=rng.choice((30, 60, 100)),
         records=rng.choice((3, 6, 10, 16)),

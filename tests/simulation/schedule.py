@@ -35,9 +35,11 @@ def silenced() -> Iterator[None]:
     )
     with (
         patch("delayservice.lanes.lane._log", quiet),
-        patch("delayservice.lanes.slice_loop._log", quiet),
+        patch("delayservice.lanes.worker_loop._log", quiet),
+        patch("delayservice.lanes.take_over._log", quiet),
         patch("delayservice.lanes.digests._log", quiet),
         patch("delayservice.lanes.copies._log", quiet),
+        patch("delayservice.lanes.worker_loop._SHARE_MIN", 1),  # a few records are many here
     ):
         yield
 

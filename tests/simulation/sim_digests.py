@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from delayservice.lanes.copies import CopyKeeper
 from delayservice.lanes.digests import ScanTurns, SliceDigests
+from delayservice.lanes.ports import Place
 from delayservice.store.base import Store
 from tests.simulation.sim_log import topic_id
 
@@ -54,16 +55,16 @@ class DigestBook:
         self.compared = 0
         self.slots = 0
         self.broken: str | None = None
-        self._digests: dict[str, SliceDigests] = {}
-        self._hours: dict[tuple[str, str, str], dict[int, Slots]] = {}
-        self._states: dict[tuple[str, int], list[tuple[dict[str, Any], Slots]]] = {}
+        self._digests: dict[tuple[str, int], SliceDigests] = {}
+        self._hours: dict[tuple[str, Place, str], dict[int, Slots]] = {}
+        self._states: dict[tuple[Place, int], list[tuple[dict[str, Any], Slots]]] = {}
 
     # --- a node's side -------------------------------------------------------------------------
 
-    def keeper(self, node: Node) -> CopyKeeper:
-        """For one life of a node."""
+    def keeper(self, node: Node, slice_no: int) -> CopyKeeper:
+        """For a slice in one life of a node."""
         digests = SliceDigests(
-            0,
+            slice_no,
             node.name,
             checkpoints=node.checkpoints,
             clock=node.clock,
@@ -73,12 +74,13 @@ class DigestBook:
             store_kind="simulated",
             far_ms=0,
         )
-        self._digests[node.name] = digests
+        self._digests[node.name, slice_no] = digests
         return CopyKeeper(digests, self, node.name, node.clock)
 
-    def keep(self, node: Node, topic: str, store: Store) -> Store:
+    def keep(self, node: Node, place: Place, store: Store) -> Store:
         """``store`` with a digest."""
-        return self._digests[node.name].keep(topic, topic_id(topic), store)
+        topic, slice_no = place
+        return self._digests[node.name, slice_no].keep(topic, topic_id(topic), store)
 
     def answer(self, plan: str, value: bytes) -> None:
         """Nobody asks anything here."""
@@ -91,24 +93,27 @@ class DigestBook:
         kind, node, topic, *rest = key.decode().split("/")
         said = json.loads(value) if value is not None else None
         if kind == "h":
-            self._take_hour(node, topic, int(rest[1]), said)
+            self._take_hour(node, (topic, int(rest[0])), int(rest[1]), said)
         elif said is not None and not said["behind"]:
             self._take_cut(said)
 
-    def _take_hour(self, node: str, topic: str, hour_ms: int, said: dict[str, Any] | None) -> None:
+    def _take_hour(
+        self, node: str, place: Place, hour_ms: int, said: dict[str, Any] | None
+    ) -> None:
         if said is None:
             for (whose, what, _), hours in self._hours.items():
-                if (whose, what) == (node, topic):
+                if (whose, what) == (node, place):
                     hours.pop(hour_ms, None)
             return
-        self._hours.setdefault((node, topic, said["life"]), {})[hour_ms] = {
+        self._hours.setdefault((node, place, said["life"]), {})[hour_ms] = {
             hour_ms + index * _SLOT_MS: (count, hashed) for index, count, hashed in said["slots"]
         }
 
     # --- the judge -----------------------------------------------------------------------------
 
     def _take_cut(self, cut: dict[str, Any]) -> None:
-        hours = self._hours.get((cut["node"], cut["topic"], cut["life"]), {})
+        place = (cut["topic"], cut["partition"])
+        hours = self._hours.get((cut["node"], place, cut["life"]), {})
         state = {start: slot for slots in hours.values() for start, slot in slots.items()}
         total = sum(int(hashed, 16) for _, hashed in state.values()) % 2**64
         if (sum(count for count, _ in state.values()), total) != (
@@ -118,7 +123,7 @@ class DigestBook:
             self.broken = f"the hours of {cut['node']} do not come to its cut {cut['cut']}: {cut}"
         if any(count < 1 for count, _ in state.values()) and not cut["damaged"]:
             self.broken = f"a slot of {cut['node']} has {state}"
-        others = self._states.setdefault((cut["topic"], cut["cut"]), [])
+        others = self._states.setdefault((place, cut["cut"]), [])
         for other, theirs in others:
             self._compare(cut, state, other, theirs)
         others.append((cut, state))

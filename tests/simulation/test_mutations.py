@@ -5,11 +5,33 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.mutations import KINDS, LISTED, OTHERS, Mutation
-from tests.simulation.plan import SETTINGS_DIFFER, draw_plan
+from tests.simulation.mutations import KINDS, LISTED, OTHERS, OWNERSHIP, Mutation
+from tests.simulation.plan import SETTINGS_DIFFER, TOPICS, draw_plan
 from tests.simulation.schedule import run_schedule, silenced
 
 SEEDS = 1_500
+HANDS: dict[str, Any] = {"slices": 2, "nodes": 3, "moves": 0.4, "late": 0.5, "helper": 0.1} | {
+    "crash": 0.02,
+    "actions": 200,
+    "records": 10,
+    "give_up": 0.0,
+}
+"""Slices change hands all the time."""
+OVERLAPS: dict[str, Any] = {"roll_window_ms": 60, "ids": 1, "records": 16, "poll_records": 1} | {
+    "append": 0.2,
+    "far": 0.6,
+    "crash": 0.02,
+}
+"""Copies come back bit by bit."""
+ALONE: dict[str, Any] = {"slices": 1, "nodes": 2, "moves": 0.01, "uncertain": 0.0, "crash": 0.0} | {
+    "rivals": 0.0,
+    "other_node": 0.0,
+    "give_up": 0.0,
+    "broken_call": 0.0,
+    "lanes_change": False,
+    "actions": 200,
+}
+"""One owner all the time."""
 BENT: dict[str, dict[str, Any]] = {
     # Needs a copy that comes back after both its canceller and its time.
     "dead_copy_delivered": {"roll_window_ms": 15, "ids": 4, "records": 30, "poll_records": 1}
@@ -17,6 +39,26 @@ BENT: dict[str, dict[str, Any]] = {
     # Needs a target that is missing when something far away is fired.
     "fired_and_parked_waits": {"targets_fail": True, "records": 30, "ids": 4, "recurring": 0.0}
     | {"roll_window_ms": 400, "far": 0.5, "again": 0.0, "actions": 200},
+    "latest_claim": HANDS | {"slices": 1, "moves": 0.5, "crash": 0.05},
+    "to_lso": HANDS | {"lazy_markers": True, "slices": 3},
+    "open_release": HANDS
+    | {"slices": 1, "late": 0.0, "helper": 0.0, "other_node": 0.12}
+    | {"near": 0.9, "records": 60, "append": 0.1, "transaction_interval_ms": 0, "abort": 0.0},
+    "checkpoint_before_fencing": HANDS | {"uncertain": 0.3, "other_node": 0.05},
+    "keys_follow_settings": SETTINGS_DIFFER,
+    "unserved_cursor_dropped": {"lanes_change": True, "topics": TOPICS, "crash": 0.02},
+    "added_lane_in_checkpoint": {"lanes_change": True, "topics": TOPICS, "crash": 0.02}
+    | {"late": 0.5, "actions": 200},
+    "routing_by_uncommitted_key": ALONE
+    | {"transaction_interval_ms": 200, "abort": 0.4, "near": 0.9, "late": 0.5, "append": 0.2}
+    | {"tick": 0.1, "ids": 4, "records": 40, "transaction_records": 50, "poll_records": 50},
+    "early_after_clock_back": {"clock_back": True, "records": 24, "again": 0.5, "near": 0.9}
+    | {"tick": 0.05, "append": 0.1, "crash": 0.0, "actions": 200},
+    "key_does_not_wait_after_abort": ALONE
+    | {"transaction_interval_ms": 200, "abort": 0.4, "near": 0.9, "late": 0.2, "append": 0.2}
+    | {"tick": 0.1, "ids": 2, "records": 60, "transaction_records": 50, "poll_records": 50}
+    | {"batch_records": 1, "queue_max": 50},
+    "fire_overlaps_roll": OVERLAPS,
     "label_is_ignored": SETTINGS_DIFFER,
     "store_is_kept_over_a_change": SETTINGS_DIFFER,
 }
@@ -24,7 +66,7 @@ BENT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "mutation", LISTED + OTHERS + KINDS, ids=lambda mutation: mutation.__name__
+    "mutation", LISTED + OWNERSHIP + OTHERS + KINDS, ids=lambda mutation: mutation.__name__
 )
 def test_the_mistake_is_caught(mutation: Mutation) -> None:
     with silenced(), mutation():

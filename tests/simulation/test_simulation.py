@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from delayservice.lanes.ports import Place
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.wheel.store import WheelStore
@@ -57,7 +58,7 @@ def test_a_schedule_replays_from_its_seed() -> None:
 
 
 def test_promises_hold_with_the_memory_store() -> None:
-    def make_store(_node: str, _topic: str) -> Store:
+    def make_store(_node: str, _place: Place) -> Store:
         return MemoryStore()
 
     _run_with(make_store, range(50_000, 50_200))
@@ -73,15 +74,15 @@ class _Wheels:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lives: dict[tuple[str, str], int] = {}
+        self._lives: dict[tuple[str, Place], int] = {}
         self._open: list[Store] = []
 
-    def make(self, node: str, topic: str) -> Store:
-        life = self._lives.get((node, topic), 0)
-        folder = self._path / f"{node}-{topic}"
+    def make(self, node: str, place: Place) -> Store:
+        life = self._lives.get((node, place), 0)
+        folder = self._path / f"{node}-{place[0]}-{place[1]}"
         if life:
             shutil.copytree(folder / str(life), folder / str(life + 1))
-        self._lives[node, topic] = life + 1
+        self._lives[node, place] = life + 1
         (folder / str(life + 1)).mkdir(parents=True, exist_ok=True)
         wheel = WheelStore(folder / str(life + 1))
         self._open.append(wheel)

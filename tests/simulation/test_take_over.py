@@ -28,3 +28,54 @@ def test_a_new_owner_knows_a_late_copy_before_its_canceller_takes_effect() -> No
     ]
     assert settled == [(outcome.CANCELLED, 2), (outcome.CANCELLED, 1)]
     assert node.shard.staged.offset == 3
+
+
+def _payload(record_id: bytes | None, due_ms: int, offset: int) -> Payload:
+    meta = None if record_id is None else (record_id, b"delay_topic_any:0:%d" % offset, 1, None)
+    return ("orders", -1, None, b"v", [], due_ms, meta)
+
+
+def test_a_copy_that_comes_back_before_the_answer_to_its_commit_is_waited_for_no_longer() -> None:
+    log: list[Entry] = [
+        (0, SCHEDULE, 40, b"x", _payload(b"x", 90, 0), None),
+        (1, COPY, 90, b"x", _payload(b"x", 90, 0), 1),
+        (2, CANCEL, 0, b"x", (None, None, []), None),
+    ]
+    node = Node(roll_window_ms=40)
+    node.shard.take_over(Cursor(), [], end=0)
+    node.ingest(0, log)
+    assert node.walk_offset(1, 40, log) == []
+    rolled = node.walk_key((40, 0), 40)
+    assert [output[0] for output in rolled] == [outcome.ROLLED]
+
+    node.ingest(1, log)  # read committed, so it is; the loop has not heard of it yet
+    node.shard.commit()
+    node.ingest(2, log)
+    settled = [
+        (output[0], output[7]) for output in node.shard.advance_offset(50, 10, nothing_fired)
+    ]
+    assert settled == [(outcome.CANCELLED, 1), (outcome.CANCELLED, 2)]
+
+
+def test_after_an_abort_k_waits_for_h_although_a_part_is_committed() -> None:
+    log: list[Entry] = [
+        (0, SCHEDULE, 60, None, _payload(None, 60, 0), None),
+        (1, CANCEL, 0, b"x", (None, None, []), None),
+        (2, CANCEL, 0, b"x", (None, None, []), None),
+        (3, SCHEDULE, 50, None, _payload(None, 50, 3), None),
+    ]
+    node = Node(roll_window_ms=1_000)
+    node.shard.take_over(Cursor(), [], end=0)
+    for offset in range(4):
+        node.ingest(offset, log)
+    node.shard.advance_offset(40, 10, nothing_fired)
+    node.shard.abort()
+
+    assert len(node.shard.advance_offset(70, 1, nothing_fired)) == 1
+    node.shard.commit()
+    assert node.shard.staged.offset == 2
+    assert not node.shard.may_advance_key  # what lies at 3 was pending, and was forgotten
+
+    node.shard.advance_offset(70, 10, nothing_fired)
+    delivered = [output[7] for output in node.walk_key((60, 0), 70)]
+    assert delivered == [3, 0]

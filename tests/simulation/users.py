@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from delayservice.lanes.ports import Place
 from tests.simulation.calendar import BAD, NEVER
 from tests.simulation.history import CANCEL, FIRE, INVALID, SCHEDULE, Wish
 from tests.simulation.sim_log import OPEN, Transaction, Written
@@ -23,7 +24,7 @@ DELAYS_MS = (-2_000, -30, 0, 1, 3, 3, 10, 25, 60, 100, 150, 200, 500, 1_200)
 
 
 class Users:
-    """All users of the slice's delay topics."""
+    """All users of the delay topics."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -32,26 +33,26 @@ class Users:
         self._last_due_ms = world.now_ms
         self._transaction: Transaction | None = None
         self._unsure: list[tuple[Written, Wish]] = []
-        self._endless: set[tuple[str, bytes]] = set()
-        """Topics and ids of schedules that only a cancel ends."""
+        self._endless: set[tuple[Place, bytes]] = set()
+        """Shards and ids of schedules that only a cancel ends."""
 
     def write_one(self) -> None:
         """Write one record, perhaps in an open transaction."""
         if self._left == 0:
             return
         self._left -= 1
-        topic = self._rng.choice(self._world.plan.topics)
-        self._write(topic, self._wish(), self._maybe_transaction())
+        place = self._rng.choice(self._world.places)
+        self._write(place, self._wish(), self._maybe_transaction())
 
-    def _write(self, topic: str, wish: Wish, transaction: Transaction | None) -> None:
+    def _write(self, place: Place, wish: Wish, transaction: Transaction | None) -> None:
         world = self._world
         headers = wish.headers() if wish.op != INVALID else list(wish.own)
         if wish.recurs and wish.times is None and wish.record_id is not None:
-            self._endless.add((topic, wish.record_id))
+            self._endless.add((place, wish.record_id))
         record = (wish.key, wish.value, headers)
-        written = world.log.append(topic, world.now_ms, record, transaction)
+        written = world.log.append(place, world.now_ms, record, transaction)
         world.trace(
-            f"user writes {topic} {written.offset}: {wish.op} {wish.record_id!r} due {wish.due_ms}"
+            f"user writes {place} {written.offset}: {wish.op} {wish.record_id!r} due {wish.due_ms}"
             + (f" recurs {wish.recurrence(wish.times)}" if wish.recurs else "")
             + (" in a transaction" if transaction else "")
         )
@@ -141,7 +142,7 @@ class Users:
         if not self._world.plan.foreign:
             return None
         if self._transaction is None and self._rng.random() < 0.3:
-            self._transaction = self._world.log.begin(foreign=True)
+            self._transaction = self._world.log.begin()
         return self._transaction if self._rng.random() < 0.6 else None
 
     def end_transaction(self) -> None:
@@ -164,5 +165,5 @@ class Users:
         while self._left:
             self.write_one()
         self.end_transaction()
-        for topic, record_id in sorted(self._endless):
-            self._write(topic, Wish(CANCEL, record_id), None)
+        for place, record_id in sorted(self._endless):
+            self._write(place, Wish(CANCEL, record_id), None)

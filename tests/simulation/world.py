@@ -1,23 +1,30 @@
-"""The world of one schedule: a log, two nodes, users, time, and a scheduler driven by the seed."""
+"""The world of one schedule: a log, nodes, users, time, and a scheduler driven by the seed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
 
+from delayservice.core.role import Role
+from delayservice.lanes.ports import Place
+from delayservice.lanes.slice import Phase
 from tests.simulation.calendar import SHIFTS_MS, make_calendar
 from tests.simulation.history import COPY, ViolationError
 from tests.simulation.node import MakeStore, Node, SimCrashError
 from tests.simulation.oracle import Oracle
 from tests.simulation.plan import Plan
 from tests.simulation.sim_digests import DigestBook
-from tests.simulation.sim_log import SimLog
+from tests.simulation.sim_log import SimLog, Transaction
+from tests.simulation.sim_ports import Job
 from tests.simulation.users import TARGETS, TOO_LARGE, Users
 
 START_MS = 1_700_000_000_000
 STEPS_MS = (1, 1, 2, 5, 10, 30, 60, 100, 400)
 LEAPS_MS = (300, 900, 1_000, 2_300)
 DRAIN_TURNS = 500
+TAKE_OVER_TURNS = 300
+TURNS_MAX = 30
+"""Turns that nodes may take within one another, before the schedule goes on."""
 
 
 class World:
@@ -43,22 +50,32 @@ class World:
         self.targets_down: set[str] = set()
         self.paused: set[str] = set()
         """Targets and delay topics."""
+        self.asked: int | None = None
+        """A slice that waits for what is asked about its targets."""
+        self.holds_helpers = False
+        """Whether helpers begin nothing at once, in calm times either."""
+        self._turns_left = 0
+        self.unanswered: list[Job] = []
+        """What helpers will not get on with."""
         self.tell = tell
-        self.oracle = Oracle(plan.topics, self._last_stable)
+        self.places: list[Place] = [(t, n) for t in plan.topics for n in range(plan.slices)]
+        self.oracle = Oracle(self.places, self._last_stable)
         self.log = SimLog(self.oracle.service_committed)
         windows = (plan.roll_window_ms, plan.other_roll_window_ms or plan.roll_window_ms)
         self.nodes = [
-            Node(self, name, window, make_calendar(shift_ms), make_store)
-            for name, window, shift_ms in zip("AB", windows, SHIFTS_MS, strict=True)
+            Node(self, name, windows[n % 2], make_calendar(SHIFTS_MS[n % 2]), make_store)
+            for n, name in enumerate("ABC"[: plan.nodes])
         ]
         self.users = Users(self)
+        for number in range(plan.slices):
+            for n, node in enumerate(self.nodes):
+                if n == number % plan.nodes or self.rng.random() < plan.rivals:
+                    node.set_role(number, Role.OWNER)
 
-    def _last_stable(self, topic: str) -> int:
+    def _last_stable(self, place: Place, own: Transaction) -> int:
         """As of the moment before the transaction that is being decided."""
-        partition = self.log.partition(topic)
-        current = self.log.current
-        own = -1 if current is None else current.number
-        others = [o for number, o in partition.pinning.items() if number != own]
+        partition = self.log.partition(place)
+        others = [o for number, o in partition.pinning.items() if number != own.number]
         return min(others, default=partition.end)
 
     def trace(self, text: str) -> None:
@@ -69,6 +86,15 @@ class World:
     def flip(self, odds: float) -> bool:
         """Whether trouble of these odds comes now."""
         return not self.calm and odds > 0 and self.rng.random() < odds
+
+    def is_late(self) -> bool:
+        """Whether a helper takes its time now."""
+        return self.holds_helpers if self.calm else self.rng.random() < self.plan.late
+
+    def is_asked(self, slice_no: int, topic: str) -> bool:
+        """Whether nobody knows of a target yet."""
+        del topic
+        return self.asked == slice_no or self.flip(self.plan.asked)
 
     @staticmethod
     def is_refused(value: bytes | None) -> bool:
@@ -84,11 +110,13 @@ class World:
             self._tick(rng.choice(STEPS_MS[:5]))
         if rng.random() < plan.append:
             self.users.write_one()
-        if rng.random() < plan.other_node:
-            other = self.nodes[1 - self.nodes.index(node)]
-            if not other.is_running:
-                self.trace(f"({node.name} is at: {what})")
-                other.step(rng.choice((1, 1, 2, 4)))
+        if self._turns_left > 0 and rng.random() < plan.other_node:
+            other = rng.choice([n for n in self.nodes if n is not node])
+            self.trace(f"({node.name} is at: {what})")
+            self._let(other, rng.choice((1, 1, 2, 4, 8)))
+        if self._turns_left > 0 and rng.random() < plan.helper:
+            self.trace(f"({node.name} is at: {what})")
+            self._let(node, 1)
         if rng.random() < plan.crash * 0.3:
             self.trace(f"({node.name} is at: {what})")
             raise SimCrashError
@@ -97,6 +125,15 @@ class World:
         if rng.random() < 0.02:
             self._step_clock(node)
 
+    def _let(self, node: Node, turns: int) -> None:
+        """A node gets on, or its helpers do."""
+        for _ in range(turns):
+            self._turns_left -= 1
+            if node.jobs and (node.is_running or self.rng.random() < 0.6):
+                node.run_job(self.rng.choice(node.jobs))
+            elif not node.is_running:
+                node.step()
+
     def _tick(self, ms: int) -> None:
         self.now_ms += ms
         self.elapsed_ms += ms
@@ -104,41 +141,65 @@ class World:
     def _background(self) -> None:
         """What Kafka and its users do meanwhile."""
         log, rng = self.log, self.rng
-        choice = rng.randrange(5)
+        choice = rng.randrange(6)
         if choice == 0 and log.marking:
             log.mark_one()
         elif choice == 1 and self.flip(self.plan.foreign_ends):
             self.users.end_transaction()
-        elif choice == 2 and log.current is not None and log.current.in_doubt:
-            self.trace("the commit in doubt arrives late")
-            log.decide(log.current, commit=True, lazy_markers=self.plan.lazy_markers)
+        elif choice == 2:
+            doubtful = [t for t in log.open.values() if t.in_doubt]
+            if doubtful:
+                self.trace("a commit in doubt arrives late")
+                transaction = rng.choice(doubtful)
+                log.decide(transaction, commit=True, lazy_markers=self.plan.lazy_markers)
         elif choice == 3:
             rng.choice(self.nodes).checkpoints.tail()
         elif choice == 4:
             self._step_clock(rng.choice(self.nodes))
+        elif choice == 5 and log.open and self.flip(self.plan.give_up):
+            writer = rng.choice(list(log.open))
+            self.trace(f"the coordinator gives {writer} up")
+            log.give_up(writer)
 
     def _act(self) -> None:
         """One thing at the top of the schedule."""
+        self._turns_left = TURNS_MAX
         rng, plan = self.rng, self.plan
         node = rng.choice(self.nodes)
         choice = rng.random()
-        if choice < 0.5:
-            node.step(rng.choice((1, 2, 3)))
+        if rng.random() < plan.moves:
+            self._change_roles(node)
+        elif choice < 0.5:
+            self._let(node, rng.choice((1, 2, 3, 5)))
         elif choice < 0.65:
             self.users.write_one()
         elif choice < 0.78:
             self._tick(rng.choice(LEAPS_MS if rng.random() < plan.periods / 2 else STEPS_MS))
-        elif choice < 0.86:
-            self._background()
         elif choice < 0.90:
-            node.wants = rng.random() < 0.6
-            self.trace(f"{node.name} {'is to own' if node.wants else 'is not to own'} the slice")
+            self._background()
         elif choice < 0.93 and plan.crash:
             node.crash()
         elif choice < 0.935:
             node.stop()
         else:
             self._upset(node)
+
+    def _change_roles(self, node: Node) -> None:
+        """Roles as an ensemble may grant them that is slow, cut off or right: several nodes may
+        have one at the same time.
+        """
+        rng = self.rng
+        number = rng.randrange(self.plan.slices)
+        choice = rng.random()
+        if choice < 0.4:  # a planned move
+            for other in self.nodes:
+                if other is not node:
+                    other.set_role(number, Role.REPLICA)
+            node.set_role(number, rng.choice((Role.HEIR, Role.OWNER, Role.OWNER)))
+        elif choice < 0.7:
+            node.set_role(number, Role.OWNER)
+        else:
+            node.set_role(number, rng.choice((Role.REPLICA, Role.REPLICA, Role.PAUSED, Role.HEIR)))
 
     def _upset(self, node: Node) -> None:
         """The rarer troubles, each where its plan has it."""
@@ -148,29 +209,36 @@ class World:
         if plan.targets_fail and rng.random() < 0.5:
             self.targets_down ^= {rng.choice(TARGETS)}
             self.trace(f"targets down: {sorted(self.targets_down)}")
+            self._judge_anew()
         if plan.pauses and rng.random() < 0.5:
             self.paused ^= {rng.choice((*TARGETS, *TARGETS, *plan.topics))}
             self.trace(f"paused: {sorted(self.paused)}")
+            self._judge_anew()
         if plan.slots_fail and rng.random() < 0.7 and not node.is_running:
             self.trace(f"{node.name} loses a slot")
-            node.disks[rng.choice(plan.topics)].lose_slot()
+            node.disks[rng.choice(self.places)].lose_slot()
         if plan.retention and rng.random() < 0.5:
-            self._expire(rng.choice(plan.topics))
+            self._expire(rng.choice(self.places))
         if plan.lanes_change and rng.random() < 0.6:
             node.change_lanes()
         if rng.random() < 0.1:
             node.frozen = not node.frozen
+
+    def _judge_anew(self) -> None:
+        for node in self.nodes:
+            for targets in node.targets.values():
+                targets.fit.clear()
 
     def _step_clock(self, node: Node) -> None:
         if self.plan.clock_back:
             node.skew_ms = self.rng.choice((-50, -20, -3, 0, 3, 20, 50))
             self.trace(f"{node.name}'s clock is {node.skew_ms} ms ahead")
 
-    def _expire(self, topic: str) -> None:
+    def _expire(self, place: Place) -> None:
         """Retention is longer than the roll window: it deletes what is settled, but no canceller
         of a copy whose time has not come, or that H has not passed: it was written moments after.
         """
-        shard, partition = self.oracle.shards[topic], self.log.partition(topic)
+        shard, partition = self.oracle.shards[place], self.log.partition(place)
         pending = [o for o, record in shard.placed.items() if not record.outcome]
         cancellers = [
             shard.canceller_of(record)
@@ -179,7 +247,7 @@ class World:
         ]
         stop = min([*pending, shard.h, *(by for by in cancellers if by is not None)])
         partition.start = max(partition.start, self.rng.randint(0, stop))
-        self.trace(f"{topic} now starts at {partition.start}")
+        self.trace(f"{place} now starts at {partition.start}")
 
     # --- course --------------------------------------------------------------------------------
 
@@ -192,15 +260,17 @@ class World:
         for _ in range(self.plan.actions):
             self._act()
         self._heal()
-        owner = self.rng.choice(self.nodes)
-        self._drain(owner)
+        owners = {n: self.rng.choice(self.nodes) for n in range(self.plan.slices)}
+        self._drain(owners)
         self.oracle.check_chains()
-        heir = self.nodes[1 - self.nodes.index(owner)]
-        if self.rng.random() < 0.5:
-            for disk in heir.disks.values():
-                disk.wipe()
-            heir.loop = None
-        owner.wants, heir.wants = False, True
+        for number, owner in owners.items():
+            heir = self.rng.choice([node for node in self.nodes if node is not owner])
+            if self.rng.random() < 0.5:
+                for disk in heir.disks.values():
+                    disk.wipe()
+                heir.loop = None
+                heir.jobs.clear()
+            self._grant(number, heir)
         for _ in range(12):
             self._tick(1_000)
             self._turn()
@@ -211,24 +281,71 @@ class World:
         self.calm = True
         self.targets_down.clear()
         self.paused.clear()
+        self._judge_anew()
         self.users.write_all()
         for node in self.nodes:
             node.skew_ms = 0
             node.frozen = False
             node.serve_all()
 
-    def _drain(self, owner: Node) -> None:
+    def _grant(self, number: int, owner: Node | None) -> None:
         for node in self.nodes:
-            node.wants = node is owner
+            node.set_role(number, Role.OWNER if node is owner else Role.REPLICA)
+
+    def _drain(self, owners: dict[int, Node]) -> None:
+        """Everything is settled within a bound: what one slice waits for holds up no other."""
+        late = self.rng.randrange(self.plan.slices)
+        for number, owner in owners.items():
+            is_kept_back = number == late and self.plan.stuck == "take-over"
+            self._grant(number, None if is_kept_back else owner)
+        if self.plan.stuck == "asked":
+            self.asked = late
+            self._judge_anew()
+        elif self.plan.stuck == "take-over":
+            self._begin_take_over(late, owners)
+        if self.plan.stuck:
+            self._turn_until(lambda: self.oracle.is_drained_but(late))
+        self.asked = None
+        self.unanswered.clear()
+        self._turn_until(lambda: self.oracle.is_drained)
+
+    def _begin_take_over(self, number: int, owners: dict[int, Node]) -> None:
+        """Let a node take a slice over, and get no answer."""
+        owner = owners[number]
+        others = [(n, node) for n, node in owners.items() if n != number]
+        self._turn_until(lambda: all(_phase(n, node) is Phase.OWNER for n, node in others))
+        self._turn_until(lambda: _phase(number, owner) in (Phase.REPLICA, None))
+        self._grant(number, owner)
+        self.holds_helpers = True
+        for _ in range(TAKE_OVER_TURNS):
+            self._tick(5)
+            self._turn()
+            if _phase(number, owner) is Phase.TAKING:
+                if all(_phase(n, node) is Phase.OWNER for n, node in others):
+                    self.unanswered.append(owner.jobs[0])  # what came after it is answered
+                break
+        else:
+            raise ViolationError(f"slice {number} was never claimed")
+        self.holds_helpers = False
+
+    def _turn_until(self, is_done: Callable[[], bool]) -> None:
         for turn in range(DRAIN_TURNS):
-            if self.oracle.is_drained:
+            if is_done():
                 return
             self._tick(20 if turn < 50 else 200)
             self._turn()
-        raise ViolationError(f"never settled: {self.oracle.pending()}")
+        raise ViolationError(f"never owned, or never settled: {self.oracle.pending()}")
 
     def _turn(self) -> None:
         self.log.complete_markers()
         for node in self.nodes:
+            for job in [job for job in node.jobs if job not in self.unanswered]:
+                node.finish(job)
             node.checkpoints.tail()
             node.step()
+
+
+def _phase(number: int, node: Node) -> Phase | None:
+    """How far a node is on the way to a slice."""
+    slice_ = None if node.loop is None else node.loop.slices.get(number)
+    return None if slice_ is None else slice_.phase
