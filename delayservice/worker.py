@@ -75,8 +75,8 @@ FLUSH_TIMEOUT_S = 2.0
 COMMANDS_KEPT = 10_000
 _TOLERANCE_MS = 60_000
 """By so much a broker's clock may be behind when it stamps a record that is rolled later."""
-HELPERS = 3
-"""Threads for what blocks: a commit, a take-over, and one that asks for the ends of logs."""
+HELPERS = 4
+"""Threads for take-overs and for what else asks Kafka and waits."""
 EXIT_FAILED = 70
 EXIT_ORPHANED = 71
 
@@ -463,6 +463,7 @@ class Worker:
                 checkpoints=self._checkpoints,
                 succession=succession,
                 background=ThreadPoolExecutor(HELPERS, "helper"),
+                writing=ThreadPoolExecutor(1, "writer"),
                 clock=self._clock,
                 gate=gate,
                 observer=observer,

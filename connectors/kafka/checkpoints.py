@@ -80,6 +80,8 @@ class KafkaCheckpoints:
         self._positions: dict[Place, int] = {}
         self._reached: set[int] = set()
         self._is_searched = False
+        self._misplaced = ""
+        """Why the partitions of the topic can't be what they were; empty: they are."""
         self._claims = ClaimLog()
         self._changed = threading.Condition()
         self.has_legacy = False
@@ -173,6 +175,8 @@ class KafkaCheckpoints:
         def is_known() -> bool:
             return slice_no in self._tailed or self._is_searched
 
+        if self._misplaced:
+            raise KafkaEdgeError(self._misplaced)
         with self._changed:
             if not self._changed.wait_for(is_known, timeout_s):
                 raise KafkaEdgeError(
@@ -240,7 +244,8 @@ class KafkaCheckpoints:
             if low < began:
                 for run in scan_partition(self._config, self._topic, number, low, began):
                     for offset, broker_ms, key, value, _ in run.rows:
-                        self._note_checkpoint(key, value, offset, broker_ms, is_new=False)
+                        place = (self._topic, number)
+                        self._note_checkpoint(place, key, value, offset, broker_ms, is_new=False)
         with self._changed:
             self._is_searched = True
             self._changed.notify_all()
@@ -270,10 +275,17 @@ class KafkaCheckpoints:
                 _log.error("claim_not_readable", offset=message.offset(), why=str(exc))
             return
         broker_ms = message.timestamp()[1]
-        self._note_checkpoint(message.key(), message.value(), message.offset(), broker_ms)
+        self._note_checkpoint(
+            (message.topic(), message.partition()),
+            message.key(),
+            message.value(),
+            message.offset(),
+            broker_ms,
+        )
 
     def _note_checkpoint(
         self,
+        place: Place,
         key: bytes | None,
         value: bytes | None,
         offset: int,
@@ -284,6 +296,13 @@ class KafkaCheckpoints:
         if value is None or key is None or not key.isdigit():
             return
         slice_no = int(key)
+        if place[1] != self.partition(slice_no):
+            self._misplaced = (
+                f"the checkpoint of slice {slice_no} lies in {place[0]}:{place[1]}, and belongs in "
+                f"partition {self.partition(slice_no)}: partitions were added to that topic, or "
+                "something else writes to it. No slice is taken over until that is undone"
+            )
+            return
         before = self._tailed.get(slice_no)
         if not is_new and before is not None and before.offset >= offset:
             return

@@ -141,12 +141,11 @@ class TopicKeeper:
                 _log.warning("admin_right_missing", why=complaint)
 
     def _claims_config(self) -> dict[str, str]:
-        """A claim that is lost with a broker could be overlooked: where there are three, two have
-        to have it.
+        """A claim that is lost with a broker could be overlooked: of three copies, two have to have
+        it.
         """
-        brokers = len(self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).brokers)
-        enough = {"min.insync.replicas": "2"} if brokers >= _BROKERS_FOR_TWO else {}
-        return {**_CHECKPOINT_CONFIG, **enough}
+        has_three = self._settings.topics.replication_factor >= _COPIES_FOR_TWO
+        return {**_CHECKPOINT_CONFIG, **({"min.insync.replicas": "2"} if has_three else {})}
 
     def layout(self) -> Layout:
         """Return what does not change while a worker lives.
@@ -298,7 +297,7 @@ def _brokers(topic: TopicMetadata) -> Brokers:
     )
 
 
-_BROKERS_FOR_TWO: Final = 3
+_COPIES_FOR_TWO: Final = 3
 
 _LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
 """A dead letter is larger than the record that it carries."""

@@ -117,7 +117,8 @@ class ClaimLog:
         self._claimed.clear()
 
     def take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        """Take one committed record, in the order of the log.
+        """Take one committed record, in the order of the log. What can't be read counts as a claim
+        of the writer that its key names, so that it is fenced rather than overlooked.
 
         Raises:
             KafkaEdgeError: the record is foreign or of a newer version.
@@ -127,7 +128,11 @@ class ClaimLog:
         if value is None:
             words.pop(writer, None)
             return
-        is_release, turn = _read_word(value)
+        try:
+            is_release, turn = _read_word(value)
+        except KafkaEdgeError:
+            words[writer] = Word(offset, is_release=False)
+            raise
         if writer == self._me and not is_release:
             before = {name: said for name, said in words.items() if name != writer}
             claimed = Claimed(offset, before)

@@ -60,7 +60,7 @@ from delayservice.lanes.take_over import Taken, take_over, take_over_lane
 REPLICA_WAIT_MS: Final = 200
 """As ``Limits.idle_wait_ms`` a multiple of 200: the client wakes up so often while it waits, and
 that is most of what an idle worker costs (``bench idle``)."""
-_TENDED_PER_S: Final = 100
+_TENDED_PER_S: Final = 40
 """Slices without news that are looked after in a second: with more of them, each has to wait."""
 _ASK_THE_TIME_S: Final = 1.0
 _NOT_SETTLING_WAIT_MS: Final = 50.0
@@ -139,6 +139,9 @@ class _TakeOver:
 class WorkerLoop:
     """All slices of one worker."""
 
+    _turns = 0
+    """Claims that were written in this life."""
+
     def __init__(
         self,
         *,
@@ -159,13 +162,16 @@ class WorkerLoop:
         copies_of: Callable[[int], CopyKeeper | None] = lambda _: None,
         pausing: Callable[[], AbstractContextManager[None]] = nullcontext,
         is_held: Callable[[str], bool] = lambda _: False,
-        tended: Callable[[Slice], None] = lambda _: None,
+        tended: Callable[[Slice], bool] = lambda _: False,
+        writing: Background | None = None,
     ) -> None:
         """``contract_of``: what the settings ask for, by delay topic; ``flow_rules``: limits of a
         slice; ``copies_of``: compares and repairs the copies of a slice; ``pausing``: around the
         wait for records, while other threads may look at the lanes; ``is_held``: whether nothing of
         a delay topic is to be settled now; ``tended``: called about once a second for each slice
-        that something happened to, and now and then for the others.
+        that something happened to, and now and then for the others; whether that is to be soon;
+        ``background``: threads for what asks and waits; ``writing``: one for the writer, which must
+        not queue behind that.
         """
         self.slices: dict[int, Slice] = {}
         self._node_id = node_id
@@ -174,6 +180,7 @@ class WorkerLoop:
         self._checkpoints = checkpoints
         self._succession = succession
         self._background = background
+        self._writing = writing or background
         self._clock = clock
         self._gate = gate
         self._observer = observer
@@ -205,6 +212,7 @@ class WorkerLoop:
         self._heirs = 0
         self._has_replicas = False
         self._resting_s: dict[int, float] = {}
+        self._is_leaving = False
         self._take_overs: list[_TakeOver] = []
         self._joining: list[tuple[Future[Mapping[Place, Bounds]], list[AnyLane]]] = []
         self._forgettable: list[tuple[int, str]] = []
@@ -259,8 +267,21 @@ class WorkerLoop:
             if self._commit is None:
                 self._commit_when_time()
             return
-        self._settle()
+        if self._is_time_to_settle:
+            self._settle()
         self._commit_when_time()
+
+    @property
+    def _is_time_to_settle(self) -> bool:
+        """Whether to settle with this turn. What is seen with its commit only is settled right
+        before that, in one step for all that came due meanwhile: so each partition gets one batch.
+        """
+        return (
+            not self._limits.visible_at_commit
+            or self._is_hungry
+            or self._to_commit_ms(self._pacer.interval_ms) <= 0
+            or self._is_urgent
+        )
 
     def _role(self, number: int) -> Role:
         return self._role_of.get(number, Role.REPLICA)
@@ -281,7 +302,9 @@ class WorkerLoop:
             try:
                 records = lane.ingest(run)
             except KafkaEdgeError as exc:
-                self._interrupted(slice_, str(exc))
+                if not lane.shard.owned:
+                    lane.step_down()  # what was read is read again; an owner does when it lets go
+                self._interrupted_safely(slice_, str(exc))
                 continue
             self._observer.ingested(slice_.number, records)
             self._active.add(slice_.number)
@@ -307,7 +330,7 @@ class WorkerLoop:
         if slice_ is None or lane is None:  # dropped a moment ago
             return
         if not trouble.has_moved:
-            self._interrupted(slice_, trouble.why)
+            self._interrupted_safely(slice_, trouble.why)
             return
         _log.warning("log_moved", topic=topic, partition=number, why=trouble.why)
         try:
@@ -317,10 +340,10 @@ class WorkerLoop:
             bounds = self._source.bounds(lane.place)
         except KafkaEdgeError as exc:
             self._source.seek(lane.place, lane.shard.stored)
-            self._interrupted(slice_, str(exc))
+            self._interrupted_safely(slice_, str(exc))
             return
         if lane.shard.owned:
-            self._settle_down()
+            self._settle_down_safely()
         lane.refit(bounds)
         self._look_again(lane)
 
@@ -349,7 +372,8 @@ class WorkerLoop:
         if self._is_hungry:
             return _LEAST_WAIT_MS
         if self._walking:
-            wait_ms = min(wait_ms, _WALKING_WAIT_MS)
+            to_commit_ms = self._to_commit_ms(self._pacer.interval_ms)
+            wait_ms = min(wait_ms, max(to_commit_ms, _WALKING_WAIT_MS))
         wait_ms = min(wait_ms, self._due_in_ms())
         if self._is_staged:
             wait_ms = min(wait_ms, self._commit_in_ms())
@@ -431,6 +455,7 @@ class WorkerLoop:
     ) -> int:
         """Settle what is late and what is due of one shard; return how many outputs that made."""
         before = slice_.uncommitted.records
+        self._touched.add(slice_.number)  # first, for whatever is staged may have to be put back
         try:
             self._send(slice_, lane, lane.settle_late(now_ms, limit))
             for outputs in lane.settle_due(now_ms, limit, bytes_max):
@@ -440,7 +465,6 @@ class WorkerLoop:
         except KafkaEdgeError as exc:
             self._interrupted(slice_, str(exc))
             return 0
-        self._touched.add(slice_.number)
         if lane.shard.is_walked:
             self._walking.pop(lane.place, None)
         return slice_.uncommitted.records - before
@@ -539,6 +563,8 @@ class WorkerLoop:
                 continue
             if slice_.phase is Phase.CLAIMING:
                 claiming.append(number)
+                self._turns += 1  # also over a slice that was dropped and kept again
+                slice_.turn = self._turns
                 controls.append(self._word(number, CLAIM))
             if slice_.phase is Phase.TAKEN or (
                 slice_.phase in _OWNED and (slice_.is_staged or number in also)
@@ -557,12 +583,13 @@ class WorkerLoop:
             return
         self._touched = set()
         self._is_open = False
-        future = self._background.submit(lambda: self._sink.commit(controls))
+        future = self._writing.submit(lambda: self._sink.commit(controls))
         self._commit = _Commit(future, self._last_commit_s, checkpoints, claiming, releasing)
         self._hear_commit()
 
     def _word(self, number: int, word: str) -> Control:
-        value = encode_word(number, self._writer, self._node_id, word)
+        turn = self.slices[number].turn
+        value = encode_word(number, self._writer, self._node_id, word, turn)
         return Control(number, value, self._writer)
 
     def _hear_commit(self) -> None:
@@ -584,6 +611,8 @@ class WorkerLoop:
             self._touched |= commit.checkpoints.keys()
             self._aborted()
             self._failed(commit, str(aborted))
+            for number in aborted.stuck & self.slices.keys():
+                self._interrupted_safely(self.slices[number], str(aborted))
         except KafkaEdgeError as lost:  # fenced, or the result is not known: a successor finds out
             self._observe(commit, committed=False)
             self._lose_writer(str(lost))
@@ -666,7 +695,7 @@ class WorkerLoop:
         role, phase, number = self._role(slice_.number), slice_.phase, slice_.number
         if phase is Phase.REPLICA:
             is_wanted = role is Role.OWNER and number not in self._resting_s
-            if is_wanted and slice_.lanes and self._writer:
+            if is_wanted and slice_.lanes and self._writer and not self._is_leaving:
                 slice_.phase = Phase.CLAIMING
                 self._changing.add(number)
         elif phase is Phase.CLAIMING:
@@ -685,7 +714,7 @@ class WorkerLoop:
         return any(self._role(n) in wanted for n, s in self.slices.items() if s.lanes)
 
     def _open_writer(self) -> None:
-        self._opening = self._background.submit(self._sink.open)
+        self._opening = self._writing.submit(self._sink.open)
         self._hear_opening()
 
     def _hear_helpers(self) -> None:
@@ -727,7 +756,7 @@ class WorkerLoop:
         for number in numbers:
             slice_ = self.slices[number]
             slice_.phase = Phase.TAKING
-            slices[number] = slice_.claim - (number in upgraded)
+            slices[number] = slice_.turn - 1
             places += slice_.places
         me, secret, succession = self._writer, self._secret, self._succession
         future = self._background.submit(
@@ -852,6 +881,13 @@ class WorkerLoop:
                 self._start_over("transaction_dropped", slice=slice_.number)
             self._release(slice_)
 
+    def _interrupted_safely(self, slice_: Slice, why: str) -> None:
+        """The same outside of a transaction: the writer may turn out to be lost by then."""
+        try:
+            self._interrupted(slice_, why)
+        except OwnershipLostError as lost:
+            self._lose_writer(str(lost))
+
     def _give_up(self, number: int, why: str) -> None:
         """Leave a slice alone for a moment, and let another node try."""
         self._resting_s[number] = self._clock.monotonic_s() + self._limits.rest_s
@@ -915,7 +951,7 @@ class WorkerLoop:
         try:
             read_back = slice_.follower.prune(slice_.lanes, is_owner=slice_.phase in _OWNED)
         except KafkaEdgeError as exc:
-            self._interrupted(slice_, str(exc))
+            self._interrupted_safely(slice_, str(exc))
             return
         self._active.add(slice_.number)
         if read_back is not None and read_back.data == slice_.last_committed:
@@ -940,7 +976,8 @@ class WorkerLoop:
             if slice_ is not None:
                 if self._turn_copies(slice_):
                     self._busy.add(number)
-                self._tended(slice_)
+                if self._tended(slice_):
+                    self._active.add(number)
 
     @staticmethod
     def _turn_copies(slice_: Slice) -> bool:
@@ -1021,7 +1058,10 @@ class WorkerLoop:
         return True
 
     def release_all(self) -> None:
-        """Let go of every slice in good order; on the way for as long as ``is_settling``."""
+        """Let go of every slice in good order, and claim none any more; on the way for as long as
+        ``is_settling``.
+        """
+        self._is_leaving = True
         for slice_ in self.slices.values():
             if slice_.phase in {Phase.TAKEN, Phase.OWNER}:
                 self._release(slice_)

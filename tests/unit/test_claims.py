@@ -279,3 +279,14 @@ def test_a_value_that_can_t_be_understood_is_no_release(value: bytes, why: str) 
 def test_a_key_is_read_as_it_was_written_whatever_the_writer_is_called() -> None:
     for writer in ("delayservice-n1-0-5c", "a:b:c", "ü"):
         assert decode_key(encode_key(17, writer)) == (17, writer)
+
+
+def test_a_word_that_cannot_be_read_counts_as_a_claim() -> None:
+    log = ClaimLog()
+    log.enter("me")
+    with pytest.raises(KafkaEdgeError):
+        log.take(3, encode_key(7, "newer"), b'{"v":9,"word":"lease"}')
+    log.take(4, encode_key(7, "me"), encode_word(7, "me", "n1", CLAIM, 1))
+    claimed = log.claimed(7)
+    assert claimed is not None
+    assert names_to_fence(claimed, None, "me") == {"newer"}
