@@ -18,7 +18,6 @@ FENCED: Final = frozenset(
         KafkaError.PRODUCER_FENCED,
         KafkaError.INVALID_PRODUCER_ID_MAPPING,
         KafkaError.UNKNOWN_PRODUCER_ID,
-        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
     }
 )
 """Another producer with the same transactional id has taken over, or the broker forgot this one.
@@ -54,6 +53,7 @@ ABORTABLE: Final = (
         KafkaError.NOT_ENOUGH_REPLICAS,
         KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,  # follows a batch that the broker refused
     }
 )
 """Errors of records and targets after which a transaction is aborted; after any other its writer is

@@ -107,6 +107,15 @@ class Verdicts:
 
     refused: dict[int, tuple[str, str]] = field(default_factory=dict)
     stripped: set[int] = field(default_factory=set)
+    staged: set[int] = field(default_factory=set)
+    """Those whose dead letter is part of the transaction."""
+
+    def refusal(self, offset: int) -> tuple[str, str] | None:
+        """Return why a record was refused, for it is settled now; None: it was not."""
+        found = self.refused.get(offset) if self.refused else None
+        if found is not None:
+            self.staged.add(offset)
+        return found
 
     def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
         """Note offsets that the broker refused; those whose dead letter was refused too, as ones
@@ -117,10 +126,16 @@ class Verdicts:
                 self.stripped.add(offset)
             self.refused.setdefault(offset, reason)
 
-    def settled(self) -> None:
-        """Forget what was refused: it is committed, and never comes again."""
-        self.refused.clear()
-        self.stripped.clear()
+    def committed(self) -> None:
+        """Forget those whose dead letter is committed: they never come again."""
+        for offset in self.staged:
+            self.refused.pop(offset, None)
+            self.stripped.discard(offset)
+        self.staged.clear()
+
+    def aborted(self) -> None:
+        """The transaction was aborted: none of them is settled."""
+        self.staged.clear()
 
 
 class Settler:
@@ -171,7 +186,7 @@ class Settler:
         verdicts = self._verdicts
         if due_ms > now_ms and key_ms >= due_ms:
             return None
-        refusal = verdicts.refused.get(offset) if verdicts.refused else None
+        refusal = verdicts.refusal(offset)
         if refusal is not None:  # the record, or the copy that it was to be rolled to
             return self._dead_letter_payload(offset, payload, *refusal)
         if due_ms > now_ms and not _was_tried(payload):
@@ -205,7 +220,7 @@ class Settler:
         """The output that settles a pending record now, whenever it is due, because the record at
         ``by`` asks for it; None: it has to wait, as in ``settle``.
         """
-        refusal = self._verdicts.refused.get(offset)
+        refusal = self._verdicts.refusal(offset)
         if refusal is not None:
             return self._dead_letter_payload(offset, payload, *refusal)
         output = self._settle_now(offset, payload, now_ms, by + 1)
@@ -282,6 +297,7 @@ class Settler:
     ) -> Output:
         """The output that carries a record to the dead-letter topic, with the reason."""
         key, value, headers = original
+        self._verdicts.refusal(offset)
         if offset in self._verdicts.stripped:
             held = sum(len(part or b"") for _, part in headers) + len(value or b"")
             detail = (

@@ -468,13 +468,14 @@ class Lane:
     def committed(self) -> None:
         """The staged cursor is committed."""
         self.shard.commit()
-        self.verdicts.settled()
+        self.verdicts.committed()
         self._go_to_wanted()
         self._hold_back()
 
     def aborted(self) -> None:
         """The transaction was aborted for certain."""
         self.shard.abort()
+        self.verdicts.aborted()
         self._go_to_wanted()
         self._hold_back()
 

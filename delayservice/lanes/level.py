@@ -247,12 +247,13 @@ class LevelLane:
     def committed(self) -> None:
         """The staged cursor is committed."""
         self.shard.commit()
-        self.verdicts.settled()
+        self.verdicts.committed()
         self._hold_back()
 
     def aborted(self) -> None:
         """The transaction was aborted for certain."""
         self.shard.abort()
+        self.verdicts.aborted()
         self._hold_back()
 
     def close(self) -> None:

@@ -237,6 +237,12 @@ class WorkerLoop:
         Raises:
             StoreError: a store can't be trusted any more; the process has to end.
         """
+        try:
+            self._turn(wait_ms_max)
+        except OwnershipLostError as lost:
+            self._lose_writer(str(lost))
+
+    def _turn(self, wait_ms_max: int | None) -> None:
         self._hear_helpers()
         self._follow_roles()
         if self._resettle:
@@ -244,10 +250,7 @@ class WorkerLoop:
         else:
             self._poll(self._wait_ms() if wait_ms_max is None else wait_ms_max)
         self._hear_helpers()
-        try:
-            self._serve()
-        except OwnershipLostError as lost:
-            self._lose_writer(str(lost))
+        self._serve()
         self._take_news()
         self._tend()
         self._sync_when_time()
@@ -305,6 +308,8 @@ class WorkerLoop:
                 if not lane.shard.owned:
                     lane.step_down()  # what was read is read again; an owner does when it lets go
                 self._interrupted_safely(slice_, str(exc))
+                if not lane.shard.owned:
+                    lane.step_down()  # what was taken with the failure is read again
                 continue
             self._observer.ingested(slice_.number, records)
             self._active.add(slice_.number)
@@ -655,8 +660,6 @@ class WorkerLoop:
                 upgraded.append(number)
             elif slice_.phase is Phase.TAKEN:
                 self._serve_from_now(slice_)
-            for lane in slice_.lanes.values():
-                self._look_again(lane)
         for number in commit.releasing:
             self._released(number)
         claimed = [n for n in commit.claiming if n in self.slices]
@@ -783,6 +786,7 @@ class WorkerLoop:
         for slice_ in waiting:
             found = taken.get(slice_.number)
             if found is None or not self._role(slice_.number).keeps_owning:
+                self._rest(slice_.number)
                 self._release(slice_)
             else:
                 self._take(slice_, found)
@@ -839,6 +843,8 @@ class WorkerLoop:
         self._changing.discard(slice_.number)
         self._forgettable += [(slice_.number, writer) for writer in slice_.fenced]
         slice_.fenced = frozenset()
+        for lane in slice_.lanes.values():
+            self._look_again(lane)
         self._gate.settling(slice_.number, is_settling=True)
         _log.info(
             "took_over",
@@ -890,8 +896,11 @@ class WorkerLoop:
 
     def _give_up(self, number: int, why: str) -> None:
         """Leave a slice alone for a moment, and let another node try."""
-        self._resting_s[number] = self._clock.monotonic_s() + self._limits.rest_s
+        self._rest(number)
         self._gate.gave_up(number, why)
+
+    def _rest(self, number: int) -> None:
+        self._resting_s[number] = self._clock.monotonic_s() + self._limits.rest_s
 
     def _lose_writer(self, why: str) -> None:
         """Fenced, or the result of a commit is not known: give the writer up, and claim anew what

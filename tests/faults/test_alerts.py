@@ -362,7 +362,7 @@ def test_worker_missing_and_restarting(call: Call) -> None:
         firing = night.fires("DelayWorkerRestarting")
         assert "format 99" in night.machine(firing).look("DelayWorkerRestarting")
         firing = night.fires("DelayWorkerMissing")
-        assert "slice_failed" in night.machine(firing).look("DelayWorkerMissing")
+        assert "loop_failed" in night.machine(firing).look("DelayWorkerMissing")
         night.machine(firing).do("DelayWorkerMissing")
         night.is_over("DelayWorkerMissing", "DelayWorkerRestarting")
         night.stage.await_served()

@@ -11,7 +11,11 @@ from delayservice.lanes.slice import Phase
 from delayservice.lanes.worker_loop import Limits
 from tests.unit.loop_stage import Stage
 
-SLOW = Limits(transaction_interval_ms_min=100, transaction_interval_ms_max=100)
+SLOW = Limits(
+    transaction_interval_ms_min=100,
+    transaction_interval_ms_max=100,
+    visible_at_commit=False,  # so that a transaction begins before it can be committed
+)
 
 
 def test_an_owner_settles_and_commits() -> None:
@@ -105,7 +109,7 @@ def test_nobody_is_fenced_without_the_ensembles_word() -> None:
     assert "confirm" in stage.heritage.calls
     assert stage.heritage.fenced == []
     stage.heritage.denies.clear()
-    stage.step(10, 10)
+    stage.step(200, 10)  # a slice that could not be taken is left alone for a moment
     assert stage.heritage.fenced == ["other"]
     assert stage.of(3).is_owner
 

@@ -55,7 +55,7 @@ def test_a_turn_waits_for_what_it_can_do_something_about(
 
 
 def test_what_is_staged_is_waited_for_until_its_commit_and_cursors_alone_for_longer() -> None:
-    stage = owner(None)
+    stage = owner(None, visible_at_commit=False)
     stage.write(0, 0)
     stage.step()
     assert stage.sink.open_outputs

@@ -26,7 +26,7 @@ from delayservice.errors import (
     RefusedError,
     TransactionAbortedError,
 )
-from delayservice.lanes.ports import Run
+from delayservice.lanes.ports import Run, Trouble
 from delayservice.lanes.slice import Phase
 from delayservice.lanes.worker_loop import Limits
 from delayservice.worker_thread import WorkerGate
@@ -415,3 +415,41 @@ def test_a_slice_that_can_t_be_read_is_released_and_the_others_go_on() -> None:
     assert stage.of(0).trouble == f"no leader for {TOPIC}"
     assert stage.delivered() == [(1, 0)]
     assert (0, "release") in [word for one in stage.sink.committed for word in one.words]
+
+
+def test_a_take_over_that_is_denied_again_and_again_does_not_spin() -> None:
+    stage = Stage(3)
+    stage.heritage.denies = {3}
+    stage.gate.says(Role.OWNER, [3])
+    stage.step(10, 100)
+    assert len(stage.sink.committed) <= 4, "a claim and a release in each second"
+
+
+def test_what_comes_due_between_commits_is_settled_in_one_step() -> None:
+    limits = Limits(transaction_interval_ms_min=100, transaction_interval_ms_max=100)
+    stage = Stage(3, limits=limits)
+    stage.own()
+    for _ in range(5):
+        stage.write(3, 0)
+        stage.step(10)
+    assert stage.sink.open_outputs == []
+    stage.step(100)
+    assert len(stage.delivered()) == 5
+
+
+def test_a_writer_that_is_lost_while_a_slice_is_interrupted_does_not_end_the_worker() -> None:
+    limits = Limits(
+        transaction_interval_ms_min=100, transaction_interval_ms_max=100, visible_at_commit=False
+    )
+    stage = Stage(3, limits=limits)
+    stage.own()
+    stage.write(3, 0)
+    stage.step(1)
+    assert stage.sink.open_outputs
+    stage.sink.refuses_to["abort"] = OwnershipLostError("fenced")
+    stage.logs.troubles.append(Trouble(("delay_topic_any", 3), "out of range", has_moved=True))
+    stage.step(1)
+    stage.step(200, 10)
+    assert stage.of(3).is_owner
+    assert len(stage.sink.opened) == 2
+    assert stage.delivered() == [(3, 0)]
