@@ -17,6 +17,7 @@ from delayservice.core.settle import Routes
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Place
+from delayservice.lanes.upkeep import Pace
 from delayservice.lanes.worker_loop import Limits, WorkerLoop
 from delayservice.store.base import Store
 from tests.simulation.sim_log import topic_id
@@ -178,8 +179,7 @@ class Node:
                 transaction_interval_ms_min=plan.transaction_interval_ms,
                 transaction_interval_ms_max=2 * plan.transaction_interval_ms,
                 cursor_interval_ms=plan.cursor_interval_ms,
-                news_interval_s=0.0,
-                tend_interval_s=0.0,
+                pace=Pace(news_s=0.0, tend_s=0.0),
                 rest_s=plan.rest_ms / 1000,
             ),
             flow_rules=lambda: FlowRules((("*", plan.rate_per_s),) if plan.rate_per_s else ()),
