@@ -34,7 +34,7 @@ from connectors.kafka.errors import (
 )
 from connectors.kafka.targets import TargetTopics
 from delayservice import faults
-from delayservice.core.claims import encode_key
+from delayservice.core.claims import WRITER, encode_key
 from delayservice.core.codes import TOO_LARGE
 from delayservice.core.outcome import DELIVERED, Output, Target
 from delayservice.errors import (
@@ -122,6 +122,8 @@ class KafkaSink:
         self._options = options
         self._targets = targets
         self._producer: Producer | None = None
+        self._headers: list[tuple[str, bytes]] = []
+        """Of the service's own records: whose transaction they are part of."""
         self._direct: Producer | None = None
         self._open = False
         self._sent_to: set[str] = set()
@@ -163,6 +165,7 @@ class KafkaSink:
                 ) from exc
             raise KafkaEdgeError(f"the writer {writer} could not be opened: {error}") from exc
         self._producer = producer
+        self._headers = [(WRITER, writer.encode())]
         if not self._options.exactly_once:
             self._direct = self._make(self._options.idempotent())
         return writer
@@ -349,12 +352,11 @@ class KafkaSink:
         options, number = self._options, control.slice_no
         if control.writer:
             key = encode_key(number, control.writer)
-            producer.produce(options.claims_topic, control.value, key, partition=0)
+            topic, partition = options.claims_topic, 0
         else:
-            partition = options.checkpoint_partition(number)
-            producer.produce(
-                options.checkpoint_topic, control.value, b"%d" % number, partition=partition
-            )
+            key = b"%d" % number
+            topic, partition = options.checkpoint_topic, options.checkpoint_partition(number)
+        producer.produce(topic, control.value, key, partition, headers=self._headers)  # type: ignore[arg-type]  # its stubs want a dictionary
 
     def _flush(self, producer: Producer) -> None:
         """Wait until everything is at the broker, or a failure is known.

@@ -27,7 +27,8 @@ from connectors.kafka.source import (
     scan_partition,
 )
 from delayservice.core.checkpoint import decode_checkpoint
-from delayservice.core.claims import Claimed, decode_key
+from delayservice.core.claims import WRITER, Claimed
+from delayservice.core.entry import Row
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.ports import Bounds, Place
 
@@ -189,14 +190,15 @@ class KafkaSuccession:
         config: dict[str, Any] = self._consumer | {"isolation.level": "read_uncommitted"}
         for run in scan_partition(config, *place, offset, end):
             for row in run.rows:
-                return self._writer_of(place, row[2], row[3])
+                return self._writer_of(row)
         return None
 
-    def _writer_of(self, place: Place, key: bytes | None, value: bytes | None) -> str | None:
-        if place[0] == self._claims_topic:
-            return decode_key(key)[1]
+    def _writer_of(self, row: Row) -> str | None:
+        _, _, _, value, headers = row
+        named = dict(headers or ()).get(WRITER)
+        if named is not None:
+            return named.decode(errors="replace")
         if value is None:
             return None
-        checkpoint = decode_checkpoint(value)
-        tenure = checkpoint.tenure
-        return f"{self._legacy_prefix}-{checkpoint.slice_no}" if tenure is None else tenure.writer
+        checkpoint = decode_checkpoint(value)  # of version 1, which has no such header
+        return f"{self._legacy_prefix}-{checkpoint.slice_no}"

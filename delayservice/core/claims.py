@@ -25,6 +25,9 @@ import msgspec
 from delayservice.errors import KafkaEdgeError
 
 VERSION: Final = 1
+WRITER: Final = "writer"
+"""Header of checkpoints and claims: the writer whose transaction they are part of. The key of a
+tombstone names the writer that is forgotten, which is another."""
 CLAIM: Final = "claim"
 RELEASE: Final = "release"
 

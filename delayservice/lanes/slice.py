@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Final
 
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.core.claims import Tenure
@@ -34,6 +35,10 @@ class Phase(Enum):
     """Settle."""
     RELEASING = "releasing"
     """The next commit carries the release."""
+
+
+OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
+"""Phases in which the lanes go by the own cursor, and not by checkpoints that are read back."""
 
 
 class Slice:
@@ -161,7 +166,7 @@ class Slice:
 
     def step_down(self) -> None:
         """Settle no more: whatever was not committed is dropped, and storing goes on."""
-        had_role = self.phase in {Phase.TAKEN, Phase.OWNER, Phase.RELEASING}
+        had_role = self.phase in OWNED
         self.phase = Phase.REPLICA
         self.flow.abort()
         self.uncommitted.clear()

@@ -10,7 +10,6 @@ Nothing here is done for every slice in every turn: what a turn costs follows th
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +24,6 @@ from delayservice.core.claims import CLAIM, RELEASE, encode_word
 from delayservice.core.contract import Contract
 from delayservice.core.cursor import Cursor
 from delayservice.core.disk import DiskLevel
-from delayservice.core.due import DueTimes
 from delayservice.core.flow import Flow, FlowRules
 from delayservice.core.outcome import Output
 from delayservice.core.pacing import Pacer
@@ -37,6 +35,7 @@ from delayservice.errors import (
     RefusedError,
     TransactionAbortedError,
 )
+from delayservice.lanes.agenda import Agenda
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.copies import CopyKeeper
 from delayservice.lanes.follower import Follower
@@ -49,19 +48,19 @@ from delayservice.lanes.ports import (
     Gate,
     Observer,
     Place,
+    ReadBack,
     Sink,
     Source,
     Succession,
     Trouble,
 )
-from delayservice.lanes.slice import Phase, Slice
+from delayservice.lanes.slice import OWNED, Phase, Slice
 from delayservice.lanes.take_over import Taken, take_over, take_over_lane
+from delayservice.lanes.upkeep import Pace, Upkeep
 
 REPLICA_WAIT_MS: Final = 200
 """As ``Limits.idle_wait_ms`` a multiple of 200: the client wakes up so often while it waits, and
 that is most of what an idle worker costs (``bench idle``)."""
-_TENDED_PER_S: Final = 40
-"""Slices without news that are looked after in a second: with more of them, each has to wait."""
 _ASK_THE_TIME_S: Final = 1.0
 _NOT_SETTLING_WAIT_MS: Final = 50.0
 _HEIR_WAIT_MS: Final = 5.0
@@ -76,9 +75,6 @@ _FAILURES_MAX: Final = 4
 """Aborts in a row: one or two are what it takes to find a record that a broker refuses."""
 _OPEN_RETRY_S: Final = 1.0
 _LOSSES_MAX: Final = 2
-_NO_CLAIM: Final = -1
-
-_OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
 
 _log = structlog.get_logger(__name__)
 
@@ -96,9 +92,6 @@ class Limits:
     transaction_interval_ms_min: float = 10.0
     """Bounds of the time between the starts of two commits."""
     transaction_interval_ms_max: float = 100.0
-    sync_interval_s: float = 60.0
-    """How old the stores' durable horizon may get, however little is stored: what a restart reads
-    again must still be in the log."""
     visible_at_commit: bool = True
     """Whether outputs are seen with their commit only: exactly once."""
     cursor_interval_ms: float = 500.0
@@ -109,10 +102,7 @@ class Limits:
     replica_wait_ms: int = REPLICA_WAIT_MS
     """The same while there are slices that this node does not own: how fast it notices that it has
     become the owner."""
-    news_interval_s: float = 0.2
-    """How often checkpoints that were read back are followed."""
-    tend_interval_s: float = 1.0
-    """How often copies and metrics of active slices are looked after."""
+    pace: Pace = field(default_factory=Pace)
     rest_s: float = 1.0
     """How long a slice that could not be served is left alone."""
 
@@ -192,7 +182,6 @@ class WorkerLoop:
         self._copies_of = copies_of
         self._pausing = pausing
         self._is_held = is_held
-        self._tended = tended
         self._may_store = True
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         # --- the writer
@@ -217,17 +206,20 @@ class WorkerLoop:
         self._joining: list[tuple[Future[Mapping[Place, Bounds]], list[AnyLane]]] = []
         self._forgettable: list[tuple[int, str]] = []
         # --- what there is to do
-        self._dues: DueTimes[Place] = DueTimes()
-        self._walking: dict[Place, None] = {}
+        self._agenda = Agenda()
         self._is_hungry = False
         self._touched: set[int] = set()
-        self._news: set[int] = set()
-        self._news_s = clock.monotonic_s()
-        self._active: set[int] = set()
-        self._busy: set[int] = set()
-        self._round: deque[int] = deque()
-        self._tended_s = clock.monotonic_s()
-        self._synced_s = clock.monotonic_s()
+        self._upkeep = Upkeep(
+            self.slices,
+            checkpoints,
+            clock,
+            limits.pace,
+            disk_level=disk_level,
+            tended=tended,
+            heard=self._heard_checkpoint,
+            interrupted=self._interrupted_safely,
+        )
+        self.attend = self._upkeep.attend
 
     # --- one turn ------------------------------------------------------------------------------
 
@@ -251,9 +243,7 @@ class WorkerLoop:
             self._poll(self._wait_ms() if wait_ms_max is None else wait_ms_max)
         self._hear_helpers()
         self._serve()
-        self._take_news()
-        self._tend()
-        self._sync_when_time()
+        self._upkeep.turn()
 
     def _serve(self) -> None:
         """Settle and commit; while the ensemble is out of sight, only finish what has begun. The
@@ -312,11 +302,10 @@ class WorkerLoop:
                     lane.step_down()  # what was taken with the failure is read again
                 continue
             self._observer.ingested(slice_.number, records)
-            self._active.add(slice_.number)
+            self._upkeep.active.add(slice_.number)
             if lane.shard.owned:
-                self._walking[lane.place] = None
                 self._touched.add(slice_.number)
-                self._look_when_due(lane)
+                self._agenda.walk(lane)
             if run.rows:
                 heard_ms = max(heard_ms, run.rows[-1][1])
         if heard_ms:
@@ -350,7 +339,7 @@ class WorkerLoop:
         if lane.shard.owned:
             self._settle_down_safely()
         lane.refit(bounds)
-        self._look_again(lane)
+        self._agenda.look_again(lane)
 
     def _mind_the_disk(self) -> None:
         may_store = self._disk_level() < DiskLevel.STOP
@@ -368,7 +357,7 @@ class WorkerLoop:
             return _HEIR_WAIT_MS
         limits = self._limits
         wait_ms = float(limits.idle_wait_ms)
-        if self._busy:
+        if self._upkeep.is_busy:
             wait_ms = _BUSY_WAIT_MS
         if self._has_replicas:
             wait_ms = min(wait_ms, limits.replica_wait_ms)
@@ -376,7 +365,7 @@ class WorkerLoop:
             return min(wait_ms, _NOT_SETTLING_WAIT_MS)
         if self._is_hungry:
             return _LEAST_WAIT_MS
-        if self._walking:
+        if self._agenda.walking:
             to_commit_ms = self._to_commit_ms(self._pacer.interval_ms)
             wait_ms = min(wait_ms, max(to_commit_ms, _WALKING_WAIT_MS))
         wait_ms = min(wait_ms, self._due_in_ms())
@@ -389,25 +378,13 @@ class WorkerLoop:
         """Return the time until the next record is due; where it is seen with its commit only,
         until the commit: one turn for all that come due meanwhile, not one for each.
         """
-        due_ms = self._dues.next_ms()
+        due_ms = self._agenda.next_due_ms()
         due_in_ms = math.inf if due_ms is None else due_ms - self._clock.wall_ms()
         if due_in_ms <= 0 or not self._limits.visible_at_commit:
             return due_in_ms
         return max(due_in_ms, self._to_commit_ms(self._pacer.interval_ms))
 
     # --- due → settle --------------------------------------------------------------------------
-
-    def _look_when_due(self, lane: AnyLane) -> None:
-        self._dues.put(lane.place, lane.next_due_ms())
-
-    def _look_again(self, lane: AnyLane) -> None:
-        """Something about a lane has changed; find out with the next turn what is to be done."""
-        if lane.shard.owned:
-            self._walking[lane.place] = None
-            self._look_when_due(lane)
-        else:
-            self._walking.pop(lane.place, None)
-            self._dues.put(lane.place, None)
 
     def _settle(self) -> None:
         """Each shard that has something to settle gets its share of the transaction; what the
@@ -437,22 +414,20 @@ class WorkerLoop:
             self._put_back(refused)
         finally:
             for _, lane in lanes:
-                self._look_when_due(lane)
+                self._agenda.look_when_due(lane)
 
     def _lanes_to_settle(self, now_ms: int) -> list[tuple[Slice, AnyLane]]:
         """Return those that H has to walk and those with something due, earliest first."""
-        places = dict.fromkeys(self._dues.take_due(now_ms))
-        places |= self._walking
         found = []
-        for place in places:
+        for place in self._agenda.take(now_ms):
             slice_ = self.slices.get(place[1])
             lane = None if slice_ is None else slice_.lanes.get(place[0])
             if slice_ is None or lane is None or not slice_.is_owner or not lane.shard.owned:
-                self._walking.pop(place, None)
+                self._agenda.forget(place)
             elif self._role(slice_.number) is Role.OWNER and not self._is_held(place[0]):
                 found.append((slice_, lane))
             else:  # looked at again with the next turn
-                self._walking[place] = None
+                self._agenda.walking[place] = None
         return found
 
     def _settle_lane(
@@ -471,7 +446,7 @@ class WorkerLoop:
             self._interrupted(slice_, str(exc))
             return 0
         if lane.shard.is_walked:
-            self._walking.pop(lane.place, None)
+            self._agenda.walking.pop(lane.place, None)
         return slice_.uncommitted.records - before
 
     def _send(self, slice_: Slice, lane: AnyLane, outputs: list[Output]) -> None:
@@ -505,7 +480,7 @@ class WorkerLoop:
             if slice_ is not None:
                 slice_.aborted()
                 for lane in slice_.lanes.values():
-                    self._look_again(lane)
+                    self._agenda.look_again(lane)
 
     # --- commit --------------------------------------------------------------------------------
 
@@ -519,7 +494,7 @@ class WorkerLoop:
 
     def _is_slice_staged(self, number: int) -> bool:
         slice_ = self.slices.get(number)
-        return slice_ is not None and slice_.phase in _OWNED and slice_.is_staged
+        return slice_ is not None and slice_.phase in OWNED and slice_.is_staged
 
     @property
     def _is_urgent(self) -> bool:
@@ -572,7 +547,7 @@ class WorkerLoop:
                 slice_.turn = self._turns
                 controls.append(self._word(number, CLAIM))
             if slice_.phase is Phase.TAKEN or (
-                slice_.phase in _OWNED and (slice_.is_staged or number in also)
+                slice_.phase in OWNED and (slice_.is_staged or number in also)
             ):
                 data = slice_.checkpoint(self._node_id, self._writer, self._secret)
                 checkpoints[number] = data
@@ -655,7 +630,7 @@ class WorkerLoop:
             slice_.committed(data, now_ms)
             self._observer.settled(number, slice_.uncommitted, now_ms)
             slice_.uncommitted.clear()
-            self._active.add(number)
+            self._upkeep.active.add(number)
             if slice_.phase is Phase.TAKEN and slice_.is_upgrade:
                 upgraded.append(number)
             elif slice_.phase is Phase.TAKEN:
@@ -805,7 +780,7 @@ class WorkerLoop:
     def _take_lane(self, slice_: Slice, lane: AnyLane, bounds: Bounds) -> None:
         take_over_lane(lane, slice_.known_of(lane.topic), bounds, self._contract_of(lane.topic))
         self._touched.add(slice_.number)
-        self._look_again(lane)
+        self._agenda.look_again(lane)
 
     def _ask_bounds(self, lanes: list[AnyLane]) -> None:
         places = [lane.place for lane in lanes]
@@ -824,7 +799,7 @@ class WorkerLoop:
             slice_ = self.slices.get(lane.partition)
             if slice_ is None or slice_.lanes.get(lane.topic) is not lane:
                 continue
-            if slice_.phase not in _OWNED or lane.shard.owned:
+            if slice_.phase not in OWNED or lane.shard.owned:
                 continue
             if lane.place in bounds:
                 self._take_lane(slice_, lane, bounds[lane.place])
@@ -844,7 +819,7 @@ class WorkerLoop:
         self._forgettable += [(slice_.number, writer) for writer in slice_.fenced]
         slice_.fenced = frozenset()
         for lane in slice_.lanes.values():
-            self._look_again(lane)
+            self._agenda.look_again(lane)
         self._gate.settling(slice_.number, is_settling=True)
         _log.info(
             "took_over",
@@ -873,7 +848,7 @@ class WorkerLoop:
         self._changing.discard(slice_.number)
         self._touched.discard(slice_.number)
         for lane in slice_.lanes.values():
-            self._look_again(lane)
+            self._agenda.look_again(lane)
         self._gate.settling(slice_.number, is_settling=False)
         self._roles = None  # it may be wanted again already
 
@@ -939,77 +914,10 @@ class WorkerLoop:
     def _await(self, future: Future[None]) -> None:
         future.exception()
 
-    # --- prune and look after ------------------------------------------------------------------
-
-    def _take_news(self) -> None:
-        """Follow the checkpoints that were read back, a few times a second."""
-        self._news.update(self._checkpoints.take_news())
-        now_s = self._clock.monotonic_s()
-        if not self._news or now_s - self._news_s < self._limits.news_interval_s:
-            return
-        self._news_s = now_s
-        news, self._news = self._news, set()
-        for number in news:
-            slice_ = self.slices.get(number)
-            if slice_ is not None:
-                self._follow(slice_)
-
-    def _follow(self, slice_: Slice) -> None:
-        if slice_.copies is not None:  # before the stores are pruned
-            slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)
-        try:
-            read_back = slice_.follower.prune(slice_.lanes, is_owner=slice_.phase in _OWNED)
-        except KafkaEdgeError as exc:
-            self._interrupted_safely(slice_, str(exc))
-            return
-        self._active.add(slice_.number)
-        if read_back is not None and read_back.data == slice_.last_committed:
+    def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:
+        """A checkpoint came back: an own one says how far the broker's clock is from ours."""
+        if read_back.data == slice_.last_committed:
             self._gate.heard_broker(read_back.broker_ms, read_back, self._last_commit_s)
-
-    def _tend(self) -> None:
-        """Look after copies and metrics: of what is active each second, of the rest in turn."""
-        for number in list(self._busy):
-            slice_ = self.slices.get(number)
-            if slice_ is None or not self._turn_copies(slice_):
-                self._busy.discard(number)
-        now_s = self._clock.monotonic_s()
-        if now_s - self._tended_s < self._limits.tend_interval_s:
-            return
-        elapsed_s, self._tended_s = now_s - self._tended_s, now_s
-        due, self._active = self._active, set()
-        for _ in range(min(len(self._round), math.ceil(_TENDED_PER_S * elapsed_s))):
-            due.add(self._round[0])
-            self._round.rotate(-1)
-        for number in due:
-            slice_ = self.slices.get(number)
-            if slice_ is not None:
-                if self._turn_copies(slice_):
-                    self._busy.add(number)
-                if self._tended(slice_):
-                    self._active.add(number)
-
-    @staticmethod
-    def _turn_copies(slice_: Slice) -> bool:
-        """Do a little for the copies of a slice; return whether there is more to do at once."""
-        if slice_.copies is None:
-            return False
-        slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)
-        return slice_.copies.is_busy
-
-    def attend(self, number: int) -> None:
-        """Look after a slice's copies with the next turn: there is a command. Any thread may."""
-        self._busy.add(number)
-
-    def _sync_when_time(self) -> None:
-        now_s = self._clock.monotonic_s()
-        is_time = now_s - self._synced_s >= self._limits.sync_interval_s
-        if not is_time or self._disk_level() == DiskLevel.FULL:
-            return
-        self._synced_s = now_s
-        for slice_ in self.slices.values():
-            for lane in slice_.lanes.values():
-                if lane.store.stats().durable_offset < lane.shard.stored:
-                    lane.store.sync_soon()
 
     # --- slices and shards ---------------------------------------------------------------------
 
@@ -1018,7 +926,7 @@ class WorkerLoop:
         follower = Follower(number, self._checkpoints, self._clock)
         slice_ = Slice(number, Flow(self._flow_rules()), follower, self._copies_of(number))
         self.slices[number] = slice_
-        self._round.append(number)
+        self._upkeep.add(number)
         return slice_
 
     def add_lanes(self, number: int, lanes: Iterable[AnyLane]) -> None:
@@ -1030,8 +938,7 @@ class WorkerLoop:
             lane.let_store(may_store=self._may_store)
             lane.follow(Cursor())
         slice_.follower.again()
-        self._news.add(number)
-        self._active.add(number)
+        self._upkeep.follow_again(number)
         if slice_.phase in {Phase.TAKEN, Phase.OWNER}:
             self._ask_bounds(added)
         self._roles = None
@@ -1044,8 +951,7 @@ class WorkerLoop:
             self._settle_down_safely()
         slice_.put_down(topic)
         self._source.drop(lane.place)
-        self._walking.pop(lane.place, None)
-        self._dues.put(lane.place, None)
+        self._agenda.forget(lane.place)
 
     def _settle_down_safely(self) -> None:
         try:
@@ -1063,7 +969,7 @@ class WorkerLoop:
         for topic in list(slice_.lanes):
             self.drop_lane(number, topic)
         del self.slices[number]
-        self._round.remove(number)
+        self._upkeep.remove(number)
         return True
 
     def release_all(self) -> None:

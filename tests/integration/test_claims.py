@@ -216,6 +216,21 @@ def test_a_claim_that_is_still_open_does_not_hide(
     assert topics.delivered() == [b"1"]
 
 
+def test_the_writer_of_an_open_tombstone_is_fenced_and_not_the_one_it_forgets(
+    topics: Topics, make_worker: Callable[[str], Worker]
+) -> None:
+    frozen, second = make_worker("a"), make_worker("b")
+    frozen.sink._begin()
+    forgotten = Control(SLICE, None, "somebody-else")
+    frozen.sink._produce_control(frozen.sink._fenced_producer, forgotten)
+    assert frozen.sink._flush_step(frozen.sink._fenced_producer) == 0
+    found = second.take_over()
+    second.serve(b"1", found.claim)
+    with pytest.raises(OwnershipLostError):
+        frozen.sink.commit([])
+    assert topics.delivered() == [b"1"]
+
+
 def test_a_fence_in_a_delivery_report_gives_the_writer_up_without_an_abort(
     topics: Topics, make_worker: Callable[[str], Worker]
 ) -> None:

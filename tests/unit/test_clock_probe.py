@@ -49,9 +49,10 @@ def test_an_owner_that_doubts_its_clock_asks_the_broker_once_a_second_and_delive
 
 
 def test_the_transaction_that_is_open_when_the_clock_comes_into_doubt_is_dropped() -> None:
-    stage = Stage(
-        0, limits=Limits(transaction_interval_ms_min=100, transaction_interval_ms_max=100)
+    limits = Limits(
+        transaction_interval_ms_min=100, transaction_interval_ms_max=100, visible_at_commit=False
     )
+    stage = Stage(0, limits=limits)
     stage.own()
     stage.write(0, 0)
     stage.step(1)  # sent, and not to be committed for some time

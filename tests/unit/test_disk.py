@@ -18,6 +18,7 @@ from delayservice.disk import DiskWatch, used_percent
 from delayservice.flow_options import Disk
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Bounds, Place, Run
+from delayservice.lanes.upkeep import Pace
 from delayservice.lanes.worker_loop import Limits
 from delayservice.store.memory import MemoryStore
 from tests.unit.loop_stage import Stage
@@ -178,7 +179,7 @@ def test_a_loop_stops_storing_and_then_syncing(
     may_store: bool,  # noqa: FBT001  # a parameter of the test
     syncs: bool,  # noqa: FBT001
 ) -> None:
-    stage = Stage(0, limits=Limits(sync_interval_s=0), disk_level=lambda: level)
+    stage = Stage(0, limits=Limits(pace=Pace(sync_s=0)), disk_level=lambda: level)
     lane = stage.lane(0)
     told: list[bool] = [True]
     synced: list[bool] = []
