@@ -36,7 +36,7 @@ SCAN_STALL_S: Final = 60.0
 SCAN_BATCH: Final = 5_000
 SCAN_WAIT_MS: Final = 10
 
-MANY_PLACES: Final = 128
+MANY_PLACES: Final = 16
 MANY: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 8_192}
 """Options of the consumer at the head of more than ``MANY_PLACES`` logs. Each fetch lists all of
 them, for the client knows no fetch sessions, and with 1,000 that takes 1 to 2 ms of a core on both
@@ -148,14 +148,14 @@ class KafkaSource:
 
     # --- read ----------------------------------------------------------------------------------
 
-    def poll(self, timeout_s: float, limit: int) -> list[Run]:
+    def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
         """Return what is there; see the port."""
         messages: list[Any] = []
         if self._catching_up:
             messages = _take(self._behind, 0, min(limit, BEHIND_RECORDS))
             timeout_s = 0 if messages else min(timeout_s, BEHIND_WAIT_S)
         runs = list(self._runs(messages)) if messages else []
-        return runs + list(self._runs(_take(self._head, timeout_s, limit)))
+        return runs + list(self._runs(_take(self._head, timeout_s, limit, gather_s)))
 
     def _runs(self, messages: list[Any]) -> Iterator[Run]:
         rows: dict[Place, list[Row]] = {}
@@ -248,10 +248,12 @@ def _row(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every 
     return (message.offset(), message.timestamp()[1], message.key(), message.value(), headers)
 
 
-def _take(consumer: Consumer, timeout_s: float, limit: int) -> list[Any]:
-    """What is there, after waiting for the first: ``consume`` alone would wait for the last."""
+def _take(consumer: Consumer, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Any]:
+    """Return what is there after waiting for the first, and for ``gather_s`` for more: ``consume``
+    alone would wait for the last.
+    """
     first = consumer.poll(timeout_s)
-    return [] if first is None else [first, *consumer.consume(limit - 1, 0)]
+    return [] if first is None else [first, *consumer.consume(limit - 1, gather_s)]
 
 
 def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:

@@ -67,9 +67,10 @@ class Source(Protocol):
     def drop(self, place: Place) -> None:
         """Read this partition no longer."""
 
-    def poll(self, timeout_s: float, limit: int) -> list[Run]:
+    def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
         """Return what is there, at most about ``limit`` records; waits up to ``timeout_s`` for the
-        first. Each run starts where the one before of its partition stopped.
+        first, and then up to ``gather_s`` for more. Each run starts where the one before of its
+        partition stopped.
         """
 
     def take_troubles(self) -> Sequence[Trouble]:

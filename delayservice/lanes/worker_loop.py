@@ -10,7 +10,7 @@ Nothing here is done for every slice in every turn: what a turn costs follows th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -70,6 +70,7 @@ _WALKING_WAIT_MS: Final = 10.0
 _BUSY_WAIT_MS: Final = 5.0
 """While a copy is read from the disk: that must not fill a core."""
 _LEAST_WAIT_MS: Final = 0.5
+_GATHER_MS_MAX: Final = 10.0
 _SHARE_MIN: Final = 200
 _FAILURES_MAX: Final = 4
 """Aborts in a row: one or two are what it takes to find a record that a broker refuses."""
@@ -111,11 +112,16 @@ class Limits:
 class _Commit:
     """A transaction on its way: what it carries of which slice."""
 
-    future: Future[None]
+    future: Future[float]
     started_s: float
     checkpoints: dict[int, bytes] = field(default_factory=dict)
     claiming: list[int] = field(default_factory=list)
     releasing: list[int] = field(default_factory=list)
+
+    @property
+    def is_change(self) -> bool:
+        """Whether slices change hands by it."""
+        return bool(self.claiming or self.releasing)
 
 
 @dataclass(slots=True)
@@ -284,7 +290,9 @@ class WorkerLoop:
     def _poll(self, wait_ms: float) -> None:
         self._mind_the_disk()
         with self._pausing():
-            runs = self._source.poll(wait_ms / 1000, self._limits.poll_records)
+            runs = self._source.poll(
+                wait_ms / 1000, self._limits.poll_records, self._gather_ms(wait_ms) / 1000
+            )
         faults.point("after_poll")
         heard_ms = 0
         for run in runs:
@@ -351,6 +359,9 @@ class WorkerLoop:
 
     def _wait_ms(self) -> float:
         """Return how long nothing is to be done unless a record comes."""
+        if self._commit is not None and not self._commit.is_change:
+            # Nothing is settled before the next commit may begin.
+            return max(_HELPER_WAIT_MS, self._to_commit_ms(self._pacer.interval_ms))
         if self._commit is not None or self._opening is not None:
             return _HELPER_WAIT_MS
         if self._take_overs or self._joining or self._changing or self._heirs:
@@ -374,13 +385,21 @@ class WorkerLoop:
         # At least a moment, so that something which is due but has to wait does not spin.
         return max(wait_ms, _LEAST_WAIT_MS)
 
+    def _gather_ms(self, wait_ms: float) -> float:
+        """Return how long to gather records after the first has come: none of them is settled
+        before the next commit may begin, and each turn has its price.
+        """
+        if not self._limits.visible_at_commit or wait_ms <= _LEAST_WAIT_MS:
+            return 0.0
+        return min(self._to_commit_ms(self._pacer.interval_ms), wait_ms, _GATHER_MS_MAX)
+
     def _due_in_ms(self) -> float:
         """Return the time until the next record is due; where it is seen with its commit only,
         until the commit: one turn for all that come due meanwhile, not one for each.
         """
         due_ms = self._agenda.next_due_ms()
         due_in_ms = math.inf if due_ms is None else due_ms - self._clock.wall_ms()
-        if due_in_ms <= 0 or not self._limits.visible_at_commit:
+        if not self._limits.visible_at_commit:
             return due_in_ms
         return max(due_in_ms, self._to_commit_ms(self._pacer.interval_ms))
 
@@ -563,9 +582,15 @@ class WorkerLoop:
             return
         self._touched = set()
         self._is_open = False
-        future = self._writing.submit(lambda: self._sink.commit(controls))
+        future = self._writing.submit(lambda: self._commit_timed(controls))
         self._commit = _Commit(future, self._last_commit_s, checkpoints, claiming, releasing)
         self._hear_commit()
+
+    def _commit_timed(self, controls: Sequence[Control]) -> float:
+        """Commit; return how long it took, seconds. Runs on the writer's thread."""
+        started_s = self._clock.monotonic_s()
+        self._sink.commit(controls)
+        return self._clock.monotonic_s() - started_s
 
     def _word(self, number: int, word: str) -> Control:
         turn = self.slices[number].turn
@@ -579,8 +604,9 @@ class WorkerLoop:
             return
         self._commit = None
         committed = False
+        elapsed_s = self._clock.monotonic_s() - commit.started_s
         try:
-            commit.future.result()
+            elapsed_s = commit.future.result()
             committed = True
         except RefusedError as refused:
             self._touched |= commit.checkpoints.keys()
@@ -594,16 +620,15 @@ class WorkerLoop:
             for number in aborted.stuck & self.slices.keys():
                 self._interrupted_safely(self.slices[number], str(aborted))
         except KafkaEdgeError as lost:  # fenced, or the result is not known: a successor finds out
-            self._observe(commit, committed=False)
+            self._observe(commit, elapsed_s, committed=False)
             self._lose_writer(str(lost))
             return
-        self._observe(commit, committed=committed)
+        self._observe(commit, elapsed_s, committed=committed)
         if committed:
             faults.point("after_commit")
             self._committed(commit)
 
-    def _observe(self, commit: _Commit, *, committed: bool) -> None:
-        elapsed_s = self._clock.monotonic_s() - commit.started_s
+    def _observe(self, commit: _Commit, elapsed_s: float, *, committed: bool) -> None:
         self._pacer.observe(elapsed_s * 1000)
         self._observer.transaction(commit.checkpoints.keys(), elapsed_s, committed=committed)
 
@@ -911,7 +936,7 @@ class WorkerLoop:
         if self._is_open:
             self._start_over("transaction_dropped")
 
-    def _await(self, future: Future[None]) -> None:
+    def _await(self, future: Future[float]) -> None:
         future.exception()
 
     def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:

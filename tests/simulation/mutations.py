@@ -382,7 +382,7 @@ def uncertain_taken_for_committed() -> AbstractContextManager[Any]:
         future = commit.future if commit is not None and commit.future.done() else None
         if commit and future and isinstance(future.exception(), OwnershipLostError):
             commit.future = Future()
-            commit.future.set_result(None)
+            commit.future.set_result(0.0)
         original(loop)
 
     return _replaced(WorkerLoop, "_hear_commit", hear)

@@ -79,8 +79,9 @@ class SimSource:
         """See the port."""
         self._paused.discard(place)
 
-    def poll(self, timeout_s: float, limit: int) -> list[Run]:
-        """See the port."""
+    def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
+        """See the port. Nobody waits here."""
+        del gather_s
         world = self._node.world
         self._node.point(f"poll for {timeout_s:.4f} s")
         runs = []

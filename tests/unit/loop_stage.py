@@ -103,7 +103,7 @@ class Logs:
     def drop(self, place: Place) -> None:
         self.positions.pop(place, None)
 
-    def poll(self, _timeout_s: float, limit: int) -> list[Run]:
+    def poll(self, _timeout_s: float, limit: int, _gather_s: float = 0.0) -> list[Run]:
         self.polls += 1
         self.while_polling()
         runs = []

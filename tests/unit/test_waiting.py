@@ -44,7 +44,9 @@ def owner(
         (2, True, 5, 15.0),  # nobody would see it before the commit
         (2, True, 50, 2.0),  # a commit may come at once
         (2, False, 5, 2.0),  # at least once: it is seen when it is sent
-        (-3, True, 5, 0.5),  # due already: no wait
+        (-3, True, 5, 15.0),  # due already, and settled right before the commit
+        (-3, True, 50, 0.5),  # due already, and so is a commit
+        (-3, False, 5, 0.5),  # due already: no wait
     ],
 )
 def test_a_turn_waits_for_what_it_can_do_something_about(
@@ -99,6 +101,8 @@ def test_while_a_helper_is_at_work_its_answer_is_looked_for_soon() -> None:
     stage.write(0, 0)
     stage.step(20)
     assert stage.background.waiting
+    assert stage.loop._wait_ms() == pytest.approx(20.0), "as soon as the next may begin"
+    stage.clock.now_ms += 19
     assert stage.loop._wait_ms() == pytest.approx(2.0)
     stage.background.run()
     stage.step()
