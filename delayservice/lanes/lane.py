@@ -1,7 +1,7 @@
 """One shard with its log and its store: the precise lane. Poll → store, and due → settle.
 
-The lane carries out what the shard decides. It never commits: all lanes of a slice share one
-transaction (see ``slice_loop``).
+The lane carries out what the shard decides. It never commits: all lanes of a worker share one
+transaction (see ``worker_loop``).
 """
 
 from __future__ import annotations
