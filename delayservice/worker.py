@@ -234,9 +234,11 @@ class Worker:
         self._refresh()
         self._thread.start()
         self._repeat("topics", self._settings.topics.refresh_s, self._refresh)
-        threading.Thread(
-            target=self._targets.serve, args=(stopping,), name="targets", daemon=True
-        ).start()
+        looking = threading.Thread(
+            target=self._targets.serve, args=(threading.Event(),), name="targets", daemon=True
+        )
+        looking.start()
+        self._asking.append(looking)
         if not self._settings.standalone:
             reach = KafkaReach(self._admin, self._settings.topics.checkpoint)
             self._repeat(

@@ -272,6 +272,7 @@ class WorkerThread:
         return True
 
     def _change_topics(self, number: int, topics: Mapping[str, DelayTopic]) -> None:
+        self._observer.of(number)  # it is there from now on, whatever becomes of it
         slice_ = self.loop.slices.get(number)
         lanes = {} if slice_ is None else slice_.lanes
         for name, lane in list(lanes.items()):

@@ -193,7 +193,7 @@ class KafkaCheckpoints:
                 consumer = consumer_client(self._config)
                 try:
                     self._tail(consumer)
-                except KafkaException as exc:
+                except (KafkaException, KafkaEdgeError) as exc:  # asked again after a moment
                     _log.warning("checkpoints_not_read", topic=self._topic, why=str(exc))
                 finally:
                     consumer.close()

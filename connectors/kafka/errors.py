@@ -41,6 +41,9 @@ UNKNOWN_TARGETS: Final = frozenset(
 )
 """Errors that may go away when somebody creates the target: its records are parked."""
 
+MISSING: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""Errors of a topic that does not exist, or that may not be seen."""
+
 LOST_TARGETS: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """Errors of a target that was good a moment ago: asked again, it is found out and parked."""
 

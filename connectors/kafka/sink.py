@@ -21,7 +21,7 @@ from functools import partial
 from typing import Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, ThrottleEvent
 
 from connectors.kafka.clients import flush, producer_client
 from connectors.kafka.errors import (
@@ -53,7 +53,7 @@ INIT_TIMEOUT_S: Final = 20.0
 CONNECT_TIMEOUT_S: Final = 5.0
 UNKNOWN_AFTER_MS: Final = 1_500
 """How long the client goes on hoping for a target that has disappeared."""
-UNACKNOWLEDGED_S: Final = 2.0
+UNACKNOWLEDGED_S: Final = 3.0
 """A transaction is aborted when a target has not acknowledged its records for so long, while others
 have: it would hold up everything else of this worker."""
 SLOW_COMMIT_S: Final = 10.0
@@ -133,6 +133,7 @@ class KafkaSink:
         """Topics that refused a record, the broker did not say which: their records are sent one
         by one until a commit succeeds."""
         self._purged: set[Target] = set()
+        self._throttled_until_s = 0.0
         self._limits: dict[str, int] = {}
         self._batched: dict[str, int] = {}
         self._too_large: set[str] = set()
@@ -171,7 +172,13 @@ class KafkaSink:
         return writer
 
     def _make(self, config: dict[str, str | int | float | bool]) -> Producer:
-        return producer_client({**config, "on_delivery": self._note_failure})
+        callbacks = {"on_delivery": self._note_failure, "throttle_cb": self._note_throttle}
+        return producer_client({**config, **callbacks})
+
+    def _note_throttle(self, event: ThrottleEvent) -> None:
+        """A quota makes the broker answer later: its partitions are not to blame for that."""
+        until_s = time.monotonic() + event.throttle_time
+        self._throttled_until_s = max(self._throttled_until_s, until_s)
 
     def discard(self) -> None:
         """Give the producers up; nothing more of theirs is sent."""
@@ -234,16 +241,14 @@ class KafkaSink:
                 if not self._produce_with_care(producer, place, output):
                     return
                 continue
-            while True:
+            try:
                 try:
                     produce(topic, value, key, partition, headers=headers)
-                except BufferError:
-                    producer.poll(0.01)  # the client's queue is full: let it drain
-                    continue
-                except KafkaException as exc:
-                    if not self._takes_on(place, offset, topic, exc):
-                        return
-                break
+                except BufferError:  # seldom: let the queue drain
+                    _produce_patiently(producer, topic, value, key, partition, headers=headers)
+            except KafkaException as exc:
+                if not self._takes_on(place, offset, topic, exc):
+                    return
         producer.poll(0)
 
     def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
@@ -268,7 +273,9 @@ class KafkaSink:
         self._batched[topic] = self._batched.get(topic, 0) + size
         note = partial(self._note_record, place, offset, topic)
         try:
-            producer.produce(topic, value, key, partition, headers=headers, on_delivery=note)  # type: ignore[arg-type]  # its stubs want a dictionary
+            _produce_patiently(
+                producer, topic, value, key, partition, headers=headers, on_delivery=note
+            )
         except KafkaException as exc:
             return self._takes_on(place, offset, topic, exc)
         if topic in self._suspects:
@@ -356,7 +363,7 @@ class KafkaSink:
         else:
             key = b"%d" % number
             topic, partition = options.checkpoint_topic, options.checkpoint_partition(number)
-        producer.produce(topic, control.value, key, partition, headers=self._headers)  # type: ignore[arg-type]  # its stubs want a dictionary
+        _produce_patiently(producer, topic, control.value, key, partition, headers=self._headers)
 
     def _flush(self, producer: Producer) -> None:
         """Wait until everything is at the broker, or a failure is known.
@@ -369,7 +376,8 @@ class KafkaSink:
             waited_s = time.monotonic() - started_s
             if waited_s > UNKNOWN_AFTER_MS / 1000:
                 self._fail_if_target_is_gone()
-            if self._failed or waited_s > UNACKNOWLEDGED_S:
+            patient_s = time.monotonic() - max(started_s, self._throttled_until_s)
+            if self._failed or patient_s > UNACKNOWLEDGED_S or waited_s > COMMIT_TIMEOUT_S:
                 self._fail(f"{left} records were not acknowledged")
         if self._failed:
             self._fail("records were refused by the broker")
@@ -521,6 +529,18 @@ class KafkaSink:
             if fenced
             else f"{what} has no certain result ({error}); the checkpoints are read again"
         )
+
+
+def _produce_patiently(producer: Producer, *args: object, **options: object) -> None:
+    """Queue a record; while the client's queue is full, let it drain."""
+    produce: Callable[..., None] = producer.produce
+    while True:
+        try:
+            produce(*args, **options)
+        except BufferError:
+            producer.poll(0.01)
+        else:
+            return
 
 
 def _bytes_min(output: Output) -> int:

@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from connectors.kafka.clients import NO_GROUP, consumer_client
-from connectors.kafka.errors import answer_of
+from connectors.kafka.errors import MISSING, answer_of, error_of
 from delayservice.core.entry import UNREADABLE, Row
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.ports import Bounds, Place, Run, Trouble
@@ -264,6 +264,8 @@ def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
         try:
             found[name] = str(answer_of(future, ASK_TIMEOUT_S).topic_id)
         except KafkaException as exc:
+            if error_of(exc).code() not in MISSING:
+                raise KafkaEdgeError(f"topic {name} can't be described: {exc}") from exc
             _log.warning("topic_not_described", topic=name, why=str(exc))
     return found
 

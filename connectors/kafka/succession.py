@@ -79,11 +79,13 @@ class KafkaSuccession:
         self._claims_topic = claims_topic
         self._legacy_prefix = legacy_prefix
         self._confirm = confirm
+        self._me = ""
         self._fenced: dict[str, None] = {}
         self._lock = threading.Lock()
 
     def enter(self, writer: str) -> None:
         """Take ``writer`` for the own one; see the port."""
+        self._me = writer
         self._checkpoints.enter(writer)
 
     def legacy_writer(self, slice_no: int) -> str | None:
@@ -107,9 +109,11 @@ class KafkaSuccession:
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
         """Wait until the own claims are read back; see the port."""
         deadline_s = time.monotonic() + ANSWER_S
-        place = (self._claims_topic, 0)
+        place, me, stood_at = (self._claims_topic, 0), self._me, -1
         while True:
             found = self._checkpoints.await_claims(slices, PATIENCE_S)
+            if me != self._me:
+                raise KafkaEdgeError("the take-over is out of date: its writer was given up")
             if len(found) == len(slices):
                 return found
             if time.monotonic() > deadline_s:
@@ -117,7 +121,7 @@ class KafkaSuccession:
                     f"own claims of slices {sorted(slices.keys() - found.keys())[:10]} did not "
                     f"come back from {self._claims_topic} in {ANSWER_S:.0f} s"
                 )
-            self._fence_blocker(place)
+            stood_at = self._fence_blocker(place, stood_at)
 
     # --- fence ---------------------------------------------------------------------------------
 
@@ -126,6 +130,8 @@ class KafkaSuccession:
         wanted = [writer for writer in sorted(writers) if writer not in self._fenced]
         if not wanted:
             return
+        if self._me in wanted:  # a job of an earlier writer that comes late
+            raise KafkaEdgeError("the take-over is out of date: its writer was given up meanwhile")
         with ThreadPoolExecutor(min(len(wanted), FENCES_AT_ONCE), "fence") as pool:
             for _ in pool.map(self._fence_one, wanted):
                 pass
@@ -165,26 +171,38 @@ class KafkaSuccession:
         for place in places:
             if place not in ends:
                 raise KafkaEdgeError(f"the end of {place[0]}:{place[1]} can't be asked")
+            stood_at = -1
             while not self._checkpoints.await_position(place, ends[place], PATIENCE_S):
                 if time.monotonic() > deadline_s:
                     raise KafkaEdgeError(
                         f"{place[0]}:{place[1]} could not be read to its end in {ANSWER_S:.0f} s"
                     )
-                self._fence_blocker(place)
+                stood_at = self._fence_blocker(place, stood_at, ends[place])
         return {n: self._checkpoints.newest(n, ANSWER_S) for n in slices}
 
-    def _fence_blocker(self, place: Place) -> None:
-        """Fence the writer whose open transaction keeps a partition from being read on: its first
-        record lies at the last stable offset.
+    def _fence_blocker(self, place: Place, stood_at: int, goal: int | None = None) -> int:
+        """Fence the writer whose open transaction keeps a partition from being read on, if it has
+        stood at the same offset since the last look: its first record lies at the last stable
+        offset. A transaction of the own writer ends by itself.
+
+        Args:
+            place: the partition.
+            stood_at: what the last look returned; -1: there was none.
+            goal: where to read to; None: to the end.
+
+        Returns:
+            The last stable offset, if something is open below the goal; else -1.
         """
         stable = log_bounds(self._admin, *place, IsolationLevel.READ_COMMITTED).end
         end = log_bounds(self._admin, *place).end
-        if stable >= end or self._checkpoints.position(place) > stable:
-            return
-        writer = self._writer_at(place, stable, end)
-        if writer is not None:
-            _log.warning("writer_blocks", writer=writer, topic=place[0], partition=place[1])
-            self.fence([writer])
+        if stable >= (end if goal is None else goal):
+            return -1
+        if stable == stood_at:
+            writer = self._writer_at(place, stable, end)
+            if writer is not None and writer != self._me:
+                _log.warning("writer_blocks", writer=writer, topic=place[0], partition=place[1])
+                self.fence([writer])
+        return stable
 
     def _writer_at(self, place: Place, offset: int, end: int) -> str | None:
         config: dict[str, Any] = self._consumer | {"isolation.level": "read_uncommitted"}

@@ -28,6 +28,11 @@ class Agenda:
         """Look at a shard when its next record is due."""
         self._dues.put(lane.place, lane.next_due_ms())
 
+    def wait(self, lane: AnyLane) -> None:
+        """Something is due that can't be settled yet: look again in a moment, not at once."""
+        self._dues.put(lane.place, None)
+        self.walking[lane.place] = None
+
     def look_again(self, lane: AnyLane) -> None:
         """Something about a shard has changed, perhaps whether it is owned."""
         if lane.shard.owned:

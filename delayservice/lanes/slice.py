@@ -51,6 +51,7 @@ class Slice:
         claim: offset of the own claim while it is owned; -1 before the first.
         uncommitted: what was staged since the last commit.
         last_committed: the newest own checkpoint; empty before the first.
+        setbacks: take-overs in a row that failed.
         trouble: why it could not be served the last time, for people; empty: all is well.
     """
 
@@ -72,6 +73,7 @@ class Slice:
         self.uncommitted = Tally()
         self.last_committed = b""
         self.failures = 0
+        self.setbacks = 0
         self.trouble = ""
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._commits = 0
@@ -166,12 +168,11 @@ class Slice:
 
     def step_down(self) -> None:
         """Settle no more: whatever was not committed is dropped, and storing goes on."""
-        had_role = self.phase in OWNED
         self.phase = Phase.REPLICA
         self.flow.abort()
         self.uncommitted.clear()
-        if had_role:
-            for lane in self.lanes.values():
+        for lane in self.lanes.values():
+            if lane.shard.owned:
                 lane.step_down()
 
     # --- shards --------------------------------------------------------------------------------

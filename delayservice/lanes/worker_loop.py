@@ -76,6 +76,12 @@ _FAILURES_MAX: Final = 4
 """Aborts in a row: one or two are what it takes to find a record that a broker refuses."""
 _OPEN_RETRY_S: Final = 1.0
 _LOSSES_MAX: Final = 2
+_LOSS_REST_S: Final = 0.1
+_LOSS_REST_S_MAX: Final = 5.0
+_LOSSES_S: Final = 20.0
+"""Pause before a new writer is opened; it doubles with each that is lost within this time."""
+_GROUP_MAX: Final = 4_096
+"""Slices that are taken over together."""
 
 _log = structlog.get_logger(__name__)
 
@@ -195,6 +201,7 @@ class WorkerLoop:
         self._opening: Future[str] | None = None
         self._open_after_s = -math.inf
         self._losses = 0
+        self._lost_s = -math.inf
         self._commit: _Commit | None = None
         self._is_open = False
         self._staged_records = 0
@@ -346,7 +353,10 @@ class WorkerLoop:
             return
         if lane.shard.owned:
             self._settle_down_safely()
-        lane.refit(bounds)
+        try:
+            lane.refit(bounds)
+        except KafkaEdgeError as exc:
+            self._interrupted_safely(slice_, str(exc))
         self._agenda.look_again(lane)
 
     def _mind_the_disk(self) -> None:
@@ -418,11 +428,14 @@ class WorkerLoop:
         room = max(limits.transaction_records - self._staged_records, _SHARE_MIN)
         share = max(room // len(lanes), min(_SHARE_MIN, room))
         byte_share = max(limits.transaction_bytes // len(lanes), 1)
-        hungry = []
+        hungry, waiting = [], set()
         try:
             for slice_, lane in lanes:
-                if self._settle_lane(slice_, lane, now_ms, share, byte_share) >= share:
+                settled = self._settle_lane(slice_, lane, now_ms, share, byte_share)
+                if settled >= share:
                     hungry.append((slice_, lane))
+                elif not settled:
+                    waiting.add(lane.place)
             self._is_hungry = bool(hungry)
             for slice_, lane in hungry if len(lanes) > 1 else ():
                 left = limits.transaction_records - self._staged_records
@@ -433,7 +446,10 @@ class WorkerLoop:
             self._put_back(refused)
         finally:
             for _, lane in lanes:
-                self._agenda.look_when_due(lane)
+                if lane.place in waiting and (lane.next_due_ms() or now_ms + 1) <= now_ms:
+                    self._agenda.wait(lane)
+                else:
+                    self._agenda.look_when_due(lane)
 
     def _lanes_to_settle(self, now_ms: int) -> list[tuple[Slice, AnyLane]]:
         """Return those that H has to walk and those with something due, earliest first."""
@@ -644,7 +660,6 @@ class WorkerLoop:
                     self._gate.gave_up(number, why)
 
     def _committed(self, commit: _Commit) -> None:
-        self._losses = 0
         self._staged_records = 0
         now_ms = self._clock.wall_ms()
         upgraded = []
@@ -726,9 +741,10 @@ class WorkerLoop:
         for job in [job for job in self._take_overs if job.future.done()]:
             self._take_overs.remove(job)
             self._hear_take_over(job)
-        for joining in [one for one in self._joining if one[0].done()]:
-            self._joining.remove(joining)
-            self._join(*joining)
+        if self._commit is None:  # whose checkpoint is the first must be beyond doubt
+            for joining in [one for one in self._joining if one[0].done()]:
+                self._joining.remove(joining)
+                self._join(*joining)
 
     def _hear_opening(self) -> None:
         opening = self._opening
@@ -755,6 +771,21 @@ class WorkerLoop:
         self._changing -= set(numbers)
         if not numbers:
             return
+        for group in self._grouped(numbers):
+            self._submit_take_over(group, upgraded)
+
+    def _grouped(self, numbers: Collection[int]) -> Iterable[list[int]]:
+        """Slices whose take-over failed before go in smaller groups each time, so that one that
+        can't be taken over keeps fewer and fewer others from it.
+        """
+        by_setbacks: dict[int, list[int]] = {}
+        for number in numbers:
+            by_setbacks.setdefault(self.slices[number].setbacks, []).append(number)
+        for setbacks, group in by_setbacks.items():
+            size = max(_GROUP_MAX >> setbacks, 1)
+            yield from (group[at : at + size] for at in range(0, len(group), size))
+
+    def _submit_take_over(self, numbers: Collection[int], upgraded: Collection[int]) -> None:
         slices, places = {}, []
         for number in numbers:
             slice_ = self.slices[number]
@@ -782,6 +813,7 @@ class WorkerLoop:
             _log.warning("take_over_failed", slices=job.slices, why=why)
             for slice_ in waiting:
                 slice_.trouble = why
+                slice_.setbacks += 1
                 self._give_up(slice_.number, why)
         for slice_ in waiting:
             found = taken.get(slice_.number)
@@ -795,9 +827,13 @@ class WorkerLoop:
         """Make the lanes owners from the last checkpoint on; the next commit says so."""
         missing = [place for place in slice_.places if place not in taken.bounds]
         slice_.taken_over(taken, self._gate.epoch(slice_.number))
-        for lane in slice_.lanes.values():
-            if lane.place in taken.bounds:
-                self._take_lane(slice_, lane, taken.bounds[lane.place])
+        try:
+            for lane in slice_.lanes.values():
+                if lane.place in taken.bounds:
+                    self._take_lane(slice_, lane, taken.bounds[lane.place])
+        except KafkaEdgeError as exc:  # its log can't be read
+            self._interrupted_safely(slice_, str(exc))
+            return
         if missing:  # their leader gave no answer, or they were added meanwhile
             self._ask_bounds([slice_.lanes[topic] for topic, _ in missing])
         self._changing.add(slice_.number)
@@ -827,7 +863,11 @@ class WorkerLoop:
             if slice_.phase not in OWNED or lane.shard.owned:
                 continue
             if lane.place in bounds:
-                self._take_lane(slice_, lane, bounds[lane.place])
+                try:
+                    self._take_lane(slice_, lane, bounds[lane.place])
+                except KafkaEdgeError as exc:
+                    self._interrupted_safely(slice_, str(exc))
+                    continue
                 self._changing.add(slice_.number)
                 if slice_.phase is Phase.OWNER:
                     slice_.phase = Phase.TAKEN  # a contract is committed before it is used
@@ -840,6 +880,7 @@ class WorkerLoop:
         """The first checkpoint is committed."""
         slice_.phase = Phase.OWNER
         slice_.trouble = ""
+        slice_.setbacks = 0
         self._changing.discard(slice_.number)
         self._forgettable += [(slice_.number, writer) for writer in slice_.fenced]
         slice_.fenced = frozenset()
@@ -907,25 +948,30 @@ class WorkerLoop:
         this node is still to own.
         """
         _log.warning("ownership_lost", writer=self._writer, why=why)
-        self._losses += 1
+        now_s = self._clock.monotonic_s()
+        self._losses = 1 if now_s - self._lost_s > _LOSSES_S else self._losses + 1
+        self._lost_s = now_s
         self._sink.discard()
         self._writer = ""
         self._commit = None
         self._is_open = False
         self._staged_records = 0
+        for job in self._take_overs:
+            job.future.cancel()
         self._take_overs.clear()
         self._joining.clear()
         self._forgettable.clear()
         self._touched.clear()
         self._changing.clear()
+        rest_s = min(_LOSS_REST_S * 2**self._losses, _LOSS_REST_S_MAX)
+        if self._losses > 1:  # once is what another node's take-over does
+            self._open_after_s = now_s + rest_s
         gives_up = self._losses > _LOSSES_MAX
         for number, slice_ in self.slices.items():
             if slice_.phase is not Phase.REPLICA:
                 self._step_down(slice_)
                 if gives_up:
                     self._gate.gave_up(number, why)
-        if gives_up:
-            self._losses = 0
         self._roles = None
 
     def _settle_down(self) -> None:

@@ -488,6 +488,8 @@ class Job:
         """Let the answer arrive."""
         if self in self._node.jobs:
             self._node.jobs.remove(self)
+        if not self.future.set_running_or_notify_cancel():
+            return
         if self._error is None:
             self.future.set_result(self._answer)
         else:

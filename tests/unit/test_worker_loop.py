@@ -242,8 +242,17 @@ def test_who_loses_writer_after_writer_lets_others_try() -> None:
     for _ in range(3):
         stage.write(0, 0)
         stage.sink.refuses_to["commit"] = OwnershipLostError("fenced")
-        stage.step(10, 1)
+        stage.step(500, 1)  # each new writer is opened after a longer pause
     assert stage.gate.given_up == [(0, "fenced")]
+
+
+def test_writers_that_are_lost_one_after_another_are_opened_ever_more_slowly() -> None:
+    stage = Stage(0)
+    stage.own()
+    for _ in range(1_000):
+        stage.sink.refuses_to["commit"] = OwnershipLostError("fenced")
+        stage.step(10)
+    assert len(stage.sink.opened) <= 8, "of ten seconds"
 
 
 # --- taking over --------------------------------------------------------------------------------
