@@ -101,7 +101,7 @@ class MetricsObserver:
         found = self.sampled.get(slice_no)
         if found is None:
             metrics = SliceMetrics(slice=slice_no)
-            found = self.sampled[slice_no] = _Sampled(metrics, encode_slice(metrics))
+            found = self.sampled.setdefault(slice_no, _Sampled(metrics, encode_slice(metrics)))
         return found.metrics
 
     def ingested(self, slice_no: int, records: int) -> None:
@@ -192,6 +192,8 @@ class WorkerThread:
 
     def want(self, wanted: Wanted) -> None:
         """Keep these slices from now on, with these topics and no others."""
+        for number in wanted.slices:  # they are shown at once, whatever becomes of them
+            self._observer.of(number)
         self._wanted = wanted
 
     @property
@@ -272,7 +274,6 @@ class WorkerThread:
         return True
 
     def _change_topics(self, number: int, topics: Mapping[str, DelayTopic]) -> None:
-        self._observer.of(number)  # it is there from now on, whatever becomes of it
         slice_ = self.loop.slices.get(number)
         lanes = {} if slice_ is None else slice_.lanes
         for name, lane in list(lanes.items()):
