@@ -244,9 +244,11 @@ class Worker:
             self._repeat(
                 "kafka-reach", REACH_TURN_S, lambda: self._ownership.fit(is_fit=reach.check())
             )
-        ControlReader(
-            self._control_topics(), self._settings.kafka.client_config("consumer"), self._name
-        )
+        client = self._settings.kafka.client_config("consumer")
+        # Alone: to begin with another topic must not keep a pause from being heard.
+        ControlReader([self._pauses], client, f"pauses-{self._name}")
+        if others := self._control_topics():
+            ControlReader(others, client, self._name)
         while not stopping.is_set():
             self._place()
             if self._has_failed:
@@ -284,7 +286,7 @@ class Worker:
         return answer(question, self._thread)
 
     def _control_topics(self) -> list[ControlTopic]:
-        topics: list[ControlTopic] = [self._pauses]
+        topics: list[ControlTopic] = []
         if self._audits is not None:
             topics.append(self._audits)
         if self._copy_log is not None:

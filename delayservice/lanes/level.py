@@ -112,15 +112,6 @@ class LevelLane:
             return
         self.contracts = contracts
         self._is_fit = all(contract.level_ms for _, contract in contracts.entries())
-        if not self._is_fit:
-            _log.error(
-                "level_topic_was_precise",
-                topic=self.topic,
-                partition=self.partition,
-                hint="it was served as a precise topic, and what it held then may still be "
-                "pending; take it out of [levels] to go on with it, and give the level another "
-                "topic (levels.prefix), or delete this one and have it made anew",
-            )
 
     def follow(self, cursor: Cursor) -> None:
         """Be a replica, and keep up with the checkpoint."""
@@ -135,6 +126,14 @@ class LevelLane:
         """Own the shard from ``cursor`` on; ``bounds`` were read after fencing."""
         cursor = self._fit_to_log(cursor, bounds)
         if not self._is_fit:
+            _log.error(
+                "level_topic_was_precise",
+                topic=self.topic,
+                partition=self.partition,
+                hint="it was served as a precise topic, and what it held then may still be "
+                "pending; take it out of [levels] to go on with it, and give the level another "
+                "topic (levels.prefix), or delete this one and have it made anew",
+            )
             self.follow(cursor)
             return
         reader = RecordReader(self.topic, self.partition, self.contracts, self._secrets)

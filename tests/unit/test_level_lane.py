@@ -194,11 +194,11 @@ def test_a_topic_that_was_precise_is_left_alone_and_its_cursor_stays() -> None:
     """Records below H may be pending in a store that this lane does not have."""
     stage = Stage()
     precise = Contract(allow=("orders",))
-    with structlog.testing.capture_logs() as logs:
-        stage.lane.adopt(Contracts([(0, precise), (60, LEVEL.at(0))]))
-    assert [entry["event"] for entry in logs] == ["level_topic_was_precise"]
+    stage.lane.adopt(Contracts([(0, precise), (60, LEVEL.at(0))]))
     cursor = Cursor((NOW_MS, 7), 60)
-    stage.lane.take_over(cursor, Bounds(0, 100))
+    with structlog.testing.capture_logs() as logs:
+        stage.lane.take_over(cursor, Bounds(0, 100))
+    assert [entry["event"] for entry in logs] == ["level_topic_was_precise"]
     assert stage.position() is None
     assert stage.settle(NOW_MS + 10**9) == []
     assert stage.lane.checkpoint().cursor == cursor
