@@ -977,13 +977,10 @@ class WorkerLoop:
     def _settle_down(self) -> None:
         """Have nothing in flight: wait for a commit, and drop what is staged since."""
         if self._commit is not None:
-            self._await(self._commit.future)
+            self._commit.future.exception()  # waits
             self._hear_commit()
         if self._is_open:
             self._start_over("transaction_dropped")
-
-    def _await(self, future: Future[float]) -> None:
-        future.exception()
 
     def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:
         """A checkpoint came back: an own one says how far the broker's clock is from ours."""
