@@ -50,8 +50,9 @@ from delayservice.lanes.copies import CopyKeeper
 from delayservice.lanes.digests import ScanTurns, SliceDigests
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.level import FetchAhead, LevelLane
+from delayservice.lanes.limits import REPLICA_WAIT_MS, Limits
 from delayservice.lanes.slice import Slice
-from delayservice.lanes.worker_loop import REPLICA_WAIT_MS, Limits, WorkerLoop
+from delayservice.lanes.worker_loop import WorkerLoop
 from delayservice.metrics import AuditFacts, encode_snapshot
 from delayservice.paused import pause_facts
 from delayservice.settings import Settings

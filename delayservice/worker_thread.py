@@ -38,15 +38,10 @@ class WorkerGate:
     def __init__(self, ownership: Ownership, watch: ClockWatch) -> None:
         self._ownership = ownership
         self._watch = watch
-        self._none: Mapping[int, Role] | None = None
-
-    def leave(self) -> None:
-        """Own nothing from now on, or what was released would be claimed again at once."""
-        self._none = {}
 
     def roles(self) -> Mapping[int, Role]:
         """Return what this node may do with each slice now."""
-        return self._ownership.roles() if self._none is None else self._none
+        return self._ownership.roles()
 
     def epoch(self, slice_no: int) -> int:
         """Return the least number of this ownership."""
@@ -244,7 +239,6 @@ class WorkerThread:
                 self._close_edges()
 
     def _end(self) -> None:
-        self._gate.leave()
         self.loop.release_all()
         deadline_s = self._clock.monotonic_s() + STOP_WAIT_S
         while self.loop.is_settling and self._clock.monotonic_s() < deadline_s:

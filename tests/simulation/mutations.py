@@ -33,8 +33,9 @@ from delayservice.core.shard import Shard
 from delayservice.core.storing import bearing_ids
 from delayservice.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.lanes.lane import Lane
+from delayservice.lanes.owning import Owning
 from delayservice.lanes.slice import Phase, Slice
-from delayservice.lanes.worker_loop import WorkerLoop
+from delayservice.lanes.transaction import Transaction
 from tests.simulation.sim_log import CLAIMS_PLACE, OPEN, SimLog, Written, checkpoint_place
 from tests.simulation.sim_ports import SimCheckpoints, SimSuccession
 from tests.simulation.sim_store import SimStore
@@ -127,15 +128,15 @@ def routing_by_uncommitted_key() -> AbstractContextManager[Any]:
 def prune_before_commit() -> AbstractContextManager[Any]:
     """The store forgets what is about to be committed."""
 
-    def begin(original: Any, loop: WorkerLoop, *args: Any, **kwargs: Any) -> None:
-        for slice_ in loop.slices.values():
+    def begin(original: Any, transaction: Transaction, *args: Any, **kwargs: Any) -> None:
+        for slice_ in transaction._slices.values():
             for lane in slice_.lanes.values():
                 assert isinstance(lane, Lane)
                 lane.store.prune(lane.shard.staged)
                 lane.store.sync()
-        original(loop, *args, **kwargs)
+        original(transaction, *args, **kwargs)
 
-    return _replaced(WorkerLoop, "_begin_commit", begin)
+    return _replaced(Transaction, "begin_commit", begin)
 
 
 def inclusive_slot_end() -> AbstractContextManager[Any]:
@@ -366,26 +367,26 @@ def early_after_clock_back() -> AbstractContextManager[Any]:
 def abort_after_uncertain_commit() -> AbstractContextManager[Any]:
     """Rule 11: a writer whose commit had no answer aborts."""
 
-    def lose(original: Any, loop: WorkerLoop, why: str) -> None:
+    def lose(original: Any, owning: Owning, why: str) -> None:
         with suppress(KafkaEdgeError):
-            loop._sink.abort()
-        original(loop, why)
+            owning._sink.abort()
+        original(owning, why)
 
-    return _replaced(WorkerLoop, "_lose_writer", lose)
+    return _replaced(Owning, "lose_writer", lose)
 
 
 def uncertain_taken_for_committed() -> AbstractContextManager[Any]:
     """Rule 11: no answer is taken for a yes."""
 
-    def hear(original: Any, loop: WorkerLoop) -> None:
-        commit = loop._commit
+    def hear(original: Any, transaction: Transaction) -> Any:
+        commit = transaction.commit
         future = commit.future if commit is not None and commit.future.done() else None
         if commit and future and isinstance(future.exception(), OwnershipLostError):
             commit.future = Future()
             commit.future.set_result(0.0)
-        original(loop)
+        return original(transaction)
 
-    return _replaced(WorkerLoop, "_hear_commit", hear)
+    return _replaced(Transaction, "hear", hear)
 
 
 def base_one_too_high() -> AbstractContextManager[Any]:
@@ -511,22 +512,23 @@ def no_fence() -> AbstractContextManager[Any]:
 def claim_last() -> Iterator[None]:
     """Names and checkpoints are read before the claim is committed."""
 
-    def begin(original: Any, loop: WorkerLoop, *args: Any, **kwargs: Any) -> None:
-        succession = loop._succession
+    def follow(original: Any, owning: Owning) -> None:
+        claiming = {n for n, one in owning._slices.items() if one.phase is Phase.CLAIMING}
+        original(owning)
+        succession, me = owning._succession, owning._transaction.writer
         assert isinstance(succession, SimSuccession)
         early: dict[int, bytes | None] = {}
-        for number, slice_ in loop.slices.items():
-            if slice_.phase is Phase.CLAIMING:
+        for number, slice_ in owning._slices.items():
+            if slice_.phase is Phase.CLAIMING and number not in claiming:
                 with suppress(KafkaEdgeError):
                     succession._checkpoints.tail()
                     words = succession._checkpoints.claims._words.get(number, {})
-                    before = {name: word for name, word in words.items() if name != loop._writer}
+                    before = {name: word for name, word in words.items() if name != me}
                     newest = succession.newest(number)
                     tenure = decode_checkpoint(newest).tenure if newest is not None else None
-                    succession.fence(names_to_fence(Claimed(0, before), tenure, loop._writer))
+                    succession.fence(names_to_fence(Claimed(0, before), tenure, me))
                     early |= succession.read_to_end([number])
         succession.__dict__["early"] = succession.__dict__.get("early", {}) | early
-        original(loop, *args, **kwargs)
 
     def read_early(original: Any, succession: SimSuccession, slices: Any) -> Any:
         early = succession.__dict__.get("early", {})
@@ -534,7 +536,7 @@ def claim_last() -> Iterator[None]:
         return {number: early.get(number, found[number]) for number in slices}
 
     with (
-        _replaced(WorkerLoop, "_begin_commit", begin),
+        _replaced(Owning, "follow_roles", follow),
         _replaced(SimSuccession, "read_to_end", read_early),
         _wrong_names(lambda *_: frozenset()),
     ):
@@ -655,15 +657,15 @@ def _await_hastily(succession: SimSuccession, slices: Any) -> dict[int, Claimed]
 def serve_after_release() -> AbstractContextManager[Any]:
     """A writer goes on with a slice that it has released."""
 
-    def released(_: Any, loop: WorkerLoop, number: int) -> None:
-        loop._changing.discard(number)
-        slice_ = loop.slices.get(number)
+    def released(_: Any, owning: Owning, number: int) -> None:
+        owning._transaction.changing.discard(number)
+        slice_ = owning._slices.get(number)
         if slice_ is not None:
             slice_.phase = Phase.OWNER
 
     return _both(
-        _replaced(WorkerLoop, "_released", released),
-        patch.object(WorkerLoop, "_role", lambda *_: Role.OWNER),
+        _replaced(Owning, "_released", released),
+        patch.object(Owning, "role", lambda *_: Role.OWNER),
     )
 
 

@@ -16,9 +16,10 @@ from delayservice.core.role import Role
 from delayservice.core.settle import Routes
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.lane import Lane
+from delayservice.lanes.limits import Limits
 from delayservice.lanes.ports import Place
 from delayservice.lanes.upkeep import Pace
-from delayservice.lanes.worker_loop import Limits, WorkerLoop
+from delayservice.lanes.worker_loop import WorkerLoop
 from delayservice.store.base import Store
 from tests.simulation.sim_log import topic_id
 from tests.simulation.sim_ports import (

@@ -36,6 +36,8 @@ def silenced() -> Iterator[None]:
     with (
         patch("delayservice.lanes.lane._log", quiet),
         patch("delayservice.lanes.worker_loop._log", quiet),
+        patch("delayservice.lanes.owning._log", quiet),
+        patch("delayservice.lanes.transaction._log", quiet),
         patch("delayservice.lanes.take_over._log", quiet),
         patch("delayservice.lanes.digests._log", quiet),
         patch("delayservice.lanes.copies._log", quiet),

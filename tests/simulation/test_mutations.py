@@ -48,7 +48,8 @@ BENT: dict[str, dict[str, Any]] = {
     "fired_and_parked_waits": {"targets_fail": True, "records": 30, "ids": 4, "recurring": 0.0}
     | {"roll_window_ms": 400, "far": 0.5, "again": 0.0, "actions": 200},
     "latest_claim": HANDS
-    | {"slices": 1, "moves": 0.5, "crash": 0.05, "rivals": 0.9, "other_node": 0.02, "late": 0.3},
+    | {"slices": 1, "moves": 0.8, "crash": 0.05, "rivals": 0.9, "other_node": 0.02, "late": 0.1}
+    | {"helper": 0.3},
     "to_lso": HANDS | {"lazy_markers": True, "slices": 3},
     "open_release": HANDS
     | {"slices": 1, "late": 0.0, "helper": 0.0, "other_node": 0.12}

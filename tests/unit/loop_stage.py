@@ -20,9 +20,10 @@ from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.lane import Lane
+from delayservice.lanes.limits import Limits
 from delayservice.lanes.ports import Bounds, Control, Place, ReadBack, Run, Trouble
 from delayservice.lanes.slice import Slice
-from delayservice.lanes.worker_loop import Limits, WorkerLoop
+from delayservice.lanes.worker_loop import WorkerLoop
 from delayservice.store.memory import MemoryStore
 from tests.unit.known_targets import KnownTargets
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delayservice.core.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from delayservice.lanes.worker_loop import Limits
+from delayservice.lanes.limits import Limits
 from tests.unit.loop_stage import Stage
 
 

@@ -17,9 +17,9 @@ from delayservice.cron import cron_time
 from delayservice.disk import DiskWatch, used_percent
 from delayservice.flow_options import Disk
 from delayservice.lanes.lane import Lane
+from delayservice.lanes.limits import Limits
 from delayservice.lanes.ports import Bounds, Place, Run
 from delayservice.lanes.upkeep import Pace
-from delayservice.lanes.worker_loop import Limits
 from delayservice.store.memory import MemoryStore
 from tests.unit.loop_stage import Stage
 

@@ -7,8 +7,8 @@ import pytest
 from delayservice.core.claims import CLAIM, encode_word
 from delayservice.core.role import Role
 from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.limits import Limits
 from delayservice.lanes.slice import Phase
-from delayservice.lanes.worker_loop import Limits
 from tests.unit.loop_stage import Stage
 
 SLOW = Limits(
@@ -148,10 +148,10 @@ def test_a_claim_that_is_wanted_no_longer_before_it_is_committed_is_not_made() -
     stage.gate.doubt = "ahead"  # nothing is committed meanwhile
     stage.background.holds = True
     stage.gate.says(Role.OWNER, [3])
-    stage.loop._follow_roles()
+    stage.loop._owning.follow_roles()
     assert stage.of(3).phase is Phase.CLAIMING
     stage.gate.says(Role.REPLICA, [3])
-    stage.loop._follow_roles()
+    stage.loop._owning.follow_roles()
     assert stage.of(3).phase is Phase.REPLICA
     assert not stage.background.waiting
 

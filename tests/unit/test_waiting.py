@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayservice.core.role import Role
-from delayservice.lanes.worker_loop import Limits
+from delayservice.lanes.limits import Limits
 from tests.unit.loop_stage import TOPIC, Stage
 
 INTERVAL_MS = 20.0
@@ -29,9 +29,9 @@ def owner(
         stage.step(100)  # walked by H
     stage.step(900)  # and committed
     stage.step()
-    assert not stage.loop._is_staged
+    assert not stage.loop._transaction.is_staged
     if due_in_ms is None:
-        stage.loop._last_commit_s = stage.clock.monotonic_s()
+        stage.loop._transaction._last_commit_s = stage.clock.monotonic_s()
     stage.clock.now_ms += since_commit_ms
     return stage
 
@@ -65,7 +65,7 @@ def test_what_is_staged_is_waited_for_until_its_commit_and_cursors_alone_for_lon
     stage.step(20)
     stage.write(0, 100_000)
     stage.step()
-    assert stage.loop._is_staged
+    assert stage.loop._transaction.is_staged
     assert stage.loop._wait_ms() == pytest.approx(500.0, abs=0.01)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
 
-from delayservice.clock import ClockWatch
 from delayservice.core import outcome
 from delayservice.core.checkpoint import (
     Checkpoint,
@@ -26,11 +24,9 @@ from delayservice.errors import (
     RefusedError,
     TransactionAbortedError,
 )
-from delayservice.lanes.ports import Run, Trouble
+from delayservice.lanes.limits import Limits
+from delayservice.lanes.ports import Bounds, Run, Trouble
 from delayservice.lanes.slice import Phase
-from delayservice.lanes.worker_loop import Limits
-from delayservice.worker_thread import WorkerGate
-from ha.ownership import Ownership
 from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Stage
 
 LITTLE = Limits(transaction_records=1_000, transaction_interval_ms_min=STEP_MS - 1)
@@ -276,6 +272,19 @@ def test_an_heir_fences_who_may_still_commit_and_goes_on_from_the_last_checkpoin
     assert [(c.slice_no, c.value) for c in forgotten] == [(0, None)]
 
 
+def test_a_claim_that_is_to_be_forgotten_is_still_to_be_after_an_abort() -> None:
+    stage = Stage(0)
+    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM)))
+    stage.own()
+    assert stage.loop._transaction.forgettable
+    stage.write(0, 0)
+    stage.sink.refuses_to["commit"] = TransactionAbortedError("a target is slow")
+    stage.step(10, 3)
+    assert ([0], False) in stage.heard.transactions
+    forgotten = [c for one in stage.sink.committed for c in one.controls if c.writer == "old"]
+    assert [(c.slice_no, c.value) for c in forgotten] == [(0, None)]
+
+
 def test_a_node_with_another_secret_fences_nobody() -> None:
     stage = Stage(0)
     stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM)))
@@ -300,6 +309,31 @@ def test_after_version_1_the_slice_is_fenced_and_read_again_behind_the_first_che
     assert stage.heritage.calls.count("read_to_end") == 2
 
 
+def test_what_was_stored_while_the_end_of_the_log_was_asked_for_is_not_taken_for_truncated() -> (
+    None
+):
+    stage = Stage(0)
+    stage.write(0, 60_000, 60_000, 60_000)
+    stage.step(10)
+    stage.heritage.bounds = lambda places: dict.fromkeys(places, Bounds(0, 3))  # type: ignore[method-assign]
+    stage.background.holds = True
+    stage.gate.says(Role.OWNER, [0])
+    for _ in range(2):  # the writer is opened, the claim is committed
+        stage.step(10)
+        stage.background.run()
+    stage.step(10)
+    assert stage.of(0).phase is Phase.TAKING
+    stage.write(0, 60_000, 60_000, 60_000)
+    stage.step(10)
+    assert stage.lane(0).shard.stored == 6
+    with capture_logs() as told:
+        stage.background.run()
+        stage.step(10)
+    assert stage.lane(0).shard.owned
+    assert [line for line in told if line["event"] == "log_truncated"] == []
+    assert stage.lane(0).store.stats().pending == 6
+
+
 def test_a_shard_whose_leader_gives_no_answer_is_asked_for_again_and_the_others_are_served() -> (
     None
 ):
@@ -318,11 +352,14 @@ def test_a_shard_whose_leader_gives_no_answer_is_asked_for_again_and_the_others_
         stage.step(10)
     assert stage.delivered() == [(0, 0)]
     assert [place[0] for place, _ in stage.sink.sent()] == [TOPIC]
+    asked = stage.heritage.calls.count("bounds")
+    assert asked == 2, "at the take-over and once more; then not before a moment has passed"
     silent.clear()
+    stage.clock.now_ms += 1_000
     for _ in range(6):
+        stage.step(10)
         if stage.background.waiting:
             stage.background.run()
-        stage.step(10)
     assert sorted(place[0] for place, _ in stage.sink.sent()) == [TOPIC, "delay_topic_slow"]
 
 
@@ -375,13 +412,9 @@ def test_a_worker_that_leaves_claims_nothing_again_although_it_is_to_own_everyth
     """A node that runs alone is told to own everything for as long as it is there."""
     stage = Stage(0, 1)
     stage.own()
-    gate = WorkerGate(cast("Ownership", stage.gate), cast("ClockWatch", None))
-    stage.gate.roles, roles = gate.roles, stage.gate.roles  # type: ignore[method-assign]
-    gate._ownership = cast("Ownership", SimpleNamespace(roles=roles))
     stage.step(10)
     assert stage.gate.served == {0, 1}
     stage.background.holds = True
-    gate.leave()
     for _ in range(5):
         stage.loop.release_all()
         stage.step(10)

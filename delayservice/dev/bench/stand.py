@@ -121,7 +121,8 @@ class Stand:
         self._folder = folder
         self._run = uuid.uuid4().hex[:8]
         self._rounds = 0
-        self._created: list[str] = []
+        self._created: set[str] = set()
+        """Each once: the client crashes on a list that names a topic twice."""
         self._roots: list[str] = []
         settings = options.settings(servers.bootstrap)
         self.zookeeper = servers.zookeeper or settings.zookeeper.hosts
@@ -162,7 +163,7 @@ class Stand:
         settings = self.options.settings(self._bootstrap, sets)
         made = settings.topics
         own = (made.checkpoint, made.claims_topic, made.dead_letter, made.outcomes)
-        self._created += [*topics, *own, *map(names.target, targets)]
+        self._created |= {*topics, *own, *map(names.target, targets)}
         replication = settings.topics.replication_factor
         new = [NewTopic(names.target(t), self.options.partitions, replication) for t in targets]
         try:
@@ -196,7 +197,7 @@ class Stand:
         client.close()
 
     def _delete_topics(self) -> None:
-        for future in self._admin.delete_topics(self._created).values():
+        for future in self._admin.delete_topics(sorted(self._created)).values():
             with suppress(KafkaException, TimeoutError):  # it was never made, or nobody answers
                 future.result(_TIMEOUT_S)
 

@@ -1,0 +1,40 @@
+"""How much a worker's loop does at once, how often it commits, and how long it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from delayservice.lanes.upkeep import Pace
+
+REPLICA_WAIT_MS: Final = 200
+"""As ``Limits.idle_wait_ms`` a multiple of 200: the client wakes up so often while it waits, and
+that is most of what an idle worker costs (``bench idle``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one worker."""
+
+    poll_records: int = 4_000
+    transaction_records: int = 20_000
+    """Outputs after which a transaction is committed even before its time; the shards that have
+    something due share them."""
+    transaction_bytes: int = 32 << 20
+    """Payload bytes of a transaction, about."""
+    transaction_interval_ms_min: float = 10.0
+    """Bounds of the time between the starts of two commits."""
+    transaction_interval_ms_max: float = 100.0
+    visible_at_commit: bool = True
+    """Whether outputs are seen with their commit only: exactly once."""
+    cursor_interval_ms: float = 500.0
+    """A commit that would only move cursors waits this long, for its loss costs nothing but reading
+    a little again; unless storing would have to wait for it."""
+    idle_wait_ms: int = 600
+    """Longest wait for records when nothing is due: how fast the loop notices everything else."""
+    replica_wait_ms: int = REPLICA_WAIT_MS
+    """The same while there are slices that this node does not own: how fast it notices that it has
+    become the owner."""
+    pace: Pace = field(default_factory=Pace)
+    rest_s: float = 1.0
+    """How long a slice that could not be served is left alone."""
