@@ -54,8 +54,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 UNKNOWN_AFTER_MS: Final = 1_500
 """How long the client goes on hoping for a target that has disappeared."""
 UNACKNOWLEDGED_S: Final = 3.0
-"""A transaction is aborted when a target has not acknowledged its records for so long, while others
-have: it would hold up everything else of this worker."""
+"""A transaction is aborted when nothing more is acknowledged for so long: what is left would hold
+up everything else of this worker. A busy broker that goes on acknowledging is waited for."""
 SLOW_COMMIT_S: Final = 10.0
 """A commit slower than this may have been retried inside the client: the producer is given up."""
 
@@ -111,6 +111,25 @@ class SinkOptions:
             "partitioner": self.partitioner,
             "acks": "all",
         }
+
+
+@dataclass(slots=True)
+class Stall:
+    """How long a flush has made no progress.
+
+    Attributes:
+        left: records without an answer, at the least so far.
+        since_s: when that was first so, monotonic.
+    """
+
+    left: int
+    since_s: float
+
+    def seconds(self, left: int, now_s: float, throttled_until_s: float) -> float:
+        """Take how many records are left now; a wait that a quota asked for does not count."""
+        if left < self.left:
+            self.left, self.since_s = left, now_s
+        return now_s - max(self.since_s, throttled_until_s)
 
 
 class KafkaSink:
@@ -372,12 +391,13 @@ class KafkaSink:
         for those would take the whole time-out.
         """
         started_s = time.monotonic()
+        stall = Stall(len(producer), started_s)
         while left := self._flush_step(producer):
             waited_s = time.monotonic() - started_s
+            stalled_s = stall.seconds(left, time.monotonic(), self._throttled_until_s)
             if waited_s > UNKNOWN_AFTER_MS / 1000:
                 self._fail_if_target_is_gone()
-            patient_s = time.monotonic() - max(started_s, self._throttled_until_s)
-            if self._failed or patient_s > UNACKNOWLEDGED_S or waited_s > COMMIT_TIMEOUT_S:
+            if self._failed or stalled_s > UNACKNOWLEDGED_S or waited_s > COMMIT_TIMEOUT_S:
                 self._fail(f"{left} records were not acknowledged")
         if self._failed:
             self._fail("records were refused by the broker")
