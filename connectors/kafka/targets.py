@@ -201,23 +201,28 @@ class TargetTopics:
             [t for t in topics if now_s - self._asked_s.get(t, _NEVER_S) >= _RECHECK_S],
             _UNSERVED_TIMEOUT_S,
         )
-        for topic in topics:
-            self._note_in_sync(topic)
+        self._note_leaderless(topics)
         found = {target: self._judge(target) for target in targets}
         return {target: obstacle for target, obstacle in found.items() if obstacle is not None}
 
-    def _note_in_sync(self, topic: str) -> None:
-        access = self._known.get(topic)
-        if access is None:  # forgotten a moment ago
-            return
-        in_sync = min(access.in_sync, default=access.copies)
-        if in_sync >= access.copies:
-            return
-        needed = 1 if in_sync == 0 else int(self._config(topic, "min.insync.replicas") or 1)
-        if in_sync < needed:
-            with self._lock:
-                self._in_sync_needed[topic] = needed
+    def _note_leaderless(self, topics: Collection[str]) -> None:
+        """The client has waited for an election for long enough."""
+        with self._lock:
+            without = {t for t in topics if t in self._known and 0 in self._known[t].in_sync}
+            is_news = not without <= self._in_sync_needed.keys()
+            self._in_sync_needed |= dict.fromkeys(without - self._in_sync_needed.keys(), 1)
+        if is_news:
             self.changed()
+
+    def _in_sync_missing(self, topic: str, access: Access) -> int:
+        """Return how many copies in sync a topic needs and lacks; 0: it has enough, or there is no
+        leader, for whose election the client waits.
+        """
+        in_sync = min(access.in_sync, default=access.copies)
+        if in_sync == 0 or in_sync >= access.copies:
+            return 0
+        needed = int(self._config(topic, "min.insync.replicas") or 1)
+        return needed if in_sync < needed else 0
 
     def record_bytes_max(self, topic: str) -> int | None:
         """Return the topic's ``max.message.bytes``, or None when the cluster does not say."""
@@ -261,13 +266,21 @@ class TargetTopics:
                 self._wake.set()
 
     def _ask(self, topics: Collection[str], timeout_s: float) -> None:
-        """Ask the cluster, without the lock: who knows enough must not wait for who does not."""
+        """Ask the cluster, without the lock: who knows enough must not wait for who does not.
+        Copies in sync are counted before a topic is known: were a record for one that lacks some in
+        a transaction, that could not be ended.
+        """
         if not topics:
             return
         found = ask_access(self._admin, topics, timeout_s)
+        missing = {
+            topic: needed
+            for topic, access in found.items()
+            if (needed := self._in_sync_missing(topic, access))
+        }
         now_s = self._monotonic_s()
         with self._lock:
-            changed = any(
+            changed = bool(missing) or any(
                 self._known.get(topic, access) != access for topic, access in found.items()
             )
             self._known |= found
@@ -275,17 +288,20 @@ class TargetTopics:
             for topic, needed in list(self._in_sync_needed.items()):
                 if topic in found and min(found[topic].in_sync, default=0) >= needed:
                     del self._in_sync_needed[topic]
-            self._forget_oldest()
+            self._in_sync_needed |= missing
+            changed = self._forget_oldest() or changed
         if changed:
             self.changed()
 
-    def _forget_oldest(self) -> None:
+    def _forget_oldest(self) -> bool:
+        """Forget what is too much; return whether there was any."""
         extra = len(self._known) - _KNOWN_MAX
         if extra > 0:
             for topic in sorted(self._known, key=lambda t: self._asked_s.get(t, _NEVER_S))[:extra]:
                 del self._known[topic]
                 self._asked_s.pop(topic, None)
                 self._in_sync_needed.pop(topic, None)
+        return extra > 0
 
 
 def _obstacle(

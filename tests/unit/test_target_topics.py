@@ -291,8 +291,29 @@ def test_too_few_copies_in_sync_count_as_down_only_where_the_topic_asks_for_more
     stage = Stage()
     stage.known(orders=[1], mails=[1])
     stage.cluster.needed["orders"] = "2"
+    stage.now_s += 1
     found = stage.targets.unserved([ORDERS, ("mails", -1)])
     assert {target: code for target, (code, _) in found.items()} == {ORDERS: TARGET_DOWN}
+
+
+def test_a_topic_with_too_few_copies_in_sync_is_down_before_anything_is_sent_there() -> None:
+    """What such a partition is part of can be neither committed nor aborted."""
+    stage = Stage()
+    stage.cluster.needed["orders"] = "2"
+    stage.known(orders=[1])
+    assert stage.code("orders") == TARGET_DOWN
+    assert not stage.targets.fit
+    stage.cluster.in_sync["orders"] = [2]
+    stage.now_s += 1
+    stage.code("orders")  # looked up again
+    stage.targets.look_up()
+    assert stage.code("orders") is None
+
+
+def test_an_election_is_waited_for_when_a_topic_is_looked_up() -> None:
+    stage = Stage()
+    stage.known(orders=[0])
+    assert stage.code("orders") is None
 
 
 def test_while_a_transaction_waits_the_cluster_is_asked_four_times_a_second_at_most() -> None:
