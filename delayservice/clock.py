@@ -7,9 +7,10 @@ another machine (design section 12).
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 SLEW_PPM = 500
 """How fast NTP may pull a clock without stepping it: parts per million (``adjtimex``)."""
@@ -22,7 +23,7 @@ _GRANULE_MS = 1
 
 
 class Clock(Protocol):
-    """What time it is, three ways. Injected wherever time is read."""
+    """The wall, boot and monotonic clocks. Injected wherever time is read."""
 
     def wall_ms(self) -> int:
         """Epoch milliseconds; may jump. For due times."""
@@ -51,9 +52,27 @@ class SystemClock:
         return time.monotonic()
 
     def boot_s(self) -> float:
-        """Seconds of ``CLOCK_BOOTTIME``, or of the monotonic clock where there is none."""
+        """Return seconds of ``CLOCK_BOOTTIME``, or of the monotonic clock on systems without it."""
         boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
         return time.monotonic() if boot_clock is None else time.clock_gettime(boot_clock)
+
+
+class _Bracket(NamedTuple):
+    """Bounds of the broker's clock minus the boot clock, milliseconds, at ``boot_ms``."""
+
+    low_ms: float
+    high_ms: float
+    boot_ms: int
+
+    def at(self, boot_ms: int) -> _Bracket:
+        """Return the bounds as they hold at another moment: both clocks may have been slewed."""
+        drift_ms = max(boot_ms - self.boot_ms, 0) * 2 * SLEW_PPM / _PPM
+        return _Bracket(self.low_ms - drift_ms, self.high_ms + drift_ms, boot_ms)
+
+    def narrowed(self, newer: _Bracket) -> _Bracket:
+        """Return what both say; ``newer`` alone if they contradict each other."""
+        low_ms, high_ms = max(self.low_ms, newer.low_ms), min(self.high_ms, newer.high_ms)
+        return newer if low_ms > high_ms else _Bracket(low_ms, high_ms, newer.boot_ms)
 
 
 class ClockGuard:
@@ -63,11 +82,24 @@ class ClockGuard:
     distance from the boot clock is the anchor. It follows the wall clock by at most ``SLEW_PPM``,
     so that NTP's slewing is followed for years while many small steps still add up and are caught.
 
-    A frozen guard thaws when the wall clock returns to the anchor, or when a broker agrees with the
-    wall clock: then it was stepped for good reason, and the anchor moves there.
+    A broker stamped a request of ours between its sending and its answer, so each answer brackets
+    the distance of the broker's clock from the boot clock (Cristian's algorithm). Answers are put
+    together: several slow ones may say what none of them says alone.
+
+    A frozen guard thaws when the wall clock returns to the anchor, or when the bracket shows that
+    it is not ahead of a broker's by more than the tolerance: then it was stepped for good reason,
+    and the anchor moves there. A bracket that is too wide to tell freezes nothing and thaws
+    nothing.
     """
 
-    __slots__ = ("_anchor_ms", "_boot_ms", "_boot_reason", "_broker_reason", "_tolerance_ms")
+    __slots__ = (
+        "_anchor_ms",
+        "_boot_ms",
+        "_boot_reason",
+        "_bracket",
+        "_broker_reason",
+        "_tolerance_ms",
+    )
 
     def __init__(self, tolerance_ms: int = 500) -> None:
         """``tolerance_ms``: how far clocks may be apart."""
@@ -75,11 +107,16 @@ class ClockGuard:
         self._anchor_ms: float | None = None
         self._boot_ms = 0
         self._boot_reason: str | None = None
-        self._broker_reason: str | None = None
+        self._broker_reason: str | None = NOT_COMPARED
+        self._bracket: _Bracket | None = None
 
     @property
     def frozen(self) -> str | None:
-        """Why delivery must stand still, for the log and the status; None while all is well."""
+        """Why delivery must stand still, for the log and the status; None while all is well.
+        ``NOT_COMPARED`` before the first answer of a broker.
+        """
+        if self._broker_reason == NOT_COMPARED:
+            return self._boot_reason or NOT_COMPARED
         return self._broker_reason or self._boot_reason
 
     def observe(self, wall_ms: int, boot_ms: int) -> str | None:
@@ -104,18 +141,13 @@ class ClockGuard:
             self._anchor_ms += min(max(ahead_ms, -slewed_ms), slewed_ms)
         return self.frozen
 
-    def observe_broker(
-        self, broker_ms: int, wall_ms: int, boot_ms: int, rtt_ms: int | None = None
-    ) -> str | None:
-        """Take a timestamp that a broker made (``LogAppendTime``).
+    def observe_record(self, broker_ms: int, wall_ms: int) -> str | None:
+        """Take a broker's timestamp of a consumed record. It may be old, so it can only show that
+        the wall clock is behind.
 
         Args:
-            broker_ms: the broker's timestamp, epoch milliseconds.
-            wall_ms: the wall clock when the timestamp arrived here.
-            boot_ms: the boot clock at the same moment.
-            rtt_ms: time since the request left, by the monotonic clock, when this is the answer to
-                a request of ours. None for a consumed record, whose timestamp may be old: it can
-                only show that the wall clock is behind.
+            broker_ms: the broker's timestamp (``LogAppendTime``), epoch milliseconds.
+            wall_ms: the wall clock when the record arrived here.
 
         Returns:
             ``frozen`` after this reading.
@@ -123,15 +155,43 @@ class ClockGuard:
         behind_ms = broker_ms - wall_ms
         if behind_ms > self._tolerance_ms:
             self._broker_reason = _disagreement(-behind_ms)
-        elif rtt_ms is not None:
-            ahead_ms = wall_ms - rtt_ms - broker_ms
-            if ahead_ms > self._tolerance_ms:
-                self._broker_reason = _disagreement(ahead_ms)
-            elif rtt_ms <= self._tolerance_ms:
-                # A slow answer brackets the truth too loosely to vouch for a step.
-                self._broker_reason = None
-                if self._boot_reason is not None:
-                    self._move_anchor(wall_ms, boot_ms)
+        return self.frozen
+
+    def observe_answer(
+        self, broker_ms: int, sent_boot_ms: int, answered_boot_ms: int, wall_ms: int, boot_ms: int
+    ) -> str | None:
+        """Take the timestamp that a broker put on a request of ours.
+
+        Args:
+            broker_ms: the broker's timestamp (``LogAppendTime``), epoch milliseconds.
+            sent_boot_ms: the boot clock before the request left.
+            answered_boot_ms: the boot clock when the broker was known to have stamped it.
+            wall_ms: the wall clock now.
+            boot_ms: the boot clock now.
+
+        Returns:
+            ``frozen`` after this reading.
+        """
+        answer = _Bracket(
+            broker_ms - max(answered_boot_ms, sent_boot_ms), broker_ms - sent_boot_ms, boot_ms
+        )
+        before = self._bracket
+        self._bracket = answer if before is None else before.at(boot_ms).narrowed(answer)
+        ahead_ms_min = wall_ms - boot_ms - self._bracket.high_ms
+        ahead_ms_max = wall_ms - boot_ms - self._bracket.low_ms
+        if ahead_ms_min > self._tolerance_ms:
+            self._broker_reason = _disagreement(ahead_ms_min)
+        elif ahead_ms_max < -self._tolerance_ms:
+            self._broker_reason = _disagreement(ahead_ms_max)
+        elif ahead_ms_max <= self._tolerance_ms:
+            self._broker_reason = None
+            if self._boot_reason is not None:
+                self._move_anchor(wall_ms, boot_ms)
+        elif self._broker_reason is not None:
+            self._broker_reason = (
+                f"the wall clock may be up to {ahead_ms_max:.0f} ms ahead of the broker's clock: "
+                "its answers are too slow to tell"
+            )
         return self.frozen
 
     def _move_anchor(self, wall_ms: int, boot_ms: int) -> None:
@@ -152,7 +212,6 @@ class ClockWatch:
     def __init__(self, clock: Clock, tolerance_ms: int) -> None:
         self._clock = clock
         self._guard = ClockGuard(tolerance_ms)
-        self._is_compared = False
         self._lock = threading.Lock()
 
     def doubt(self) -> str | None:
@@ -160,23 +219,39 @@ class ClockWatch:
         process started is found out by the first own checkpoint that is read back.
         """
         with self._lock:
-            doubt = self._guard.observe(self._clock.wall_ms(), self._boot_ms())
-            return doubt if self._is_compared else doubt or NOT_COMPARED
+            return self._guard.observe(self._clock.wall_ms(), self._boot_ms())
 
     def heard(self, broker_ms: int) -> None:
         """A consumed record has this timestamp of a broker's."""
         with self._lock:
-            self._guard.observe_broker(broker_ms, self._clock.wall_ms(), self._boot_ms())
+            self._guard.observe_record(broker_ms, self._clock.wall_ms())
 
-    def heard_answer(self, broker_ms: int, wall_ms: int, boot_ms: int, sent_s: float) -> None:
-        """A broker put this timestamp on what was sent at ``sent_s`` of the monotonic clock, and it
-        was seen when the other two clocks showed ``wall_ms`` and ``boot_ms``.
+    def heard_answer(
+        self, broker_ms: int, boot_ms: int, sent_s: float, acknowledged_s: float | None = None
+    ) -> None:
+        """A broker put a timestamp on a record of ours.
+
+        Args:
+            broker_ms: the timestamp, epoch milliseconds.
+            boot_ms: the boot clock when the record was read back.
+            sent_s: the monotonic clock before it was sent.
+            acknowledged_s: the monotonic clock when the broker had acknowledged it, if known: the
+                commit and the way back may take long, and say nothing about the timestamp.
         """
-        waited_ms = (self._clock.monotonic_s() - sent_s) * 1000
-        rtt_ms = max(int(waited_ms - (self._boot_ms() - boot_ms)), 0)
         with self._lock:
-            self._is_compared = True
-            self._guard.observe_broker(broker_ms, wall_ms, boot_ms, rtt_ms)
+            now_boot_ms = self._boot_ms()
+            # A suspend since then makes both moments seem later: that can only freeze.
+            since_boot_ms = now_boot_ms - self._clock.monotonic_s() * 1000
+            answered_ms = float(boot_ms)
+            if acknowledged_s is not None:
+                answered_ms = min(answered_ms, acknowledged_s * 1000 + since_boot_ms)
+            self._guard.observe_answer(
+                broker_ms,
+                math.floor(sent_s * 1000 + since_boot_ms),
+                math.ceil(answered_ms),
+                self._clock.wall_ms(),
+                now_boot_ms,
+            )
 
     def _boot_ms(self) -> int:
         return int(self._clock.boot_s() * 1000)
@@ -186,7 +261,7 @@ def _side(ahead_ms: float) -> str:
     return f"{abs(ahead_ms):.0f} ms {'ahead of' if ahead_ms > 0 else 'behind'}"
 
 
-def _disagreement(ahead_ms: int) -> str:
+def _disagreement(ahead_ms: float) -> str:
     return (
         f"the wall clock is {_side(ahead_ms)} the broker's clock; check NTP on this machine and on "
         "the broker's"

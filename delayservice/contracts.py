@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from delayservice.core.contract import Contract
+from delayservice.core.contract import (
+    CONTRACT_VERSION,
+    NAMES_VERSION,
+    Contract,
+    is_pattern,
+    is_reserved,
+)
 from delayservice.settings import Settings
 
 
 def contract_for(settings: Settings, topic: str) -> Contract:
-    """What the settings ask for, for records of a delay topic from now on.
+    """Return the contract that the settings ask for, for records of a delay topic from now on.
 
     Raises:
         ContractError: settings contradict each other.
     """
     rules = settings.targets_for(topic)
+    reserved = reserved_topics(settings)
     return Contract(
+        version=CONTRACT_VERSION if any(map(is_pattern, reserved)) else NAMES_VERSION,
         roll_window_ms=settings.roll_window_ms,
         roll_spread_ms=settings.roll_spread_ms,
         max_delay_ms=settings.delivery.max_delay_ms,
@@ -24,5 +32,18 @@ def contract_for(settings: Settings, topic: str) -> Contract:
         default_target=rules.default_target,
         level_ms=settings.levels.by_topic.get(topic, 0),
         allow=rules.allow,
-        reserved=settings.topics.own,
+        reserved=reserved,
     )
+
+
+def reserved_topics(settings: Settings) -> tuple[str, ...]:
+    """Names and patterns of topics that are never targets: the service's own and all delay topics.
+    A record that is delivered to one of them would pause deliveries, order repairs, or be delayed
+    by the rules of another delay topic.
+    """
+    topics = settings.topics
+    delay = [*topics.delay, *settings.levels.by_topic]
+    if topics.discover:
+        delay.append(topics.pattern)
+    # What begins with a reserved prefix needs no entry: a contract that says more is another one.
+    return (*topics.own, *sorted({name for name in delay if not is_reserved(name)}))

@@ -75,5 +75,9 @@ class OwnershipLostError(KafkaEdgeError):
     """Fenced, or the outcome of a commit is unknown: give the writer up and claim anew."""
 
 
+class WriterGivenUpError(OwnershipLostError):
+    """The sink gave its writer up by itself, with every commit answered: open another at once."""
+
+
 class ClusterError(DelayServiceError):
     """The embedded cluster could not be resolved, started or stopped."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
@@ -57,6 +60,11 @@ class Histogram(msgspec.Struct):
         """Add all of ``other``, which has the same bounds."""
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.sum_ms += other.sum_ms
+
+    def since(self, before: Histogram) -> Histogram:
+        """Return what was observed after ``before``, which has the same bounds."""
+        pairs = zip(self.counts, before.counts, strict=True)
+        return Histogram([now - earlier for now, earlier in pairs], self.sum_ms - before.sum_ms)
 
     def quantile_ms(self, fraction: float, bounds: Sequence[int]) -> int | None:
         """Give the bound that this fraction of the observations is at or below: an upper estimate.
@@ -109,6 +117,19 @@ class Counters(msgspec.Struct):
                 mine[name] = mine.get(name, 0) + count
         self.lateness.add(other.lateness)
         self.transaction_time.add(other.transaction_time)
+
+    def since(self, before: Counters) -> Counters:
+        """Return what was counted after ``before``."""
+        return Counters(
+            self.ingested - before.ingested,
+            {name: n - before.settled.get(name, 0) for name, n in self.settled.items()},
+            {name: n - before.rejected.get(name, 0) for name, n in self.rejected.items()},
+            self.early - before.early,
+            self.aborts - before.aborts,
+            self.over_cap - before.over_cap,
+            self.lateness.since(before.lateness),
+            self.transaction_time.since(before.transaction_time),
+        )
 
 
 class SliceMetrics(msgspec.Struct):
@@ -224,29 +245,47 @@ class _Packing(msgspec.Struct):
     audit: AuditFacts | None = None
     slices_there: int = 0
     pauses: PauseFacts | None = None
+    topics_age_s: float = 0.0
 
 
-class Snapshot(msgspec.Struct):
-    """All slices of one worker process; counters grow within one ``(pid, started_ns)``."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All slices of one worker process; counters grow within one ``(pid, started_ns)``.
+
+    Attributes:
+        pid: of the process.
+        started_ns: when it started, monotonic.
+        packed: its slices, each by what ``encode_slice`` gave.
+        problems: what a person should know that belongs to no slice, one sentence each.
+        disk_used_percent: of the disk that the stores are on; 0 while they are on none.
+        audit: known to one worker of a node.
+        slices_there: how many slices the delay topics make, whoever keeps a copy of them.
+        pauses: None: the worker has not heard yet what is paused.
+        topics_age_s: time since the delay topics were last looked at with success, or since the
+            start, seconds.
+    """
 
     pid: int
     started_ns: int
-    slices: list[SliceMetrics]
-    problems: list[str] = []
-    """What a person should know that belongs to no slice, one sentence each."""
+    packed: Mapping[bytes, SliceMetrics]
+    problems: Sequence[str] = ()
     disk_used_percent: float = 0.0
-    """Of the disk that the stores are on; 0 while they are on none."""
     audit: AuditFacts | None = None
-    """Known to one worker of a node."""
     slices_there: int = 0
-    """How many slices the delay topics make, whoever keeps a copy of them."""
     pauses: PauseFacts | None = None
-    """None: the worker has not heard yet what is paused."""
+    topics_age_s: float = 0.0
+
+    @property
+    def slices(self) -> Collection[SliceMetrics]:
+        """The metrics of each slice."""
+        return self.packed.values()
 
 
+_NOTHING: Final[Mapping[bytes, SliceMetrics]] = MappingProxyType({})
 _STARTED_NS = time.monotonic_ns()
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Snapshot).decode
+_decode = msgspec.msgpack.Decoder(_Packing).decode
+_decode_slice = msgspec.msgpack.Decoder(SliceMetrics).decode
 
 
 def encode_slice(metrics: SliceMetrics) -> bytes:
@@ -262,31 +301,53 @@ def encode_snapshot(
     audit: AuditFacts | None = None,
     slices_there: int = 0,
     pauses: PauseFacts | None = None,
+    topics_age_s: float = 0.0,
 ) -> bytes:
     """Pack a worker's slices, each from ``encode_slice``, for ``MetricsHub.update``; ``pid`` is the
     worker's own.
     """
     packed = [msgspec.Raw(packed) for packed in slices]
-    told = list(problems), disk_used_percent, audit, slices_there, pauses
+    told = list(problems), disk_used_percent, audit, slices_there, pauses, topics_age_s
     return _encode(_Packing(pid, _STARTED_NS, packed, *told))
 
 
-def decode_snapshot(data: bytes) -> Snapshot:
+def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING) -> Snapshot:
     """Unpack what ``encode_snapshot`` packed.
+
+    Args:
+        data: the snapshot.
+        known: ``Snapshot.packed`` of the one before: a slice that has not changed since is taken
+            from there, for unpacking a thousand of them costs more than all else that an idle
+            supervisor does.
 
     Raises:
         DelayServiceError: it is no snapshot; worker and supervisor are of different versions.
     """
     try:
-        snapshot = _decode(data)
+        packing = _decode(data)
+        packed = {key: known.get(key) or _unpack_slice(key) for key in map(bytes, packing.slices)}
     except msgspec.DecodeError as exc:
         raise DelayServiceError(
             f"a worker sent {len(data)} bytes that are no snapshot ({exc}); restart the node, so "
             "that all its processes are of one version"
         ) from exc
-    for metrics in snapshot.slices:
-        _check_buckets(metrics.counters)
-    return snapshot
+    return Snapshot(
+        packing.pid,
+        packing.started_ns,
+        packed,
+        packing.problems,
+        packing.disk_used_percent,
+        packing.audit,
+        packing.slices_there,
+        packing.pauses,
+        packing.topics_age_s,
+    )
+
+
+def _unpack_slice(packed: bytes) -> SliceMetrics:
+    metrics = _decode_slice(packed)
+    _check_buckets(metrics.counters)
+    return metrics
 
 
 def _check_buckets(counters: Counters) -> None:

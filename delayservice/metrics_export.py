@@ -69,6 +69,9 @@ class NodeFacts:
     """How many slices the delay topics make; None before a worker has told."""
     pauses: PauseFacts | None = None
     """None before a worker has heard what is paused."""
+    topics_age_s: float | None = None
+    """Time since the delay topics were last looked at with success, of the worker for which that is
+    the longest; None before a worker has told."""
 
 
 def export(facts: NodeFacts) -> Iterator[Metric]:
@@ -95,8 +98,17 @@ def _of_node(facts: NodeFacts) -> Iterator[Metric]:
         slices.add_metric([], facts.slices_there)
     yield slices
     yield GaugeMetricFamily(
-        "delay_problems", "Reasons why delay topics are not served.", value=len(facts.problems)
+        "delay_problems",
+        "Reasons why delay topics are not served, or may lose records.",
+        value=len(facts.problems),
     )
+    age = GaugeMetricFamily(
+        "delay_topics_age_seconds",
+        "Time since the delay topics were last looked at with success.",
+    )
+    if facts.topics_age_s is not None:
+        age.add_metric([], facts.topics_age_s)
+    yield age
     yield GaugeMetricFamily(
         "delay_workers_missing",
         "Workers that were lost and are not back, or have not reported yet.",

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from socket import AF_INET6
+from typing import NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -93,6 +94,13 @@ class _Worker:
         self.arrived_s = arrived_s
 
 
+class NodeTotals(NamedTuple):
+    """What all slices of a node have counted while it ran, and the records that wait now."""
+
+    counters: Counters
+    pending: int
+
+
 class _QuietHandler(WSGIRequestHandler):
     """A scrape every few seconds is no news."""
 
@@ -120,6 +128,9 @@ class MetricsHub:
         self._workers: dict[int, _Worker] = {}
         self._restarts: dict[int, int] = {}
         self._past: dict[int, Counters] = {}
+        self._total = Counters()
+        """Of all slices, dropped ones included; what changed is added, so that it never costs a
+        walk over all of them."""
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
         registry = CollectorRegistry()
@@ -132,18 +143,30 @@ class MetricsHub:
         Raises:
             DelayServiceError: it is no snapshot of this version.
         """
-        snapshot = decode_snapshot(snapshot_bytes)
         with self._lock:
             known = self._workers.get(worker_index)
+            packed = known.snapshot.packed if known is not None else {}
+            snapshot = decode_snapshot(snapshot_bytes, packed)
             if known is not None and _life(known.snapshot) != _life(snapshot):
                 self._count_loss(worker_index)
                 known = None
+            self._add_to_total(known.snapshot if known is not None else None, snapshot)
             if known is None:
                 self._workers[worker_index] = _Worker(snapshot, self._now_s())
                 return
             self._keep_dropped(known.snapshot, snapshot)
             known.snapshot = snapshot
             known.arrived_s = self._now_s()
+
+    def _add_to_total(self, old: Snapshot | None, new: Snapshot) -> None:
+        """Add what the slices have counted since the snapshot before."""
+        before = {m.slice: m.counters for m in old.slices} if old is not None else {}
+        same = old.packed.keys() if old is not None else ()
+        for packed in new.packed.keys() - same:
+            metrics = new.packed[packed]
+            earlier = before.get(metrics.slice)
+            counted = metrics.counters
+            self._total.add(counted if earlier is None else counted.since(earlier))
 
     def forget(self, worker_index: int) -> None:
         """Note that a worker is gone: its gauges vanish, its counters stay.
@@ -168,6 +191,15 @@ class MetricsHub:
 
     def _keep(self, metrics: SliceMetrics) -> None:
         self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
+
+    def totals(self) -> NodeTotals:
+        """What all slices together come to, as of now."""
+        with self._lock:
+            total = Counters()
+            total.add(self._total)
+            workers = self._workers.values()
+            pending = sum(m.pending for worker in workers for m in worker.snapshot.slices)
+            return NodeTotals(total, pending)
 
     def facts(self) -> NodeFacts:
         """Everything that is exported, as of now."""
@@ -199,6 +231,7 @@ class MetricsHub:
             problems = dict.fromkeys(text for one in snapshots for text in one.problems)
             slices_there = max((one.slices_there for one in snapshots), default=None)
             pauses = self._newest_pauses()
+            topics_age_s = max((one.topics_age_s for one in snapshots), default=None)
         # The age of a silent worker's cursor goes on growing.
         slices = [
             SliceFacts(index, metrics, metrics.cursor_age_s + silent_s)
@@ -216,6 +249,7 @@ class MetricsHub:
             problems=list(problems),  # each once: every worker sees the same topics
             slices_there=slices_there,
             pauses=pauses,
+            topics_age_s=topics_age_s,
         )
 
     def _newest_pauses(self) -> PauseFacts | None:
@@ -225,7 +259,9 @@ class MetricsHub:
         return heard[-1] if heard else None
 
     def status(self) -> NodeStatus:
-        """Give what ``/status`` shows. Healthy: every worker reports and no slice has an alarm."""
+        """Give what ``/status`` shows. Healthy: every worker is there and reports, and no
+        slice has an alarm.
+        """
         facts = self.facts()
         problems = [
             f"worker {worker.worker} (pid {worker.pid}) is silent for {worker.silent_s:.0f} s"
@@ -238,6 +274,11 @@ class MetricsHub:
         problems += facts.problems
         if not facts.workers:
             problems.append("no worker has reported yet")
+        elif facts.workers_missing:
+            problems.append(
+                f"{facts.workers_missing} of {self._workers_wanted} workers are not there: lost, "
+                "or not reported yet"
+            )
         pauses = facts.pauses or PauseFacts([], {}, None)
         return NodeStatus(
             node_id=facts.node_id,

@@ -31,6 +31,7 @@ from delayservice.errors import SettingsError
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
+from delayservice.stores import remove_strangers
 from delayservice.waiting import STOPPED, wait_for_kafka
 from delayservice.worker import STOP_TIMEOUT_S, run_worker
 
@@ -55,6 +56,7 @@ def run(settings: Settings) -> int:
     instance = node_instance(settings)
     if not _prepare_topics(settings, stopping):
         return 0
+    remove_strangers(settings)
     hub = MetricsHub(settings)
     listening = hub.serve()
     if listening:
@@ -68,6 +70,11 @@ def run(settings: Settings) -> int:
         supervisor.run(stopping)
         admin.stop()
         return supervisor.stop()
+    except BaseException:
+        # Python waits for its child processes at the end: a node without a head would go on.
+        _log.exception("supervisor_failed")
+        supervisor.kill()
+        raise
     finally:
         admin.close()
         hub.close()
@@ -240,6 +247,12 @@ class Supervisor:
             if time.monotonic() >= due_s:
                 del self._due_s[index]
                 self._start(index)
+
+    def kill(self) -> None:
+        """End the workers at once, which is as safe as any crash."""
+        for child in self._children.values():
+            child.process.kill()
+            child.process.join()
 
     def stop(self) -> int:
         """End the workers; 0 when every one of them ended in good order."""

@@ -326,28 +326,43 @@ class Delivery(Section):
 
 
 class Wheel(Section):
-    """The file time wheel: a file for each second, minute or hour of a shard."""
+    """The file time wheel: an append-only file for each slot of due times, for all shards of a
+    worker. Its bounds are those of a worker, whatever the number of its shards.
+    """
 
     slots: int = Field(
-        default=7_200,
+        default=720,
         ge=60,
-        le=31 * 86_400,
-        description="Seconds that the wheel covers (14 d: 1209600).",
+        le=100_000,
+        description="Slots of the wheel; times `slot_ms`, this is how far it reaches.",
+    )
+    slot_ms: DurationMs = Field(
+        default=10_000,
+        ge=1_000,
+        le=DAY_MS,
+        description="Width of a slot; delivery is exact to the millisecond at any width. For a "
+        "wheel of days, use wider slots (14 d: 2,016 of 10 min). A change rebuilds the wheel "
+        "from Kafka.",
     )
     buffer_bytes_max: Bytes = Field(
-        default=ByteSize(16 * MIB),
-        description="Appended bytes a shard may hold before it writes files.",
+        default=ByteSize(32 * MIB),
+        description="Appended bytes a worker may hold before it writes files.",
     )
     near_bytes_max: Bytes = Field(
-        default=ByteSize(32 * MIB),
-        description="Bytes of the next seconds that a shard keeps in memory.",
+        default=ByteSize(64 * MIB),
+        description="Bytes of the next slots that a worker keeps in memory.",
     )
     sync_bytes: Bytes = Field(
-        default=ByteSize(64 * MIB), description="Bytes of log to read again after a crash, at most."
+        default=ByteSize(32 * MIB), description="Bytes of log to read again after a crash, about."
     )
     open_files_max: int = Field(
-        default=128, ge=4, le=65_536, description="Open slot files of a shard."
+        default=128, ge=4, le=65_536, description="Open slot files of a worker."
     )
+
+    @property
+    def window_ms(self) -> int:
+        """How far the wheel reaches, milliseconds."""
+        return self.slots * self.slot_ms
 
 
 class RocksDb(Section):
@@ -422,10 +437,10 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _wheel_holds_the_window(self) -> Self:
-        if self.node.store == "wheel" and self.roll_window_ms > self.wheel.slots * 1_000:
+        if self.node.store == "wheel" and self.roll_window_ms > self.wheel.window_ms:
             raise ValueError(
-                f"delivery.roll_window_ms is {self.roll_window_ms} but wheel.slots covers only "
-                f"{self.wheel.slots} seconds"
+                f"delivery.roll_window_ms is {self.roll_window_ms} but wheel.slots times "
+                f"wheel.slot_ms covers only {self.wheel.window_ms} ms"
             )
         return self
 
@@ -459,7 +474,7 @@ class Settings(Section):
     @property
     def roll_window_ms(self) -> int:
         """How far ahead a record may be due without being rolled, milliseconds."""
-        return self.delivery.roll_window_ms or self.wheel.slots * 1_000
+        return self.delivery.roll_window_ms or self.wheel.window_ms
 
     @property
     def roll_spread_ms(self) -> int:

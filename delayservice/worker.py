@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -36,6 +36,7 @@ from delayservice.answering import answer
 from delayservice.asking import Answer, answer_questions
 from delayservice.clock import ClockWatch, SystemClock
 from delayservice.contracts import contract_for
+from delayservice.core.checkpoint import decode_checkpoint
 from delayservice.core.digest_rows import Place, retired_row
 from delayservice.core.flow import FlowRules
 from delayservice.core.question import HeldTopics, Question, Standings
@@ -50,14 +51,16 @@ from delayservice.lanes.copies import CopyKeeper
 from delayservice.lanes.digests import ScanTurns, SliceDigests
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.level import FetchAhead, LevelLane
-from delayservice.lanes.limits import REPLICA_WAIT_MS, Limits
+from delayservice.lanes.limits import Limits
 from delayservice.lanes.slice import Slice
 from delayservice.lanes.worker_loop import WorkerLoop
 from delayservice.metrics import AuditFacts, encode_snapshot
 from delayservice.paused import pause_facts
 from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
-from delayservice.stores import kept_slices, make_store, remove_store
+from delayservice.store.base import Store
+from delayservice.stores import Stores
+from delayservice.topic_watch import TopicWatcher
 from delayservice.turns import Turns
 from delayservice.waiting import STOPPED, wait_for_kafka
 from delayservice.worker_thread import MetricsObserver, Wanted, WorkerGate, WorkerThread
@@ -69,11 +72,16 @@ from ha.placement import SliceFacts
 
 TURN_S = 1.0
 REACH_TURN_S = 0.5
+ALERT_S = 0.3
+"""From when an heir is named until the slice is let go: its loop has heard of it by then, and has
+begun to open a writer."""
 PUBLISHED_PER_S = 200
 """Slices whose metrics go to the supervisor in a second: with more of them, less often."""
 STOP_TIMEOUT_S = 20.0
 FLUSH_TIMEOUT_S = 2.0
 COMMANDS_KEPT = 10_000
+QUIET_MEASURED = 64
+"""Slices to which nothing happens whose logs are measured with each refresh of the topics."""
 _TOLERANCE_MS = 60_000
 """By so much a broker's clock may be behind when it stamps a record that is rolled later."""
 HELPERS = 4
@@ -152,7 +160,6 @@ def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
     )
     if settings.standalone:
         return Standalone(me, index)
-    alert_s = 1.5 * REPLICA_WAIT_MS / 1000
     clock = SystemClock()
     elected = ElectedOwnership(
         settings.zookeeper,
@@ -160,8 +167,8 @@ def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
         me,
         index,
         boot_s=clock.boot_s,
-        alert_s=alert_s,
-        kept=kept_slices(settings),
+        alert_s=ALERT_S,
+        kept=Stores(settings, index).kept_slices(),
     )
     elected.start()
     return elected
@@ -179,6 +186,7 @@ class Worker:
         layout: Layout,
     ) -> None:
         self._settings = settings
+        self._stores = Stores(settings, index)
         self._layout = layout
         self._index = index
         self._ownership = ownership
@@ -222,16 +230,22 @@ class Worker:
         self._published_s = float("-inf")
         self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
         """The slices that are kept here, and the topics that are served."""
-        self._topics: list[DelayTopic] = []
+        self._topics = TopicWatcher(
+            self._keeper.delay_topics,
+            self._has_checkpoint,
+            self._clock.monotonic_s,
+            settings.topics.refresh_s,
+            lambda: self._keeper.own_problems(layout),
+        )
         self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
-        self._explained: dict[str, tuple[str, ...]] = {}
         self._asking: list[threading.Thread] = []
         self._thread = self._make_thread()
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
         """Serve until told to stop; whether anything failed."""
         garbage = GarbageCollector()
+        self._checkpoints.start()
         self._refresh()
         self._thread.start()
         self._repeat("topics", self._settings.topics.refresh_s, self._refresh)
@@ -246,10 +260,7 @@ class Worker:
                 "kafka-reach", REACH_TURN_S, lambda: self._ownership.fit(is_fit=reach.check())
             )
         client = self._settings.kafka.client_config("consumer")
-        # Alone: to begin with another topic must not keep a pause from being heard.
-        ControlReader([self._pauses], client, f"pauses-{self._name}")
-        if others := self._control_topics():
-            ControlReader(others, client, self._name)
+        ControlReader(self._control_topics(), client, self._name)
         while not stopping.is_set():
             self._place()
             if self._has_failed:
@@ -287,7 +298,7 @@ class Worker:
         return answer(question, self._thread)
 
     def _control_topics(self) -> list[ControlTopic]:
-        topics: list[ControlTopic] = []
+        topics: list[ControlTopic] = [self._pauses]
         if self._audits is not None:
             topics.append(self._audits)
         if self._copy_log is not None:
@@ -318,7 +329,7 @@ class Worker:
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
             told = self._problems(), self._disk.used, self._audit_facts, len(self._facts)
             paused = pause_facts(self._pauses.newest)
-            publish(encode_snapshot(os.getpid(), slices, *told, paused))
+            publish(encode_snapshot(os.getpid(), slices, *told, paused, self._topics.age_s))
 
     @property
     def _audit_facts(self) -> AuditFacts | None:
@@ -327,11 +338,7 @@ class Worker:
 
     def _problems(self) -> list[str]:
         unheard = [self._pauses.problem] if self._pauses.problem else []
-        return unheard + [
-            f"{topic} is not served: {problem}"
-            for topic, problems in self._explained.items()
-            for problem in problems
-        ]
+        return unheard + self._topics.problems()
 
     def _stop(self) -> bool:
         self._ownership.close()
@@ -355,24 +362,32 @@ class Worker:
     # --- topics and slices ---------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Find new topics, added partitions and recreated topics; stop serving unfit ones."""
-        try:
-            found = self._keeper.delay_topics()
-            fit = [topic for topic in found if not topic.problems]
-            slices = max((topic.partitions for topic in fit), default=0)
-        except KafkaEdgeError as exc:
-            _log.warning("topics_not_refreshed", why=str(exc))
+        """Look at the topics, and find out where their slices belong and how far the logs go."""
+        if not self._topics.refresh():
             return
-        self._explain(found)
-        self._slices_there = range(slices)
-        self._topics = found
-        self._facts = self._make_facts(found)
-        self._measure(fit)
+        self._checkpoints.policy_problem = "; ".join(self._topics.own_problems)
+        self._slices_there = range(max((t.partitions for t in self._topics.fit), default=0))
+        self._facts = self._make_facts(self._topics.topics)
+        try:
+            self._measure(self._topics.fit)
+        except KafkaEdgeError as exc:  # asked again with the next look
+            _log.warning("log_ends_not_known", why=str(exc))
+
+    def _has_checkpoint(self, topic: DelayTopic) -> bool:
+        for number in range(topic.partitions):
+            read_back = self._checkpoints.read_back(number)
+            if read_back is None:
+                continue
+            with suppress(KafkaEdgeError):  # whoever takes the slice over says what is wrong
+                shard = decode_checkpoint(read_back.data).shards.get(topic.name)
+                if shard is not None and shard.topic_id == topic.topic_id:
+                    return True
+        return False
 
     def _place(self) -> None:
         """Serve the slices whose copies belong here, as nodes come and go."""
         kept = self._ownership.serve(self._facts)
-        topics = [topic for topic in self._topics if not topic.problems]
+        topics = self._topics.fit
         placed = kept, {(topic.name, topic.topic_id, topic.partitions) for topic in topics}
         if placed == self._placed:
             return
@@ -387,15 +402,15 @@ class Worker:
 
     def _measure(self, fit: list[DelayTopic]) -> None:
         """Find out how far the logs go: what is to be stored yet."""
-        slices = self._thread.slices
+        slices = self._thread.to_measure(QUIET_MEASURED)
         places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
         mine: dict[int, dict[str, int]] = {slice_no: {} for slice_no in slices}
         for (topic, slice_no), end in log_ends(self._admin, places).items():
             mine[slice_no][topic] = end
-        self._thread.log_ends = (asked_s, mine)
+        self._thread.measured(asked_s, mine)
 
-    def _make_facts(self, found: list[DelayTopic]) -> list[SliceFacts]:
+    def _make_facts(self, found: Sequence[DelayTopic]) -> list[SliceFacts]:
         """What decides where slices go: the first delay topic of the settings that has such a
         partition speaks for the slice, fit or not.
         """
@@ -413,24 +428,14 @@ class Worker:
         keeps it again begins with the log.
         """
         self._keepers.pop(slice_no, None)
-        for topic in self._topics:
-            remove_store(self._settings, topic.topic_id, slice_no)
+        for topic in self._topics.topics:
+            if not topic.topic_id:  # it is gone
+                continue
+            self._stores.remove(topic.topic_id, slice_no)
             if self._copy_log is not None:
                 place = Place(self._settings.node.node_id, topic.name, "", slice_no, "")
                 self._copy_log.write(retired_row(place), lambda: None)
         _log.info("slice_retired", slice=slice_no)
-
-    def _explain(self, found: list[DelayTopic]) -> None:
-        before = self._explained
-        # A new dictionary: another thread reads it.
-        self._explained = {topic.name: topic.problems for topic in found}
-        for topic in found:
-            if topic.problems == before.get(topic.name, ()):
-                continue
-            if topic.problems:
-                _log.error("topic_not_served", topic=topic.name, problems=topic.problems)
-            else:
-                _log.info("topic_served_again", topic=topic.name)
 
     def _make_thread(self) -> WorkerThread:
         settings = self._settings
@@ -496,7 +501,7 @@ class Worker:
                 return LevelLane(
                     *place, source, self._routes, ahead, park_topic, flow, self._targets
                 )
-            store = make_store(settings, topic.topic_id, partition)
+            store: Store = self._stores.shard(topic.topic_id, partition)
             if slice_.copies is not None:
                 store = slice_.copies.digests.keep(topic.name, topic.topic_id, store)
             return Lane(*place, store, source, self._routes, flow, self._targets)
@@ -510,6 +515,7 @@ class Worker:
             make_lane,
             source.close,
             lambda: self._disk.alarm,
+            self._checkpoints.alarm,
             self._retired,
             turns,
         )

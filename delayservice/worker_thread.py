@@ -6,16 +6,18 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import structlog
 
 from connectors.kafka.topics import DelayTopic
 from delayservice.clock import NOT_COMPARED, Clock, ClockWatch
+from delayservice.core.checkpoint import Checkpoint
 from delayservice.core.outcome import OUTCOME_NAMES, Tally
 from delayservice.core.role import Role
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.level import LevelLane
-from delayservice.lanes.ports import ReadBack
+from delayservice.lanes.ports import NO_TIME, ReadBack
 from delayservice.lanes.slice import Slice
 from delayservice.lanes.worker_loop import WorkerLoop
 from delayservice.metrics import SliceMetrics, encode_slice
@@ -63,8 +65,9 @@ class WorkerGate:
         """Compare the broker's clock with ours."""
         if read_back is None:
             self._watch.heard(broker_ms)
-        else:
-            self._watch.heard_answer(broker_ms, read_back.wall_ms, read_back.boot_ms, sent_s)
+        elif broker_ms != NO_TIME:
+            acknowledged_s = read_back.acknowledged_s
+            self._watch.heard_answer(broker_ms, read_back.boot_ms, sent_s, acknowledged_s)
 
 
 def doubt_that_counts(doubt: str | None, *, is_owner: bool) -> str | None:
@@ -83,6 +86,21 @@ class _Sampled:
     lag_s: float = float("inf")
     was_behind: bool = False
     told_s: float = float("-inf")
+    is_quiet: bool = False
+    """Whether it is not behind, and neither a record nor a checkpoint has come since the sample
+    before."""
+    seen: tuple[Mapping[str, int], Checkpoint | None] | None = None
+    """What was stored, and the newest checkpoint."""
+
+
+class _LogEnds(NamedTuple):
+    """Where the logs of a slice ended, by delay topic, when that was asked (monotonic seconds)."""
+
+    asked_s: float
+    ends: Mapping[str, int]
+
+
+_NOT_ASKED: Final = _LogEnds(float("-inf"), {})
 
 
 class MetricsObserver:
@@ -145,6 +163,7 @@ class WorkerThread:
         make_lane: a lane for a delay topic and a partition.
         close_edges: releases what the loop uses.
         disk_alarm: why storing has stopped; empty: it has not.
+        checkpoint_alarm: what is wrong with the checkpoints of a slice; empty: nothing.
         retired: told of a slice of which no copy is kept any more.
         turns: other threads look at the lanes while the loop waits.
     """
@@ -159,14 +178,13 @@ class WorkerThread:
         make_lane: Callable[[DelayTopic, int, WorkerLoop], AnyLane],
         close_edges: Callable[[], None],
         disk_alarm: Callable[[], str],
+        checkpoint_alarm: Callable[[int], str],
         retired: Callable[[int], None],
         turns: Turns,
     ) -> None:
         self.loop = make_loop(self._tended)
         self.failure: BaseException | None = None
-        self.log_ends: tuple[float, Mapping[int, Mapping[str, int]]] = (float("-inf"), {})
-        """When it was asked (monotonic seconds), and where the logs of each slice ended then, by
-        delay topic."""
+        self._log_ends: dict[int, _LogEnds] = {}
         self._observer = observer
         self._gate = gate
         self._ownership = ownership
@@ -174,12 +192,14 @@ class WorkerThread:
         self._make_lane = make_lane
         self._close_edges = close_edges
         self._disk_alarm = disk_alarm
+        self._checkpoint_alarm = checkpoint_alarm
         self._retired = retired
         self._turns = turns
         self._wanted = Wanted()
         self._served: Wanted | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worker-loop")
+        ownership.on_change(self.loop.wake)
 
     def start(self) -> None:
         """Begin."""
@@ -190,11 +210,26 @@ class WorkerThread:
         for number in wanted.slices:  # they are shown at once, whatever becomes of them
             self._observer.of(number)
         self._wanted = wanted
+        self.loop.wake()
 
     @property
     def slices(self) -> list[int]:
         """The slices that are kept here now."""
         return sorted(self.loop.slices.copy())
+
+    def to_measure(self, quiet_max: int) -> list[int]:
+        """Return the slices whose log ends are to be asked for: all to which something happens, and
+        some of the quiet ones, those whose turn was the longest ago.
+        """
+        sampled, numbers = self._observer.sampled, self.slices
+        quiet = [n for n in numbers if (one := sampled.get(n)) is not None and one.is_quiet]
+        quiet.sort(key=lambda n: self._log_ends.get(n, _NOT_ASKED).asked_s)
+        return sorted(set(numbers).difference(quiet[quiet_max:]))
+
+    def measured(self, asked_s: float, ends: Mapping[int, Mapping[str, int]]) -> None:
+        """Take where the logs of slices ended, by delay topic, when that was asked, monotonic."""
+        for number, its_ends in ends.items():
+            self._log_ends[number] = _LogEnds(asked_s, its_ends)
 
     @property
     def published(self) -> list[bytes]:
@@ -204,6 +239,7 @@ class WorkerThread:
     def stop(self) -> None:
         """Ask it to release its slices and end."""
         self._stopping.set()
+        self.loop.wake()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end; False if it did not come in time."""
@@ -264,6 +300,7 @@ class WorkerThread:
         if not self.loop.drop_slice(number):
             return False
         self._observer.sampled.pop(number, None)
+        self._log_ends.pop(number, None)
         self._retired(number)
         return True
 
@@ -290,13 +327,16 @@ class WorkerThread:
         standing = Standing(slice_.stored, sampled.lag_s)
         self._ownership.standing(slice_.number, standing)
         self._sample(slice_, sampled)
+        seen = standing.stored, slice_.follower.newest
+        is_behind = bool(sampled.lag_s or sampled.metrics.source_lag)
+        sampled.is_quiet = seen == sampled.seen and not is_behind
+        sampled.seen = seen
         self._tell_progress(slice_, sampled)
         return sampled.lag_s >= CATCHING_UP_S
 
     def _recent_ends(self, slice_no: int) -> Mapping[str, int]:
-        asked_s, ends = self.log_ends
-        is_recent = self._clock.monotonic_s() - asked_s < ENDS_AGE_S_MAX
-        return ends.get(slice_no, {}) if is_recent else {}
+        asked_s, ends = self._log_ends.get(slice_no, _NOT_ASKED)
+        return ends if self._clock.monotonic_s() - asked_s < ENDS_AGE_S_MAX else {}
 
     def _tell_progress(self, slice_: Slice, sampled: _Sampled) -> None:
         """A copy that was wiped takes its time; say how far it is."""
@@ -315,7 +355,7 @@ class WorkerThread:
 
     def _sample(self, slice_: Slice, sampled: _Sampled) -> None:
         metrics, is_owner = sampled.metrics, slice_.is_owner
-        ends = self.log_ends[1].get(slice_.number, {})
+        ends = self._log_ends.get(slice_.number, _NOT_ASKED).ends
         lanes = list(slice_.lanes.values())
         for lane in lanes:
             if isinstance(lane, LevelLane):  # it fetches no more than it needs
@@ -338,7 +378,10 @@ class WorkerThread:
         metrics.clock_frozen = doubt is not None
         metrics.storing_stopped = bool(self._disk_alarm())
         metrics.counters.over_cap = slice_.flow.over_cap
-        metrics.alarm = slice_.trouble or doubt or self._disk_alarm()
+        foreign = self._checkpoint_alarm(slice_.number)
+        if foreign and is_owner:
+            self.loop.restate(slice_.number)
+        metrics.alarm = slice_.trouble or foreign or doubt or self._disk_alarm()
         sampled.published = encode_slice(metrics)
 
 

@@ -51,7 +51,7 @@ class ElectedOwnership:
         me: this node.
         worker: which of its workers this is.
         boot_s: seconds since boot, suspend included.
-        alert_s: longer than a replica's loop waits for records.
+        alert_s: longer than it takes to wake the loop of an heir.
         kept: slices of which this node had copies before.
     """
 

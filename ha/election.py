@@ -61,7 +61,7 @@ class Pace:
     Attributes:
         stagger_s: a vacant slice is claimed so much later for each better candidate.
         lag_s_max: a copy that is further behind may not own.
-        alert_s: from naming the heir to stopping; longer than a replica's longest wait.
+        alert_s: from naming the heir to stopping; longer than it takes to wake its loop.
         tenure_s: a new owner keeps a slice so long before it hands over to a better one.
         handed_s: so long if a living owner has handed it over. Nodes may count different leaders
             for as long as a leader takes to be stable; each would hand over to the other.

@@ -147,7 +147,9 @@ class Ensemble:
     def prepare(self) -> None:
         """Make the folders that everything lies in."""
         for folder in ("nodes", "live", "slices"):
-            self._ask(self._client.ensure_path_async, self._path(folder))
+            path = self._path(folder)
+            with _found(path):
+                self._ask(self._client.ensure_path_async, path)
 
     def register(self, node: NodeNote, life: LifeNote) -> LifeNote | None:
         """Be known to the others. Gives the note of another living node of this name, if one is in
@@ -414,11 +416,9 @@ class Ensemble:
         return self._children(folder, self._watch)
 
     def _children(self, folder: str, watch: Callable[[WatchedEvent], None] | None) -> list[str]:
-        asked = self._client.get_children_async
-        try:
-            return list(self._ask(asked, self._path(folder), watch=watch))
-        except NoNodeError as exc:
-            raise EnsembleError(f"somebody has removed {self._path(folder)}") from exc
+        path = self._path(folder)
+        with _found(path):
+            return list(self._ask(self._client.get_children_async, path, watch=watch))
 
     def _read(
         self, batch: Pipeline, paths: Mapping[_Key, str], kind: type[_Note], **options: object
@@ -434,16 +434,16 @@ class Ensemble:
 
     def _create(self, path: str, data: bytes, *, ephemeral: bool = False) -> bool:
         try:
-            self._ask(self._client.create_async, path, data, ephemeral=ephemeral)
+            with _found(path):
+                self._ask(self._client.create_async, path, data, ephemeral=ephemeral)
         except NodeExistsError:
             return False
-        except NoNodeError as exc:
-            raise EnsembleError(f"somebody has removed what {path} lay in") from exc
         return True
 
     def _put(self, path: str, data: bytes) -> None:
         if not self._create(path, data):
-            self._ask(self._client.set_async, path, data)
+            with _found(path):
+                self._ask(self._client.set_async, path, data)
 
     def _delete(self, path: str) -> None:
         with suppress(NoNodeError):
@@ -455,6 +455,17 @@ class Ensemble:
             self._changed(int(path.split("/")[-2]))
         else:
             self._changed(MEMBERS if path else EVERYTHING)
+
+
+@contextmanager
+def _found(path: str) -> Iterator[None]:
+    """Take a node that was removed by hand meanwhile for a missing answer: the next turn makes it
+    again.
+    """
+    try:
+        yield
+    except NoNodeError as exc:
+        raise EnsembleError(f"{path}, or what it lay in, has been removed by hand") from exc
 
 
 def _each(

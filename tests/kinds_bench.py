@@ -1,10 +1,12 @@
 """What ids, cancels and recurring schedules cost: JSON lines.
 
-``python -m tests.kinds_bench ids|cancel|through|recurring|plain [--kind wheel] [--n 1000000]``
+``python -m tests.kinds_bench CASE [--kind wheel] [--n 1000000]``, CASE one of ids, cancel, again,
+through, recurring and plain.
 
 ``ids`` fills the id index, and says what it takes of disk and memory on the way. ``cancel`` reads,
 stores and settles that many cancels of pending records: all that the service does for one, but for
-the client library; ``through`` has a service do it with a broker of its own, where the cancels were
+the client library; ``again`` schedules and cancels that often on 1,000 ids. ``through`` has a
+service do what ``cancel`` does with a broker of its own, where the cancels were
 written before it may begin. ``recurring`` stores schedules that recur, ``plain`` as many that
 don't. On a machine that others use, compare CPU time, not rates.
 """
@@ -21,6 +23,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import quantiles
 
 import psutil
 
@@ -35,8 +38,8 @@ from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.service import ServiceProcess
 from delayservice.store.base import Store
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import WheelStore
 from tests.integration.bench import Bench, await_true, now_ms
+from tests.wheels import LoneStore
 
 START_MS = 1_800_000_000_000
 SPREAD_MS = 14 * 86_400_000
@@ -44,8 +47,8 @@ RUN = 4_000
 TOPIC = "delay_topic_any"
 TARGET = ("delay-target-topic", b"orders")
 SECRET = b"only-for-benches"
-MAKERS: dict[str, type[WheelStore | RocksStore]] = {
-    "wheel": WheelStore,
+MAKERS: dict[str, type[LoneStore | RocksStore]] = {
+    "wheel": LoneStore,
     "rocksdb": RocksStore,
 }
 
@@ -163,9 +166,34 @@ def cancel_all(store: Store, folder: Path, count: int) -> Iterator[dict[str, obj
     yield {"phase": "cancelled"} | meter.report(count)
 
 
+def restart_timers(store: Store, count: int, ids: int = 1_000) -> Iterator[dict[str, object]]:
+    """Schedule and cancel ``count`` times on few ids, as timers do that are restarted for ever."""
+    owner = Owner(store)
+    pair_us: list[float] = []
+    for start in range(0, count, RUN // 2):
+        rows: list[Row] = []
+        for number in range(start, min(start + RUN // 2, count)):
+            name = ("delay-id", record_id(number % ids))
+            at = ("delay-at", b"%d" % due_ms(number))
+            rows.append((2 * number, START_MS, b"key", b"x" * 100, [at, TARGET, name]))
+            rows.append((2 * number + 1, START_MS, None, None, [name, ("delay-op", b"cancel")]))
+        began_s = time.perf_counter()
+        owner.take(rows)
+        pair_us.append(2e6 * (time.perf_counter() - began_s) / len(rows))
+        done = rows[-1][0] // 2 + 1
+        if done * 10 // count > start * 10 // count:
+            centiles = quantiles(pair_us, n=100)
+            yield {"pairs": done} | {
+                "p50_us_per_pair": round(centiles[49], 1),
+                "p99_us_per_pair": round(centiles[98], 1),
+            }
+            pair_us = []
+    assert owner.outputs == 2 * count
+
+
 def cancel_through_kafka(kind: str, folder: Path, count: int) -> Iterator[dict[str, object]]:
     """The same on a cluster, from the moment that the service goes on until the last outcome."""
-    sets = (f"node.store={kind}", "wheel.slots=1209600")
+    sets = (f"node.store={kind}", "wheel.slots=2016", "wheel.slot_ms=10m")
     with (
         EmbeddedCluster() as cluster,
         Bench(cluster.bootstrap, folder, partitions=4, sets=sets) as bench,
@@ -232,7 +260,7 @@ def store_all(
 def main() -> None:
     """Run one case."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=("ids", "cancel", "through", "recurring", "plain"))
+    parser.add_argument("case", choices=("ids", "cancel", "again", "through", "recurring", "plain"))
     parser.add_argument("--kind", choices=MAKERS, default="wheel")
     parser.add_argument("--n", type=int, default=1_000_000)
     given = parser.parse_args()
@@ -256,6 +284,8 @@ def lines_of(case: str, kind: str, folder: Path, count: int) -> Iterator[dict[st
         yield from fill_ids(store, folder, count)
     elif case == "cancel":
         yield from cancel_all(store, folder, count)
+    elif case == "again":
+        yield from restart_timers(store, count)
     else:
         header = ("delay-every" if case == "recurring" else "delay-after", b"P30D")
         yield from store_all(store, folder, count, [header])

@@ -24,12 +24,12 @@ from pathlib import Path
 from delayservice.core.cursor import Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import WheelStore
+from tests.wheels import LoneStore
 
 START_MS = 1_800_000_000_000
 RUN = 4_000
 SPREAD_MS = {"burst": 1_000, "instant": 1, "hour": 3_600_000, "days": 14 * 86_400_000}
-MAKERS: dict[str, Callable[[Path], Store]] = {"wheel": WheelStore, "rocksdb": RocksStore}
+MAKERS: dict[str, Callable[[Path], Store]] = {"wheel": LoneStore, "rocksdb": RocksStore}
 
 
 @dataclass

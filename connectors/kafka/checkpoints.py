@@ -13,9 +13,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
-from connectors.kafka.clients import NO_GROUP, consumer_client
+from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.source import (
     ASK_TIMEOUT_S,
     READ_HINT,
@@ -23,9 +29,10 @@ from connectors.kafka.source import (
     scan_partition,
 )
 from delayservice.clock import Clock
+from delayservice.core.checkpoint import ForeignRecordError, Standing, standing_of
 from delayservice.core.claims import Claimed, ClaimLog
 from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.ports import Place, ReadBack
+from delayservice.lanes.ports import NO_TIME, Place, ReadBack
 
 _FIRST_LOOK: Final = 1_000
 """Records before the end of a partition that are read first: the newest of busy slices."""
@@ -40,7 +47,8 @@ _log = structlog.get_logger(__name__)
 
 
 class KafkaCheckpoints:
-    """Checkpoints and claims of all slices. One thread tails them; any thread may ask.
+    """Checkpoints and claims of all slices. One thread tails them, once it is started; any thread
+    may ask.
 
     Args:
         topic: the checkpoint topic.
@@ -50,6 +58,7 @@ class KafkaCheckpoints:
         clock: for when a checkpoint came back.
         name: of the client.
         cut_interval_ms: one checkpoint of a slice in this time is a cut; 0: there are none.
+        clients: makes the consumers.
     """
 
     def __init__(
@@ -61,6 +70,7 @@ class KafkaCheckpoints:
         clock: Clock,
         name: str,
         cut_interval_ms: int = 0,
+        clients: Clients = KAFKA,
     ) -> None:
         self._topic = topic
         self._partitions = partitions
@@ -80,16 +90,27 @@ class KafkaCheckpoints:
         self._positions: dict[Place, int] = {}
         self._reached: set[int] = set()
         self._is_searched = False
-        self._misplaced = ""
-        """Why the partitions of the topic can't be what they were; empty: they are."""
+        self._misplaced: dict[int, tuple[Standing, str]] = {}
+        """Slices of which a checkpoint lies where none can be: where it stands, and why."""
+        self._foreign: dict[int, tuple[int, str]] = {}
+        """Slices whose newest record is none of theirs: its offset, and what it is."""
+        self._standings: dict[int, Standing] = {}
+        """By slice: where its newest checkpoint stands."""
+        self.policy_problem = ""
+        """Why checkpoints may have been deleted; empty: they have not. Any thread may set it."""
         self._claims = ClaimLog()
-        self._changed = threading.Condition()
+        self._clients = clients
+        self._consumer: Consumer | None = None
+        self._changed = clients.changed()
         self.has_legacy = False
         """Whether version 1, which had one transactional id for each slice, has been here."""
         self.has_failed = False
         """Whether the tail has ended with an error: nothing is pruned or compared any more."""
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoint-tail", daemon=True)
+
+    def start(self) -> None:
+        """Begin to tail."""
         self._thread.start()
 
     def close(self) -> None:
@@ -121,7 +142,7 @@ class KafkaCheckpoints:
 
     def is_unserved(self, slice_no: int) -> bool:
         """Return whether there is no checkpoint of a slice; see the port."""
-        return self._is_searched and slice_no not in self._tailed
+        return self._is_searched and slice_no not in self._tailed and not self.alarm(slice_no)
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
         """Return checkpoints at which copies are to be compared; see the port."""
@@ -168,50 +189,87 @@ class KafkaCheckpoints:
         """Return the newest checkpoint of a slice, searched for in the whole topic if need be.
 
         Raises:
-            KafkaEdgeError: the search was not over in time.
+            KafkaEdgeError: the search was not over in time, or the checkpoint was deleted.
         """
         self.follow(slice_no)
 
         def is_known() -> bool:
             return slice_no in self._tailed or self._is_searched
 
-        if self._misplaced:
-            raise KafkaEdgeError(self._misplaced)
         with self._changed:
             if not self._changed.wait_for(is_known, timeout_s):
                 raise KafkaEdgeError(
                     f"the checkpoint topic {self._topic} could not be read in {timeout_s:.0f} s"
                 )
         found = self._tailed.get(slice_no)
-        return None if found is None else found.data
+        if found is not None and not self._is_doubtful(slice_no, found.offset):
+            return found.data
+        why = self.alarm(slice_no) or self.policy_problem
+        if found is None and not why:
+            return None  # it was never served
+        raise KafkaEdgeError(
+            f"slice {slice_no} has no checkpoint that can be believed, so it is not known what was "
+            f"delivered: {why or 'its records changed while they were read, which is tried again'}"
+        )
+
+    def _is_doubtful(self, slice_no: int, offset: int) -> bool:
+        """Return whether a newer checkpoint than the one at ``offset`` may have been written: it
+        lies in a wrong place, or compaction took both away for a foreign record above them.
+        """
+        misplaced = self._misplaced.get(slice_no)
+        if misplaced is not None and self._standings[slice_no].precedes(misplaced[0]):
+            return True
+        if slice_no not in self._foreign:
+            return False
+        place = (self._topic, self.partition(slice_no))
+        runs = scan_partition(self._config, *place, offset, offset + 1, self._clients)
+        return not any(row[0] == offset for run in runs for row in run.rows)
+
+    def alarm(self, slice_no: int) -> str:
+        """Return what is wrong with the records of a slice, for people; empty: nothing. It ends
+        when a newer checkpoint of the slice is read back.
+        """
+        for found in (self._misplaced.get(slice_no), self._foreign.get(slice_no)):
+            if found is not None:
+                return found[1]
+        return ""
 
     # --- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._is_closed.is_set():
-                consumer = consumer_client(self._config)
-                try:
-                    self._tail(consumer)
-                except (KafkaException, KafkaEdgeError) as exc:  # asked again after a moment
-                    _log.warning("checkpoints_not_read", topic=self._topic, why=str(exc))
-                finally:
-                    consumer.close()
-                self._is_closed.wait(_RETRY_S)
+                if not self.tail(_TAIL_WAIT_S):
+                    self._is_closed.wait(_RETRY_S)
+            self._end()
         except BaseException:  # noqa: BLE001  # whatever it is, the worker has to know
             self.has_failed = True
             _log.exception("checkpoint_tail_failed")
 
-    def _tail(self, consumer: Consumer) -> None:
-        self._begin(consumer)
-        while not self._is_closed.is_set():
+    def tail(self, wait_s: float) -> bool:
+        """Read what is there, waiting for the first record for ``wait_s``; return whether that
+        could be done. What could not is begun anew with the next call.
+        """
+        try:
+            consumer = self._consumer or self._begin()
             if not self._is_searched and self._has_read_first and self._lacks_some:
                 self._search_earlier()
-            first = consumer.poll(_TAIL_WAIT_S)
+            first = consumer.poll(wait_s)
             if first is not None:
                 self._take([first, *consumer.consume(2_000, 0)])
+        except (KafkaException, KafkaEdgeError) as exc:  # asked again after a moment
+            _log.warning("checkpoints_not_read", topic=self._topic, why=str(exc))
+            self._end()
+            return False
+        return True
 
-    def _begin(self, consumer: Consumer) -> None:
+    def _end(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _begin(self) -> Consumer:
+        consumer = self._consumer = self._clients.consumer(self._config)
         assigned = []
         for number in range(self._partitions):
             low, high = self._bounds(consumer, (self._topic, number))
@@ -223,6 +281,7 @@ class KafkaCheckpoints:
         at = max(self._positions.get((self._claims_topic, 0), 0), low)
         assigned.append(TopicPartition(self._claims_topic, 0, at))
         consumer.assign(assigned)
+        return consumer
 
     @staticmethod
     def _bounds(consumer: Consumer, place: Place) -> tuple[int, int]:
@@ -231,7 +290,7 @@ class KafkaCheckpoints:
 
     @property
     def _has_read_first(self) -> bool:
-        """Whether the end of every partition was reached once."""
+        """Return whether the end of every partition was reached once."""
         return len(self._reached) == self._partitions
 
     @property
@@ -242,7 +301,9 @@ class KafkaCheckpoints:
         """Read what lies before the tail's beginning, once, for slices that were not seen."""
         for number, (low, began) in self._starts.items():
             if low < began:
-                for run in scan_partition(self._config, self._topic, number, low, began):
+                for run in scan_partition(
+                    self._config, self._topic, number, low, began, self._clients
+                ):
                     for offset, broker_ms, key, value, _ in run.rows:
                         place = (self._topic, number)
                         self._note_checkpoint(place, key, value, offset, broker_ms, is_new=False)
@@ -274,7 +335,9 @@ class KafkaCheckpoints:
             except KafkaEdgeError as exc:
                 _log.error("claim_not_readable", offset=message.offset(), why=str(exc))
             return
-        broker_ms = message.timestamp()[1]
+        kind, broker_ms = message.timestamp()
+        if kind != TIMESTAMP_LOG_APPEND_TIME:
+            broker_ms = NO_TIME  # a clock can't be compared with what it said itself
         self._note_checkpoint(
             (message.topic(), message.partition()),
             message.key(),
@@ -293,26 +356,75 @@ class KafkaCheckpoints:
         *,
         is_new: bool = True,
     ) -> None:
-        if value is None or key is None or not key.isdigit():
+        if key is None or not key.isdigit():
             return
         slice_no = int(key)
-        if place[1] != self.partition(slice_no):
-            self._misplaced = (
-                f"the checkpoint of slice {slice_no} lies in {place[0]}:{place[1]}, and belongs in "
-                f"partition {self.partition(slice_no)}: partitions were added to that topic, or "
-                "something else writes to it. No slice is taken over until that is undone"
-            )
-            return
         before = self._tailed.get(slice_no)
         if not is_new and before is not None and before.offset >= offset:
             return
+        is_misplaced = place[1] != self.partition(slice_no)
+        if is_misplaced and value is None:  # whoever moved the record to its place has removed it
+            self._misplaced.pop(slice_no, None)
+            return
+        try:
+            standing, value = self._believed(slice_no, value)
+        except ForeignRecordError as exc:
+            self._note_foreign(slice_no, place, offset, str(exc))
+            return
+        if is_misplaced:
+            self._note_misplaced(slice_no, place, standing)
+            return
+        if slice_no in self._foreign and self._foreign[slice_no][0] < offset:
+            del self._foreign[slice_no]
+        self._standings[slice_no] = standing
         boot_ms = int(self._clock.boot_s() * 1000)
-        read_back = ReadBack(value, broker_ms, self._clock.wall_ms(), boot_ms, offset)
+        read_back = ReadBack(value, broker_ms, boot_ms, offset)
         if is_new and self._begins_interval(slice_no, broker_ms):
             self._cuts.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
         self._tailed[slice_no] = read_back
         self.has_legacy = self.has_legacy or value.startswith(_LEGACY)
         self._news.add(slice_no)
+
+    def _believed(self, slice_no: int, value: bytes | None) -> tuple[Standing, bytes]:
+        """Return a record that can be the slice's newest checkpoint, and where it stands.
+
+        Raises:
+            ForeignRecordError: it can't be that.
+        """
+        if value is None:
+            raise ForeignRecordError("a tombstone, which the service never writes there")
+        standing, before = standing_of(slice_no, value), self._standings.get(slice_no)
+        if before is not None and standing.precedes(before):
+            raise ForeignRecordError(
+                f"a checkpoint that is older than the one before it: take-over {standing.epoch}, "
+                f"commit {standing.commit}, after {before.epoch}, {before.commit}"
+            )
+        return standing, value
+
+    def _note_foreign(self, slice_no: int, place: Place, offset: int, what: str) -> None:
+        """A record is not believed. The newest checkpoint stays what it was: its owner commits
+        another one, for compaction keeps the foreign record and no other.
+        """
+        at = f"{place[0]}:{place[1]}:{offset}"
+        why = (
+            f"{at} is {what}. It is not believed; something else writes to that topic: restrict it "
+            "to the delay service"
+        )
+        self._foreign[slice_no] = (offset, why)
+        self._news.add(slice_no)
+        _log.error("foreign_checkpoint", slice=slice_no, place=at, what=what)
+
+    def _note_misplaced(self, slice_no: int, place: Place, standing: Standing) -> None:
+        known = self._misplaced.get(slice_no)
+        why = (
+            f"a checkpoint of slice {slice_no} lies in {place[0]}:{place[1]}, and belongs in "
+            f"partition {self.partition(slice_no)}: partitions were added to that topic, or "
+            "something else writes to it"
+        )
+        self._misplaced[slice_no] = (standing, why)
+        self._news.add(slice_no)
+        if known is None:
+            _log.error("checkpoint_misplaced", slice=slice_no, place=f"{place[0]}:{place[1]}")
 
     def _begins_interval(self, slice_no: int, broker_ms: int) -> bool:
         """Not all slices at once; and never the first that is read: what was before is unknown."""

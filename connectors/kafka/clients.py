@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -71,6 +74,27 @@ def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
 def producer_client(options: Mapping[str, Any]) -> Producer:
     """A producer; a transactional one is not initialised yet."""
     return Producer(dict(options), logger=LOGGER)
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """How a worker makes its clients, and what it waits by.
+
+    Attributes:
+        producer: makes a producer of its options.
+        consumer: makes a consumer of its options.
+        monotonic_s: the clock of all waits, seconds.
+        changed: makes the condition by which one thread waits for what another reads.
+    """
+
+    producer: Callable[[Mapping[str, Any]], Producer] = producer_client
+    consumer: Callable[[Mapping[str, Any]], Consumer] = consumer_client
+    monotonic_s: Callable[[], float] = time.monotonic
+    changed: Callable[[], threading.Condition] = threading.Condition
+
+
+KAFKA: Final = Clients()
+"""The clients of librdkafka, and this machine's clock."""
 
 
 def flush(producer: Producer, timeout_s: float) -> int:

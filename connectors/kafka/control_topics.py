@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ControlTopic(Protocol):
-    """What is read of one topic. All of it is called by the reading thread."""
+    """The reader of one topic. The reading thread calls all of it."""
 
     @property
     def topic(self) -> str:
@@ -72,24 +72,32 @@ class ControlReader:
     def _run(self) -> None:
         consumer = consumer_client(self._config)
         while True:
-            for name, due_s in list(self._due_s.items()):
-                if time.monotonic() >= due_s:
-                    self._begin(consumer, name)
+            self._begin_due(consumer)
             message = consumer.poll(_RETRY_S if self._due_s else _WAIT_S)
             if message is not None:
                 self._hear(consumer, message)
 
-    def _begin(self, consumer: Consumer, name: str) -> None:
+    def _begin_due(self, consumer: Consumer) -> None:
+        """Begin with every topic whose time has come, all at once: a fetch that is under way for
+        one of them would keep the next waiting for as long as it takes.
+        """
+        now_s = time.monotonic()
+        due = [name for name, due_s in self._due_s.items() if now_s >= due_s]
+        begun = [place for name in due if (place := self._begin(consumer, name)) is not None]
+        if begun:
+            consumer.incremental_assign(begun)
+
+    def _begin(self, consumer: Consumer, name: str) -> TopicPartition | None:
         try:
             offset, end = self._topics[name].begin(consumer)
-            consumer.incremental_assign([TopicPartition(name, 0, offset)])
         except KafkaException as exc:
             self._failed(name, error_of(exc).str())
-            return
+            return None
         del self._due_s[name]
         self._ends[name] = end
         if offset >= end:  # the broker would tell only after a while
             self._topics[name].at_end()
+        return TopicPartition(name, 0, offset)
 
     def _hear(self, consumer: Consumer, message: Message) -> None:
         name, error = message.topic(), message.error()

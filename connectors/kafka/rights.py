@@ -1,4 +1,4 @@
-"""What the service may do with topics, as the brokers say themselves."""
+"""The rights of the service on topics, as the brokers report them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ class Access:
     ``partitions`` is 0 when it does not exist, or may not be described: then ``operations`` is
     empty. ``operations`` is None when the cluster does not tell. ``in_sync`` is how many copies of
     each partition are in sync, 0 where there is no leader; ``copies`` is how many there should be.
+    ``topic_id`` tells a recreated topic from the old one; empty: it can't be described.
     """
 
     partitions: int
     operations: frozenset[AclOperation] | None
     in_sync: tuple[int, ...] = ()
     copies: int = 0
+    topic_id: str = ""
 
     def lacks(self, *needed: AclOperation) -> list[str]:
-        """Those of the needed rights that are missing, by name."""
+        """Return the needed rights that are missing, by name."""
         if self.operations is None:
             return []
         return [_NAMES[one] for one in needed if one not in self.operations]
@@ -76,6 +78,7 @@ def ask_access(
             operations,
             tuple(0 if one.leader is None else len(one.isr) for one in partitions),
             min((len(one.replicas) for one in partitions), default=0),
+            str(topic.topic_id),
         )
     return found
 

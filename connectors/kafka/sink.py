@@ -12,7 +12,6 @@ a later transaction (KAFKA-17754), and never used again.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from typing import Final
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, ThrottleEvent
 
-from connectors.kafka.clients import flush, producer_client
+from connectors.kafka.clients import KAFKA, Clients, flush
 from connectors.kafka.errors import (
     ABORTABLE,
     FENCED,
@@ -32,6 +31,7 @@ from connectors.kafka.errors import (
     REFUSALS,
     error_of,
 )
+from connectors.kafka.record_limits import RecordLimits
 from connectors.kafka.targets import TargetTopics
 from delayservice import faults
 from delayservice.core.claims import WRITER, encode_key
@@ -42,12 +42,14 @@ from delayservice.errors import (
     OwnershipLostError,
     RefusedError,
     TransactionAbortedError,
+    WriterGivenUpError,
 )
 from delayservice.lanes.ports import Control, Place
 
 COMMIT_TIMEOUT_S: Final = 30.0
-ABORT_TIMEOUT_S: Final = 5.0
-"""After that the writer is given up, and whoever claims next aborts it in half a second."""
+ABORT_TIMEOUT_S: Final = 2.0
+"""After that the writer is given up, and whoever claims next aborts it in half a second. It takes
+long when a partition of the transaction before takes no marker: nothing can begin until it does."""
 FLUSH_STEP_S: Final = 0.1
 INIT_TIMEOUT_S: Final = 20.0
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -59,11 +61,6 @@ up everything else of this worker. A busy broker that goes on acknowledging is w
 SLOW_COMMIT_S: Final = 10.0
 """A commit slower than this may have been retried inside the client: the producer is given up."""
 
-_BATCH_BYTES: Final = 61
-"""The header of a record batch, version 2."""
-_NO_LIMIT: Final = 2**31
-_LIMITS_MAX: Final = 1_000
-"""Topics whose limits are remembered; after that they are found anew."""
 _COMPRESSION: Final = ("compression.type", "compression.codec")
 
 _log = structlog.get_logger(__name__)
@@ -71,7 +68,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What the sink of a worker needs to know."""
+    """Settings of a worker's sink."""
 
     name_prefix: str
     """Of the transactional ids: the service's own, the node and the worker."""
@@ -137,9 +134,13 @@ class KafkaSink:
     but never at the same time.
     """
 
-    def __init__(self, options: SinkOptions, targets: TargetTopics) -> None:
+    def __init__(
+        self, options: SinkOptions, targets: TargetTopics, clients: Clients = KAFKA
+    ) -> None:
         self._options = options
         self._targets = targets
+        self._clients = clients
+        self._monotonic_s = clients.monotonic_s
         self._producer: Producer | None = None
         self._headers: list[tuple[str, bytes]] = []
         """Of the service's own records: whose transaction they are part of."""
@@ -153,13 +154,11 @@ class KafkaSink:
         by one until a commit succeeds."""
         self._purged: set[Target] = set()
         self._throttled_until_s = 0.0
-        self._limits: dict[str, int] = {}
-        self._batched: dict[str, int] = {}
-        self._too_large: set[str] = set()
         self._slices: set[int] = set()
         """Slices whose checkpoints the commit carries."""
         compression = (options.client.get(name, "none") for name in _COMPRESSION)
-        self._compresses = any(codec != "none" for codec in compression)
+        compresses = any(codec != "none" for codec in compression)
+        self._limits = RecordLimits(targets, compresses=compresses)
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -170,7 +169,7 @@ class KafkaSink:
         and often 500; afterwards it takes 10 ms (``bench failover``).
         """
         self.discard()
-        writer = f"{self._options.name_prefix}-{uuid.uuid4().hex[:16]}"
+        writer = self._new_name()
         producer = self._make(self._options.transactional(writer))
         with suppress(KafkaException):  # init_transactions says what is wrong
             producer.list_topics(self._options.checkpoint_topic, CONNECT_TIMEOUT_S)
@@ -190,13 +189,16 @@ class KafkaSink:
             self._direct = self._make(self._options.idempotent())
         return writer
 
+    def _new_name(self) -> str:
+        return f"{self._options.name_prefix}-{uuid.uuid4().hex[:16]}"
+
     def _make(self, config: dict[str, str | int | float | bool]) -> Producer:
         callbacks = {"on_delivery": self._note_failure, "throttle_cb": self._note_throttle}
-        return producer_client({**config, **callbacks})
+        return self._clients.producer({**config, **callbacks})
 
     def _note_throttle(self, event: ThrottleEvent) -> None:
         """A quota makes the broker answer later: its partitions are not to blame for that."""
-        until_s = time.monotonic() + event.throttle_time
+        until_s = self._monotonic_s() + event.throttle_time
         self._throttled_until_s = max(self._throttled_until_s, until_s)
 
     def discard(self) -> None:
@@ -214,13 +216,14 @@ class KafkaSink:
         self._failed.clear()
         self._refusals.clear()
         self._purged = set()
-        self._batched.clear()
+        self._limits.flushed()
 
     @property
     def _fenced_producer(self) -> Producer:
         if self._producer is None:
-            raise OwnershipLostError(
-                "there is no writer: none was opened, or it was given up after a slow commit"
+            raise WriterGivenUpError(
+                "there is no writer: none was opened, or it was given up after a slow commit or "
+                "because of a partition that does not acknowledge"
             )
         return self._producer
 
@@ -249,14 +252,15 @@ class KafkaSink:
 
     def _produce(self, producer: Producer, place: Place, outputs: Sequence[Output]) -> None:
         produce: Callable[..., None] = producer.produce
-        for offset in self._outgrown(outputs):
+        for offset in self._limits.outgrown(outputs):
             self._refusals[place, offset] = (TOO_LARGE, "larger than its topic's max.message.bytes")
         if self._refusals:
             return
-        special = self._suspects | self._limits.keys() if self._suspects or self._limits else ()
+        suspects, limits = self._suspects, self._limits
+        is_careful = bool(suspects or limits)
         for output in outputs:
             _, topic, partition, key, value, headers, _, offset = output
-            if topic in special:
+            if is_careful and (topic in suspects or topic in limits):
                 if not self._produce_with_care(producer, place, output):
                     return
                 continue
@@ -285,11 +289,9 @@ class KafkaSink:
         batches stay below its limit, and a suspect travels alone. False: the client takes no more.
         """
         _, topic, partition, key, value, headers, _, offset = output
-        limit = self._limits.get(topic, _NO_LIMIT)
-        size = _bytes_min(output)
-        if self._batched.get(topic, 0) + size > limit:
+        if self._limits.must_flush(output):
             self._await_sent(producer)
-        self._batched[topic] = self._batched.get(topic, 0) + size
+        self._limits.sent(output)
         note = partial(self._note_record, place, offset, topic)
         try:
             _produce_patiently(
@@ -302,14 +304,14 @@ class KafkaSink:
         return not self._failed
 
     def _await_sent(self, producer: Producer) -> None:
-        self._batched.clear()
-        deadline_s = time.monotonic() + UNACKNOWLEDGED_S
-        while self._flush_step(producer) and time.monotonic() < deadline_s and not self._failed:
+        self._limits.flushed()
+        deadline_s = self._monotonic_s() + UNACKNOWLEDGED_S
+        while self._flush_step(producer) and self._monotonic_s() < deadline_s and not self._failed:
             pass
 
     def _broke_off(self, error: KafkaError) -> bool:
-        """Whether the client takes no more because a record of this transaction has failed already:
-        ``commit`` finds out which.
+        """Return whether the client takes no more because a record of this transaction has failed
+        already: ``commit`` finds out which.
         """
         if error.code() != KafkaError._STATE:  # noqa: SLF001  # librdkafka's spelling
             return False
@@ -326,7 +328,7 @@ class KafkaSink:
             return
         self._failed.append(error)
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            self._too_large.add(topic)
+            self._limits.note_refused(topic)
         if error.code() in REFUSALS:
             self._suspects.add(topic)
         elif error.code() in LOST_TARGETS:
@@ -348,8 +350,8 @@ class KafkaSink:
 
     # --- commit --------------------------------------------------------------------------------
 
-    def commit(self, controls: Sequence[Control]) -> None:
-        """Commit what was sent, and the service's own records; see the port for what it raises."""
+    def commit(self, controls: Sequence[Control]) -> float:
+        """Commit what was sent, and the service's own records; see the port."""
         self._begin()
         producer = self._fenced_producer
         if self._direct is not None:
@@ -364,15 +366,17 @@ class KafkaSink:
                 if not self._broke_off(error_of(exc)):
                     raise self._lost("produce", exc) from exc
         self._flush(producer)
+        acknowledged_s = self._monotonic_s()
         if self._sent_to:
             faults.point("flushed")
         faults.point("before_commit")
-        started_s = time.monotonic()
+        started_s = self._monotonic_s()
         self._commit_transaction(producer)
         self._suspects.clear()
         self._forget()
-        if time.monotonic() - started_s > SLOW_COMMIT_S:
+        if self._monotonic_s() - started_s > SLOW_COMMIT_S:
             self.discard()  # the next turn claims anew, if this node is the owner still
+        return acknowledged_s
 
     def _produce_control(self, producer: Producer, control: Control) -> None:
         options, number = self._options, control.slice_no
@@ -390,11 +394,11 @@ class KafkaSink:
         In steps, for once a record of a transaction fails the client sends no other, and to wait
         for those would take the whole time-out.
         """
-        started_s = time.monotonic()
+        started_s = self._monotonic_s()
         stall = Stall(len(producer), started_s)
         while left := self._flush_step(producer):
-            waited_s = time.monotonic() - started_s
-            stalled_s = stall.seconds(left, time.monotonic(), self._throttled_until_s)
+            waited_s = self._monotonic_s() - started_s
+            stalled_s = stall.seconds(left, self._monotonic_s(), self._throttled_until_s)
             if waited_s > UNKNOWN_AFTER_MS / 1000:
                 self._fail_if_target_is_gone()
             if self._failed or stalled_s > UNACKNOWLEDGED_S or waited_s > COMMIT_TIMEOUT_S:
@@ -439,17 +443,20 @@ class KafkaSink:
         self._give_up_unless_abortable()
         refusals, sent_to = dict(self._refusals), set(self._sent_to)
         is_known = bool(self._failed)
-        self._bound_batches()
+        self._limits.learn()
         waiting = self._abort_and_see()
         if refusals:
             raise RefusedError(refusals)
         raise TransactionAbortedError(
-            why, frozenset() if is_known else self._give_up(waiting, sent_to)
+            why, frozenset() if is_known else self._put_aside(waiting, sent_to)
         )
 
-    def _give_up(self, waiting: set[Target], sent_to: set[str]) -> frozenset[int]:
+    def _put_aside(self, waiting: set[Target], sent_to: set[str]) -> frozenset[int]:
         """Put the targets aside that have not acknowledged in time, and return the slices whose
         checkpoints have not been. When nothing was acknowledged it is the cluster that is slow.
+
+        A partition that takes no record takes no abort marker either, and until it does the broker
+        lets its writer begin nothing: the writer is given up.
         """
         options = self._options
         places = {options.checkpoint_partition(number) for number in self._slices}
@@ -459,6 +466,7 @@ class KafkaSink:
         if len({topic for topic, _ in targets}) + len(slow & places) >= used:
             return frozenset()
         self._targets.give_up(targets)
+        self.discard()
         return frozenset(n for n in self._slices if options.checkpoint_partition(n) in slow)
 
     def _give_up_unless_abortable(self) -> None:
@@ -471,7 +479,7 @@ class KafkaSink:
         for error in self._failed:
             if error.code() in FENCED:
                 raise self._lost("delivery", KafkaException(error))
-        if not any(error.code() == KafkaError._STATE for error in self._failed):  # noqa: SLF001
+        if self._takes_more():
             return
         try:  # in this state it commits nothing, but says what broke the transaction
             self._fenced_producer.commit_transaction(ABORT_TIMEOUT_S)
@@ -482,6 +490,21 @@ class KafkaSink:
         else:
             raise OwnershipLostError("a transaction that had failed was committed after all")
 
+    def _takes_more(self) -> bool:
+        """Return whether the open transaction is intact. When the coordinator refuses it, no
+        delivery report says so, but the client takes no other record. One that it does take is
+        aborted with the rest.
+        """
+        try:
+            self._fenced_producer.produce(self._options.claims_topic, b"", b"", 0)
+        except BufferError:  # its queue is full: it would have refused to queue anything before
+            return True
+        except KafkaException as exc:
+            if not self._broke_off(error_of(exc)):
+                raise self._lost("produce", exc) from exc
+            return False
+        return True
+
     def _abort_and_see(self) -> set[Target]:
         """Abort, and return the partitions whose records had no answer yet: reports of purged
         records name them.
@@ -491,34 +514,6 @@ class KafkaSink:
         with suppress(KafkaException):  # the next call says what is wrong
             flush(producer, 0)
         return stuck | self._purged
-
-    def _bound_batches(self) -> None:
-        """The client never splits a batch that is larger than its topic allows, so that records
-        which are small enough one by one would be refused together again and again.
-        """
-        for topic in self._too_large:
-            self._learn_limit(topic)
-        self._too_large.clear()
-
-    def _learn_limit(self, topic: str) -> None:
-        limit = self._targets.record_bytes_max(topic)
-        if limit is not None:
-            if len(self._limits) >= _LIMITS_MAX:
-                self._limits.clear()
-            self._limits[topic] = limit
-
-    def _outgrown(self, outputs: Sequence[Output]) -> set[int]:
-        """Offsets of outputs that are too large for certain: all at once, for the client stops at
-        the first that the broker refuses. A limit may have been raised meanwhile, so it is asked
-        again before anything is refused by it.
-        """
-        limits = self._limits
-        if not limits or self._compresses:
-            return set()
-        suspects = [o for o in outputs if _bytes_min(o) > limits.get(o[1], _NO_LIMIT)]
-        for topic in {output[1] for output in suspects}:
-            self._learn_limit(topic)
-        return {o[7] for o in suspects if _bytes_min(o) > limits.get(o[1], _NO_LIMIT)}
 
     def abort(self) -> None:
         """Drop what was sent; see the port."""
@@ -563,13 +558,6 @@ def _produce_patiently(producer: Producer, *args: object, **options: object) -> 
             return
 
 
-def _bytes_min(output: Output) -> int:
-    """What an output takes at least in a batch of its own, uncompressed."""
-    _, _, _, key, value, headers, _, _ = output
-    content = len(key or b"") + len(value or b"")
-    return _BATCH_BYTES + content + sum(len(n) + len(v or b"") + 2 for n, v in headers)
-
-
 def _concerns_record(error: KafkaError) -> bool:
-    """Whether an error is about one record or its target, not about the connection or the role."""
+    """Return whether an error is about one record or its target."""
     return error.code() in REFUSALS or error.code() in LOST_TARGETS

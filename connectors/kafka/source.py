@@ -6,8 +6,7 @@ partition event, so those events are asked for, and a run says where it stops, n
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     OffsetSpec,
 )
 
-from connectors.kafka.clients import NO_GROUP, consumer_client
+from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.errors import MISSING, answer_of, error_of
 from delayservice.core.entry import UNREADABLE, Row
 from delayservice.errors import KafkaEdgeError
@@ -36,7 +35,7 @@ SCAN_STALL_S: Final = 60.0
 SCAN_BATCH: Final = 5_000
 SCAN_WAIT_MS: Final = 10
 
-MANY_PLACES: Final = 16
+MANY_PLACES: Final = 32
 MANY: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 8_192}
 """Options of the consumer at the head of more than ``MANY_PLACES`` logs. Each fetch lists all of
 them, for the client knows no fetch sessions, and with 1,000 that takes 1 to 2 ms of a core on both
@@ -45,6 +44,9 @@ BEHIND: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50}
 """Options of the consumer that catches up: the end of a log is told only after such a wait."""
 BEHIND_RECORDS: Final = 2_000
 """Records of a turn that may come from behind."""
+WAKE_S: Final = 0.1
+"""Longest time until ``wake`` ends a wait for records. Each look takes some 60 µs of a core, so
+0.02 would be a third of what an idle worker costs; whoever expects to be woken waits less."""
 BEHIND_WAIT_S: Final = 0.01
 """Longest wait for records at the head while partitions catch up."""
 
@@ -89,20 +91,28 @@ class KafkaSource:
         admin: to ask for the bounds of logs.
         name: of the clients.
         places: how many partitions are to be read, about.
+        clients: makes the consumers.
     """
 
     def __init__(
-        self, client: Mapping[str, str], admin: AdminClient, name: str, places: int = 0
+        self,
+        client: Mapping[str, str],
+        admin: AdminClient,
+        name: str,
+        places: int = 0,
+        clients: Clients = KAFKA,
     ) -> None:
         self._config = consumer_config(client, f"source-{name}")
         self._admin = admin
         fetching = MANY if places > MANY_PLACES else {}
-        self._head = consumer_client(self._config | fetching | dict(client))
-        self._behind = consumer_client(self._config | BEHIND)
+        self._clients = clients
+        self._head = clients.consumer(self._config | fetching | dict(client))
+        self._behind = clients.consumer(self._config | BEHIND)
         self._positions: dict[Place, int] = {}
         self._held: set[Place] = set()
         self._catching_up: set[Place] = set()
         self._troubles: list[Trouble] = []
+        self._is_woken = False
 
     # --- position ------------------------------------------------------------------------------
 
@@ -155,7 +165,25 @@ class KafkaSource:
             messages = _take(self._behind, 0, min(limit, BEHIND_RECORDS))
             timeout_s = 0 if messages else min(timeout_s, BEHIND_WAIT_S)
         runs = list(self._runs(messages)) if messages else []
-        return runs + list(self._runs(_take(self._head, timeout_s, limit, gather_s)))
+        messages = _and_more(self._head, self._await_first(timeout_s), limit, gather_s)
+        return runs + list(self._runs(messages))
+
+    def wake(self) -> None:
+        """End the wait of ``poll``; see the port."""
+        self._is_woken = True
+
+    def _await_first(self, timeout_s: float) -> Any:  # noqa: ANN401  # as in ``_row``
+        """Wait for a record at the head, in steps: the client offers nothing that would end its
+        wait from outside.
+        """
+        first, left_s = None, timeout_s
+        while first is None and not self._is_woken and left_s > WAKE_S:
+            first = self._head.poll(WAKE_S)
+            left_s -= WAKE_S
+        if first is None:
+            first = self._head.poll(0 if self._is_woken else left_s)
+        self._is_woken = False
+        return first
 
     def _runs(self, messages: list[Any]) -> Iterator[Run]:
         rows: dict[Place, list[Row]] = {}
@@ -230,7 +258,7 @@ class KafkaSource:
         Raises:
             KafkaEdgeError: nothing came for a minute.
         """
-        yield from scan_partition(self._config, *place, start, stop)
+        yield from scan_partition(self._config, *place, start, stop, self._clients)
 
     def close(self) -> None:
         """Release the connections."""
@@ -252,7 +280,16 @@ def _take(consumer: Consumer, timeout_s: float, limit: int, gather_s: float = 0.
     """Return what is there after waiting for the first, and for ``gather_s`` for more: ``consume``
     alone would wait for the last.
     """
-    first = consumer.poll(timeout_s)
+    return _and_more(consumer, consumer.poll(timeout_s), limit, gather_s)
+
+
+def _and_more(
+    consumer: Consumer,
+    first: Any,  # noqa: ANN401  # as in ``_row``
+    limit: int,
+    gather_s: float,
+) -> list[Any]:
+    """Return the first message and those that come within ``gather_s``, or nothing."""
     return [] if first is None else [first, *consumer.consume(limit - 1, gather_s)]
 
 
@@ -342,7 +379,7 @@ def scan_partition(
     partition: int,
     start: int,
     stop: int,
-    monotonic_s: Callable[[], float] = time.monotonic,
+    clients: Clients = KAFKA,
 ) -> Iterator[Run]:
     """Runs of ``[start, stop)``, by a consumer of its own.
 
@@ -350,7 +387,8 @@ def scan_partition(
         KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
     """
     # At the end of a log the broker keeps a fetch waiting before it says so: here, not for long.
-    consumer = consumer_client({**config, "fetch.wait.max.ms": SCAN_WAIT_MS})
+    own = {**config, "fetch.wait.max.ms": SCAN_WAIT_MS}
+    consumer, monotonic_s = clients.consumer(own), clients.monotonic_s
     try:
         consumer.assign([TopicPartition(topic, partition, start)])
         heard_s = monotonic_s()

@@ -1,4 +1,4 @@
-"""What a take-over asks of Kafka: claims read back, older writers fenced, checkpoints read.
+"""The Kafka part of a take-over: claims read back, older writers fenced, checkpoints read.
 
 Runs on helper threads; every wait is bounded.
 """
@@ -6,18 +6,17 @@ Runs on helper threads; every wait is bounded.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
 
 import structlog
-from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
-from connectors.kafka.clients import producer_client
+from connectors.kafka.clients import KAFKA, Clients
 from connectors.kafka.errors import error_of
 from connectors.kafka.source import (
     consumer_config,
@@ -35,6 +34,7 @@ from delayservice.lanes.ports import Bounds, Place
 FENCES_AT_ONCE: Final = 8
 """Clients that fence side by side: each takes threads, whatever number of writers died."""
 FENCE_TIMEOUT_S: Final = 20.0
+OWN_FENCE_TIMEOUT_S: Final = 1.0
 CONNECT_TIMEOUT_S: Final = 5.0
 PATIENCE_S: Final = 1.0
 """How long another writer's open transaction is waited for; then that writer is fenced."""
@@ -57,6 +57,8 @@ class KafkaSuccession:
         claims_topic: its name.
         legacy_prefix: version 1 had one transactional id for each slice: this, a dash, the slice.
         confirm: which slices this node is to own, beyond doubt.
+        clients: makes producers and consumers.
+        fencing: threads that fence side by side; None: as many as are allowed.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class KafkaSuccession:
         claims_topic: str,
         legacy_prefix: str,
         confirm: Callable[[Collection[int]], frozenset[int]],
+        clients: Clients = KAFKA,
+        fencing: Executor | None = None,
     ) -> None:
         self._checkpoints = checkpoints
         self._admin = admin
@@ -79,12 +83,18 @@ class KafkaSuccession:
         self._claims_topic = claims_topic
         self._legacy_prefix = legacy_prefix
         self._confirm = confirm
+        self._clients = clients
+        self._fencing = fencing or ThreadPoolExecutor(FENCES_AT_ONCE, "fence")
         self._me = ""
+        self._given_up: set[str] = set()
+        """Earlier writers of this process that nothing has fenced yet."""
         self._fenced: dict[str, None] = {}
         self._lock = threading.Lock()
 
     def enter(self, writer: str) -> None:
         """Take ``writer`` for the own one; see the port."""
+        if self._me:
+            self._given_up.add(self._me)
         self._me = writer
         self._checkpoints.enter(writer)
 
@@ -108,7 +118,7 @@ class KafkaSuccession:
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
         """Wait until the own claims are read back; see the port."""
-        deadline_s = time.monotonic() + ANSWER_S
+        deadline_s = self._clients.monotonic_s() + ANSWER_S
         place, me, stood_at = (self._claims_topic, 0), self._me, -1
         while True:
             found = self._checkpoints.await_claims(slices, PATIENCE_S)
@@ -116,7 +126,7 @@ class KafkaSuccession:
                 raise KafkaEdgeError("the take-over is out of date: its writer was given up")
             if len(found) == len(slices):
                 return found
-            if time.monotonic() > deadline_s:
+            if self._clients.monotonic_s() > deadline_s:
                 raise KafkaEdgeError(
                     f"own claims of slices {sorted(slices.keys() - found.keys())[:10]} did not "
                     f"come back from {self._claims_topic} in {ANSWER_S:.0f} s"
@@ -132,39 +142,45 @@ class KafkaSuccession:
             return
         if self._me in wanted:  # a job of an earlier writer that comes late
             raise KafkaEdgeError("the take-over is out of date: its writer was given up meanwhile")
-        with ThreadPoolExecutor(min(len(wanted), FENCES_AT_ONCE), "fence") as pool:
-            for _ in pool.map(self._fence_one, wanted):
-                pass
+        for _ in self._fencing.map(self._fence_one, wanted):
+            pass
 
     def _fence_one(self, writer: str) -> None:
-        started_s = time.monotonic()
-        producer = producer_client(
+        started_s = self._clients.monotonic_s()
+        producer = self._clients.producer(
             {**self._producer, "transactional.id": writer, "transaction.timeout.ms": 10_000}
         )
         with suppress(KafkaException):  # init_transactions says what is wrong
             # Before any connection stands it would wait for a timer of the client's.
             producer.list_topics(self._claims_topic, CONNECT_TIMEOUT_S)
+        is_own = writer in self._given_up
         try:
-            producer.init_transactions(FENCE_TIMEOUT_S)
+            producer.init_transactions(OWN_FENCE_TIMEOUT_S if is_own else FENCE_TIMEOUT_S)
         except KafkaException as exc:
-            raise KafkaEdgeError(
-                f"writer {writer} could not be fenced: {error_of(exc)}; the service needs Write on "
-                "the transactional ids of every node of its cluster"
-            ) from exc
+            # The transaction of that writer is decided, but a partition takes no marker: perhaps
+            # for hours, if a target has too few copies in sync. This process begins no other
+            # transaction with that writer, so there is nothing more to fence.
+            is_decided = error_of(exc).code() == KafkaError.CONCURRENT_TRANSACTIONS
+            if not (is_own and is_decided):
+                raise KafkaEdgeError(
+                    f"writer {writer} could not be fenced: {error_of(exc)}; the service needs "
+                    "Write on the transactional ids of every node of its cluster"
+                ) from exc
         is_legacy = writer.removeprefix(f"{self._legacy_prefix}-").isdigit()
         with self._lock:
+            self._given_up.discard(writer)
             if not is_legacy:
                 self._fenced[writer] = None
             if len(self._fenced) > _FENCED_MAX:
                 del self._fenced[next(iter(self._fenced))]
-        took_ms = round((time.monotonic() - started_s) * 1000)
+        took_ms = round((self._clients.monotonic_s() - started_s) * 1000)
         _log.info("writer_fenced", writer=writer, took_ms=took_ms)
 
     # --- read to the end -----------------------------------------------------------------------
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
         """Return the newest checkpoint of each slice, read to the end; see the port."""
-        deadline_s = time.monotonic() + ANSWER_S
+        deadline_s = self._clients.monotonic_s() + ANSWER_S
         numbers = {self._checkpoints.partition(slice_no) for slice_no in slices}
         places = [(self._checkpoint_topic, number) for number in sorted(numbers)]
         ends = log_ends(self._admin, places)
@@ -173,7 +189,7 @@ class KafkaSuccession:
                 raise KafkaEdgeError(f"the end of {place[0]}:{place[1]} can't be asked")
             stood_at = -1
             while not self._checkpoints.await_position(place, ends[place], PATIENCE_S):
-                if time.monotonic() > deadline_s:
+                if self._clients.monotonic_s() > deadline_s:
                     raise KafkaEdgeError(
                         f"{place[0]}:{place[1]} could not be read to its end in {ANSWER_S:.0f} s"
                     )
@@ -206,7 +222,7 @@ class KafkaSuccession:
 
     def _writer_at(self, place: Place, offset: int, end: int) -> str | None:
         config: dict[str, Any] = self._consumer | {"isolation.level": "read_uncommitted"}
-        for run in scan_partition(config, *place, offset, end):
+        for run in scan_partition(config, *place, offset, end, self._clients):
             for row in run.rows:
                 return self._writer_of(row)
         return None

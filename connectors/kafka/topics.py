@@ -1,12 +1,14 @@
 """Topics: which there are, which are missing, and which are unfit to be served.
 
-A delay topic that breaks a rule is not served, with an explanation; the others go on.
+A delay topic that breaks a rule is not served, with an explanation; the others go on. A rule that
+only keeps records from being lost does not stop a topic that is served: that would lose nothing
+less, and what is stored would be late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
 
@@ -22,7 +24,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
 from connectors.kafka.rights import READ, WRITE, ask_access, complaints
-from connectors.kafka.source import topic_ids
 from delayservice.errors import KafkaEdgeError
 from delayservice.settings import Settings
 
@@ -44,7 +45,10 @@ Brokers: TypeAlias = tuple[tuple[int | None, tuple[int, ...]], ...]
 class DelayTopic:
     """A delay topic as the cluster has it now.
 
-    ``problems``: why it can't be served, one sentence each; empty when it can.
+    Attributes:
+        problems: why it can't be served, one sentence each; empty when it can.
+        risks: why records may be lost, one sentence each: a topic that is served goes on, with an
+            alarm, and another one is not begun.
     """
 
     name: str
@@ -52,11 +56,16 @@ class DelayTopic:
     partitions: int
     problems: tuple[str, ...]
     brokers: Brokers = ()
+    risks: tuple[str, ...] = ()
+
+    def at_risk_refused(self) -> DelayTopic:
+        """Return this topic, its risks counted as problems."""
+        return replace(self, problems=self.problems + self.risks, risks=())
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What does not change while a worker lives.
+    """Settings that stay the same while a worker lives.
 
     Attributes:
         checkpoint_partitions: of the checkpoint topic.
@@ -106,6 +115,9 @@ class TopicKeeper:
             )
         self._create(missing)
         self._check_rights()
+        unsafe = [problem for problem, is_fatal in self._own_problems(None) if is_fatal]
+        if unsafe:
+            raise KafkaEdgeError("; ".join(unsafe))
 
     @property
     def _topics_about_copies(self) -> dict[str, tuple[int, Mapping[str, str]]]:
@@ -147,6 +159,46 @@ class TopicKeeper:
         has_three = self._settings.topics.replication_factor >= _COPIES_FOR_TWO
         return {**_CHECKPOINT_CONFIG, **({"min.insync.replicas": "2"} if has_three else {})}
 
+    def own_problems(self, layout: Layout) -> list[str]:
+        """Return what is wrong with the topics that every delay topic needs, one sentence each.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
+        return [problem for problem, _ in self._own_problems(layout)]
+
+    def _own_problems(self, layout: Layout | None) -> list[tuple[str, bool]]:
+        """Return what is wrong, and whether a node must not start with it."""
+        topics, existing = self._settings.topics, self._list()
+        names = (topics.checkpoint, topics.claims_topic)
+        configs = self._configs(names)
+        wanted = max((_copies(existing[name]) for name in self._names(existing)), default=1)
+        found: list[tuple[str, bool]] = []
+        for name in names:
+            config, brokers = configs[name], existing.get(name, ())
+            if not brokers:
+                found.append((f"{name} does not exist", False))
+                continue
+            if config is None:
+                found.append((f"give the service DescribeConfigs on {name}", True))
+                continue
+            found += [(f"{name}: {problem}", True) for problem in _cursor_problems(config)]
+            if _copies(brokers) < wanted:
+                few = f"{name} has {_copies(brokers)} replicas, and a delay topic {wanted}"
+                found.append((f"{few}: {_FEW_COPIES}", False))
+        partitions = len(existing.get(topics.checkpoint, ()))
+        if layout is not None and partitions > layout.checkpoint_partitions:
+            grown = f"{topics.checkpoint} had {layout.checkpoint_partitions} partitions"
+            found.append((f"{grown} and has {partitions}: {_GROWN}", False))
+        found += [
+            (f"{name} does not exist: a transaction with a record for it is aborted", False)
+            for name in (topics.dead_letter, topics.outcomes)
+            if name not in existing
+        ]
+        if len(existing.get(topics.claims_topic, ())) > 1:
+            found.append((f"{topics.claims_topic} must have one partition, for one order", True))
+        return found
+
     def layout(self) -> Layout:
         """Return what does not change while a worker lives.
 
@@ -176,7 +228,7 @@ class TopicKeeper:
         return {**_DELAY_CONFIG, "retention.ms": str(retention_ms)}
 
     def _retention_ms_needed(self, name: str) -> int:
-        """As long as a record may wait in the log, and nobody serve it."""
+        """Return how long the log must keep a record: its wait and the longest outage allowed."""
         waits_ms = self._levels.get(name, self._settings.roll_window_ms)
         return waits_ms + self._settings.outage.allowance_ms
 
@@ -205,34 +257,33 @@ class TopicKeeper:
         topics = self._settings.topics
         existing = self._list()
         names = self._names(existing)
+        missing = [n for n in (*topics.delay, *self._levels) if n not in existing]
+        gone = [DelayTopic(name, "", 0, (_GONE,)) for name in missing]
         if not names:
-            return []
+            return gone
         configs = self._configs([*names, topics.dead_letter])
         letters = configs[topics.dead_letter]
         letter_bytes = None if letters is None else int(letters.get("max.message.bytes", "0"))
         access = ask_access(self._admin, names)
         found = []
-        for name, topic_id in topic_ids(self._admin, names).items():
+        for name in names:
+            topic_id = access[name].topic_id
+            if not topic_id:  # deleted a moment ago, or hidden from this client
+                _log.warning("topic_not_described", topic=name)
+                continue
             config = configs[name]
-            problems = (
-                (_UNREADABLE,)
-                if config is None
-                else tuple(self._problems(name, config, letter_bytes))
-            )
-            problems += tuple(complaints(access, {name: (READ, WRITE)}))
-            found.append(DelayTopic(name, topic_id, len(existing[name]), problems, existing[name]))
-        return found
+            problems = tuple(complaints(access, {name: (READ, WRITE)}))
+            risks: tuple[str, ...] = (_UNREADABLE,)
+            if config is not None:
+                problems = (*_problems(config), *problems)
+                risks = tuple(self._risks(name, config, letter_bytes))
+            brokers = existing[name]
+            found.append(DelayTopic(name, topic_id, len(brokers), problems, brokers, risks))
+        return found + gone
 
-    def _problems(
+    def _risks(
         self, name: str, config: Mapping[str, str], letter_bytes: int | None
     ) -> Iterable[str]:
-        if config.get("message.timestamp.type") != "LogAppendTime":
-            yield (
-                "message.timestamp.type must be LogAppendTime, for producer timestamps would "
-                "decide what retention deletes; alter the topic's configuration"
-            )
-        if "compact" in config.get("cleanup.policy", ""):
-            yield "cleanup.policy must be delete: compaction would remove pending records"
         needed_ms = self._retention_ms_needed(name)
         retention_ms = int(config.get("retention.ms", "-1"))
         if 0 <= retention_ms < needed_ms:
@@ -251,7 +302,7 @@ class TopicKeeper:
         if letter_bytes is None:
             yield (
                 f"the configuration of {self._settings.topics.dead_letter} can't be read: give the "
-                "service DescribeConfigs on it"
+                "service DescribeConfigs on it, or create it if it is gone"
             )
         elif record_bytes + LETTER_EXTRA_BYTES > letter_bytes:
             yield (
@@ -261,7 +312,7 @@ class TopicKeeper:
             )
 
     def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str] | None]:
-        """Configuration of each topic; None where the service may not read it.
+        """Return the configuration of each topic; None where the service may read none.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -272,7 +323,7 @@ class TopicKeeper:
             try:
                 entries = answer_of(future, REQUEST_TIMEOUT_S)
             except KafkaException as exc:
-                if error_of(exc).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                if error_of(exc).code() in _NO_CONFIG:
                     configs[resource.name] = None
                     continue
                 raise KafkaEdgeError(
@@ -290,6 +341,21 @@ class TopicKeeper:
         return {n: _brokers(t) for n, t in found.topics.items() if t.error is None}
 
 
+def _problems(config: Mapping[str, str]) -> Iterable[str]:
+    if config.get("message.timestamp.type") != "LogAppendTime":
+        yield (
+            "message.timestamp.type must be LogAppendTime, for producer timestamps would "
+            "decide what retention deletes; alter the topic's configuration"
+        )
+    if "compact" in config.get("cleanup.policy", ""):
+        yield "cleanup.policy must be delete: compaction would remove pending records"
+
+
+def _copies(brokers: Brokers) -> int:
+    """Return how many replicas each partition has at least."""
+    return min((len(replicas) for _, replicas in brokers), default=0)
+
+
 def _brokers(topic: TopicMetadata) -> Brokers:
     partitions = [topic.partitions[number] for number in sorted(topic.partitions)]
     return tuple(
@@ -304,6 +370,41 @@ _LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 
 
 _UNREADABLE: Final = (
     "its configuration can't be read: give the service DescribeConfigs on the topic"
+)
+
+_FEW_COPIES: Final = (
+    "a cursor that is lost with its broker has everything delivered again; raise its replication "
+    "factor"
+)
+
+_GROWN: Final = (
+    "a node that starts now looks for checkpoints in other partitions, and takes over no slice "
+    "whose checkpoint lies elsewhere; move these, as docs/operations.md says"
+)
+
+
+def _cursor_problems(config: Mapping[str, str]) -> Iterable[str]:
+    """Yield why a topic does not keep the newest record of each key, with the broker's time."""
+    policy = config.get("cleanup.policy", "")
+    if set(policy.replace(" ", "").split(",")) != {"compact"}:
+        yield (
+            f"cleanup.policy is {policy}, and must be compact: retention would delete cursors, and "
+            "what was delivered would be delivered again; alter the topic's configuration"
+        )
+    if config.get("message.timestamp.type") != "LogAppendTime":
+        yield (
+            "message.timestamp.type must be LogAppendTime: clocks are compared with the broker's "
+            "time of these records; alter the topic's configuration"
+        )
+
+
+_NO_CONFIG: Final = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+}
+
+_GONE: Final = (
+    "it does not exist, and topics.delay or levels name it: create it, or take it out of them"
 )
 
 _RETENTION_MS: Final = 7 * 86_400_000

@@ -317,7 +317,7 @@ class OnDisk:
         found: dict[Place, int | None] = {}
         for folder in find_shards(Path(path), ("wheel",)):
             if folder.shard in by_name:
-                state = load_state(folder.path)
+                state = load_state(folder)
                 place = (by_name[folder.shard], folder.partition)
                 found[place] = None if state is None else state.stop_offset
         return found

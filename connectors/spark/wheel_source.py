@@ -10,7 +10,7 @@ For a disk, a backup of one, or beside a running node: nothing is locked or writ
 case:
 
 ===================  ==============================================================================
-``path``             a node's state folder, its wheel folder, or the folder of one shard
+``path``             a node's state folder, its wheel folder, or the wheel of one worker
 ``from_ms, to_ms``   ``from_ms <= key_ms < to_ms``; files, then blocks, of other keys are not read.
                      The Python data source API of Spark 4.0 hands no filters down, so name them
 ``topics``           JSON, names of topics by their ids: fills ``topic`` and ``source``, and other
@@ -28,7 +28,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -44,20 +44,18 @@ from delayservice.store.wheel.reading import (
     EVERYTHING,
     Bounds,
     Damage,
+    Part,
     hours_of,
     load_state,
-    read_hour,
+    read_parts,
 )
-
-if TYPE_CHECKING:
-    from delayservice.store.wheel.manifest import Entry
 
 FORMAT: Final = "delayservice-wheel"
 
 _MODES: Final = ("permissive", "failfast")
 _UNTRUSTED: Final = (
-    "the horizon or the index is missing, damaged or of an older format: a node starts this shard "
-    "over from the log"
+    "the horizon is missing, damaged or of an older format: a node starts the whole wheel over "
+    "from the log"
 )
 _T = TypeVar("_T")
 
@@ -122,7 +120,11 @@ class WheelOptions:
         return options
 
     def name_of(self, folder: ShardFolder) -> ShardName | None:
-        """What to call a shard; None: it is not asked for."""
+        """What to call a shard; None: it is not asked for. A wheel that can't be trusted may have
+        held any.
+        """
+        if folder.partition < 0:
+            return ShardName(folder.shard, folder.partition)
         if self.partitions is not None and folder.partition not in self.partitions:
             return None
         if self.topics is None:
@@ -137,7 +139,7 @@ def _json(text: str | None, kind: type[_T]) -> _T | None:
 
 
 def read_wheel(spark: SparkSession, options: WheelOptions) -> DataFrame:
-    """The rows of a node's wheel, or of one shard's."""
+    """The rows of a node's wheels, or of one worker's."""
     spark.dataSource.register(WheelSource)
     reader = spark.read.format(FORMAT).options(**options.to_options())
     return reader.load(options.path)
@@ -167,11 +169,11 @@ class WheelSource(DataSource):
 
 @dataclass
 class Hours(InputPartition):
-    """Hours of one shard, each with its slots as the index had them when the read was planned."""
+    """Hours of one shard, each with its slots as the horizon had them when the read was planned."""
 
     folder: ShardFolder
     name: ShardName
-    hours: tuple[tuple[int, tuple[Entry, ...]], ...]
+    hours: tuple[tuple[Part, ...], ...]
 
 
 @dataclass
@@ -192,8 +194,8 @@ class WheelReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """One for each hour of each shard, or for each ``hours_per_task`` of them. Reads horizons
-        and indexes, no slot file.
+        """One for each hour of each shard, or for each ``hours_per_task`` of them. Reads horizons,
+        no slot file.
 
         Raises:
             StoreError: the folder holds no wheel, or may not be read.
@@ -206,10 +208,10 @@ class WheelReader(DataSourceReader):
         return planned
 
     def _hours(self, folder: ShardFolder, name: ShardName) -> Iterable[InputPartition]:
-        state = load_state(folder.path)
+        state = load_state(folder)
         if state is None:
             return [Untrusted(name)]
-        hours = tuple(hours_of(state.entries, self._options.bounds).items())
+        hours = tuple(hours_of(state.parts, self._options.bounds).values())
         step = self._options.hours_per_task
         return [Hours(folder, name, hours[at : at + step]) for at in range(0, len(hours), step)]
 
@@ -223,14 +225,12 @@ class WheelReader(DataSourceReader):
             damage = Damage(0, DUE_STOP_MS, 0, None, _UNTRUSTED)
             yield self._damaged(partition.name, damage)
         elif isinstance(partition, Hours):
-            for hour, entries in partition.hours:
-                yield from self._read_hour(partition, hour, entries)
+            for parts in partition.hours:
+                yield from self._read_hour(partition, parts)
 
-    def _read_hour(
-        self, partition: Hours, hour: int, entries: tuple[Entry, ...]
-    ) -> Iterator[pa.RecordBatch]:
+    def _read_hour(self, partition: Hours, parts: tuple[Part, ...]) -> Iterator[pa.RecordBatch]:
         name, content = partition.name, self._options.content
-        for found in read_hour(partition.folder.path, hour, entries, self._options.bounds):
+        for found in read_parts(partition.folder, parts, self._options.bounds):
             if isinstance(found, Damage):
                 yield self._damaged(name, found)
             else:

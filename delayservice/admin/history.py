@@ -10,15 +10,15 @@ from typing import Final
 
 import msgspec
 
-from delayservice.metrics import LATENESS_BOUNDS_MS, Histogram
-from delayservice.metrics_export import NodeFacts
+from delayservice.metrics import LATENESS_BOUNDS_MS, Counters
+from delayservice.metrics_hub import NodeTotals
 
 EVERY_S: Final = 1.0
 KEPT: Final = 900
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What happened in one interval.
+    """Counts and gauges of one interval.
 
     Attributes:
         at_ms: its end, epoch milliseconds.
@@ -41,24 +41,17 @@ class Sample(msgspec.Struct, frozen=True):
     lateness_ms_p99: int | None
 
 
-class _Totals(msgspec.Struct):
-    ingested: int
-    delivered: int
-    settled: int
-    lateness: Histogram
-
-
 class History:
     """Keeps a quarter of an hour.
 
     Args:
-        facts: of the node, as of now.
+        totals: of the node, as of now.
     """
 
-    def __init__(self, facts: Callable[[], NodeFacts]) -> None:
-        self._facts = facts
+    def __init__(self, totals: Callable[[], NodeTotals]) -> None:
+        self._totals = totals
         self._samples: deque[Sample] = deque(maxlen=KEPT)
-        self._last: tuple[float, _Totals] | None = None
+        self._last: tuple[float, Counters] | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
@@ -80,38 +73,21 @@ class History:
 
     def sample(self, now_s: float, now_ms: int) -> None:
         """Take one."""
-        facts = self._facts()
-        totals = _totals(facts)
+        total, pending = self._totals()
         if self._last is not None:
             before_s, before = self._last
-            late = _since(totals.lateness, before.lateness)
+            counted = total.since(before)
+            settled = counted.settled
             self._samples.append(
                 Sample(
                     at_ms=now_ms,
                     seconds=round(now_s - before_s, 3),
-                    ingested=totals.ingested - before.ingested,
-                    delivered=totals.delivered - before.delivered,
-                    settled=totals.settled - before.settled,
-                    pending=sum(slice_.metrics.pending for slice_ in facts.slices),
-                    lateness_ms_p50=late.quantile_ms(0.5, LATENESS_BOUNDS_MS),
-                    lateness_ms_p99=late.quantile_ms(0.99, LATENESS_BOUNDS_MS),
+                    ingested=counted.ingested,
+                    delivered=settled.get("delivered", 0) + settled.get("fired", 0),
+                    settled=sum(settled.values()),
+                    pending=pending,
+                    lateness_ms_p50=counted.lateness.quantile_ms(0.5, LATENESS_BOUNDS_MS),
+                    lateness_ms_p99=counted.lateness.quantile_ms(0.99, LATENESS_BOUNDS_MS),
                 )
             )
-        self._last = now_s, totals
-
-
-def _totals(facts: NodeFacts) -> _Totals:
-    totals = _Totals(0, 0, 0, Histogram.empty(LATENESS_BOUNDS_MS))
-    for counters in facts.totals.values():
-        totals.ingested += counters.ingested
-        totals.delivered += counters.settled.get("delivered", 0) + counters.settled.get("fired", 0)
-        totals.settled += sum(counters.settled.values())
-        totals.lateness.add(counters.lateness)
-    return totals
-
-
-def _since(now: Histogram, before: Histogram) -> Histogram:
-    return Histogram(
-        [after - earlier for after, earlier in zip(now.counts, before.counts, strict=True)],
-        now.sum_ms - before.sum_ms,
-    )
+        self._last = now_s, total

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -42,6 +42,10 @@ REPLAYS_MAX: Final = 3
 _BATCH_RECORDS_MAX: Final = 500
 _BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 _VALUE_CHARS_MAX: Final = 200
+_FACTS: Final = ("time", "code", "source", "target", "id", "key", "value", "replays")
+_NUMBERS: Final = {"key", "value", "replays"}
+_FOLDED_WIDTH_MIN: Final = 30
+"""Columns of text that may be folded are at least this wide, or there is no table."""
 _SOURCE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249})(?::(\d{1,10})(?::(\d{1,19}))?)?")
 
 app = typer.Typer(help="Dead letters: look at them, send them again.", no_args_is_help=True)
@@ -177,7 +181,7 @@ class _Choice:
 
 @dataclass(slots=True)
 class _Tally:
-    """What was replayed, by code and target, and what was not, by reason."""
+    """Counts of replayed records by code and target, and of others by reason."""
 
     replayed: Counter[tuple[str, str]] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -211,7 +215,7 @@ class _Sieve:
             self._replayed = topic.replayed(advance)
 
     def sift(self, letters: Iterable[DeadLetter], tally: _Tally) -> Iterator[Replay]:
-        """What is to be replayed, as it is to be written."""
+        """Yield the records to replay, as they will be written."""
         return islice(self._sift(letters, tally), self._choice.limit)
 
     def _sift(self, letters: Iterable[DeadLetter], tally: _Tally) -> Iterator[Replay]:
@@ -299,7 +303,7 @@ def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
 
 
 def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> _Tally:
-    """What a replay would do."""
+    """Count what a replay would do, without doing it."""
     survey = _Tally()
     with _progress(topic.length) as advance:
         survey.count(sieve.sift(topic.letters(advance), survey))
@@ -357,36 +361,63 @@ def _described(
 def _show(
     letters: list[DeadLetter], replayed: Collection[Place], *, every: bool, values: bool
 ) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     if not letters:
         err.print("no dead letter matches", style="dim")
         return
+    names = [*_FACTS, *(["replayed"] if every else []), *(["content"] if values else []), "detail"]
+    rows = [_cells(letter, replayed, every=every, values=values) for letter in letters]
+    facts = [names, *rows]
+    width = sum(max(len(row[at]) for row in facts) + 1 for at in range(len(_FACTS)))
+    if width + _FOLDED_WIDTH_MIN * (len(names) - len(_FACTS)) <= out.width:
+        _show_table(names, rows)
+    else:
+        _show_blocks(names, rows)
+
+
+def _cells(
+    letter: DeadLetter, replayed: Collection[Place], *, every: bool, values: bool
+) -> list[str]:
+    """Return what is shown of a dead letter, in the order of the columns."""
+    cells = [
+        _time(letter.time_ms),
+        letter.code,
+        str(letter.source or "?"),
+        letter.target or "",
+        _text(letter.record_id) or "",
+        *(_size(part) for part in (letter.key, letter.value)),
+        str(letter.replays),
+    ]
+    if every:
+        cells.append("yes" if letter.place in replayed else "")
+    if values:
+        cells.append(f"{_text(letter.key)}  {_text(letter.value)}"[:_VALUE_CHARS_MAX])
+    return [printable(cell) for cell in (*cells, letter.detail)]
+
+
+def _show_table(names: list[str], rows: list[list[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("time", "code", "source", "target", "id"):
-        table.add_column(name, no_wrap=True)
-    for name in ("key", "value", "replays"):
-        table.add_column(name, justify="right")
-    for name in (*(["replayed"] if every else []), *(["content"] if values else []), "detail"):
-        table.add_column(name, overflow="fold")
-    for letter in letters:
-        cells = [
-            _time(letter.time_ms),
-            letter.code,
-            str(letter.source or "?"),
-            letter.target or "",
-            _text(letter.record_id) or "",
-            *(_size(part) for part in (letter.key, letter.value)),
-            str(letter.replays),
-        ]
-        if every:
-            cells.append("yes" if letter.place in replayed else "")
-        if values:
-            cells.append(f"{_text(letter.key)}  {_text(letter.value)}"[:_VALUE_CHARS_MAX])
+    for at, name in enumerate(names):
+        is_fact = at < len(_FACTS)
+        justify: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
+        table.add_column(name, justify=justify, no_wrap=is_fact, overflow="fold")
+    for row in rows:
         # Text, never markup: what it says was written by anybody.
-        table.add_row(*(Text(printable(cell)) for cell in (*cells, letter.detail)))
+        table.add_row(*(Text(cell) for cell in row))
     out.print(table)
+
+
+def _show_blocks(names: list[str], rows: list[list[str]]) -> None:
+    """Some lines for each dead letter, where a table would lose its last columns."""
+    for row in rows:
+        time, code, source, target, *rest = row
+        out.print(f"{time}  {code}", style="bold", markup=False)
+        out.print(f"  {source} to {target or '?'}", markup=False)
+        told = [f"{name} {cell}" for name, cell in zip(names[4:-1], rest, strict=False) if cell]
+        out.print(f"  {', '.join(told)}", style="dim", markup=False)
+        out.print(f"  {row[-1]}", markup=False)
 
 
 def _tell(tally: _Tally, what: str, *, as_json: bool) -> None:

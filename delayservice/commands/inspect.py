@@ -127,6 +127,15 @@ def _shard_names(shard: ShardFolder) -> dict[str, object]:
     return {"path": shard.path, "shard": shard.shard, "partition": partition}
 
 
+def shard_text(shard: ShardFolder) -> str:
+    """Return where a shard is: the folder, and which one of a wheel's."""
+    whole = Path(shard.path).resolve()
+    is_own = whole.name == str(shard.partition) and whole.parent.name == shard.shard
+    return (
+        shard.path if is_own or not shard.shard else f"{shard.path} {shard.shard}/{shard.partition}"
+    )
+
+
 def _label(facts: StoreFacts) -> object:
     """By which contracts it was read; as it is, where it is no JSON."""
     try:
@@ -136,7 +145,7 @@ def _label(facts: StoreFacts) -> object:
 
 
 def _print_facts(shard: ShardFolder, facts: StoreFacts, user: int | None) -> None:
-    out.print(escape(shard.path), style="bold")
+    out.print(escape(shard_text(shard)), style="bold")
     rows = {
         "store": f"{facts.kind}, format {facts.version}"
         + (f", open in process {user}" if user is not None else ""),

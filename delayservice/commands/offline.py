@@ -20,7 +20,7 @@ INSPECT_EPILOG: Final = (
 )
 VERIFY_EPILOG: Final = (
     "Examples: [bold]delayservice verify /var/lib/delayservice[/]"
-    "\n\n[bold]delayservice verify STATE_DIR/wheel/HASH/3 --json[/]"
+    "\n\n[bold]delayservice verify STATE_DIR/wheel/0 --json[/]"
     "\n\nExit status: 0 sound (remarks are no damage), 1 a store can't be read or is of another "
     "format, 2 wrong usage, 3 damaged."
 )

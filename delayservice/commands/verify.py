@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.inspect import time_text
+from delayservice.commands.inspect import shard_text, time_text
 from delayservice.errors import StoreError
 from delayservice.store.findings import Finding, Verdict
 from delayservice.store.offline import verify as check
@@ -19,6 +20,9 @@ from delayservice.store.shards import ShardFolder, find_shards
 
 EXIT_UNREADABLE: Final = 1
 EXIT_DAMAGED: Final = 3
+
+_REMARKS_SHOWN: Final = 3
+"""Remarks of one case that are shown of a shard; ``--json`` has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ def run(path: Path, *, as_json: bool) -> int:
     Raises:
         StoreError: there are no stores.
     """
-    checked = _check_all(find_shards(path))
+    shards = find_shards(path)
+    checked = _check_all(shards)
     if as_json:
         print_json({"v": 1, "kind": "verify", "shards": [_as_json(found) for found in checked]})
     else:
@@ -122,15 +127,28 @@ _STYLES: Final = {"sound": "green", "damaged": "red", "unreadable": "yellow"}
 
 def _show(found: _Checked) -> None:
     out.print(f"{found.state}  ", style=f"bold {_STYLES[found.state]}", end="")
-    out.print(escape(found.shard.path), end="")
+    out.print(escape(shard_text(found.shard)), end="")
     if found.verdict is None:
         out.print()
         out.print(f"  {escape(found.error)}")
         return
     verdict = found.verdict
     out.print(f"  {verdict.records:,} records below offset {verdict.stop_offset:,}")
+    remarks: defaultdict[str, list[Finding]] = defaultdict(list)
     for finding in verdict.findings:
-        _explain(finding)
+        if finding.case.is_damage:
+            _explain(finding)
+        else:
+            remarks[finding.case.name].append(finding)
+    for found_alike in remarks.values():
+        for finding in found_alike[:_REMARKS_SHOWN]:
+            _explain(finding)
+        more = len(found_alike) - _REMARKS_SHOWN
+        if more > 0:
+            name = found_alike[0].case.name
+            out.print(
+                f"  and {more:,} more remarks of the case {name}; --json shows all", style="dim"
+            )
 
 
 def _explain(finding: Finding) -> None:

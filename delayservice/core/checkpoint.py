@@ -19,21 +19,26 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import msgspec
 
 from delayservice.core.claims import Tenure
 from delayservice.core.contract import ContractError, Contracts
 from delayservice.core.cursor import Cursor
-from delayservice.errors import KafkaEdgeError
+from delayservice.errors import DelayServiceError, KafkaEdgeError
 
 VERSION = 2
 _VERSIONS = (1, VERSION)
 
 
+class ForeignRecordError(DelayServiceError):
+    """A record of the checkpoint topic is not what its key says: it is not believed."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardCheckpoint:
-    """What is committed of one shard.
+    """The committed state of one shard.
 
     ``contracts`` is the list of parameters that keys depend on (design rule 2); ``topic_id`` tells
     a recreated topic from the one that the offsets belong to.
@@ -46,7 +51,7 @@ class ShardCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is committed of one slice; ``shards`` is keyed by delay topic. ``tenure`` is None in a
+    """The committed state of one slice; ``shards`` is keyed by delay topic. ``tenure`` is None in a
     checkpoint of version 1.
     """
 
@@ -90,6 +95,85 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     )
 
 
+class _ShardFacts(msgspec.Struct):
+    topic_id: str
+    k: tuple[int, int]
+    h: int
+    contracts: msgspec.Raw
+
+
+class _Facts(msgspec.Struct):
+    """What every version that was ever written says of itself."""
+
+    v: int
+    slice: int
+    node: str
+    epoch: int
+    secret: str
+    shards: dict[str, _ShardFacts]
+    commit: int = 0
+    writer: str = ""
+
+
+class _Version(msgspec.Struct):
+    v: int
+
+
+_decode_facts = msgspec.json.Decoder(_Facts).decode
+_decode_version = msgspec.json.Decoder(_Version).decode
+
+
+class Standing(NamedTuple):
+    """Where a checkpoint stands in the order of its slice: take-overs, then commits of one.
+
+    Version 1 did not number its commits throughout, and ``is_numbered`` is False.
+    """
+
+    epoch: int
+    commit: int
+    is_numbered: bool
+
+    def precedes(self, other: Standing) -> bool:
+        """Return whether this one was surely written before ``other``."""
+        if not (self.is_numbered and other.is_numbered):
+            return False
+        return (self.epoch, self.commit) < (other.epoch, other.commit)
+
+
+UNKNOWN_STANDING: Final = Standing(0, 0, is_numbered=False)
+
+
+def standing_of(slice_no: int, data: bytes) -> Standing:
+    """Return where a record of the checkpoint topic stands, if it can be a slice's checkpoint. One
+    of a newer version is believed, and refused by whoever has to follow it.
+
+    Args:
+        slice_no: as the record's key says.
+        data: its value.
+
+    Raises:
+        ForeignRecordError: it is no checkpoint of this slice, whoever wrote it.
+    """
+    try:
+        facts = _decode_facts(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        if _is_newer(data):
+            return UNKNOWN_STANDING
+        raise ForeignRecordError(f"no checkpoint ({exc})") from exc
+    if facts.v not in _VERSIONS:
+        return UNKNOWN_STANDING
+    if facts.slice != slice_no:
+        raise ForeignRecordError(f"a checkpoint of slice {facts.slice}")
+    return Standing(facts.epoch, facts.commit, facts.v > 1)
+
+
+def _is_newer(data: bytes) -> bool:
+    try:
+        return _decode_version(data).v > VERSION
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
 def decode_checkpoint(data: bytes) -> Checkpoint:
     """Bytes to checkpoint.
 
@@ -128,3 +212,18 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
             f"a record of the checkpoint topic is no checkpoint ({exc!r}); something else writes "
             "to that topic: find it, and restrict the topic to the delay service"
         ) from exc
+
+
+def decode_checkpoint_of(slice_no: int, data: bytes) -> Checkpoint:
+    """Bytes to the checkpoint of a slice.
+
+    Raises:
+        KafkaEdgeError: the same as ``decode_checkpoint``, or it is one of another slice.
+    """
+    checkpoint = decode_checkpoint(data)
+    if checkpoint.slice_no != slice_no:
+        raise KafkaEdgeError(
+            f"the checkpoint of slice {slice_no} speaks of slice {checkpoint.slice_no}; something "
+            "else writes to the checkpoint topic: find it, and restrict the topic to the service"
+        )
+    return checkpoint

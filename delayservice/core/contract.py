@@ -11,17 +11,24 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from typing import Final
 
 import msgspec
 
 from delayservice.errors import DelayServiceError
 
-CONTRACT_VERSION: Final = 2
+CONTRACT_VERSION: Final = 3
 """Raised when a record is read another way: a node that doesn't know a version must not go on.
 
 1: no fire, no window, no recurring schedules, no level topics; rolled all at the end of the window.
+2: ``reserved`` holds names only. 3: it may hold patterns.
 """
+
+NAMES_VERSION: Final = 2
+"""The version of a contract that reserves no pattern: nodes that know no later one follow it."""
+
+_PATTERNS_SINCE: Final = 3
 
 _SINCE: Final = {"roll_spread_ms": 2, "level_ms": 2}
 """The version that brought a parameter, where that is not the first."""
@@ -46,7 +53,7 @@ class ContractError(DelayServiceError):
 class Contract:
     """How records of one delay topic are read from some offset on."""
 
-    version: int = CONTRACT_VERSION
+    version: int = NAMES_VERSION
     roll_window_ms: int = 7_200_000
     """A record due later than its timestamp plus this is rolled then (rule 12)."""
     roll_spread_ms: int = 0
@@ -62,7 +69,8 @@ class Contract:
     allow: tuple[str, ...] = ()
     """Shell-style patterns of target topics, matching whole names, case-sensitive; none: deny."""
     reserved: tuple[str, ...] = ()
-    """The service's own topics: never targets, whatever ``allow`` says."""
+    """The service's own topics, the other delay topics among them: never targets, whatever
+    ``allow`` says. From version 3 on also shell-style patterns, as in ``allow``."""
     header_bytes_max: int = 4_096
     """Longest value of one input header; a topic name always fits."""
     id_bytes_max: int = 512
@@ -97,9 +105,17 @@ class Contract:
         topic = self.default_target
         if topic is None:
             return
-        if not is_legal_topic(topic) or is_reserved(topic) or topic in self.reserved:
+        if not is_legal_topic(topic) or self.reserves(topic):
             msg = f"default_target {topic!r} is no legal topic name, or is reserved"
             raise ContractError(msg)
+
+    def reserves(self, topic: str) -> bool:
+        """Return whether a topic is never a target by this contract."""
+        if is_reserved(topic) or topic in self.reserved:
+            return True
+        if self.version < _PATTERNS_SINCE:
+            return False
+        return any(fnmatchcase(topic, pattern) for pattern in self.reserved)
 
     def to_json(self) -> dict[str, object]:
         """A dictionary of JSON types for the checkpoint."""
@@ -116,7 +132,7 @@ class Contract:
         if not isinstance(data, Mapping):
             msg = f"a contract is a JSON object, not {type(data).__name__}"
             raise ContractError(msg)
-        version = data.get("version", CONTRACT_VERSION)
+        version = data.get("version", NAMES_VERSION)
         known = _parameters(version if type(version) is int else CONTRACT_VERSION)
         is_followed = type(version) is int and 1 <= version <= CONTRACT_VERSION
         if is_followed and data.keys() != set(known):
@@ -216,10 +232,24 @@ class Contracts:
             msg = f"contracts can't be read: {exc}"
             raise ContractError(msg) from exc
 
+    def needed_from(self, log_start: int) -> Contracts:
+        """These without those of which the log holds no record any more: no node will read one."""
+        gone = bisect_right(self._starts, log_start) - 1
+        return self if gone < 1 else Contracts(self.entries()[gone:])
+
     def agree_below(self, stop: int, other: Contracts) -> bool:
-        """Whether both read every offset below ``stop`` by the same parameters."""
-        starts = {0, *self._starts, *other._starts}
-        return all(self.at(start) == other.at(start) for start in starts if start < stop)
+        """Whether both read every offset below ``stop`` by the same parameters.
+
+        Where one begins later because its first contracts were dropped, the other has to know the
+        one with which it begins: then it knew those before.
+        """
+        first = max(self._starts[0], other._starts[0])
+        if stop == 0:
+            return True
+        if first not in self._starts or first not in other._starts:
+            return False
+        compared = {first, *(at for at in (*self._starts, *other._starts) if first <= at < stop)}
+        return all(self.at(start) == other.at(start) for start in compared)
 
     def to_json(self) -> list[dict[str, object]]:
         """A list of JSON types for the checkpoint."""
@@ -242,6 +272,11 @@ def is_legal_topic(topic: str) -> bool:
     """Kafka's rule for topic names (``org.apache.kafka.common.internals.Topic``)."""
     legal = TOPIC_NAME.fullmatch(topic.encode("utf-8", "replace"))
     return legal is not None and topic not in (".", "..")
+
+
+def is_pattern(name: str) -> bool:
+    """Whether this is a shell-style pattern; no legal topic name is."""
+    return any(sign in name for sign in "*?[")
 
 
 def is_reserved(topic: str) -> bool:

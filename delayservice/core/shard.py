@@ -212,9 +212,10 @@ class Shard:
     def _queue_for_walk(
         self, start: int, entries: Sequence[Entry], stop: int, scans: Scans, added: Additions
     ) -> None:
-        for _, key_ms, offset, mark in added.marks:
-            self._victims.setdefault(mark, {})[(key_ms, offset)] = None
         here = self.committed.offset
+        for _, key_ms, offset, mark in added.marks:
+            if mark >= here:  # else H has passed it: the store is filled again
+                self._victims.setdefault(mark, {})[(key_ms, offset)] = None
         for entry in entries if scans else ():
             offset = entry[0]
             x = scans.get(offset, NO_MARK)

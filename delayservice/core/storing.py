@@ -16,7 +16,7 @@ from delayservice.core.entry import COPY, INVALID, SCHEDULE, Entry
 from delayservice.core.pending import NO_MARK, Additions
 
 LatestUnmarked: TypeAlias = Callable[[bytes, int], Key | None]
-"""``Store.latest_unmarked``: the id index, bounded by the asking offset."""
+"""``Store.latest_unmarked``: the id index, asked for an id by an offset."""
 
 Scans: TypeAlias = Mapping[int, int]
 """Offset of a copy that bears an id to its ``x``: the first user record of that id in

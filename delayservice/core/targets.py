@@ -10,7 +10,7 @@ import re
 from fnmatch import translate
 
 from delayservice.core.codes import TARGET_DENIED, TARGET_INVALID, RecordRefusedError
-from delayservice.core.contract import TOPIC_NAME, Contract, is_reserved
+from delayservice.core.contract import TOPIC_NAME, Contract
 
 _CACHE_ENTRIES_MAX = 1024
 
@@ -23,7 +23,8 @@ class Targets:
         self.allowed: dict[bytes | None, str] = {}
         """Header value to topic, of those found good before. Bounded; a miss proves nothing."""
         self._default = contract.default_target
-        self._never = frozenset((*contract.reserved, delay_topic))
+        self._is_reserved = contract.reserves
+        self._delay_topic = delay_topic
         self._allow = tuple(re.compile(translate(pattern)) for pattern in contract.allow)
 
     def check(self, name: str, value: bytes | None) -> str:
@@ -34,7 +35,7 @@ class Targets:
                 what is reserved or matches no pattern.
         """
         topic = _legal_topic(name, value)
-        if is_reserved(topic) or topic in self._never:
+        if topic == self._delay_topic or self._is_reserved(topic):
             raise RecordRefusedError(TARGET_DENIED, f"{topic} is reserved and never a target")
         if topic != self._default and not any(rule.match(topic) for rule in self._allow):
             raise RecordRefusedError(

@@ -15,8 +15,9 @@ from typing import Final
 
 import structlog
 
-from delayservice.core.checkpoint import Checkpoint, decode_checkpoint
+from delayservice.core.checkpoint import Checkpoint, decode_checkpoint_of
 from delayservice.core.digest_rows import CutFacts, Place, Row, cut_row, hour_row
+from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.ports import Checkpoints, Clock, DigestLog, ReadBack
 from delayservice.store.base import Store
@@ -162,7 +163,17 @@ class SliceDigests:
             and self._clock.wall_ms() - newest.broker_ms >= PAUSE_MS
         ):
             found.append(newest)
-        return [(cut, decode_checkpoint(cut.data)) for cut in found]
+        decoded = ((cut, self._decoded(cut)) for cut in found)
+        return [(cut, checkpoint) for cut, checkpoint in decoded if checkpoint is not None]
+
+    def _decoded(self, cut: ReadBack) -> Checkpoint | None:
+        """Return the checkpoint of a cut; None when something else wrote it, of which the follower
+        of the slice complains.
+        """
+        try:
+            return decode_checkpoint_of(self._slice_no, cut.data)
+        except KafkaEdgeError:
+            return None
 
     # --- publish -------------------------------------------------------------------------------
 

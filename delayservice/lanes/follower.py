@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from delayservice import faults
-from delayservice.core.checkpoint import Checkpoint, decode_checkpoint
+from delayservice.core.checkpoint import Checkpoint, decode_checkpoint_of
 from delayservice.core.lag import Lag
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.ports import Checkpoints, Clock, ReadBack
@@ -44,13 +44,17 @@ class Follower:
 
         Returns:
             It, if there was one.
+
+        Raises:
+            KafkaEdgeError: it is no checkpoint of this slice.
         """
         read_back = self._checkpoints.read_back(self._slice_no)
         if read_back is None or read_back is self._last:
             return None
         self._last = read_back
         faults.point("before_prune")
-        self._follow(decode_checkpoint(read_back.data), lanes, is_owner=is_owner)
+        checkpoint = decode_checkpoint_of(self._slice_no, read_back.data)
+        self._follow(checkpoint, lanes, is_owner=is_owner)
         faults.point("after_prune")
         return read_back
 

@@ -434,7 +434,6 @@ class Lane:
             pass
         k_ms = self.shard.committed.key[0]
         frames = [frame for frame in (*kept, *again.frames()) if frame[0] >= k_ms]
-        self.store.set_aside(start_ms, stop_ms)
         self.store.rebuild(start_ms, stop_ms, frames)
         _log.warning("slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames))
         yield len(frames)

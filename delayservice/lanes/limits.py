@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from delayservice.lanes.upkeep import Pace
-
-REPLICA_WAIT_MS: Final = 200
-"""As ``Limits.idle_wait_ms`` a multiple of 200: the client wakes up so often while it waits, and
-that is most of what an idle worker costs (``bench idle``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +26,8 @@ class Limits:
     """A commit that would only move cursors waits this long, for its loss costs nothing but reading
     a little again; unless storing would have to wait for it."""
     idle_wait_ms: int = 600
-    """Longest wait for records when nothing is due: how fast the loop notices everything else."""
-    replica_wait_ms: int = REPLICA_WAIT_MS
-    """The same while there are slices that this node does not own: how fast it notices that it has
-    become the owner."""
+    """Longest wait for records when nothing is due. What other threads have for the loop, a role or
+    the end, wakes it; what changes by itself, such as the disk, is seen after this time."""
     pace: Pace = field(default_factory=Pace)
     rest_s: float = 1.0
     """How long a slice that could not be served is left alone."""

@@ -16,7 +16,7 @@ import structlog
 
 from delayservice.core.contract import Contract
 from delayservice.core.role import Role
-from delayservice.errors import KafkaEdgeError, OwnershipLostError
+from delayservice.errors import KafkaEdgeError, OwnershipLostError, WriterGivenUpError
 from delayservice.lanes.agenda import Agenda
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.ports import (
@@ -43,6 +43,8 @@ _LOSSES_S: Final = 20.0
 _GROUP_MAX: Final = 4_096
 """Slices that are taken over together."""
 _SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
+_WRITING: Final = frozenset({Role.OWNER, Role.HEIR})
+"""Roles in which a node needs a writer."""
 
 _log = structlog.get_logger(__name__)
 
@@ -98,8 +100,6 @@ class Owning:
         secret_fingerprint: str,
         rest_s: float,
     ) -> None:
-        self.has_replicas = False
-        """Whether there are slices that this node is not to own."""
         self._slices = slices
         self._transaction = transaction
         self._agenda = agenda
@@ -115,6 +115,7 @@ class Owning:
         self._roles: Mapping[int, Role] | None = None
         self._role_of: Mapping[int, Role] = {}
         self._has_heirs = False
+        self._is_writer_wanted = False
         self._is_leaving = False
         self._resting_s: dict[int, float] = {}
         self._opening: Future[str] | None = None
@@ -160,11 +161,14 @@ class Owning:
         if roles is not self._roles:
             self._roles = self._role_of = roles
             mine = [self.role(number) for number in self._slices]
-            self.has_replicas = any(role is not Role.OWNER for role in mine)
             self._has_heirs = Role.HEIR in mine
+            self._is_writer_wanted = any(
+                self.role(n) in _WRITING for n, s in self._slices.items() if s.lanes
+            )
             for slice_ in self._slices.values():
                 self._follow_role(slice_)
-        if not self._transaction.writer and self._opening is None and self._wants_writer:
+        may_open = self._opening is None and self._clock.monotonic_s() >= self._open_after_s
+        if self.lacks_writer and may_open:
             self._open_writer()
 
     def _follow_role(self, slice_: Slice) -> None:
@@ -187,11 +191,9 @@ class Owning:
     # --- the writer ----------------------------------------------------------------------------
 
     @property
-    def _wants_writer(self) -> bool:
-        if self._clock.monotonic_s() < self._open_after_s:
-            return False
-        wanted = {Role.OWNER, Role.HEIR}
-        return any(self.role(n) in wanted for n, s in self._slices.items() if s.lanes)
+    def lacks_writer(self) -> bool:
+        """Whether there is no writer although slices are to be owned."""
+        return self._is_writer_wanted and not self._transaction.writer
 
     def _open_writer(self) -> None:
         self._opening = self._writing.submit(self._sink.open)
@@ -215,17 +217,14 @@ class Owning:
             return
         self._roles = None  # what was to be claimed waited for the writer
 
-    def lose_writer(self, why: str) -> None:
+    def lose_writer(self, lost: OwnershipLostError) -> None:
         """Fenced, or the result of a commit is not known: give the writer up, and claim anew what
         this node is still to own.
         """
+        why = str(lost)
         _log.warning("ownership_lost", writer=self._transaction.writer, why=why)
-        now_s = self._clock.monotonic_s()
-        self._losses = 1 if now_s - self._lost_s > _LOSSES_S else self._losses + 1
-        self._lost_s = now_s
-        if self._losses > 1:  # once is what another node's take-over does
-            rest_s = min(_LOSS_REST_S * 2**self._losses, _LOSS_REST_S_MAX)
-            self._open_after_s = now_s + rest_s
+        if not isinstance(lost, WriterGivenUpError):
+            self._count_loss()
         self._transaction.discard()
         for job in self._take_overs:
             job.future.cancel()
@@ -238,6 +237,15 @@ class Owning:
                 if self._losses > _LOSSES_MAX:
                     self._gate.gave_up(number, why)
         self._roles = None
+
+    def _count_loss(self) -> None:
+        """Rest before the next writer is opened, if this one was not the first in a while."""
+        now_s = self._clock.monotonic_s()
+        self._losses = 1 if now_s - self._lost_s > _LOSSES_S else self._losses + 1
+        self._lost_s = now_s
+        if self._losses > 1:  # once is what another node's take-over does
+            rest_s = min(_LOSS_REST_S * 2**self._losses, _LOSS_REST_S_MAX)
+            self._open_after_s = now_s + rest_s
 
     # --- take over -----------------------------------------------------------------------------
 
@@ -486,7 +494,7 @@ class Owning:
         try:
             self.interrupted(slice_, why)
         except OwnershipLostError as lost:
-            self.lose_writer(str(lost))
+            self.lose_writer(lost)
 
     def _give_up(self, number: int, why: str) -> None:
         """Leave a slice alone for a moment, and let another node try."""

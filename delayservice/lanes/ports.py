@@ -1,12 +1,12 @@
 """What a worker's loop needs of the world. Kafka implements these in ``connectors.kafka``; the
-simulation in ``tests/simulation`` implements them with a model log that crashes.
+simulation in ``tests/simulation`` runs those on simulated clients, over a model log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from delayservice.core.claims import Claimed
 from delayservice.core.entry import Row
@@ -45,17 +45,27 @@ class Bounds(NamedTuple):
     end: int
 
 
+NO_TIME: Final = -1
+"""As ``ReadBack.broker_ms``: the broker put no time of its own on it."""
+
+
 class ReadBack(NamedTuple):
-    """A checkpoint as it came back from Kafka: ``broker_ms`` is when the broker appended it,
-    ``wall_ms`` and ``boot_ms`` are this machine's clocks when it arrived, ``offset`` is its place
-    in its partition of the checkpoint topic.
+    """A checkpoint as it came back from Kafka.
+
+    Attributes:
+        data: its value.
+        broker_ms: when the broker appended it, milliseconds since 1970.
+        boot_ms: this machine's boot clock when it arrived.
+        offset: its place in its partition of the checkpoint topic.
+        acknowledged_s: when the broker had acknowledged it, monotonic seconds; None for a
+            checkpoint of another writer, or where that is not known.
     """
 
     data: bytes
     broker_ms: int
-    wall_ms: int
     boot_ms: int
     offset: int
+    acknowledged_s: float | None = None
 
 
 class Source(Protocol):
@@ -71,6 +81,11 @@ class Source(Protocol):
         """Return what is there, at most about ``limit`` records; waits up to ``timeout_s`` for the
         first, and then up to ``gather_s`` for more. Each run starts where the one before of its
         partition stopped.
+        """
+
+    def wake(self) -> None:
+        """End the wait of ``poll`` for the first record; if there is none now, then the next one.
+        Any thread may call this.
         """
 
     def take_troubles(self) -> Sequence[Trouble]:
@@ -127,8 +142,9 @@ class Sink(Protocol):
             OwnershipLostError: fenced.
         """
 
-    def commit(self, controls: Sequence[Control]) -> None:
-        """Commit everything sent since the last commit together with ``controls``.
+    def commit(self, controls: Sequence[Control]) -> float | None:
+        """Commit everything sent since the last commit together with ``controls``; return when
+        the last of it was acknowledged, monotonic seconds, if that is known.
 
         Raises:
             RefusedError: the broker refused some outputs; the transaction was aborted.

@@ -50,7 +50,6 @@ class Slice:
         turn: of the newest own claim: one that was released, or gave no answer, has a lower one.
         claim: offset of the own claim while it is owned; -1 before the first.
         uncommitted: what was staged since the last commit.
-        last_committed: the newest own checkpoint; empty before the first.
         setbacks: take-overs in a row that failed.
         trouble: why it could not be served the last time, for people; empty: all is well.
     """
@@ -71,7 +70,6 @@ class Slice:
         self.fenced: frozenset[str] = frozenset()
         self.is_upgrade = False
         self.uncommitted = Tally()
-        self.last_committed = b""
         self.failures = 0
         self.setbacks = 0
         self.trouble = ""
@@ -133,9 +131,8 @@ class Slice:
             )
         )
 
-    def committed(self, data: bytes, now_ms: int) -> None:
-        """Note that the checkpoint ``data`` and all that was staged are committed."""
-        self.last_committed = data
+    def committed(self, now_ms: int) -> None:
+        """Note that all that was staged is committed."""
         self.failures = 0
         for lane in self.lanes.values():
             lane.committed()

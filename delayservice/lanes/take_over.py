@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
 from delayservice import faults
-from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint
+from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint_of
 from delayservice.core.claims import Tenure, names_to_fence
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.ports import Bounds, Place, Succession
+
+CONTRACTS_BYTES_MAX: Final = 64 << 10
+"""Size of a shard's contracts in a checkpoint, JSON: about 200 changes of settings."""
 
 _log = structlog.get_logger(__name__)
 
@@ -101,12 +105,7 @@ def _own_checkpoint(
 ) -> Checkpoint | None:
     if data is None:
         return None
-    checkpoint = decode_checkpoint(data)
-    if checkpoint.slice_no != slice_no:
-        raise KafkaEdgeError(
-            f"the checkpoint of slice {slice_no} speaks of slice {checkpoint.slice_no}; something "
-            "else writes to the checkpoint topic: find it, and restrict the topic to the service"
-        )
+    checkpoint = decode_checkpoint_of(slice_no, data)
     if checkpoint.secret_fingerprint != secret_fingerprint:
         raise KafkaEdgeError(
             f"slice {slice_no} was served with another cluster secret; set node.cluster_secret to "
@@ -144,9 +143,23 @@ def _agreed(
 ) -> Contracts:
     """What settings ask for holds from the end of the log on (rule 2): keys that exist stay.
 
-    A log that was truncated may end below the last contract's start, which stays then.
+    A log that was truncated may end below the last contract's start, which stays then. Contracts of
+    records that retention has deleted are dropped. What would make the checkpoint too large for its
+    topic, and so end all commits of the slice, waits until more of them are.
     """
     if known is None:
         return Contracts([(0, wanted)])
-    last_start = known.contracts.entries()[-1][0]
-    return known.contracts.extended(max(bounds.end, lane.shard.stored, last_start), wanted)
+    needed = known.contracts.needed_from(bounds.start)
+    last_start = needed.entries()[-1][0]
+    agreed = needed.extended(max(bounds.end, lane.shard.stored, last_start), wanted)
+    if agreed is needed or len(agreed.encode()) <= CONTRACTS_BYTES_MAX:
+        return agreed
+    _log.error(
+        "contract_deferred",
+        topic=lane.topic,
+        partition=lane.partition,
+        contracts=len(needed.entries()),
+        hint="the settings were changed too often for records that the log still holds; until "
+        "retention deletes the oldest of them, new records are read by the last contract",
+    )
+    return needed

@@ -7,9 +7,11 @@ loop asks for its end.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -29,7 +31,35 @@ from delayservice.lanes.limits import Limits
 from delayservice.lanes.ports import Background, Clock, Control, Observer, Sink
 from delayservice.lanes.slice import OWNED, Phase, Slice
 
+_PROBE_EVERY_S: Final = 0.1
+_PROBES_MAX: Final = 64
+"""Probes under way; the oldest are given up. While the clock is in doubt there is one a second."""
+
 _log = structlog.get_logger(__name__)
+
+
+class Timing(NamedTuple):
+    """How long a commit took, seconds, and when its records were acknowledged, monotonic."""
+
+    took_s: float
+    acknowledged_s: float | None
+
+
+@dataclass(slots=True)
+class Probe:
+    """A checkpoint that is compared with the broker's clock when it is read back.
+
+    Attributes:
+        slice_no: whose it is.
+        data: the checkpoint.
+        sent_s: when its commit began, monotonic seconds.
+        acknowledged_s: when the broker had acknowledged it; None: not known (yet).
+    """
+
+    slice_no: int
+    data: bytes
+    sent_s: float
+    acknowledged_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -37,19 +67,21 @@ class Commit:
     """A transaction on its way: what it carries of which slice.
 
     Attributes:
-        future: its duration, seconds.
+        future: how long it took.
         started_s: when it was handed to the helper thread, monotonic.
         checkpoints: by slice.
         claiming, releasing: slices that change hands by it.
         forgotten: slices and writers whose claims it deletes.
+        probe: one of the checkpoints, if it is to be compared with the broker's clock.
     """
 
-    future: Future[float]
+    future: Future[Timing]
     started_s: float
     checkpoints: dict[int, bytes] = field(default_factory=dict)
     claiming: list[int] = field(default_factory=list)
     releasing: list[int] = field(default_factory=list)
     forgotten: list[tuple[int, str]] = field(default_factory=list)
+    probe: Probe | None = None
 
     @property
     def is_change(self) -> bool:
@@ -119,6 +151,7 @@ class Transaction:
         self._turns = 0
         """Claims that were written in this life."""
         self._resettle = False
+        self._probes: deque[Probe] = deque(maxlen=_PROBES_MAX)
 
     # --- fill ----------------------------------------------------------------------------------
 
@@ -184,15 +217,20 @@ class Transaction:
     @property
     def is_staged(self) -> bool:
         """Whether there is anything to commit."""
-        return bool(
-            self.changing
-            or self.is_open
-            or any(self._is_slice_staged(number) for number in self.touched)
-        )
+        return bool(self.changing) or self.is_open or self._has_staged_slice
 
-    def _is_slice_staged(self, number: int) -> bool:
-        slice_ = self._slices.get(number)
-        return slice_ is not None and slice_.phase in OWNED and slice_.is_staged
+    @property
+    def _has_staged_slice(self) -> bool:
+        """Whether a slice is staged. A slice that is not is passed over once, not in each turn: it
+        is touched again when something happens to it.
+        """
+        while self.touched:
+            number = self.touched.pop()
+            slice_ = self._slices.get(number)
+            if slice_ is not None and slice_.phase in OWNED and slice_.is_staged:
+                self.touched.add(number)
+                return True
+        return False
 
     @property
     def is_urgent(self) -> bool:
@@ -227,11 +265,6 @@ class Transaction:
         """Time since the last commit began, seconds."""
         return self._clock.monotonic_s() - self._last_commit_s
 
-    @property
-    def last_commit_s(self) -> float:
-        """When the last commit began, monotonic seconds."""
-        return self._last_commit_s
-
     # --- commit --------------------------------------------------------------------------------
 
     def begin_commit(self, also: Collection[int] = ()) -> None:
@@ -255,6 +288,24 @@ class Transaction:
         self.is_open = False
         commit.future = self._background.submit(lambda: self._commit_timed(controls))
         self.commit = commit
+        self._note_probe(commit)
+
+    def _note_probe(self, commit: Commit) -> None:
+        """Compare one checkpoint of this commit with the broker's clock, when it comes back. Many
+        may be under way: each is measured by its own commit, however long the way back is.
+        """
+        is_time = not self._probes or commit.started_s - self._probes[-1].sent_s >= _PROBE_EVERY_S
+        if is_time and commit.checkpoints:
+            number, data = next(iter(commit.checkpoints.items()))
+            commit.probe = Probe(number, data, commit.started_s)
+            self._probes.append(commit.probe)
+
+    def take_probe(self, slice_no: int, data: bytes) -> Probe | None:
+        """Return the probe that a checkpoint is, as it is read back; None: it is no probe."""
+        found = next((p for p in self._probes if p.slice_no == slice_no and p.data == data), None)
+        if found is not None:
+            self._probes.remove(found)
+        return found
 
     def _controls(self, slice_: Slice, commit: Commit, *, is_wanted: bool) -> list[Control]:
         """Return what the service itself has to say of a slice, and note it in ``commit``."""
@@ -279,11 +330,11 @@ class Transaction:
         value = encode_word(slice_.number, self.writer, self._node_id, word, slice_.turn)
         return Control(slice_.number, value, self.writer)
 
-    def _commit_timed(self, controls: Sequence[Control]) -> float:
-        """Commit; return how long it took, seconds. Runs on the writer's thread."""
+    def _commit_timed(self, controls: Sequence[Control]) -> Timing:
+        """Commit; return how long it took. Runs on the writer's thread."""
         started_s = self._clock.monotonic_s()
-        self._sink.commit(controls)
-        return self._clock.monotonic_s() - started_s
+        acknowledged_s = self._sink.commit(controls)
+        return Timing(self._clock.monotonic_s() - started_s, acknowledged_s)
 
     def wait(self) -> None:
         """Wait for the end of the commit, if one is on its way."""
@@ -303,8 +354,10 @@ class Transaction:
         elapsed_s = self._clock.monotonic_s() - commit.started_s
         committed = False
         try:
-            elapsed_s = commit.future.result()
+            elapsed_s, acknowledged_s = commit.future.result()
             committed = True
+            if commit.probe is not None:
+                commit.probe.acknowledged_s = acknowledged_s
         except RefusedError as refused:
             self._take_back(commit)
             self.put_back(refused)
@@ -314,6 +367,8 @@ class Transaction:
             self._take_back(commit)
             self._aborted()
             return Ended(commit, str(aborted), aborted.stuck)
+        except OwnershipLostError:
+            raise
         except KafkaEdgeError as lost:
             raise OwnershipLostError(str(lost)) from lost
         finally:
@@ -331,9 +386,9 @@ class Transaction:
     def _committed(self, commit: Commit) -> None:
         self.records = 0
         now_ms = self._clock.wall_ms()
-        for number, data in commit.checkpoints.items():
+        for number in commit.checkpoints:
             slice_ = self._slices.get(number)
             if slice_ is not None:
-                slice_.committed(data, now_ms)
+                slice_.committed(now_ms)
                 self._observer.settled(number, slice_.uncommitted, now_ms)
                 slice_.uncommitted.clear()

@@ -15,8 +15,10 @@ from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.ports import Checkpoints, Clock, ReadBack
 from delayservice.lanes.slice import OWNED, Slice
 
-_TENDED_PER_S: Final = 40
+_TENDED_PER_S: Final = 20
 """Slices without news that are looked after in a second: with more of them, each has to wait."""
+_ROUND_S: Final = 4.0
+"""Shortest time in which all slices without news are looked after once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,8 @@ class Upkeep:
             return
         self._tended_s = now_s
         due, self.active = self.active, set()
-        for _ in range(min(len(self._round), math.ceil(_TENDED_PER_S * elapsed_s))):
+        per_s = min(len(self._round) / _ROUND_S, _TENDED_PER_S)
+        for _ in range(min(len(self._round), math.ceil(per_s * elapsed_s))):
             due.add(self._round[0])
             self._round.rotate(-1)
         for number in due:

@@ -110,6 +110,7 @@ class WorkerLoop:
         self._pausing = pausing
         self._is_held = is_held
         self._may_store = True
+        self._restated: set[int] = set()
         self._is_hungry = False
         """Whether more is due than the last turn could settle."""
         secret = fingerprint(routes.secret)
@@ -142,13 +143,18 @@ class WorkerLoop:
             heard=self._heard_checkpoint,
             interrupted=self._owning.interrupted_safely,
         )
-        self.attend = self._upkeep.attend
+        self.wake = source.wake
         self.release_all = self._owning.release_all
 
     @property
     def is_settling(self) -> bool:
         """Whether any slice is owned, or on the way to or from it."""
         return self._owning.is_settling
+
+    def attend(self, number: int) -> None:
+        """Look after a slice's copies at once: there is a command. Any thread may call this."""
+        self._upkeep.attend(number)
+        self.wake()
 
     # --- one turn ------------------------------------------------------------------------------
 
@@ -161,7 +167,7 @@ class WorkerLoop:
         try:
             self._turn(wait_ms_max)
         except OwnershipLostError as lost:
-            self._owning.lose_writer(str(lost))
+            self._owning.lose_writer(lost)
 
     def _turn(self, wait_ms_max: int | None) -> None:
         self._hear_helpers()
@@ -214,9 +220,19 @@ class WorkerLoop:
 
     def _commit_when_time(self) -> None:
         transaction = self._transaction
-        if transaction.commit is None and transaction.is_staged and transaction.is_time:
-            transaction.begin_commit()
+        if transaction.commit is not None:
+            return
+        restated = {n for n in self._restated if (s := self.slices.get(n)) and s.is_owner}
+        if restated or (transaction.is_staged and transaction.is_time):
+            self._restated.clear()
+            transaction.begin_commit(also=restated)
             self._hear_commit()
+
+    def restate(self, slice_no: int) -> None:
+        """Commit the checkpoint of an owned slice again, although nothing has changed: another
+        record lies above it in its topic.
+        """
+        self._restated.add(slice_no)
 
     def _ask_the_time(self) -> None:
         """Nothing is settled while the clock is in doubt. A commit without outputs, read back with
@@ -311,9 +327,10 @@ class WorkerLoop:
 
     def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:
         """A checkpoint came back: an own one says how far the broker's clock is from ours."""
-        if read_back.data == slice_.last_committed:
-            sent_s = self._transaction.last_commit_s
-            self._gate.heard_broker(read_back.broker_ms, read_back, sent_s)
+        probe = self._transaction.take_probe(slice_.number, read_back.data)
+        if probe is not None:
+            answer = read_back._replace(acknowledged_s=probe.acknowledged_s)
+            self._gate.heard_broker(answer.broker_ms, answer, probe.sent_s)
 
     # --- waiting -------------------------------------------------------------------------------
 
@@ -330,9 +347,7 @@ class WorkerLoop:
         wait_ms = float(limits.idle_wait_ms)
         if self._upkeep.is_busy:
             wait_ms = _BUSY_WAIT_MS
-        if self._owning.has_replicas:
-            wait_ms = min(wait_ms, limits.replica_wait_ms)
-        if not transaction.writer or self._gate.frozen() is not None:
+        if self._owning.lacks_writer or self._gate.frozen() is not None:
             return min(wait_ms, _NOT_SETTLING_WAIT_MS)
         if self._is_hungry:
             return _LEAST_WAIT_MS
@@ -447,7 +462,7 @@ class WorkerLoop:
             if self._transaction.is_open:
                 self._transaction.start_over("transaction_dropped")
         except OwnershipLostError as lost:
-            self._owning.lose_writer(str(lost))
+            self._owning.lose_writer(lost)
 
     # --- slices and shards ---------------------------------------------------------------------
 

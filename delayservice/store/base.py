@@ -128,42 +128,32 @@ class Store(ABC):
     @abstractmethod
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """Replace what is stored for keys in ``[start_ms, stop_ms)`` by ``frames``, which were
-        read again from the log, marks included, after a ``SlotDamagedError``.
+        read again from the log, marks included: after a ``SlotDamagedError``, or because other
+        copies hold something else.
         """
-
-    def set_aside(self, start_ms: int, stop_ms: int) -> SlotDamagedError:
-        """Have what is stored for keys in ``[start_ms, stop_ms)`` read again, though nothing seems
-        wrong with it: a comparison with other copies says so. Until ``rebuild`` the range can't be
-        read.
-
-        Returns:
-            What to read again: the range, or more if a file holds more, and between which offsets
-            lies what was there, as far as that is known without reading it. Not raised.
-        """
-        return SlotDamagedError(
-            "set aside for a repair",
-            start_ms=start_ms,
-            stop_ms=stop_ms,
-            first_offset=0,
-            stop_offset=OFFSET_MAX,
-        )
 
     @abstractmethod
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Key of the latest record of this id with ``offset < below`` that no offset below
-        ``below`` has marked.
+        """Key of the record that this id stands for: the latest one appended that was not marked
+        by then, until it is marked or pruned. Found in one step, whatever the id's history.
+
+        Args:
+            record_id: the id.
+            below: the offset that asks, at or above the stop offset.
         """
 
     @abstractmethod
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """``(mark, key)`` of every kept record whose mark is ``mark`` or above, ascending."""
+        """``(mark, key)`` of every kept record whose mark is ``mark`` or above, ascending; ``mark``
+        is at or above H of every ``prune`` so far.
+        """
 
     @abstractmethod
     def prune(self, cursor: Cursor) -> None:
         """Forget, in whatever lumps are cheap, what the committed ``cursor`` makes useless: frames
         with key <= K and offset < H, frames whose ``key_ms`` is below K's (those at or above H are
-        walked again from the log), and frames with a mark below H. Never anything else: a slot
-        goes as a whole only when its exclusive end is <= K's ``key_ms``.
+        walked again from the log), frames with a mark below H, and those marks. Never anything
+        else: a slot goes as a whole only when its exclusive end is <= K's ``key_ms``.
         """
 
     @abstractmethod

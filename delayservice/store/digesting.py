@@ -158,10 +158,6 @@ class DigestingStore(Store):
         """See ``Store.next_due_ms``."""
         return self.inner.next_due_ms(after)
 
-    def set_aside(self, start_ms: int, stop_ms: int) -> SlotDamagedError:
-        """See ``Store.set_aside``."""
-        return self.inner.set_aside(start_ms, stop_ms)
-
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """See ``Store.rebuild``. What the last scan could not read is missing in its sums, so the
         damage stands until the next scan.

@@ -110,6 +110,18 @@ class Files:
         """Whether there is a file or folder of this name."""
         return Path(path).exists()
 
+    def size_of(self, path: str) -> int:
+        """Return the bytes of a file; -1: it is missing."""
+        try:
+            return Path(path).stat().st_size
+        except FileNotFoundError:
+            return -1
+
+    def cut(self, path: str, size: int) -> None:
+        """Cut a file off after ``size`` bytes."""
+        with _writing(path):
+            os.truncate(path, size)
+
     def list_dir(self, path: str) -> list[str]:
         """Names in a folder, sorted; none when the folder is missing."""
         try:

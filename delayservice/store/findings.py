@@ -33,7 +33,7 @@ WAITING: Final = Case(
 START_OVER: Final = Case(
     "start-over",
     is_damage=True,
-    then="a node that opens the folder removes what is here and starts this shard over from the "
+    then="a node that opens the folder removes what is damaged and starts its shards over from the "
     "log",
     advice=f"{_BY_ITSELF}, while the delay topic still holds what is pending",
 )
@@ -48,7 +48,7 @@ INCONSISTENT: Final = Case(
     "inconsistent",
     is_damage=True,
     then="a node does not notice it",
-    advice="Stop the node and remove the folder of this shard: it is rebuilt from the log. Report "
+    advice="Stop the node and remove this folder: it is rebuilt from the log. Report "
     "it: no crash and no disk should do that",
 )
 STRAY: Final = Case(
@@ -72,7 +72,7 @@ UNSYNCED: Final = Case(
 SETTLED: Final = Case(
     "settled",
     is_damage=False,
-    then="a node removes what is settled, and tells the index with its next sync; one that misses "
+    then="a node removes what is settled; its horizon says so with the next sync. One that misses "
     "what is not settled reads it again from the log",
     advice=_BY_ITSELF,
 )

@@ -2,9 +2,15 @@ r"""The folder of a durable store: one owner at a time, one format, a place for 
 
 ```
 <folder>/LOCK         locked (flock) by the process that has the store open; holds its process id
-<folder>/VERSION      "<kind> <format number>\n"
+<folder>/VERSION      64 bytes: "<kind> <format number>", padded with spaces; then their CRC32C, 8
+                      hexadecimal digits, and a newline
 <folder>/quarantine/  damaged files, the newest few, for a person to look at; never read again
 ```
+
+The checksum tells another backend's folder, or one of a newer service, which are refused and left
+alone, from one whose VERSION is damaged, which is filled anew. Services up to formats wheel 3 and
+rocksdb 2 wrote no checksum and ended the line after the number: such a line is believed. They read
+64 bytes, and so they understand a line that this service writes.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import google_crc32c
 import structlog
 
 from delayservice.errors import StoreError
@@ -22,6 +29,11 @@ if TYPE_CHECKING:
     from delayservice.store.files import Files
 
 _log = structlog.get_logger(__name__)
+
+VERSION_BYTES = 73
+"""Size of VERSION."""
+
+_WORDS_BYTES = 64
 
 QUARANTINE_MAX = 64
 """Damaged files that are kept; a failing disk must not fill itself with its own failures."""
@@ -38,13 +50,27 @@ class Format(NamedTuple):
         return f"{self.kind} {self.version}"
 
 
+def version_text(kind: str, version: int) -> bytes:
+    """What VERSION is to hold."""
+    words = f"{kind} {version}".encode().ljust(_WORDS_BYTES)
+    return words + _sum_line(words)
+
+
 def parse_format(data: bytes) -> Format | None:
-    """What VERSION says; None: it says nothing."""
+    """What VERSION says; None: it is damaged, and says nothing."""
+    words, checksum = data[:_WORDS_BYTES], data[_WORDS_BYTES:]
+    is_unchecked = len(data) < _WORDS_BYTES and data.endswith(b"\n")
+    if not is_unchecked and checksum != _sum_line(words):
+        return None
     try:
-        kind, number = data.decode("ascii").split()
+        kind, number = words.decode("ascii").split()
         return Format(kind, int(number))
     except ValueError:
         return None
+
+
+def _sum_line(words: bytes) -> bytes:
+    return b"%08x\n" % google_crc32c.value(words)
 
 
 class StoreFolder:
@@ -84,9 +110,9 @@ class StoreFolder:
 
     def stamp(self) -> None:
         """Write VERSION: from here on the content is ours. Not durable by itself."""
-        text = f"{self._kind} {self._version}\n".encode()
-        self._files.write_at(f"{self.path}/VERSION", 0, text)
-        self._files.sync_file(f"{self.path}/VERSION")
+        path = f"{self.path}/VERSION"
+        self._files.write_at(path, 0, version_text(self._kind, self._version))
+        self._files.sync_file(path)
 
     def leave(self) -> None:
         """Give the lock back."""
@@ -129,7 +155,7 @@ class StoreFolder:
 
     def _check_version(self) -> bool:
         try:
-            found = parse_format(self._files.read_at(f"{self.path}/VERSION", 0, 64))
+            found = parse_format(self._files.read_at(f"{self.path}/VERSION", 0, VERSION_BYTES))
         except FileNotFoundError:
             found = None
         if found is None:

@@ -1,18 +1,19 @@
-"""The id index: which records bear a ``delay-id``, and which offset marked them.
+"""The id index: which record each ``delay-id`` stands for, and which offsets marked records.
 
-Rows are pure functions of the log and of the contracts by which it is read, so writing one twice is
-harmless; a look-up is bounded by the asking offset. An index that a crash left ahead of the durable
-horizon is cut back to it: what comes again may be read by other contracts. Keys, big endian::
+An id has one row, which is written over, so that it is found in one step whatever the id's history.
+At most one record of an id is both unmarked and pending: a user record marks the one before it, and
+a copy is written in the transaction that settles its original (design section 5, rules 3 and 12).
+Keys, big endian::
 
-    'i' size(id) u16, id, offset i64, 0     -> key_ms i64               the record
-    'i' size(id) u16, id, offset i64, 1     -> mark i64                 what marked it
-    'd' key_ms i64, offset i64              -> id                       what to delete when due
-    'm' mark i64, key_ms i64, offset i64    -> (empty)                  marks in order
-    's'                                     -> stop offset i64          what a sync spoke for
-    'w'                                     -> stop offset i64          up to where rows may reach
+    'n' id                              -> key_ms i64, offset i64   the record the id stands for
+    'd' key_ms i64, offset i64          -> id                       the same, in key order
+    'm' mark i64, key_ms i64, offset i64 -> id                      marks that H has not passed
+    's'                                 -> stop offset i64          S of the last sync
+    'w'                                 -> stop offset i64          up to where rows may reach
 
-Record and mark are rows of their own so that no write has to read. Rows of past records are
-deleted by walking 'd' below K, a bounded number for each call.
+A mark deletes the first two rows of its record and keeps in 'm' what they said. So an index that a
+crash left ahead of the durable horizon is cut back to it: what comes again may be read by other
+contracts. For that a mark is kept until both H and the durable horizon have passed it.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rocksdict import WriteBatch
 
-from delayservice.core.cursor import Key
+from delayservice.core.cursor import Cursor, Key
 from delayservice.errors import StoreError
 from delayservice.store.rocks import (
+    Guarded,
     RocksOptions,
-    guarded,
+    close_database,
     open_database,
     read_keys,
     read_rows,
-    rows_down_from,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
     from rocksdict import Rdict
 
-    from delayservice.core.cursor import Cursor
     from delayservice.store.base import Mark, Named
 
 IDS_OPTIONS: Final = RocksOptions(
@@ -51,30 +51,35 @@ IDS_OPTIONS: Final = RocksOptions(
     block_bytes=8 << 10,
     level_base_bytes=64 << 20,
     wal_bytes_max=8 << 20,
+    bloom_bits=10,
 )
 
-_PRUNE_ROWS_MAX = 2000
+_PRUNE_ROWS_MAX = 4_000
 _SCAN_ROWS = 10_000
 _SYNCED = b"s"
 _WRITTEN = b"w"
 _I64 = Struct(">q")
-_ID_HEAD = Struct(">cH")
-_ID_TAIL = Struct(">qB")
+_KEY = Struct(">qq")
 _DUE = Struct(">cqq")
 _MARKED = Struct(">cqqq")
-_IS_RECORD, _IS_MARK = 0, 1
 
 
 class IdFacts(NamedTuple):
-    """One record that bears an id; ``listed_ms`` is its key by the row of its id, ``mark`` what
-    marked it, each None where there is no such row.
+    """One unmarked record that bears an id; ``stands_for`` is the record that the row of its id
+    names, None where there is no such row.
     """
 
     record_id: bytes
-    key_ms: int
-    offset: int
-    listed_ms: int | None
-    mark: int | None
+    key: Key
+    stands_for: Key | None
+
+
+class MarkFacts(NamedTuple):
+    """One marked record: what marked it, and the id."""
+
+    key: Key
+    mark: int
+    record_id: bytes
 
 
 def synced_offset(database: Rdict) -> int | None:
@@ -90,89 +95,110 @@ class IdRows:
         self._database = database
         self._due_floor = _DUE.pack(b"d", 0, 0)
         self._mark_floor = _MARKED.pack(b"m", 0, 0, 0)
+        self._asked: dict[bytes, Key] = {}
+        """Answers since the last rows were added: what is marked next was asked for before."""
 
-    @staticmethod
-    def put(batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> None:
+    def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> None:
         """Add the rows of ``Store.append``."""
-        for record_id, key_ms, offset in named:
-            head = _ID_HEAD.pack(b"i", len(record_id)) + record_id
-            batch.put(head + _ID_TAIL.pack(offset, _IS_RECORD), _I64.pack(key_ms))
-            batch.put(_DUE.pack(b"d", key_ms, offset), record_id)
+        put, delete = batch.put, batch.delete
+        marked = set()
         for record_id, key_ms, offset, mark in marks:
-            head = _ID_HEAD.pack(b"i", len(record_id)) + record_id
-            batch.put(head + _ID_TAIL.pack(offset, _IS_MARK), _I64.pack(mark))
-            batch.put(_MARKED.pack(b"m", mark, key_ms, offset), b"")
+            put(_MARKED.pack(b"m", mark, key_ms, offset), record_id)
+            delete(_DUE.pack(b"d", key_ms, offset))
+            marked.add(offset)
+        newest: dict[bytes, Key] = {}
+        for record_id, key_ms, offset in named:
+            if offset not in marked:
+                put(_DUE.pack(b"d", key_ms, offset), record_id)
+                newest[record_id] = (key_ms, offset)
+        for record_id, key_ms, offset, _ in marks:
+            if record_id not in newest and self._stands_for(record_id) == (key_ms, offset):
+                delete(b"n" + record_id)
+        for record_id, key in newest.items():
+            put(b"n" + record_id, _KEY.pack(*key))
+        self._asked.clear()
+
+    def _stands_for(self, record_id: bytes) -> Key | None:
+        key = self._asked.get(record_id)
+        return self._find(record_id) if key is None else key
+
+    def _find(self, record_id: bytes) -> Key | None:
+        found = self._database.get(b"n" + record_id)
+        return None if found is None else _KEY.unpack(found)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``; ``below`` must not be above the stop offset."""
-        head = _ID_HEAD.pack(b"i", len(record_id)) + record_id
-        # Backwards, so that the mark of an offset comes before its record.
-        size = len(head) + _ID_TAIL.size
-        marked = -1
-        for key, value in rows_down_from(self._database, head + _ID_TAIL.pack(below, 0)):
-            if len(key) != size or not key.startswith(head):
-                return None
-            offset, kind = _ID_TAIL.unpack(key[len(head) :])
-            number = _I64.unpack(value)[0]
-            if offset >= below:
-                continue
-            if kind == _IS_MARK:
-                marked = offset if number < below else -1
-            elif marked != offset:
-                return (number, offset)
-        return None
+        """See ``Store.latest_unmarked``."""
+        key = self._find(record_id)
+        if key is None or key[1] >= below:
+            return None
+        self._asked[record_id] = key
+        return key
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``; marks at or above ``stop_offset`` are of an earlier life."""
+        """See ``Store.marked_from``; ``stop_offset``: of the store."""
         start = _MARKED.pack(b"m", max(mark, 0), 0, 0)
         stop = _MARKED.pack(b"m", max(stop_offset, 0), 0, 0)
         found = map(_MARKED.unpack, read_keys(self._database, start, stop, sys.maxsize))
         return [(row[1], (row[2], row[3])) for row in found]
 
     def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
-        """What is known of every record with an id and ``start_ms <= key_ms < stop_ms``."""
-        start, stop = _DUE.pack(b"d", start_ms, 0), _DUE.pack(b"d", stop_ms, 0)
-        for due, record_id in self._scan(start, stop):
+        """What is known of unmarked records with an id and ``start_ms <= key_ms < stop_ms``."""
+        for due, record_id in self._scan(_DUE.pack(b"d", start_ms, 0), _DUE.pack(b"d", stop_ms, 0)):
             _, key_ms, offset = _DUE.unpack(due)
-            head = _ID_HEAD.pack(b"i", len(record_id)) + record_id
-            listed = self._number(head + _ID_TAIL.pack(offset, _IS_RECORD))
-            mark = self._number(head + _ID_TAIL.pack(offset, _IS_MARK))
-            yield IdFacts(record_id, key_ms, offset, listed, mark)
+            yield IdFacts(record_id, (key_ms, offset), self._find(record_id))
 
-    def _number(self, row: bytes) -> int | None:
-        found = self._database.get(row)
-        return None if found is None else int(_I64.unpack(found)[0])
+    def marks(self) -> Iterator[MarkFacts]:
+        """All marks that are kept, ascending."""
+        for row, record_id in self._scan(b"m", b"n"):
+            _, mark, key_ms, offset = _MARKED.unpack(row)
+            yield MarkFacts((key_ms, offset), mark, record_id)
 
-    def prune(self, batch: WriteBatch, cursor: Cursor) -> None:
-        """Delete, a bounded number of rows for each call, what the cursor has made useless."""
-        stop = _DUE.pack(b"d", cursor.key[0], 0)
-        for due, record_id in read_rows(self._database, self._due_floor, stop, _PRUNE_ROWS_MAX):
-            _, _, offset = _DUE.unpack(due)
-            head = _ID_HEAD.pack(b"i", len(record_id)) + record_id
-            batch.delete(head + _ID_TAIL.pack(offset, _IS_RECORD))
-            batch.delete(head + _ID_TAIL.pack(offset, _IS_MARK))
+    def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> None:
+        """Delete, a bounded number of rows for each call, what is of no more use.
+
+        Args:
+            batch: takes the deletions.
+            key_ms: records with a key below are settled.
+            mark: and so are those that an offset below marked.
+        """
+        self._asked.clear()
+        stop = _DUE.pack(b"d", key_ms, 0)
+        rows = read_rows(self._database, self._due_floor, stop, _PRUNE_ROWS_MAX)
+        for due, record_id in rows:
             batch.delete(due)
-            self._due_floor = due
-        stop = _MARKED.pack(b"m", max(cursor.offset, 0), 0, 0)
-        for row in read_keys(self._database, self._mark_floor, stop, _PRUNE_ROWS_MAX):
+            if self._find(record_id) == _DUE.unpack(due)[1:]:
+                batch.delete(b"n" + record_id)
+        self._due_floor = _passed(self._due_floor, stop, [row[0] for row in rows])
+        stop = _MARKED.pack(b"m", max(mark, 0), 0, 0)
+        keys = read_keys(self._database, self._mark_floor, stop, _PRUNE_ROWS_MAX)
+        for row in keys:
             batch.delete(row)
-            self._mark_floor = row
+        self._mark_floor = _passed(self._mark_floor, stop, keys)
 
     def cut(self, batch: WriteBatch, stop_offset: int) -> None:
-        """Delete what offsets from ``stop_offset`` on added: names, marks, and when to delete."""
-        for key, value in self._scan(b"i", b"j"):
-            offset, kind = _ID_TAIL.unpack_from(key, len(key) - _ID_TAIL.size)
-            if stop_offset <= (_I64.unpack(value)[0] if kind == _IS_MARK else offset):
-                batch.delete(key)
-        for key, _ in self._scan(b"d", b"e"):
-            if stop_offset <= _DUE.unpack(key)[2]:
-                batch.delete(key)
-        batch.delete_range(_MARKED.pack(b"m", max(stop_offset, 0), 0, 0), b"n")
+        """Take back what offsets from ``stop_offset`` on did: names, and marks of earlier names."""
+        for row, value in self._scan(b"n", b"o"):
+            if stop_offset <= _KEY.unpack(value)[1]:
+                batch.delete(row)
+        for row, _ in self._scan(b"d", b"e"):
+            if stop_offset <= _DUE.unpack(row)[2]:
+                batch.delete(row)
+        for (key_ms, offset), mark, record_id in self.marks():
+            if stop_offset <= max(mark, offset):
+                batch.delete(_MARKED.pack(b"m", mark, key_ms, offset))
+                if offset < stop_offset:
+                    batch.put(b"n" + record_id, _KEY.pack(key_ms, offset))
+                    batch.put(_DUE.pack(b"d", key_ms, offset), record_id)
 
     def _scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         while rows := read_rows(self._database, start, stop, _SCAN_ROWS):
             yield from rows
             start = rows[-1][0] + b"\0"
+
+
+def _passed(floor: bytes, stop: bytes, keys: Sequence[bytes]) -> bytes:
+    """Where the next search begins: deleted rows are slow to pass, so that none is passed twice."""
+    return max(floor, stop if len(keys) < _PRUNE_ROWS_MAX else keys[-1])
 
 
 class IdIndex:
@@ -184,6 +210,8 @@ class IdIndex:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._what = f"the id index {path}"
+        self._durable_offset = 0
         self._database: Rdict | None = None
         self._rows: IdRows | None = None
 
@@ -220,6 +248,7 @@ class IdIndex:
             self._cut(stop_offset)
         except StoreError:
             return False
+        self._durable_offset = stop_offset
         return True
 
     def _cut(self, stop_offset: int) -> None:
@@ -236,7 +265,9 @@ class IdIndex:
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
         """See ``Store.append``."""
         batch = WriteBatch(raw_mode=True)
-        self._open().put(batch, named, marks)
+        rows = self._open()
+        with self._guard("read"):
+            rows.put(batch, named, marks)
         batch.put(_WRITTEN, _I64.pack(stop_offset))
         self._write(batch)
 
@@ -255,16 +286,20 @@ class IdIndex:
             return self._rows.marked_from(mark, stop_offset)
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete what the cursor has made useless, some of it now and the rest in later calls."""
+        """Delete what the cursor has made useless, some of it now and the rest in later calls. A
+        mark above the durable horizon is kept: after a crash it is taken back and comes again.
+        """
         if self._rows is not None:
             batch = WriteBatch(raw_mode=True)
+            mark = min(cursor.offset, self._durable_offset)
             with self._guard("read"):
-                self._rows.prune(batch, cursor)
+                self._rows.prune(batch, cursor.key[0], mark)
             if not batch.is_empty():
                 self._write(batch)
 
     def sync(self, stop_offset: int) -> None:
-        """Make every row durable, with the offset that it speaks for.
+        """Make every row durable, with the offset that it speaks for, before the store's own
+        horizon is written.
 
         Raises:
             StoreError: the database failed; the process must exit.
@@ -277,15 +312,20 @@ class IdIndex:
         with self._guard("fsync"):
             self._database.flush_wal(sync=True)
 
+    def note_durable(self, stop_offset: int) -> None:
+        """Note that the store's own horizon is durable: marks below it are not taken back."""
+        self._durable_offset = stop_offset
+
     def discard(self) -> None:
         """Remove the index."""
         self.close()
         shutil.rmtree(self._path, ignore_errors=True)
+        self._durable_offset = 0
 
     def close(self) -> None:
         """Release the database."""
         if self._database is not None:
-            self._database.close()
+            close_database(self._database, self._path)
         self._database = self._rows = None
 
     def _open(self) -> IdRows:
@@ -301,4 +341,4 @@ class IdIndex:
             self._database.write(batch)
 
     def _guard(self, deed: str) -> AbstractContextManager[None]:
-        return guarded(deed, f"the id index {self._path}", self._path)
+        return Guarded(deed, self._what, self._path)

@@ -45,13 +45,22 @@ def check_ids(
     """
     known: set[int] = set()
     for fact in rows.named_between(*span_ms):
-        if fact.offset < stop_offset:
-            known.add(fact.offset)
-            why = _difference(fact, records.get(fact.offset), stop_offset)
-            if why is not None and (fact.offset in records or is_whole(fact.key_ms)):
-                yield _finding(f"offset {fact.offset}: {why}", where, fact.key_ms, fact.offset)
+        key_ms, offset = fact.key
+        if offset < stop_offset:
+            known.add(offset)
+            why = _difference(fact, records.get(offset), stop_offset)
+            if why is not None and (offset in records or is_whole(key_ms)):
+                yield _finding(f"offset {offset}: {why}", where, key_ms, offset)
+    for (key_ms, offset), mark, _ in rows.marks():
+        known.add(offset)  # a mark from S on is of no account, and is taken back at the next start
+        record = records.get(offset)
+        is_asked = mark < stop_offset and span_ms[0] <= key_ms < span_ms[1]
+        if is_asked and record is not None and record.mark != mark:
+            why = f"the ids say that offset {mark} cancels or replaces the record, which does not"
+            yield _finding(f"offset {offset}: {why}", where, key_ms, offset)
     for offset, record in records.items():
-        if offset not in known and span_ms[0] <= record.key_ms < span_ms[1]:
+        is_pending = record.mark == NO_MARK and span_ms[0] <= record.key_ms < span_ms[1]
+        if offset not in known and is_pending:
             what = f"the record at offset {offset} bears an id that the ids do not know"
             yield _finding(what, where, record.key_ms, offset)
 
@@ -60,11 +69,12 @@ def _difference(fact: IdFacts, record: NamedRecord | None, stop_offset: int) -> 
     """Why a row of an id and its record do not agree; None: they do."""
     if record is None:
         return "the ids know a record that is not there"
-    if record.record_id != fact.record_id or fact.listed_ms != record.key_ms:
+    if (record.record_id, record.key_ms) != (fact.record_id, fact.key[0]):
         return "the ids know the record by another id or due time"
-    mark = NO_MARK if fact.mark is None or fact.mark >= stop_offset else fact.mark
-    if mark not in (NO_MARK, record.mark):
-        return f"the ids say that offset {mark} cancels or replaces the record, which does not"
+    if NO_MARK < record.mark < stop_offset:
+        return f"the ids know nothing of offset {record.mark}, which cancels or replaces the record"
+    if fact.stands_for is None or fact.stands_for[1] < fact.key[1]:
+        return "the id of the record does not lead to it"
     return None
 
 

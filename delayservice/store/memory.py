@@ -27,7 +27,7 @@ class MemoryStore(Store):
         self._order: list[Key] = []
         self._payloads: dict[Key, bytes] = {}
         self._marks: dict[Key, int] = {}
-        self._named: dict[bytes, list[tuple[int, int]]] = {}
+        self._stands_for: dict[bytes, Key] = {}
         self._names: dict[Key, bytes] = {}
         self._bytes = 0
         self._stop_offset = 0
@@ -58,10 +58,13 @@ class MemoryStore(Store):
         """See ``Store.append``."""
         for frame in frames:
             self._put(frame)
-        for record_id, key_ms, offset in named:
-            self._put_name(record_id, (key_ms, offset))
         for _, key_ms, offset, mark in marks:
             self._marks[(key_ms, offset)] = mark
+        for record_id, key_ms, offset in named:
+            self._put_name(record_id, (key_ms, offset))
+        for record_id, key_ms, offset, _ in marks:
+            if self._stands_for.get(record_id) == (key_ms, offset):
+                del self._stands_for[record_id]
         self._stop_offset = stop_offset
 
     def _put(self, frame: Frame) -> None:
@@ -76,9 +79,9 @@ class MemoryStore(Store):
             self._marks[key] = mark
 
     def _put_name(self, record_id: bytes, key: Key) -> None:
-        if key not in self._names:
-            self._names[key] = record_id
-            insort(self._named.setdefault(record_id, []), (key[1], key[0]))
+        self._names[key] = record_id
+        if key not in self._marks:
+            self._stands_for[record_id] = key
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """See ``Store.read_due``; nothing is ever damaged here."""
@@ -110,10 +113,8 @@ class MemoryStore(Store):
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """See ``Store.latest_unmarked``."""
-        for offset, key_ms in reversed(self._named.get(record_id, [])):
-            if offset < below and not 0 <= self._marks.get((key_ms, offset), NO_MARK) < below:
-                return (key_ms, offset)
-        return None
+        key = self._stands_for.get(record_id)
+        return key if key is not None and key[1] < below else None
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
         """See ``Store.marked_from``."""
@@ -131,16 +132,16 @@ class MemoryStore(Store):
             else:
                 kept.append(key)
         self._order = kept
+        settled = [key for key, mark in self._marks.items() if mark < cursor.offset]
+        for key in settled:
+            del self._marks[key]
 
     def _forget(self, key: Key) -> None:
         self._bytes -= len(self._payloads.pop(key))
         self._marks.pop(key, None)
         record_id = self._names.pop(key, None)
-        if record_id is not None:
-            entries = self._named[record_id]
-            entries.remove((key[1], key[0]))
-            if not entries:
-                del self._named[record_id]
+        if record_id is not None and self._stands_for.get(record_id) == key:
+            del self._stands_for[record_id]
 
     def sync(self) -> int:
         """Nothing to make durable: the horizon holds until the process ends."""

@@ -21,20 +21,20 @@ from delayservice.store.findings import Finding, Verdict
 from delayservice.store.rocks_check import verify_rocks
 from delayservice.store.rocks_view import RocksView, viewed_store
 from delayservice.store.shards import ShardFolder, read_format
-from delayservice.store.wheel import store as wheel
-from delayservice.store.wheel.manifest import DAMAGED, Entry
+from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
 from delayservice.store.wheel.reading import (
     EVERYTHING,
+    HOUR_MS,
     Bounds,
     Damage,
+    Part,
     hours_of,
     load_state,
-    read_hour,
+    read_parts,
 )
 from delayservice.store.wheel.verifying import verify_wheel
 
-HOUR_MS: Final = 3_600_000
-FORMATS: Final = {"wheel": wheel.FORMAT, "rocksdb": rocksdb.FORMAT}
+FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": rocksdb.FORMAT}
 _COUNTED_AT_ONCE: Final = 10_000
 
 
@@ -128,48 +128,43 @@ def look(shard: ShardFolder, on_progress: Callable[[int, int], None] = _nothing)
             f"{shard.path} does not say what it is (no VERSION): a node starts it over from Kafka"
         )
     if kind == "wheel":
-        return _look_at_wheel(shard.path)
+        return _look_at_wheel(shard)
     with viewed_store(shard.path) as store:
         return _look_at_rocks(store, on_progress)
 
 
-def _look_at_wheel(path: str) -> StoreFacts:
-    state = load_state(path)
+def _look_at_wheel(shard: ShardFolder) -> StoreFacts:
+    state = load_state(shard)
     if state is None:
-        return StoreFacts("wheel", wheel.FORMAT, None, b"", (), None, None)
-    entries = hours_of(state.entries, EVERYTHING)
-    hours = tuple(_hour_of_wheel(hour, found) for hour, found in entries.items())
-    keys = [
-        _bounds(path, hour, entries[hour]) for hour in {*list(entries)[:1], *list(entries)[-1:]}
-    ]
-    firsts = [first for first, _ in keys if first is not None]
-    lasts = [last for _, last in keys if last is not None]
+        return StoreFacts("wheel", WHEEL_FORMAT, None, b"", (), None, None)
+    parts = hours_of(state.parts, EVERYTHING)
+    ends = [_bounds(shard, part) for part in {*state.parts[:1], *state.parts[-1:]}]
     return StoreFacts(
         "wheel",
-        wheel.FORMAT,
+        WHEEL_FORMAT,
         state.stop_offset,
         state.label,
-        hours,
-        min(firsts, default=None),
-        max(lasts, default=None),
+        tuple(_hour_of_wheel(hour, found) for hour, found in parts.items()),
+        min([first for first, _ in ends if first is not None], default=None),
+        max([last for _, last in ends if last is not None], default=None),
     )
 
 
-def _hour_of_wheel(hour: int, entries: tuple[Entry, ...]) -> HourFacts:
+def _hour_of_wheel(hour_ms: int, parts: tuple[Part, ...]) -> HourFacts:
     return HourFacts(
-        hour * 1000,
-        len(entries),
-        sum(entry.records for entry in entries),
-        sum(entry.size - entry.moved for entry in entries),
-        sum(entry.state == DAMAGED for entry in entries),
+        hour_ms,
+        len(parts),
+        sum(part.records for part in parts),
+        sum(part.size for part in parts),
+        sum(part.lost is not None for part in parts),
     )
 
 
-def _bounds(path: str, hour: int, entries: tuple[Entry, ...]) -> tuple[int | None, int | None]:
-    """Lowest and highest key of an hour."""
+def _bounds(shard: ShardFolder, part: Part) -> tuple[int | None, int | None]:
+    """Return the lowest and highest key of a slot."""
     keys = [
         frame[0]
-        for rows in read_hour(path, hour, entries, EVERYTHING)
+        for rows in read_parts(shard, [part], EVERYTHING)
         if not isinstance(rows, Damage)
         for frame in (min(rows.frames), max(rows.frames))
     ]
@@ -221,7 +216,7 @@ def read_records(
         StoreError: the store can't be read, or is of another format.
     """
     if check_format(shard.path) == "wheel":
-        yield from _wheel_records(shard.path, bounds, wanted, limit)
+        yield from _wheel_records(shard, bounds, wanted, limit)
         return
     with viewed_store(shard.path) as store:
         for frame in store.scan((bounds.from_ms, -1), bounds.to_ms - 1):
@@ -233,38 +228,36 @@ def read_records(
 
 
 def _wheel_records(
-    path: str, bounds: Bounds, wanted: Callable[[Frame], bool], limit: int
+    shard: ShardFolder, bounds: Bounds, wanted: Callable[[Frame], bool], limit: int
 ) -> Iterator[Frame | Damage]:
-    state = load_state(path)
+    state = load_state(shard)
     if state is None:
         raise StoreError(
-            f"{path} can't be trusted as it is: a node starts it over from Kafka; "
+            f"{shard.path} can't be trusted as it is: a node starts it over from Kafka; "
             "`delayservice verify` says why"
         )
-    for hour, entries in hours_of(state.entries, bounds).items():
-        if limit <= 0:
-            return
-        damages: list[Damage] = []
-        found = nsmallest(limit, _wanted(path, hour, entries, bounds, wanted, damages))
-        yield from damages
-        yield from found
-        limit -= len(found)
+    for part in state.parts:
+        if limit > 0 and bounds.meets(part.start_ms, part.stop_ms):
+            damages: list[Damage] = []
+            found = nsmallest(limit, _wanted(shard, part, bounds, wanted, damages))
+            yield from damages
+            yield from found
+            limit -= len(found)
 
 
 def _wanted(
-    path: str,
-    hour: int,
-    entries: tuple[Entry, ...],
+    shard: ShardFolder,
+    part: Part,
     bounds: Bounds,
     wanted: Callable[[Frame], bool],
     damages: list[Damage],
 ) -> Iterator[Frame]:
-    """Records of an hour that are asked for, in no order; what can't be read goes to
-    ``damages``. A file whose time has passed was pruned, if it is missing: the index says so with
+    """Yield records of a slot that are asked for, in no order; what can't be read goes to
+    ``damages``. A file whose time has passed was pruned, if it is missing: the horizon says so with
     the next sync only.
     """
     now_ms = time.time_ns() // 1_000_000
-    for rows in read_hour(path, hour, entries, bounds):
+    for rows in read_parts(shard, [part], bounds):
         if isinstance(rows, Damage):
             if not (rows.is_missing and rows.stop_ms <= now_ms):
                 damages.append(rows)
@@ -292,7 +285,7 @@ def verify(
     """
     kind = check_format(shard.path)
     if kind == "wheel":
-        return verify_wheel(shard.path, now_ms, on_progress)
+        return verify_wheel(shard, now_ms, on_progress)
     if kind == "rocksdb":
         return verify_rocks(shard.path, now_ms, on_progress)
     what = "VERSION is missing or says nothing"

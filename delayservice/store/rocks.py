@@ -17,10 +17,11 @@ import os
 import shutil
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from errno import EACCES, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC, EPERM, EROFS
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rocksdict import (
     AccessType,
@@ -37,12 +38,18 @@ from rocksdict import (
 
 from delayservice.errors import StoreError
 from delayservice.store.files import make_folder
+from delayservice.store.rocks_manifest import check_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CONDEMNED = "DAMAGED"
 _VIEWS_MAX = 3
+_NO_DAMAGE: Final = (
+    *map(os.strerror, (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EACCES, EPERM, EROFS)),
+    "DB already closed",
+)
+"""What RocksDB's messages say when something else than its files is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,8 @@ class RocksOptions:
         open_files_max: table files kept open.
         background_jobs: threads for flush and compaction.
         compression: of table files: ``none``, ``snappy``, ``lz4`` or ``zstd``.
+        bloom_bits: size of a table's filter, in bits for each row: it spares a search for a row
+            that is not there. 0: no filter.
         sync_bytes: bytes appended, and so to read again after a crash, at which the store syncs
             by itself.
     """
@@ -76,6 +85,7 @@ class RocksOptions:
     open_files_max: int = 64
     background_jobs: int = 2
     compression: str = "lz4"
+    bloom_bits: int = 0
     sync_bytes: int = 64 << 20
 
 
@@ -95,6 +105,8 @@ def _to_native(options: RocksOptions, block_cache: Cache) -> Options:
     table.set_block_size(options.block_bytes)
     table.set_cache_index_and_filter_blocks(True)
     table.set_format_version(5)
+    if options.bloom_bits:
+        table.set_bloom_filter(options.bloom_bits, block_based=False)
     native = Options(raw_mode=True)  # the default mode unpickles what it reads
     native.create_if_missing(True)  # noqa: FBT003 - so it is in rocksdict
     native.set_paranoid_checks(True)
@@ -126,6 +138,7 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
     if (path / CONDEMNED).exists():
         raise StoreError(f"the database {path} was found damaged; it is to be made anew")
     make_folder(path)
+    check_manifest(path)
     database = Rdict(str(path), _to_native(options, _shared_cache(options.block_cache_bytes)))
     write = WriteOptions()
     write.sync = False
@@ -188,36 +201,62 @@ def guarded_read(what: str) -> Iterator[None]:
 def condemn(path: Path) -> None:
     """Have ``open_database`` refuse: damage inside RocksDB has no bounds that could be trusted."""
     marker = path / CONDEMNED
-    with marker.open("wb") as file:
+    with suppress(OSError), marker.open("wb") as file:  # if that fails, the damage is met again
         os.fsync(file.fileno())
 
 
-@contextmanager
-def guarded(
-    deed: str, what: str, database: Path, *, always_condemn: bool = False
-) -> Iterator[None]:
-    """Whatever RocksDB raises becomes a ``StoreError``, and damage condemns the database.
+def is_damage(error: Exception) -> bool:
+    """Return whether what RocksDB raised may come from its files, and not from what surrounds them,
+    which another start may find in order.
+    """
+    return not any(cause in str(error) for cause in _NO_DAMAGE)
+
+
+class Guarded:
+    """Whatever RocksDB raises in this context becomes a ``StoreError``, and damage condemns the
+    database. A class, because each look-up of an id enters it.
 
     Args:
         deed: what is being done, for the message.
         what: to what, for the message.
         database: its folder.
-        always_condemn: any failure of this deed counts as damage, not only one that says so.
+    """
 
-    Raises:
-        StoreError: the deed failed.
+    __slots__ = ("_database", "_deed", "_what")
+
+    def __init__(self, deed: str, what: str, database: Path) -> None:
+        self._deed = deed
+        self._what = what
+        self._database = database
+
+    def __enter__(self) -> None:
+        """Begin the deed."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """End it.
+
+        Raises:
+            StoreError: it failed.
+        """
+        if not isinstance(error, Exception) or isinstance(error, StoreError):
+            return
+        if is_damage(error):
+            condemn(self._database)  # the next open puts it aside and starts over
+        raise StoreError(
+            f"can't {self._deed} {self._what}: {error}; restart the service: what is damaged is "
+            "put aside and rebuilt from Kafka"
+        ) from error
+
+
+def close_database(database: Rdict, path: Path) -> None:
+    """Close a database. What can't be flushed is in its write-ahead log; damage that is met on the
+    way condemns the database.
     """
     try:
-        yield
-    except StoreError:
-        raise
-    except Exception as exc:
-        if always_condemn or "Corruption" in str(exc):
-            condemn(database)  # the next open puts it aside and starts over
-        raise StoreError(
-            f"can't {deed} {what}: {exc}; restart the service: what is damaged is put aside and "
-            "rebuilt from Kafka"
-        ) from exc
+        database.close()
+    except Exception as exc:  # noqa: BLE001 - rocksdict raises no narrower class
+        if is_damage(exc):
+            condemn(path)
 
 
 def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
@@ -244,20 +283,6 @@ def read_keys(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[by
     if len(found) < limit:
         _check_end(database, found[-1] + b"\0" if found else start, stop)
     return found
-
-
-def rows_down_from(database: Rdict, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Rows with ``key <= start``, downwards; for a few rows.
-
-    Raises:
-        Exception: a row can't be read.
-    """
-    rows = database.iter(ReadOptions())
-    rows.seek_for_prev(start)
-    while rows.valid():
-        yield rows.key(), rows.value()
-        rows.prev()
-    rows.status()
 
 
 def _upto(stop: bytes) -> ReadOptions:

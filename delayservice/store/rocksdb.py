@@ -7,7 +7,7 @@ order is key order::
     'f' key_ms i64, offset i64, 1    -> mark i64         what marked it; follows its record
     'h'                              -> stop offset i64  the horizon of this very content
     'l'                              -> label            by what it was read
-    'i', 'd', 'm'                                        ids, see ``delayservice.store.ids``
+    'n', 'd', 'm'                                        ids, see ``delayservice.store.ids``
 
 The write-ahead log of RocksDB gives back a prefix of the batches after a crash, and each batch
 carries its stop offset; so horizon, label and content always agree.
@@ -18,23 +18,27 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from rocksdict import WriteBatch
 
-from delayservice.core.cursor import OFFSET_MAX, START_KEY, Cursor, Key
+from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.errors import StoreError
 from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Store, StoreStats
 from delayservice.store.files import Files
-from delayservice.store.folder import StoreFolder
+from delayservice.store.folder import Format, StoreFolder
 from delayservice.store.ids import IdRows
 from delayservice.store.rocks import (
+    Guarded,
     RocksOptions,
-    guarded,
+    close_database,
     guarded_read,
+    is_damage,
     open_database,
     open_to_read,
     read_keys,
     read_rows,
 )
+from delayservice.store.shards import read_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +47,9 @@ if TYPE_CHECKING:
 
     from rocksdict import Rdict
 
-FORMAT: Final = 2
+_log = structlog.get_logger(__name__)
+
+FORMAT: Final = 3
 
 _HORIZON = b"h"
 _LABEL = b"l"
@@ -53,6 +59,7 @@ _SLOT_MS = 1000
 _LUMP_RECORDS = 50_000
 _LUMP_MS = 600_000
 _LUMPS_KEYS = 20_000
+_REBUILT: Final = "the database is put aside, and the store is rebuilt from Kafka"
 _I64 = Struct(">q")
 _KEY = Struct(">cqq")
 _KEY_TAIL = Struct(">xqq")
@@ -82,6 +89,8 @@ class RocksStore(Store):
         self._files = Files()
         self._folder = StoreFolder(path, "rocksdb", FORMAT, self._files)
         self._path = path
+        self._what = f"the store {path}"
+        self._database_path = path / "db"
         self._database: Rdict | None = None
         self._clear(0, b"")
 
@@ -96,7 +105,11 @@ class RocksStore(Store):
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """See ``Store.open``. A database that does not open is put aside."""
+        """See ``Store.open``. A database that is damaged is put aside.
+
+        Raises:
+            StoreError: it does not open for want of space, memory, files or rights.
+        """
         if not self._folder.enter():
             self.reset()
         elif not self._recover():
@@ -104,18 +117,21 @@ class RocksStore(Store):
         return self._stop_offset
 
     def _recover(self) -> bool:
-        if not (self._path / "db").is_dir():
+        if not (self._database_path).is_dir():
             return False
         try:
-            database = open_database(self._path / "db", self._options)
-        except Exception:  # noqa: BLE001 - rocksdict raises no narrower class
+            return self._attach_filled(open_database(self._database_path, self._options))
+        except Exception as exc:
+            if not is_damage(exc):
+                self.abandon()
+                raise StoreError(f"can't open the store {self._path}: {exc}") from exc
+            _log.error("store_damaged", path=str(self._path), why=str(exc), hint=_REBUILT)
             return False
-        return self._attach_filled(database)
 
     def _attach_filled(self, database: Rdict) -> bool:
         """Attach a database and take its horizon, label and count; whether it has them."""
-        horizon, count = database.get(_HORIZON), database.get(_COUNT)
         self._attach(database)
+        horizon, count = database.get(_HORIZON), database.get(_COUNT)
         if horizon is None or count is None:
             return False
         self._clear(int(_I64.unpack(horizon)[0]), bytes(database.get(_LABEL) or b""))
@@ -128,9 +144,9 @@ class RocksStore(Store):
 
     def _start_over(self) -> None:
         self._release()
-        if self._files.exists(f"{self._path}/db"):
-            self._folder.quarantine(f"{self._path}/db", "db")
-        self._attach(open_database(self._path / "db", self._options))
+        if self._files.exists(str(self._database_path)):
+            self._folder.quarantine(str(self._database_path), "db")
+        self._attach(open_database(self._database_path, self._options))
         self._clear(0, b"")
         self._folder.stamp()
         self._files.sync_dir(str(self._path))
@@ -150,7 +166,7 @@ class RocksStore(Store):
     def reset(self) -> None:
         """See ``Store.reset``."""
         self._release()
-        self._files.remove_tree(f"{self._path}/db")
+        self._files.remove_tree(str(self._database_path))
         self._start_over()
 
     def close(self) -> None:
@@ -168,7 +184,7 @@ class RocksStore(Store):
 
     def _release(self) -> None:
         if self._database is not None:
-            self._database.close()
+            close_database(self._database, self._database_path)
             self._database = None
 
     @property
@@ -194,9 +210,11 @@ class RocksStore(Store):
         batch = WriteBatch(raw_mode=True)
         self._put_frames(batch, frames)
         for _, key_ms, offset, mark in marks:
-            batch.put(_pack_key(b"f", key_ms, offset) + _MARK_SUFFIX, _I64.pack(mark))
+            if key_ms >= self._pruned_ms:  # else its record is not read again, and may be deleted
+                batch.put(_pack_key(b"f", key_ms, offset) + _MARK_SUFFIX, _I64.pack(mark))
         if named or marks:
-            self._ids.put(batch, named, marks)
+            with self._guard("read"):
+                self._ids.put(batch, named, marks)
         self._count += len(frames)
         self._unsynced_bytes += batch.size_in_bytes()
         self._write(batch, stop_offset)
@@ -216,8 +234,7 @@ class RocksStore(Store):
             self._db.write(batch)
 
     def _guard(self, deed: str) -> AbstractContextManager[None]:
-        what, database = f"the store {self._path}", self._path / "db"
-        return guarded(deed, what, database, always_condemn=deed == "read")
+        return Guarded(deed, self._what, self._database_path)
 
     # --- due -----------------------------------------------------------------------------------
 
@@ -312,8 +329,8 @@ class RocksStore(Store):
             self._pruned_ms = stop_ms
             if self._passed >= _LUMP_RECORDS or stop_ms - self._deleted_ms >= _LUMP_MS:
                 self._delete_passed(batch)
-        if cursor.key > START_KEY:
-            self._ids.prune(batch, cursor)
+        # Marks that are still to come have offsets from S on, wherever H is by now.
+        self._ids.prune(batch, cursor.key[0], min(cursor.offset, self._stop_offset))
 
     def _delete_passed(self, batch: WriteBatch) -> None:
         if self._passed:
@@ -385,18 +402,17 @@ class RocksReader(RocksStore):
         """
         self._check_format()
         with self._guard("open"):
-            found = open_to_read(self._path / "db", self._options, self._view)
+            found = open_to_read(self._database_path, self._options, self._view)
             if self._attach_filled(found):
                 return self._stop_offset
         raise StoreError(f"{self._path} has no horizon: its node starts it over from the log")
 
     def _check_format(self) -> None:
-        try:
-            text = (self._path / "VERSION").read_text("ascii").strip()
-        except (OSError, ValueError) as exc:
-            raise StoreError(f"{self._path} is no folder of a store ({exc})") from exc
-        if text != f"rocksdb {FORMAT}":
-            raise StoreError(f"{self._path} holds {text!r}, and this reads 'rocksdb {FORMAT}'")
+        found, needed = read_format(str(self._path)), Format("rocksdb", FORMAT)
+        if found is None:
+            raise StoreError(f"{self._path} is no folder of a store, or its VERSION is damaged")
+        if found != needed:
+            raise StoreError(f"{self._path} holds '{found}', and this reads '{needed}'")
 
     def close(self) -> None:
         """Let go of it."""
@@ -404,4 +420,4 @@ class RocksReader(RocksStore):
 
     def _guard(self, deed: str) -> AbstractContextManager[None]:
         del deed
-        return guarded_read(f"the store {self._path}")
+        return guarded_read(self._what)

@@ -6,21 +6,27 @@ Nothing here locks, writes or opens for writing.
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from delayservice.errors import StoreError
-from delayservice.store.folder import Format, parse_format
+from delayservice.store.files import Files
+from delayservice.store.folder import VERSION_BYTES, Format, parse_format
+from delayservice.store.wheel.horizon import NAME, HorizonDamagedError, read_horizon
 
 KINDS: Final = ("wheel", "rocksdb")
+_SHARD_NAME: Final = re.compile("[0-9a-f]{24}")
+"""See ``delayservice.stores``."""
 _LOCKS: Final = Path("/proc/locks")
 
 
 class ShardFolder(NamedTuple):
-    """The folder of one shard's store.
+    """Where the store of one shard is.
 
-    ``shard`` is a hash of the topic's id; ``partition`` is -1 where the folder's name is no number.
+    ``path`` is the shard's own folder, or that of the wheel in which it is one of many. ``shard``
+    is a hash of the topic's id; ``partition`` is -1 where nothing says which it is.
     """
 
     path: str
@@ -29,30 +35,66 @@ class ShardFolder(NamedTuple):
 
 
 def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]:
-    """Shards of a node's state folder, of a folder of one kind in it, or the one whose folder it
-    is.
+    """Find the shards of a node's state folder, of a folder of one kind in it, of a wheel, or the
+    one whose folder it is.
+
+    Raises:
+        StoreError: there are none.
+    """
+    folders = find_stores(root, kinds)
+    return [shard for folder in folders for shard in _shards_of(folder)]
+
+
+def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
+    """Find the folders with a store in them, as ``find_shards`` does: a wheel is one.
 
     Raises:
         StoreError: there are none.
     """
     if (root / "VERSION").is_file():
-        found = [root]
-    else:
-        homes = [root / kind for kind in kinds if (root / kind).is_dir()] or [root]
-        paths = [path for home in homes for path in home.glob("*/*")]
-        found = sorted(path for path in paths if path.name.isdecimal() and path.is_dir())
-    if not found:
+        return [root]
+    homes = [root / kind for kind in kinds if (root / kind).is_dir()] or [root]
+    found = [path for home in homes for path in (*home.glob("*"), *home.glob("*/*"))]
+    folders = sorted(path for path in found if path.name.isdecimal() and _may_be_store(path))
+    if not folders:
         raise StoreError(
             f"{root} holds no shard of a {' or '.join(kinds)}; name a node's state folder "
-            "(node.state_dir), a folder of stores in it, or the folder of one shard (a number)"
+            "(node.state_dir), a folder of stores in it, or one of those (a number)"
         )
-    return [_named(path) for path in found]
+    return folders
 
 
-def _named(path: Path) -> ShardFolder:
-    whole = path.resolve()
+def _may_be_store(path: Path) -> bool:
+    """Return whether a folder holds a store, or held one that has lost what it says of itself.
+    Other programs name folders by numbers as well.
+    """
+    is_named = _SHARD_NAME.fullmatch(path.parent.name) is not None
+    return path.is_dir() and (is_named or (path / "VERSION").is_file() or (path / NAME).is_file())
+
+
+def _shards_of(folder: Path) -> list[ShardFolder]:
+    if _SHARD_NAME.fullmatch(folder.resolve().parent.name) is None and not _is_rocks(folder):
+        return wheel_shards(folder) or [ShardFolder(str(folder), "", -1)]
+    whole = folder.resolve()
     partition = int(whole.name) if whole.name.isdecimal() else -1
-    return ShardFolder(str(path), whole.parent.name, partition)
+    return [ShardFolder(str(folder), whole.parent.name, partition)]
+
+
+def _is_rocks(folder: Path) -> bool:
+    found = read_format(str(folder))
+    return found is not None and found.kind == "rocksdb"
+
+
+def wheel_shards(folder: Path) -> list[ShardFolder]:
+    """Return the shards of a wheel, by its horizon; none where that can't be trusted."""
+    files = Files(read_only=True)
+    try:
+        rows = read_horizon(str(folder), files).shards
+    except (OSError, HorizonDamagedError):
+        return []
+    finally:
+        files.close()
+    return sorted(ShardFolder(str(folder), row.topic, row.partition) for row in rows)
 
 
 def read_format(path: str) -> Format | None:
@@ -62,7 +104,7 @@ def read_format(path: str) -> Format | None:
         StoreError: it may not be read.
     """
     try:
-        return parse_format(Path(path, "VERSION").read_bytes()[:64])
+        return parse_format(Path(path, "VERSION").read_bytes()[:VERSION_BYTES])
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:

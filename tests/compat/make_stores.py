@@ -23,10 +23,12 @@ FORMATS: Final = {
     ("wheel", 1): "82f3011",
     ("wheel", 2): "2c007b0",
     ("wheel", 3): "8efa3a4",
+    ("wheel", 5): "980503b",
     ("rocksdb", 1): "82f3011",
     ("rocksdb", 2): "8efa3a4",
+    ("rocksdb", 3): "a060441",
 }
-"""A commit whose code writes each format."""
+"""A commit whose code writes each format. No service ever wrote format 4 of the wheel."""
 
 _CHATTER: Final = ("LOG", "OPTIONS-", "LOCK", "IDENTITY")
 """RocksDB's files that say nothing of the content, by how their names begin."""
@@ -48,7 +50,7 @@ def main() -> None:
                 env={**os.environ, "PYTHONPATH": str(code)},
                 check=True,
             )
-            if (shard / "VERSION").read_text() != f"{kind} {version}\n":
+            if (shard / "VERSION").read_text().split()[:2] != [kind, str(version)]:
                 raise AssertionError((kind, version, commit))
             _pack(shard, fixture(kind, version))
 

@@ -14,12 +14,12 @@ from delayservice.errors import StoreError
 from delayservice.store import rocksdb
 from delayservice.store.base import Frame, Store
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import WheelStore
-from delayservice.store.wheel import store as wheel
+from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
 from tests.compat.make_stores import FORMATS, fixture
 from tests.compat.write_store import DUE_MS, LABEL, STOP_OFFSET, frames
+from tests.wheels import LoneStore
 
-NOW: Final = {"wheel": wheel.FORMAT, "rocksdb": rocksdb.FORMAT}
+NOW: Final = {"wheel": WHEEL_FORMAT, "rocksdb": rocksdb.FORMAT}
 OLDER: Final = [found for found in FORMATS if found[1] != NOW[found[0]]]
 FAR_MS: Final = 10**15
 CANCELLED, CANCEL = 8, 55
@@ -33,7 +33,7 @@ def unpacked(kind: str, version: int, folder: Path) -> Path:
 
 
 def store_in(kind: str, folder: Path) -> Store:
-    return WheelStore(folder) if kind == "wheel" else RocksStore(folder)
+    return LoneStore(folder) if kind == "wheel" else RocksStore(folder)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -58,6 +58,7 @@ def key_of(offset: int) -> Key:
 
 def test_there_is_a_store_of_every_format_up_to_this_one() -> None:
     every = {(kind, number) for kind, now in NOW.items() for number in range(1, now + 1)}
+    every.remove(("wheel", 4))  # no service ever wrote it
     assert set(FORMATS) == every
     assert all(fixture(*found).is_file() for found in every)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from delayservice.core.codec import encode_payload
+from delayservice.store import wheel
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import WheelStore
 
 STOP_OFFSET: Final = 60
 LABEL: Final = b'[[0,{"version":1}]]'
@@ -36,7 +36,13 @@ def frames() -> list[tuple[int, int, int, bytes]]:
 
 def main(kind: str, folder: Path) -> None:
     """Write the store of a shard: records, ids, and a cancel of the record at offset 8."""
-    store = {"wheel": WheelStore, "rocksdb": RocksStore}[kind](folder)
+    store: Any
+    if kind == "rocksdb":
+        store = RocksStore(folder)
+    elif hasattr(wheel, "Wheel"):
+        store = wheel.Wheel(folder).shard("0" * 24, 0)
+    else:
+        store = cast("Any", wheel).WheelStore(folder)
     store.open()
     if hasattr(store, "set_label"):
         store.set_label(LABEL)

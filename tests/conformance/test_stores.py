@@ -14,36 +14,44 @@ from unittest.mock import patch
 import pytest
 
 from delayservice.core.codec import encode_payload
-from delayservice.core.cursor import OFFSET_MAX, START_KEY, Cursor
+from delayservice.core.cursor import OFFSET_MAX, START_KEY, Cursor, Key
 from delayservice.errors import StoreError
 from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.digesting import DigestingStore
+from delayservice.store.folder import VERSION_BYTES, version_text
 from delayservice.store.memory import MemoryStore
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import WheelOptions, WheelStore
+from delayservice.store.wheel import WheelOptions
+from tests.wheels import LoneStore
 
 Maker: TypeAlias = Callable[[], Store]
 
 FAR_MS = 10**15
-TINY = WheelOptions(buffer_bytes_max=2_000, near_bytes_max=2_000, sync_bytes=5_000, handles_max=2)
-TIERS = replace(TINY, hours_ahead_ms=-FAR_MS, minutes_ahead_ms=-FAR_MS, open_bytes_min=900)
-WIDE = replace(TIERS, open_bytes_min=1 << 30)
-"""Nothing is near before it is due: records go by the hour, and are moved or read as they are."""
+TINY = WheelOptions(
+    slot_ms=1_000,
+    buffer_bytes_max=2_000,
+    near_bytes_max=2_000,
+    sync_bytes=5_000,
+    handles_max=2,
+)
+ODD = replace(TINY, slot_ms=1_500)
+WIDE = replace(TINY, slot_ms=3_600_000)
+"""All that a test stores is in one giant slot."""
 
 
 def _makers(path: Path) -> dict[str, Maker]:
     return {
         "memory": MemoryStore,
-        "digesting": lambda: DigestingStore(WheelStore(path)),
-        "wheel": lambda: WheelStore(path),
-        "wheel-tiny": lambda: WheelStore(path, TINY),
-        "wheel-tiers": lambda: WheelStore(path, TIERS),
-        "wheel-wide": lambda: WheelStore(path, WIDE),
+        "digesting": lambda: DigestingStore(LoneStore(path)),
+        "wheel": lambda: LoneStore(path),
+        "wheel-tiny": lambda: LoneStore(path, TINY),
+        "wheel-odd": lambda: LoneStore(path, ODD),
+        "wheel-wide": lambda: LoneStore(path, WIDE),
         "rocksdb": lambda: RocksStore(path),
     }
 
 
-WHEELS = ["wheel", "wheel-tiny", "wheel-tiers", "wheel-wide"]
+WHEELS = ["wheel", "wheel-tiny", "wheel-odd", "wheel-wide"]
 
 
 @pytest.fixture(params=["memory", *WHEELS, "rocksdb", "digesting"])
@@ -187,26 +195,67 @@ def test_a_frame_may_be_marked_from_birth(store: Store) -> None:
     assert read_all(store) == [frame(5_000, 7, 3), frame(5_001, 8)]
 
 
-def test_the_latest_unmarked_is_bounded_by_the_asking_offset(store: Store) -> None:
-    store.append(
-        [frame(5_000, 1), frame(6_000, 4), frame(7_000, 9)],
-        [(b"id", 5_000, 1), (b"id", 6_000, 4), (b"other", 7_000, 9)],
-        [(b"id", 5_000, 1, 4), (b"id", 6_000, 4, 8)],
-        10,
-    )
-    asked = {below: store.latest_unmarked(b"id", below) for below in (1, 2, 4, 5, 8, 9, 10)}
-    at_5, at_6 = (5_000, 1), (6_000, 4)
-    assert asked == {1: None, 2: at_5, 4: at_5, 5: at_6, 8: at_6, 9: None, 10: None}
-    assert store.latest_unmarked(b"other", 10) == (7_000, 9)
-    assert store.latest_unmarked(b"i", 10) is None
-    assert store.latest_unmarked(b"", 10) is None
+def test_an_id_stands_for_its_latest_record_until_that_is_marked(store: Store) -> None:
+    def stands_for(record_id: bytes) -> Key | None:
+        return store.latest_unmarked(record_id, 100)
+
+    store.append([frame(5_000, 1)], [(b"id", 5_000, 1)], [], 2)
+    assert stands_for(b"id") == (5_000, 1)
+    store.append([frame(6_000, 4)], [(b"id", 6_000, 4)], [(b"id", 5_000, 1, 4)], 5)
+    assert stands_for(b"id") == (6_000, 4)
+    store.append([frame(7_000, 9)], [(b"other", 7_000, 9)], [(b"id", 6_000, 4, 8)], 10)
+    assert stands_for(b"id") is None
+    assert stands_for(b"other") == (7_000, 9)
+    assert stands_for(b"i") is None
+    assert stands_for(b"") is None
+    store.append([frame(8_000, 12)], [(b"id", 8_000, 12)], [], 13)
+    assert stands_for(b"id") == (8_000, 12)
 
 
-def test_an_older_unmarked_record_is_found_behind_a_marked_one(store: Store) -> None:
-    named = [(b"id", 5_000, 1), (b"id", 6_000, 4)]
-    store.append([frame(5_000, 1), frame(6_000, 4)], named, [(b"id", 6_000, 4, 7)], 8)
-    assert store.latest_unmarked(b"id", 8) == (5_000, 1)
-    assert store.latest_unmarked(b"id", 7) == (6_000, 4)
+def test_an_id_is_scheduled_and_cancelled_again_and_again_in_one_call(store: Store) -> None:
+    named = [(b"id", 5_000 + o, o) for o in range(0, 9, 2)]
+    marks = [(b"id", 5_000 + o, o, o + 1) for o in range(0, 7, 2)]
+    store.append([frame(*name[1:]) for name in named], named, marks, 9)
+    assert store.latest_unmarked(b"id", 9) == (5_008, 8)
+    store.append([], [], [(b"id", 5_008, 8, 9)], 10)
+    assert store.latest_unmarked(b"id", 10) is None
+
+
+def test_a_copy_that_was_marked_before_it_came_leaves_its_id_as_it_is(store: Store) -> None:
+    """Rule 13: a user record of its id lies between its base and itself."""
+    store.append([frame(5_000, 1)], [(b"id", 5_000, 1)], [], 2)
+    store.append([frame(6_000, 4)], [(b"id", 6_000, 4)], [(b"id", 6_000, 4, 1)], 5)
+    assert store.latest_unmarked(b"id", 5) == (5_000, 1)
+    assert store.marked_from(0) == [(1, (6_000, 4))]
+
+
+def test_a_copy_takes_the_place_of_its_original_without_a_mark(store: Store) -> None:
+    store.append([frame(5_000, 1)], [(b"id", 5_000, 1)], [], 2)
+    store.append([frame(6_000, 4)], [(b"id", 6_000, 4)], [], 5)
+    store.prune(Cursor((5_500, 0), 2))
+    assert store.latest_unmarked(b"id", 5) == (6_000, 4)
+
+
+def test_marks_that_h_has_passed_are_dropped_although_k_stands_still(store: Store) -> None:
+    given = [frame(5_000 + i, i) for i in range(5)]
+    store.append(given, [(b"x", f[0], f[1]) for f in given], [], 5)
+    store.append([], [], [(b"x", 5_000 + i, i, 10 + i) for i in range(5)], 15)
+    for _ in range(3):  # a store may keep marks until they are durable
+        store.sync()
+        store.prune(Cursor(START_KEY, 12))
+    assert store.marked_from(0) == [(12 + i, (5_002 + i, 2 + i)) for i in range(3)]
+
+
+def test_marks_of_a_copy_that_lags_behind_h_are_dropped_too(store: Store) -> None:
+    """They come after the checkpoint that has passed them."""
+    store.append([frame(5_000, 1), frame(6_000, 2)], [(b"a", 5_000, 1), (b"b", 6_000, 2)], [], 3)
+    store.prune(Cursor(START_KEY, 1_000))
+    store.append([], [], [(b"a", 5_000, 1, 7)], 8)
+    for _ in range(3):
+        store.sync()
+        store.prune(Cursor(START_KEY, 1_000))
+    assert store.marked_from(0) == []
+    assert store.latest_unmarked(b"a", 8) is None
 
 
 def test_marks_are_listed_from_an_offset_on(store: Store) -> None:
@@ -272,26 +321,10 @@ def test_rebuild_replaces_a_range_and_nothing_else(store: Store) -> None:
     assert read_all(store) == sorted(given)
 
 
-def test_what_is_set_aside_is_rebuilt_of_the_log(store: Store) -> None:
-    given = frames(300)
-    store.append(given, [], [], 300)
-    store.sync()
-    aside = store.set_aside(1_001_000, 1_003_000)
-    inside = [f for f in given if aside.start_ms <= f[0] < aside.stop_ms]
-    assert aside.start_ms <= 1_001_000
-    assert aside.stop_ms >= 1_003_000
-    assert aside.first_offset <= min(f[1] for f in inside)
-    assert aside.stop_offset > max(f[1] for f in inside)
-    store.rebuild(aside.start_ms, aside.stop_ms, inside)
-    assert read_all(store) == sorted(given)
-
-
-def test_a_range_with_nothing_in_it_can_be_set_aside(store: Store) -> None:
+def test_what_is_missing_is_put_into_a_range_that_held_nothing(store: Store) -> None:
     store.append(frames(10), [], [], 10)
-    aside = store.set_aside(50_000_000, 50_060_000)
-    assert (aside.start_ms, aside.stop_ms) == (50_000_000, 50_060_000)
     found = (50_000_001, 3, -1, b"was missing")
-    store.rebuild(aside.start_ms, aside.stop_ms, [found])
+    store.rebuild(50_000_000, 50_060_000, [found])
     assert read_all(store) == [*sorted(frames(10)), found]
 
 
@@ -445,12 +478,12 @@ def test_a_store_of_an_older_format_starts_over(make_durable: Maker, tmp_path: P
     store.append(frames(10), [(b"a", 1_000_000, 0)], [], 10)
     store.close()
     version = tmp_path / "shard" / "VERSION"
-    kind, number = version.read_text().split()
+    kind, number = version.read_text().split()[:2]
     version.write_text(f"{kind} {int(number) - 1}\n")
     store = make_durable()
     assert (store.open(), store.label) == (0, b"")
     assert read_all(store) == []
-    assert version.read_text() == f"{kind} {number}\n"
+    assert version.read_bytes() == version_text(kind, int(number))
     store.append(frames(10), [], [], 10)
     store.close()
     assert not (tmp_path / "shard" / "quarantine").exists()
@@ -477,16 +510,38 @@ def test_a_newer_format_is_refused_and_left_alone(make_durable: Maker, tmp_path:
     store.close()
     version = tmp_path / "shard" / "VERSION"
     text = version.read_text()
-    version.write_text(text.replace(text.split()[1], "99"))
-    with pytest.raises(StoreError, match="newer"):
-        make_durable().open()
-    version.write_text("other 1\n")
-    with pytest.raises(StoreError, match="other"):
-        make_durable().open()
+    kind = text.split()[0]
+    for newer in (f"{kind} 99\n".encode(), version_text(kind, 99)):
+        version.write_bytes(newer)
+        with pytest.raises(StoreError, match="newer"):
+            make_durable().open()
+    for other in (b"other 1\n", version_text("other", 1)):
+        version.write_bytes(other)
+        with pytest.raises(StoreError, match="other"):
+            make_durable().open()
     version.write_text(text)
     store = make_durable()
     assert store.open() == 10
     store.close()
+
+
+@pytest.mark.parametrize("change", [1, 0x40])
+def test_a_store_whose_version_is_damaged_starts_over(
+    make_durable: Maker, tmp_path: Path, change: int
+) -> None:
+    """Each byte of it: no such folder is another backend's, or a newer service's."""
+    version = tmp_path / "shard" / "VERSION"
+    for position in range(VERSION_BYTES):
+        store = make_durable()
+        store.open()
+        store.append(frames(10), [], [], 10)
+        store.close()
+        data = bytearray(version.read_bytes())
+        data[position] ^= change
+        version.write_bytes(data)
+        store = make_durable()
+        assert store.open() == 0
+        store.close()
 
 
 def test_a_store_without_its_version_starts_over(make_durable: Maker, tmp_path: Path) -> None:

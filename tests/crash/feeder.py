@@ -12,8 +12,9 @@ from pathlib import Path
 from delayservice.core.cursor import Cursor, Key
 from delayservice.store.base import Store
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import WheelOptions, WheelStore
+from delayservice.store.wheel import WheelOptions
 from tests.crash.model_log import ModelLog
+from tests.wheels import LoneStore
 
 COUNT = 4_000
 PRUNES = range(580, COUNT, 600)
@@ -27,7 +28,7 @@ def make_store(kind: str, folder: Path) -> Store:
     options = WheelOptions(
         buffer_bytes_max=60_000, near_bytes_max=20_000, sync_bytes=80_000, handles_max=3
     )
-    return WheelStore(folder, options)
+    return LoneStore(folder, options)
 
 
 def prune_key(log: ModelLog, offset: int) -> Key:

@@ -84,13 +84,13 @@ class ModelLog:
         expected = [e for e in expected if e[0] >= cursor.offset and e[1] > cursor.key]
         found = [e for e in store.marked_from(cursor.offset) if e[1] > cursor.key]
         assert found == expected
+        marked = {m[2] for o, m in self.marks.items() if o < stop}
         for record_id in {n[0] for n in self.named.values()}:
-            for below in (stop // 2, stop):
-                marked = {m[2] for o, m in self.marks.items() if o < below}
-                keys = [n[1:] for o, n in self.named.items() if n[0] == record_id and o < below]
-                live = [k for k in keys if k[1] not in marked and k > cursor.key]
-                if live:
-                    assert store.latest_unmarked(record_id, below) == max(live, key=lambda k: k[1])
+            keys = [n[1:] for o, n in self.named.items() if n[0] == record_id and o < stop]
+            live = [k for k in keys if k[1] not in marked]
+            latest = max(live, key=lambda k: k[1], default=None)
+            if latest is None or latest > cursor.key:
+                assert store.latest_unmarked(record_id, stop) == latest
 
 
 def _label_from(start: int) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 from pathlib import Path
 
@@ -9,11 +11,14 @@ import pytest
 
 from delayservice.core.cursor import OFFSET_MAX, Cursor
 from delayservice.errors import StoreError
+from delayservice.store.base import NO_MARK
 from delayservice.store.ids import IdRows
-from delayservice.store.wheel import WheelStore
 from tests.crash.model_log import ModelLog, read_all
+from tests.wheels import LoneStore
 
+LONG = os.environ.get("CRASH_MODE") == "long"
 SYNCED, COUNT = 100, 200
+IDS = "ids/1"
 NOTHING_SETTLED = Cursor((0, 0), 0)
 
 
@@ -26,11 +31,11 @@ def log() -> ModelLog:
 def root(log: ModelLog, tmp_path: Path) -> Path:
     """A store that was synced at ``SYNCED``, went on and crashed; ``early`` are its first ids."""
     folder = tmp_path / "shard"
-    store = WheelStore(folder)
+    store = LoneStore(folder)
     store.open()
     log.feed(store, 0, SYNCED // 2)
     store.sync()
-    shutil.copytree(folder / "ids", tmp_path / "early")
+    shutil.copytree(folder / IDS, tmp_path / "early")
     log.feed(store, SYNCED // 2, SYNCED)
     store.sync()
     log.feed(store, SYNCED, COUNT)
@@ -39,7 +44,7 @@ def root(log: ModelLog, tmp_path: Path) -> Path:
 
 
 def test_ids_and_marks_ahead_of_the_horizon_are_not_seen(log: ModelLog, root: Path) -> None:
-    store = WheelStore(root)
+    store = LoneStore(root)
     assert store.open() == SYNCED
     log.check_ids(store, SYNCED, NOTHING_SETTLED)
     assert [mark for mark, _ in store.marked_from(0)] == [m for m in log.marks if m < SYNCED]
@@ -62,7 +67,7 @@ def test_what_is_read_otherwise_after_a_crash_leaves_no_ids_behind(
             changed.frames[offset] = (key_ms + 50_000, *changed.frames[offset][1:])
             changed.named[offset] = (record_id, key_ms + 50_000, offset)
     changed.marks = {o: mark for o, mark in log.marks.items() if o < SYNCED}
-    store = WheelStore(root)
+    store = LoneStore(root)
     assert store.open() == SYNCED
     changed.feed(store, SYNCED, COUNT)
     changed.check_ids(store, COUNT, NOTHING_SETTLED)
@@ -78,11 +83,11 @@ def test_what_is_read_otherwise_after_a_crash_leaves_no_ids_behind(
 def test_a_store_that_was_closed_is_not_scanned(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = WheelStore(root)
+    store = LoneStore(root)
     store.open()
     store.close()
     monkeypatch.delattr(IdRows, "cut")
-    store = WheelStore(root)
+    store = LoneStore(root)
     assert store.open() == SYNCED
     store.close()
 
@@ -90,34 +95,99 @@ def test_a_store_that_was_closed_is_not_scanned(
 def test_ids_behind_the_horizon_mean_starting_over(
     log: ModelLog, root: Path, tmp_path: Path
 ) -> None:
-    shutil.rmtree(root / "ids")
-    shutil.copytree(tmp_path / "early", root / "ids")
+    shutil.rmtree(root / IDS)
+    shutil.copytree(tmp_path / "early", root / IDS)
     _starts_over(log, root)
 
 
 def test_lost_ids_mean_starting_over(log: ModelLog, root: Path) -> None:
-    shutil.rmtree(root / "ids")
+    shutil.rmtree(root / IDS)
     _starts_over(log, root)
 
 
 @pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*"])
 def test_damaged_ids_mean_starting_over(log: ModelLog, root: Path, pattern: str) -> None:
-    for path in (root / "ids").glob(pattern):
+    for path in (root / IDS).glob(pattern):
         path.write_bytes(b"rubbish")
     _starts_over(log, root)
+
+
+def test_a_mark_above_the_horizon_is_taken_back_although_h_has_passed_it(tmp_path: Path) -> None:
+    """What comes again marks its record again; else that record would be delivered."""
+    name, key = b"id", (10**12, 1)
+    store = LoneStore(tmp_path)
+    store.open()
+    store.append([(*key, NO_MARK, b"record")], [(name, *key)], [], 2)
+    store.sync()
+    store.append([], [], [(name, *key, 2)], 3)
+    store.prune(Cursor((1, 0), 3))
+    assert store.marked_from(0) == [(2, key)]
+    store.abandon()
+    store = LoneStore(tmp_path)
+    assert store.open() == 2
+    assert store.latest_unmarked(name, 2) == key
+    assert store.marked_from(0) == []
+    store.append([], [], [(name, *key, 2)], 3)
+    store.sync()
+    store.prune(Cursor((1, 0), 3))
+    assert store.marked_from(0) == []
+    assert store.latest_unmarked(name, 3) is None
+    store.close()
+
+
+def test_a_flipped_byte_of_any_file_of_the_ids_is_noticed_or_harmless(
+    log: ModelLog, root: Path, tmp_path: Path
+) -> None:
+    store = LoneStore(root)
+    store.open()
+    assert store._shard.ids._database is not None
+    store._shard.ids._database.flush()
+    log.feed(store, SYNCED, SYNCED + 20)  # so that table and write-ahead log both count
+    store.sync()
+    store.abandon()
+    rng = random.Random(3)
+    for path in sorted((root / IDS).iterdir()):
+        data = path.read_bytes()
+        count = len(data) // 5 if LONG else 8
+        for position in rng.sample(range(len(data)), min(len(data), count)):
+            copy = tmp_path / "copy"
+            shutil.copytree(root, copy)
+            changed = bytearray(data)
+            changed[position] ^= 1 << rng.randrange(8)
+            (copy / IDS / path.name).write_bytes(changed)
+            _opens_whole(log, copy)
+            shutil.rmtree(copy)
+
+
+def _opens_whole(log: ModelLog, root: Path) -> None:
+    """At once or after damage was met, with all that is below S."""
+    for _ in range(3):
+        store = LoneStore(root)
+        stop = store.open()
+        try:
+            assert stop in {0, SYNCED + 20}
+            log.check_ids(store, stop, NOTHING_SETTLED)
+            log.feed(store, stop, COUNT)
+            log.check_ids(store, COUNT, NOTHING_SETTLED)
+        except StoreError:
+            continue
+        finally:
+            store.abandon()
+        return
+    raise AssertionError("a damaged index was not put aside")
 
 
 def test_damage_met_in_a_look_up_ends_the_process_and_starts_over(
     log: ModelLog, root: Path
 ) -> None:
-    store = WheelStore(root)
+    store = LoneStore(root)
     store.open()
-    assert store._ids._database is not None
-    store._ids._database.flush()
+    assert store._shard.ids._database is not None
+    store._shard.ids._database.flush()
     store.close()
-    for path in (root / "ids").glob("*.sst"):
+    for path in (root / IDS).glob("*.sst"):
         path.write_bytes(bytes(b ^ 0xFF for b in path.read_bytes()[:200]) + path.read_bytes()[200:])
-    store = WheelStore(root)
+    store = LoneStore(root)
     try:
         if store.open():
             with pytest.raises(StoreError, match="id index"):
@@ -128,13 +198,13 @@ def test_damage_met_in_a_look_up_ends_the_process_and_starts_over(
 
 
 def _starts_over(log: ModelLog, root: Path) -> None:
-    store = WheelStore(root)
+    store = LoneStore(root)
     assert store.open() == 0
     assert read_all(store, (0, 0)) == []
     assert store.marked_from(0) == []
     log.feed(store, 0, COUNT)
     store.close()
-    store = WheelStore(root)
+    store = LoneStore(root)
     assert store.open() == COUNT
     assert read_all(store, (0, 0)) == log.held(COUNT, (0, 0))
     log.check_ids(store, COUNT, NOTHING_SETTLED)

@@ -5,33 +5,44 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from errno import EACCES, EMFILE, ENOMEM, ENOSPC
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 
 from delayservice.core.cursor import Cursor
 from delayservice.errors import StoreError
 from delayservice.store.base import Frame
+from delayservice.store.rocks import RocksOptions
 from delayservice.store.rocksdb import RocksStore
 from tests.crash.model_log import ModelLog, read_all
 
 LONG = os.environ.get("CRASH_MODE") == "long"
 COUNT = 300
+FAR_MS = 10**15
 NOTHING_SETTLED = Cursor((0, 0), 0)
 
 
 class Snapshot:
-    """A store as a crash leaves it: never closed, its last batches in the log only."""
+    """A store as a crash leaves it: never closed.
 
-    def __init__(self, root: Path, *, flushed: bool) -> None:
+    Args:
+        root: an empty folder.
+        flushed: after which offsets the memory table becomes a table file, without which the
+            newest horizon is in the write-ahead log only.
+    """
+
+    def __init__(self, root: Path, flushed: Collection[int]) -> None:
         self.log = ModelLog(COUNT, seed=7)
         self.root = root
-        self.flushed = flushed
         store = RocksStore(root)
         store.open()
         for start in range(0, COUNT, 10):
             self.log.feed(store, start, start + 10)
-            if flushed and start == 200:
+            if start + 10 in flushed:
                 store._db.flush()
         shutil.copytree(root, f"{root}-crashed", ignore=shutil.ignore_patterns("LOCK"))
         store.close()
@@ -43,7 +54,7 @@ class Snapshot:
     def check(self, root: Path, name: str, data: bytes) -> int:
         """Open a copy with one file changed; returns the horizon."""
         shutil.copytree(self.root, root)
-        (root / "db" / name).write_bytes(data)
+        (root / name).write_bytes(data)
         found, stop = self._read(root)
         assert found == self.log.held(stop, (0, 0))
         store = RocksStore(root)
@@ -52,6 +63,8 @@ class Snapshot:
         self.log.check_ids(store, stop, NOTHING_SETTLED)
         for start in range(stop, COUNT, 50):
             self.log.feed(store, start, min(COUNT, start + 50))
+        store._db.flush()
+        store._db.compact_range(None, None)
         assert read_all(store, (0, 0)) == self.log.held(COUNT, (0, 0))
         store.close()
         shutil.rmtree(root)
@@ -72,41 +85,87 @@ class Snapshot:
         raise AssertionError("a damaged store was not put aside")
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["log", "log-and-table"])
+FLUSHED = {"log": (), "log-and-table": (200,), "table": (100, 200, 300)}
+"""Where the newest horizon is: ``log-and-table`` has it in the log, and a table beside."""
+
+
+SELDOM_READ = {"LOG", "OPTIONS-000007", "IDENTITY", "rocksdict-config.json"}
+
+
+@pytest.fixture(scope="module", params=FLUSHED)
 def snapshot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
-    return Snapshot(tmp_path_factory.mktemp("life") / "shard", flushed=request.param)
+    return Snapshot(tmp_path_factory.mktemp("life") / "shard", FLUSHED[request.param])
 
 
-def test_the_log_cut_at_any_byte_gives_a_prefix(snapshot: Snapshot, tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=["log-and-table", "table"])
+def tables(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    """One with a table file."""
+    return Snapshot(tmp_path_factory.mktemp("life") / "shard", FLUSHED[request.param])
+
+
+def flipped(data: bytes, position: int, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    changed[position] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def positions(data: bytes, rng: random.Random, count: int, step: int) -> Collection[int]:
+    """Which bytes to try: some, or in a long run every ``step``-th."""
+    if LONG:
+        return range(rng.randrange(step), len(data), step)
+    return rng.sample(range(len(data)), min(len(data), count))
+
+
+def test_the_log_cut_at_any_byte_gives_a_prefix(tmp_path: Path) -> None:
+    snapshot = Snapshot(tmp_path / "life", FLUSHED["log-and-table"])
     path = snapshot.file("*.log")
     data = path.read_bytes()
-    rng = random.Random(1)
-    sizes = range(0, len(data), 7) if LONG else sorted(rng.sample(range(len(data)), 60))
-    stops = [snapshot.check(tmp_path / str(size), path.name, data[:size]) for size in sizes]
+    sizes = sorted(positions(data, random.Random(1), 60, 7))
+    name = f"db/{path.name}"
+    stops = [snapshot.check(tmp_path / str(size), name, data[:size]) for size in sizes]
     assert stops == sorted(stops)
     assert len(set(stops)) > 5
 
 
-@pytest.mark.parametrize("pattern", ["*.log", "MANIFEST-*", "CURRENT", "*.sst"])
-def test_a_flipped_byte_is_never_delivered_and_skips_nothing(
-    snapshot: Snapshot, pattern: str, tmp_path: Path
+def test_a_flipped_byte_of_any_file_is_never_delivered_and_skips_nothing(
+    snapshot: Snapshot, tmp_path: Path
 ) -> None:
-    if pattern == "*.sst" and not snapshot.flushed:
-        pytest.skip("there is no table file yet")
-    path = snapshot.file(pattern)
-    data = path.read_bytes()
+    """It opens with what is whole, or starts over: at once, or when the damage is met."""
     rng = random.Random(2)
-    count = len(data) if LONG else min(len(data), 25)
-    for position in rng.sample(range(len(data)), count):
-        flipped = bytearray(data)
-        flipped[position] ^= 1 << rng.randrange(8)
-        snapshot.check(tmp_path / str(position), path.name, bytes(flipped))
+    for path in sorted(snapshot.root.rglob("*")):
+        data = path.read_bytes() if path.is_file() else b""
+        name = str(path.relative_to(snapshot.root))
+        for position in positions(data, rng, 2 if path.name in SELDOM_READ else 20, 5):
+            snapshot.check(tmp_path / "copy", name, flipped(data, position, rng))
 
 
-@pytest.mark.parametrize("pattern", ["*.log", "MANIFEST-*", "CURRENT", "*.sst"])
+def test_a_damaged_length_in_the_manifest_hides_no_table(tables: Snapshot, tmp_path: Path) -> None:
+    """What reaches beyond the end of the file looks cut off to RocksDB."""
+    path = tables.file("MANIFEST-*")
+    data, at = path.read_bytes(), 0
+    while at < len(data):
+        length = int.from_bytes(data[at + 4 : at + 6], "little")
+        longer = data[: at + 4] + (length | 1 << 14).to_bytes(2, "little") + data[at + 6 :]
+        assert tables.check(tmp_path / "copy", f"db/{path.name}", longer) == 0
+        at += 7 + length
+
+
+@pytest.mark.parametrize("changed", [b"", b"\0" * 73, b"rocksdb", b"wheel 3", b"rocksdb 99"])
+def test_a_damaged_version_is_no_refusal(tables: Snapshot, changed: bytes, tmp_path: Path) -> None:
+    """Without its line end or its checksum, it is neither another backend's nor a newer one's."""
+    assert tables.check(tmp_path / "copy", "VERSION", changed) == 0
+
+
+@pytest.mark.parametrize("pattern", ["*.log", "MANIFEST-*", "CURRENT"])
 def test_a_lost_file_is_noticed(snapshot: Snapshot, pattern: str, tmp_path: Path) -> None:
-    if pattern == "*.sst" and not snapshot.flushed:
-        pytest.skip("there is no table file yet")
+    _check_lost(snapshot, pattern, tmp_path)
+
+
+def test_a_lost_table_is_noticed(tables: Snapshot, tmp_path: Path) -> None:
+    _check_lost(tables, "*.sst", tmp_path)
+
+
+def _check_lost(snapshot: Snapshot, pattern: str, tmp_path: Path) -> None:
     path = snapshot.file(pattern)
     root = tmp_path / "s"
     shutil.copytree(snapshot.root, root)
@@ -114,4 +173,88 @@ def test_a_lost_file_is_noticed(snapshot: Snapshot, pattern: str, tmp_path: Path
     store = RocksStore(root)
     stop = store.open()
     assert read_all(store, (0, 0)) == snapshot.log.held(stop, (0, 0))
+    store.close()
+
+
+def _read(store: RocksStore) -> None:
+    store.read_due((0, 0), FAR_MS, COUNT)
+
+
+def _scan(store: RocksStore) -> None:
+    list(store.scan((0, 0), FAR_MS))
+
+
+def _prune(store: RocksStore) -> None:
+    store.prune(Cursor((FAR_MS, 0), COUNT))
+
+
+def _look_up(store: RocksStore) -> None:
+    store.latest_unmarked(b"id-77", COUNT)  # in the range of each table, and in none
+
+
+def _compact(store: RocksStore) -> None:
+    """A compaction in the background, which the next write hears of."""
+    with suppress(Exception):
+        store._db.compact_range(None, None)
+    store.append([], [], [], COUNT)
+    store.sync()
+
+
+@pytest.mark.parametrize("deed", [_read, _scan, _prune, _look_up, _compact])
+def test_damage_that_is_met_later_condemns_the_database(
+    tables: Snapshot, deed: Callable[[RocksStore], None], tmp_path: Path
+) -> None:
+    """The process ends once; its next life starts over."""
+    root = tmp_path / "s"
+    shutil.copytree(tables.root, root)
+    store = RocksStore(root, RocksOptions(block_cache_bytes=1))  # what is read comes from the disk
+    assert store.open() == COUNT
+    for path in (root / "db").glob("*.sst"):
+        data = path.read_bytes()
+        with path.open("r+b") as file:
+            file.write(bytes(b ^ 0x55 for b in data))
+    with pytest.raises(StoreError, match="put aside and rebuilt from Kafka"):
+        deed(store)
+    store.abandon()
+    store = RocksStore(root)
+    assert store.open() == 0
+    assert read_all(store, (0, 0)) == []
+    store.close()
+    assert len(list((root / "quarantine").iterdir())) == 1
+
+
+def test_damage_that_only_the_end_of_a_life_meets_condemns_the_database(
+    tables: Snapshot, tmp_path: Path
+) -> None:
+    """RocksDB flushes when it is closed."""
+    root = tmp_path / "s"
+    shutil.copytree(tables.root, root)
+    store = RocksStore(root)
+    store.open()
+    damage = Exception("Corruption: block checksum mismatch")
+    with patch.object(type(store), "_db", property(lambda _: store._database)):
+        real, store._database = store._db, Mock(close=Mock(side_effect=damage))
+        store.abandon()
+        real.close()
+    store = RocksStore(root)
+    assert store.open() == 0
+    store.close()
+
+
+@pytest.mark.parametrize("code", [ENOSPC, EMFILE, EACCES, ENOMEM])
+def test_want_of_space_files_rights_or_memory_is_no_damage(
+    tables: Snapshot, code: int, tmp_path: Path
+) -> None:
+    root = tmp_path / "s"
+    shutil.copytree(tables.root, root)
+    why = Exception(f"IO error: {os.strerror(code)}: While open a file: {root}/db/000009.sst")
+    for _ in range(2):  # the lock is given back
+        store = RocksStore(root)
+        with (
+            patch("delayservice.store.rocksdb.open_database", side_effect=why),
+            pytest.raises(StoreError, match=os.strerror(code)),
+        ):
+            store.open()
+    store = RocksStore(root)
+    assert store.open() == COUNT
     store.close()

@@ -21,6 +21,9 @@ _SYSTEMD = "needs systemd as the first process; tests/unit/test_deploy_systemd.p
 _KUBERNETES = "needs a cluster; tests/unit/test_deploy_kubernetes.py checks the manifests"
 _MINUTES = "minutes; tests/integration/test_bench.py runs it with small sizes"
 _SUBMIT = "needs a Spark cluster; tests/spark/test_cluster_mode.py submits to one"
+_CHECKPOINT = (
+    "needs kcat and a slice without its checkpoint; tests/integration/test_foreign_checkpoints.py"
+)
 _PACKAGE = "the package is installed already, and spark is an extra of it"
 
 NOT_TYPED: Final = (
@@ -37,6 +40,9 @@ NOT_TYPED: Final = (
     Listed("docs/deployment.md", "/opt/delayservice/bin/pip", _IMAGE_STEPS),
     Listed("docs/deployment.md", "systemctl", _SYSTEMD),
     Listed("docs/deployment.md", "kubectl", _KUBERNETES),
+    Listed("docs/operations.md", "kcat", _CHECKPOINT),
+    Listed("docs/operations.md", "CHECKPOINT=", _CHECKPOINT),
+    Listed("docs/operations.md", 'echo "$SLICE|', _CHECKPOINT),
     Listed("docs/page.md", "ssh", "needs a second machine"),
     Listed("docs/performance.md", "delayservice bench burst", "needs a broker with TLS of yours"),
     Listed("docs/performance.md", "delayservice bench failover", _MINUTES),

@@ -123,6 +123,7 @@ class Stage:
             f"delivery.mode={self.script.mode}",
             # Half of the delays are longer than the window, so rolls are always in flight.
             "wheel.slots=60",
+            "wheel.slot_ms=1s",
             "delivery.roll_window_ms=4s",
             *(several if self.script.nodes > 1 else ()),
             *self.script.sets,

@@ -44,7 +44,7 @@ FIRES_S: Final = 180
 """Time for a fault to be noticed, on a machine that has other things to do."""
 QUIET_S: Final = 40
 CLIENT_ID: Final = "delayservice"
-FAR: Final = ("wheel.slots=7200", "delivery.roll_window_ms=2h")
+FAR: Final = "delivery.roll_window_ms=2h"
 MIB: Final = 1 << 20
 DISK_MIB: Final = 64
 
@@ -238,6 +238,21 @@ def test_topic_not_served(call: Call) -> None:
         assert "retention.ms" in night.machine(firing).look("DelayTopicNotServed")
         night.machine(firing).do("DelayTopicNotServed")
         night.is_over("DelayTopicNotServed")
+
+
+def test_topics_old(call: Call) -> None:
+    """No broker answers: what is served can't be looked at."""
+    with call.night() as night:
+        cluster = night.stage.cluster
+        for broker_id in cluster.broker_ids:
+            cluster.signal_broker(broker_id, signal.SIGSTOP)
+        try:
+            firing = night.fires("DelayTopicsOld")
+            assert "topics_not_refreshed" in night.machine(firing).look("DelayTopicsOld")
+        finally:
+            for broker_id in cluster.broker_ids:
+                cluster.signal_broker(broker_id, signal.SIGCONT)
+        night.is_over("DelayTopicsOld")
 
 
 def test_transaction_aborts(call: Call) -> None:

@@ -49,11 +49,8 @@ class Copy:
         self.service = self.bench.serve(f"node.node_id={NODE}", "digests.interval_ms=1s")
 
     def flip_a_byte(self) -> None:
-        """In the slot that is due last: what is near is moved to finer slots meanwhile, and what
-        has been moved is not read again.
-        """
-        files = (self.bench.folder / "state").rglob("slots/**/*.*")
-        file = max(files, key=lambda path: int(path.name.partition(".")[0]))
+        """Damage the slot that is due last; the names of slots are in the order of time."""
+        file = max((self.bench.folder / "state").rglob("slots/*"))
         damaged = bytearray(file.read_bytes())
         damaged[len(damaged) // 2] ^= 1
         file.write_bytes(damaged)

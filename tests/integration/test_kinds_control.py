@@ -80,7 +80,7 @@ def stand(
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> Iterator[Stand]:
-    sets = ("wheel.slots=60", f"delivery.roll_window_ms={WINDOW_MS}")
+    sets = ("wheel.slots=60", "wheel.slot_ms=1s", f"delivery.roll_window_ms={WINDOW_MS}")
     folder: Path = tmp_path_factory.mktemp("control")
     with Bench(cluster.bootstrap, folder, sets=sets) as bench:
         stand = Stand(bench, request.param)

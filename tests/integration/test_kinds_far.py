@@ -24,6 +24,7 @@ TEN_YEARS_MS = 3_650 * DAY_MS
 def opened(cluster: EmbeddedCluster, folder: Any, window_ms: int, store: str) -> Bench:
     sets = (
         "wheel.slots=60",
+        "wheel.slot_ms=1s",
         f"delivery.roll_window_ms={window_ms}",
         f"node.store={store}",
         "outage.allowance_ms=1h",

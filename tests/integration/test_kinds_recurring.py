@@ -18,7 +18,7 @@ from tests.integration.bench import Bench, Header, Seen, await_true, now_ms
 WINDOW_MS = 5_000
 SPREAD_MS = 2_000
 BERLIN = ZoneInfo("Europe/Berlin")
-SETS = ("wheel.slots=60", f"delivery.roll_window_ms={WINDOW_MS}")
+SETS = ("wheel.slots=60", "wheel.slot_ms=1s", f"delivery.roll_window_ms={WINDOW_MS}")
 
 
 @pytest.fixture(scope="module")

@@ -161,8 +161,14 @@ WITHOUT = {
     Right("topic", "delay_topic_*", "Write"): "give the service Write on {any}",
     Right("topic", "delay_topic_*", "DescribeConfigs"): "give the service DescribeConfigs",
     Right("topic", "delay_checkpoint", "Read"): "give the service Read on {checkpoint}",
+    Right("topic", "delay_checkpoint", "DescribeConfigs"): (
+        "give the service DescribeConfigs on {checkpoint}"
+    ),
     Right("topic", "delay_checkpoint", "Write"): "give the service Write on {checkpoint}",
     Right("topic", "delay_checkpoint_claims", "Read"): "give the service Read on {claims}",
+    Right("topic", "delay_checkpoint_claims", "DescribeConfigs"): (
+        "give the service DescribeConfigs on {claims}"
+    ),
     Right("topic", "delay_checkpoint_claims", "Write"): "give the service Write on {claims}",
     Right("topic", "delay_dead_letter", "Write"): "give the service Write on {dead_letter}",
     Right("topic", "delay_dead_letter", "DescribeConfigs"): (

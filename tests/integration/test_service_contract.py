@@ -20,6 +20,7 @@ PARTITIONS = 2
 def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     sets = (
         "wheel.slots=60",
+        "wheel.slot_ms=1s",
         f"delivery.roll_window_ms={WINDOW_MS}",
         "delivery.park_delays_ms=500,1500",
         "delivery.max_delay_ms=1h",

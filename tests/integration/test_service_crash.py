@@ -25,7 +25,7 @@ DELAY_MS_MAX = 3_000
 SLICES = 2
 SERVED_S_MAX = 20.0
 """A predecessor's open transaction is aborted at once; its time-out would be 45 s."""
-ROLL_SETS = ("wheel.slots=60", "delivery.roll_window_ms=1500ms")
+ROLL_SETS = ("wheel.slots=60", "wheel.slot_ms=1s", "delivery.roll_window_ms=1500ms")
 
 
 class Load:

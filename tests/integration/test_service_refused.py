@@ -20,6 +20,7 @@ ADDED = ("delay-error", "delay-error-detail", "delay-source", "delay-settles")
 def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     sets = (
         "wheel.slots=60",
+        "wheel.slot_ms=1s",
         f"delivery.roll_window_ms={WINDOW_MS}",
         f"delivery.park_delays_ms={PARK_MS[0]},{PARK_MS[1]}",
         "delivery.max_delay_ms=1h",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -143,18 +144,75 @@ def test_an_unfit_topic_is_explained_and_served_once_it_is_put_right(
     await_true(lambda: bench.status(service)["healthy"], "the status is healthy again")
 
 
+@pytest.mark.parametrize(
+    ("change", "back"),
+    [
+        ({"retention_ms": "60000"}, {"retention_ms": "604800000"}),
+        ({"retention_bytes": "100000000"}, {"retention_bytes": "-1"}),
+        ({"max_message_bytes": "9000000"}, {"max_message_bytes": "1048588"}),
+    ],
+    ids=lambda one: next(iter(one)),
+)
+def test_a_change_that_may_lose_records_raises_an_alarm_and_stops_no_delivery(
+    bench: Bench,
+    service: ServiceProcess,
+    target: str,
+    change: dict[str, str],
+    back: dict[str, str],
+) -> None:
+    setting = next(iter(change))
+    name = bench.topic(f"{bench.any}_risk_{setting}", 1, **FIT)
+    value = setting.encode()
+    bench.send(bench.to(target, 0), topic=name, value=b"before " + value)
+    arrives(bench, target, b"before " + value)
+    bench.send(bench.to(target, 12_000), topic=name, value=b"stored " + value)
+    bench.alter(name, **change)
+
+    def told() -> list[str]:
+        problems: list[str] = bench.status(service)["problems"]
+        return [text for text in problems if text.startswith(f"{name} may lose records")]
+
+    await_true(told, "the status says that records may be lost")
+    assert setting.replace("_", ".") in told()[0]
+    bench.send(bench.to(target, 0), topic=name, value=b"written meanwhile " + value)
+    arrives(bench, target, b"written meanwhile " + value)
+    arrives(bench, target, b"stored " + value)
+    dropped = {event["topic"] for event in service.events("shard_dropped")}
+    assert name not in dropped
+    assert name in {event["topic"] for event in service.events("topic_at_risk")}
+    bench.alter(name, **back)
+    await_true(lambda: not told(), "the alarm ends")
+
+
+def test_a_topic_at_risk_is_served_on_by_a_node_that_starts(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    """What is pending there is in the checkpoint of whoever served it before."""
+    with Bench(cluster.bootstrap, tmp_path) as mine:
+        first = mine.serve()
+        target = mine.target("served")
+        mine.send(mine.to(target, 0), value=b"first")
+        mine.await_match(target, lambda one: one.value == b"first")
+        mine.send(mine.to(target, 8_000), value=b"pending")
+        mine.alter(mine.any, retention_ms="60000")
+        assert first.stop() == 0
+        second = mine.serve()
+        mine.await_match(target, lambda one: one.value == b"pending")
+        assert second.stop() == 0
+
+
 def test_a_topic_that_becomes_unfit_keeps_its_place(
     bench: Bench, service: ServiceProcess, target: str
 ) -> None:
     name = bench.topic(f"{bench.any}_turns", 1, **FIT)
     bench.send(bench.to(target, 0), topic=name, value=b"before it turned")
     arrives(bench, target, b"before it turned")
-    bench.alter(name, retention_ms="1000")
+    bench.alter(name, message_timestamp_type="CreateTime")
     await_true(
         lambda: name in {event["topic"] for event in service.events("shard_dropped")},
         "the topic is not served",
     )
-    bench.alter(name, retention_ms="604800000")
+    bench.alter(name, message_timestamp_type="LogAppendTime")
     bench.send(bench.to(target, 0), topic=name, value=b"after it was put right")
     arrives(bench, target, b"after it was put right")
     assert [one.value for one in bench.read_all(target)].count(b"before it turned") == 1

@@ -34,7 +34,7 @@ from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import WheelStore
+from tests.wheels import LoneStore
 
 NOW_MS = 1_700_000_000_000 // 60_000 * 60_000
 WINDOW_MS = 600_000
@@ -71,7 +71,7 @@ def make_store(kind: str, folder: Path) -> Store:
     inner: Store = (
         MemoryStore()
         if kind == "memory"
-        else (WheelStore if kind == "wheel" else RocksStore)(folder)
+        else (LoneStore if kind == "wheel" else RocksStore)(folder)
     )
     return DigestingStore(inner, far_from_ms=lambda: NOW_MS + WINDOW_MS // 2)
 

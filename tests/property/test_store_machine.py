@@ -15,14 +15,15 @@ from delayservice.core.cursor import Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import WheelOptions, WheelStore
+from delayservice.store.wheel import WheelOptions
+from tests.wheels import LoneStore
 
 FAR_MS = 10**15
 IDS = [b"a", b"b", b"ab"]
-TINY = WheelOptions(buffer_bytes_max=1_500, near_bytes_max=900, sync_bytes=4_000, handles_max=2)
-
-TIERS = replace(TINY, hours_ahead_ms=-FAR_MS, minutes_ahead_ms=-FAR_MS, open_bytes_min=1_200)
-MIXED = replace(TIERS, hours_ahead_ms=FAR_MS, open_bytes_min=400, open_rows=5)
+TINY = WheelOptions(
+    slot_ms=1_000, buffer_bytes_max=1_500, near_bytes_max=900, sync_bytes=4_000, handles_max=2
+)
+WIDE = replace(TINY, slot_ms=700_000)
 
 due = st.one_of(st.integers(0, 12_000), st.integers(0, 200_000), st.integers(0, 9_000_000))
 record = st.tuples(due, st.sampled_from([None, *IDS]), st.binary(max_size=20))
@@ -167,10 +168,9 @@ class StoreMachine(RuleBasedStateMachine):
             e for e in marks if e[1] in kept and e[0] >= floor
         ]
         for record_id in IDS:
-            for below in (self.stop, self.stop // 2):
-                expected = self._unmarked(record_id, below)
-                if expected in kept:
-                    assert self.store.latest_unmarked(record_id, below) == expected
+            expected = self._unmarked(record_id, self.stop)
+            if expected in kept:
+                assert self.store.latest_unmarked(record_id, self.stop) == expected
 
 
 class DurableMachine(StoreMachine):
@@ -197,19 +197,13 @@ class WheelMachine(DurableMachine):
     options = TINY
 
     def make(self) -> Store:
-        return WheelStore(self.folder, self.options)
+        return LoneStore(self.folder, self.options)
 
 
-class TiersMachine(WheelMachine):
-    """Everything goes by the hour first, and is moved when it is due."""
+class WideMachine(WheelMachine):
+    """Nearly everything is in giant slots, of which stretches are read."""
 
-    options = TIERS
-
-
-class MixedMachine(WheelMachine):
-    """Minutes, opened little by little."""
-
-    options = MIXED
+    options = WIDE
 
 
 class RocksMachine(DurableMachine):
@@ -223,9 +217,7 @@ TestMemory = MemoryMachine.TestCase
 TestMemory.settings = SETTINGS
 TestWheel = WheelMachine.TestCase
 TestWheel.settings = SETTINGS
-TestTiers = TiersMachine.TestCase
-TestTiers.settings = SETTINGS
-TestMixed = MixedMachine.TestCase
-TestMixed.settings = SETTINGS
+TestWide = WideMachine.TestCase
+TestWide.settings = SETTINGS
 TestRocks = RocksMachine.TestCase
 TestRocks.settings = SETTINGS

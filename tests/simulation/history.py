@@ -8,6 +8,10 @@ from delayservice.core.entry import Headers
 from delayservice.lanes.ports import Place
 
 SCHEDULE, CANCEL, FIRE, INVALID, COPY = "schedule", "cancel", "fire", "invalid", "copy"
+TOLERANCE_MS = 120
+"""How far a clock may be off before nothing is settled by it."""
+HELD_MS = 100
+"""How long a record is parked whose target is paused."""
 
 
 class ViolationError(AssertionError):
@@ -34,6 +38,8 @@ class Wish:
     value: bytes | None = None
     own: tuple[tuple[str, bytes | None], ...] = ()
     code: str = ""
+    level_ms: int = 0
+    """How long all records of its topic wait; 0: it says itself when it is due."""
 
     @property
     def recurs(self) -> bool:
@@ -44,7 +50,7 @@ class Wish:
         """Own headers around the service's, as producers do."""
         asked: Headers = []
         if self.op == SCHEDULE:
-            if self.due_ms:
+            if self.due_ms and not self.level_ms:
                 asked.append(("delay-at", b"%d" % self.due_ms))
             asked.append(("delay-target-topic", self.target.encode()))
             asked += self.recurrence(self.times)
@@ -78,6 +84,7 @@ class Placed:
         number: of the occurrence; 0: it does not recur, or its first one is not known yet.
         since: user records of its id at or below this offset have had their effect.
         at_ms: what the copy's key says.
+        home: the shard of the user's record, if that is another.
         was_fired: it was parked when it was to be delivered at once, whenever it is due.
         outcome: how it was settled; empty: it is pending.
         by: the user record that settled it, or -1.
@@ -93,6 +100,7 @@ class Placed:
     since: int = -1
     at_ms: int = 0
     attempt: int = 1
+    home: Place | None = None
     was_fired: bool = False
     outcome: str = ""
     by: int = -1
@@ -117,12 +125,13 @@ class Placed:
     def source(self, place: Place) -> str:
         """``delay-source``."""
         number = f"#{self.number}" if self.number else ""
+        place = self.home or place
         return f"{place[0]}:{place[1]}:{self.origin}{number}"
 
     @property
     def op(self) -> str:
         """What it is: a copy, or what the user wished."""
-        return COPY if self.origin != self.offset else self.wish.op
+        return COPY if self.home or self.origin != self.offset else self.wish.op
 
 
 @dataclass(slots=True)
@@ -158,6 +167,8 @@ class ShardHistory:
             return (record.at_ms, record.offset)
         if op != SCHEDULE:
             return (0, record.offset)
+        if record.wish.level_ms:
+            return (record.due_ms, record.offset)
         roll_ms = record.timestamp_ms + self.window_ms(record.offset)
         return (max(min(record.due_ms, roll_ms), 1), record.offset)
 

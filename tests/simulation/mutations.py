@@ -14,12 +14,21 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from msgspec.structs import replace
 
+from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.errors import ABORTABLE
+from connectors.kafka.record_limits import RecordLimits
+from connectors.kafka.sink import KafkaSink
+from connectors.kafka.source import KafkaSource, log_bounds
+from connectors.kafka.succession import KafkaSuccession
+from connectors.kafka.targets import TargetTopics
+from delayservice.clock import ClockWatch
 from delayservice.core import outcome
 from delayservice.core import recurrence as recurrence_module
-from delayservice.core.checkpoint import ShardCheckpoint, decode_checkpoint
-from delayservice.core.claims import Claimed, Tenure, Word, decode_key, names_to_fence
+from delayservice.core.checkpoint import UNKNOWN_STANDING, ShardCheckpoint, decode_checkpoint
+from delayservice.core.claims import Claimed, ClaimLog, Tenure, Word, decode_key, names_to_fence
 from delayservice.core.codec import Payload
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
@@ -34,10 +43,10 @@ from delayservice.core.storing import bearing_ids
 from delayservice.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.owning import Owning
+from delayservice.lanes.ports import Place
 from delayservice.lanes.slice import Phase, Slice
-from delayservice.lanes.transaction import Transaction
+from delayservice.lanes.transaction import Timing, Transaction
 from tests.simulation.sim_log import CLAIMS_PLACE, OPEN, SimLog, Written, checkpoint_place
-from tests.simulation.sim_ports import SimCheckpoints, SimSuccession
 from tests.simulation.sim_store import SimStore
 
 Mutation: TypeAlias = Callable[[], AbstractContextManager[Any]]
@@ -131,9 +140,9 @@ def prune_before_commit() -> AbstractContextManager[Any]:
     def begin(original: Any, transaction: Transaction, *args: Any, **kwargs: Any) -> None:
         for slice_ in transaction._slices.values():
             for lane in slice_.lanes.values():
-                assert isinstance(lane, Lane)
-                lane.store.prune(lane.shard.staged)
-                lane.store.sync()
+                if isinstance(lane, Lane):
+                    lane.store.prune(lane.shard.staged)
+                    lane.store.sync()
         original(transaction, *args, **kwargs)
 
     return _replaced(Transaction, "begin_commit", begin)
@@ -247,6 +256,22 @@ def store_is_kept_over_a_change() -> AbstractContextManager[Any]:
     return patch.object(Lane, "_is_read_otherwise", lambda *_: False)
 
 
+def contracts_dropped_too_early() -> AbstractContextManager[Any]:
+    """Rule 2: contracts are dropped although the log holds records that were written under them."""
+    return _replaced(Contracts, "needed_from", lambda _, held, __: Contracts(held.entries()[-1:]))
+
+
+def marks_dropped_too_early() -> AbstractContextManager[Any]:
+    """Rule 8: marks are dropped as they are stored, and not when H passes them."""
+
+    def commit(original: Any, shard: Shard) -> None:
+        original(shard)
+        for mark in [mark for mark in shard._victims if mark < shard.stored]:
+            del shard._victims[mark]
+
+    return _replaced(Shard, "commit", commit)
+
+
 @contextmanager
 def tail_visible_after_crash() -> Iterator[None]:
     """Rule 4: what lies above the horizon is used before it is stored again."""
@@ -284,17 +309,17 @@ def checkpoint_before_fencing() -> Iterator[None]:
     """Rule 7: the checkpoint is read before the old owners are fenced."""
     early: dict[int, bytes | None] = {}
 
-    def confirm(original: Any, succession: SimSuccession, slices: Any) -> Any:
+    def confirm(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
         early.update(read(succession, slices))
         return original(succession, slices)
 
-    def read_early(_: Any, __: SimSuccession, slices: Any) -> dict[int, bytes | None]:
+    def read_early(_: Any, __: KafkaSuccession, slices: Any) -> dict[int, bytes | None]:
         return {slice_no: early[slice_no] for slice_no in slices}
 
-    read = SimSuccession.read_to_end
+    read = KafkaSuccession.read_to_end
     with (
-        _replaced(SimSuccession, "confirm", confirm),
-        _replaced(SimSuccession, "read_to_end", read_early),
+        _replaced(KafkaSuccession, "confirm", confirm),
+        _replaced(KafkaSuccession, "read_to_end", read_early),
     ):
         yield
 
@@ -367,10 +392,10 @@ def early_after_clock_back() -> AbstractContextManager[Any]:
 def abort_after_uncertain_commit() -> AbstractContextManager[Any]:
     """Rule 11: a writer whose commit had no answer aborts."""
 
-    def lose(original: Any, owning: Owning, why: str) -> None:
+    def lose(original: Any, owning: Owning, lost: OwnershipLostError) -> None:
         with suppress(KafkaEdgeError):
             owning._sink.abort()
-        original(owning, why)
+        original(owning, lost)
 
     return _replaced(Owning, "lose_writer", lose)
 
@@ -383,7 +408,7 @@ def uncertain_taken_for_committed() -> AbstractContextManager[Any]:
         future = commit.future if commit is not None and commit.future.done() else None
         if commit and future and isinstance(future.exception(), OwnershipLostError):
             commit.future = Future()
-            commit.future.set_result(0.0)
+            commit.future.set_result(Timing(0.0, None))
         return original(transaction)
 
     return _replaced(Transaction, "hear", hear)
@@ -505,7 +530,7 @@ def latest_claim() -> AbstractContextManager[Any]:
 
 def no_fence() -> AbstractContextManager[Any]:
     """The old owners are trusted to be dead."""
-    return patch.object(SimSuccession, "fence", lambda *_: None)
+    return patch.object(KafkaSuccession, "fence", lambda *_: None)
 
 
 @contextmanager
@@ -516,13 +541,13 @@ def claim_last() -> Iterator[None]:
         claiming = {n for n, one in owning._slices.items() if one.phase is Phase.CLAIMING}
         original(owning)
         succession, me = owning._succession, owning._transaction.writer
-        assert isinstance(succession, SimSuccession)
+        assert isinstance(succession, KafkaSuccession)
         early: dict[int, bytes | None] = {}
         for number, slice_ in owning._slices.items():
             if slice_.phase is Phase.CLAIMING and number not in claiming:
                 with suppress(KafkaEdgeError):
-                    succession._checkpoints.tail()
-                    words = succession._checkpoints.claims._words.get(number, {})
+                    succession._checkpoints.tail(0)
+                    words = succession._checkpoints._claims._words.get(number, {})
                     before = {name: word for name, word in words.items() if name != me}
                     newest = succession.newest(number)
                     tenure = decode_checkpoint(newest).tenure if newest is not None else None
@@ -530,14 +555,14 @@ def claim_last() -> Iterator[None]:
                     early |= succession.read_to_end([number])
         succession.__dict__["early"] = succession.__dict__.get("early", {}) | early
 
-    def read_early(original: Any, succession: SimSuccession, slices: Any) -> Any:
+    def read_early(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
         early = succession.__dict__.get("early", {})
         found = original(succession, slices)
         return {number: early.get(number, found[number]) for number in slices}
 
     with (
         _replaced(Owning, "follow_roles", follow),
-        _replaced(SimSuccession, "read_to_end", read_early),
+        _replaced(KafkaSuccession, "read_to_end", read_early),
         _wrong_names(lambda *_: frozenset()),
     ):
         yield
@@ -546,12 +571,12 @@ def claim_last() -> Iterator[None]:
 def to_own_claim() -> AbstractContextManager[Any]:
     """Checkpoints are read as far as there were some when the own claim was written."""
 
-    def read(original: Any, succession: SimSuccession, slices: Any) -> Any:
+    def read(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
         original(succession, slices)
         found = {}
-        log = succession._log
+        log = _log_of(succession)
         for number in slices:
-            claimed = succession._checkpoints.claims.claimed(number)
+            claimed = succession._checkpoints._claims.claimed(number)
             serial = 0
             if claimed is not None:
                 serial = log.partition(CLAIMS_PLACE).written[claimed.offset].serial
@@ -559,7 +584,12 @@ def to_own_claim() -> AbstractContextManager[Any]:
             found[number] = before[-1].value if before else None
         return found
 
-    return _replaced(SimSuccession, "read_to_end", read)
+    return _replaced(KafkaSuccession, "read_to_end", read)
+
+
+def _log_of(succession: KafkaSuccession) -> SimLog:
+    log: SimLog = succession._confirm.__self__.world.log  # type: ignore[attr-defined]
+    return log
 
 
 def _checkpoints_of(log: SimLog, slice_no: int) -> list[Written]:
@@ -570,24 +600,38 @@ def _checkpoints_of(log: SimLog, slice_no: int) -> list[Written]:
 def to_lso() -> AbstractContextManager[Any]:
     """Checkpoints are read as far as they can be, while somebody's transaction is open."""
 
-    def read(_: Any, succession: SimSuccession, slices: Any) -> Any:
-        succession._checkpoints.tail()
-        return {number: succession._data(number) for number in slices}
+    def ends(admin: Any, places: list[Place]) -> dict[Place, int]:
+        stable = IsolationLevel.READ_COMMITTED
+        return {(topic, n): log_bounds(admin, topic, n, stable).end for topic, n in places}
 
-    return _replaced(SimSuccession, "read_to_end", read)
+    return patch("connectors.kafka.succession.log_ends", ends)
 
 
 def committed_names() -> AbstractContextManager[Any]:
     """A claim that is still open is overlooked."""
 
-    def tail(_: Any, checkpoints: SimCheckpoints) -> None:
-        written = checkpoints._log.partition(CLAIMS_PLACE).written
-        for record in written[checkpoints._seen.get(CLAIMS_PLACE, 0) :]:
-            if record.is_committed:
-                checkpoints.claims.take(record.offset, record.key, record.value)
-        checkpoints._seen[CLAIMS_PLACE] = len(written)
+    def await_claims(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
+        found = _found(_read_past_open(succession), slices)
+        return found if len(found) == len(slices) else original(succession, slices)
 
-    return _replaced(SimCheckpoints, "tail_claims", tail)
+    return _replaced(KafkaSuccession, "await_claims", await_claims)
+
+
+def _read_past_open(succession: KafkaSuccession) -> ClaimLog:
+    """The claims as far as there are any, those of open transactions left out."""
+    checkpoints = succession._checkpoints
+    claims = copy.deepcopy(checkpoints._claims)
+    written = _log_of(succession).partition(CLAIMS_PLACE).written
+    for record in written[checkpoints.position(CLAIMS_PLACE) :]:
+        if record.is_committed and not record.is_gone:
+            with suppress(KafkaEdgeError):  # a stranger's
+                claims.take(record.offset, record.key, record.value)
+    return claims
+
+
+def _found(claims: ClaimLog, slices: Any) -> dict[int, Claimed]:
+    found = {number: claims.claimed(number, above) for number, above in slices.items()}
+    return {number: claimed for number, claimed in found.items() if claimed is not None}
 
 
 def last_only() -> AbstractContextManager[Any]:
@@ -604,25 +648,26 @@ def last_only() -> AbstractContextManager[Any]:
 def since_serve() -> AbstractContextManager[Any]:
     """Claims count from the last checkpoint, not from the claim that it was written under."""
 
-    def await_claims(original: Any, succession: SimSuccession, slices: Any) -> Any:
+    def await_claims(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
         claims = dict(original(succession, slices))
-        words = succession._log.partition(CLAIMS_PLACE).written
+        log = _log_of(succession)
+        words = log.partition(CLAIMS_PLACE).written
         for number, claimed in claims.items():
-            served = _checkpoints_of(succession._log, number)
+            served = _checkpoints_of(log, number)
             start = served[-1].serial if served else 0
             before = {n: w for n, w in claimed.before.items() if words[w.offset].serial > start}
             claims[number] = Claimed(claimed.offset, before)
         return claims
 
-    return _replaced(SimSuccession, "await_claims", await_claims)
+    return _replaced(KafkaSuccession, "await_claims", await_claims)
 
 
 def open_release() -> AbstractContextManager[Any]:
     """A release is believed that is not committed, or never will be."""
 
-    def await_claims(original: Any, succession: SimSuccession, slices: Any) -> Any:
+    def await_claims(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
         claims = dict(_await_hastily(succession, slices) or original(succession, slices))
-        words = succession._log.partition(CLAIMS_PLACE).written
+        words = _log_of(succession).partition(CLAIMS_PLACE).written
         for number, claimed in claims.items():
             before = dict(claimed.before)
             for word in words[: claimed.offset]:
@@ -633,12 +678,12 @@ def open_release() -> AbstractContextManager[Any]:
             claims[number] = Claimed(claimed.offset, before)
         return claims
 
-    return _replaced(SimSuccession, "await_claims", await_claims)
+    return _replaced(KafkaSuccession, "await_claims", await_claims)
 
 
-def _await_hastily(succession: SimSuccession, slices: Any) -> dict[int, Claimed] | None:
+def _await_hastily(succession: KafkaSuccession, slices: Any) -> dict[int, Claimed] | None:
     """Own claims as they will be read, if only releases are open below them."""
-    partition = succession._log.partition(CLAIMS_PLACE)
+    partition = _log_of(succession).partition(CLAIMS_PLACE)
     undecided = [
         w
         for w in partition.written[partition.last_stable :]
@@ -646,12 +691,8 @@ def _await_hastily(succession: SimSuccession, slices: Any) -> dict[int, Claimed]
     ]
     if not undecided or any(b'"release"' not in (w.value or b"") for w in undecided):
         return None
-    claims = copy.deepcopy(succession._checkpoints.claims)
-    for record in partition.written[succession._checkpoints.seen(CLAIMS_PLACE) :]:
-        if record.is_committed:
-            claims.take(record.offset, record.key, record.value)
-    found = {number: claims.claimed(number, above) for number, above in slices.items()}
-    return {n: c for n, c in found.items() if c is not None} if all(found.values()) else None
+    found = _found(_read_past_open(succession), slices)
+    return found if len(found) == len(slices) else None
 
 
 def serve_after_release() -> AbstractContextManager[Any]:
@@ -672,10 +713,129 @@ def serve_after_release() -> AbstractContextManager[Any]:
 def stale_claim() -> AbstractContextManager[Any]:
     """A claim that was released counts when the slice is claimed again."""
 
-    def await_claims(original: Any, succession: SimSuccession, slices: Any) -> Any:
+    def await_claims(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
         return original(succession, dict.fromkeys(slices, -1))
 
-    return _replaced(SimSuccession, "await_claims", await_claims)
+    return _replaced(KafkaSuccession, "await_claims", await_claims)
+
+
+# --- what a client says, and what follows from it -------------------------------------------------
+
+
+def refused_transaction_is_aborted() -> AbstractContextManager[Any]:
+    """A flush that stalls is followed by an abort, whatever the coordinator has said."""
+
+    def takes_more(_: Any, sink: KafkaSink) -> bool:
+        return not any(error.code() == KafkaError._STATE for error in sink._failed)
+
+    return _replaced(KafkaSink, "_takes_more", takes_more)
+
+
+def forgotten_id_is_abortable() -> AbstractContextManager[Any]:
+    """After an abort, a writer whose id the coordinator has forgotten goes on."""
+    wrong = ABORTABLE | {KafkaError.INVALID_PRODUCER_ID_MAPPING}
+    return patch("connectors.kafka.sink.ABORTABLE", wrong)
+
+
+def no_answer_is_abortable() -> AbstractContextManager[Any]:
+    """A commit without an answer is aborted."""
+
+    def commit(original: Any, sink: KafkaSink, producer: Any) -> None:
+        try:
+            original(sink, producer)
+        except OwnershipLostError as lost:
+            cause = lost.__cause__
+            if isinstance(cause, KafkaException) and cause.args[0].retriable():
+                sink._fail("no answer")
+            raise
+
+    return _replaced(KafkaSink, "_commit_transaction", commit)
+
+
+def slow_writer_goes_on() -> AbstractContextManager[Any]:
+    """A writer whose commit the client may have sent twice is used again."""
+    return patch("connectors.kafka.sink.SLOW_COMMIT_S", 1e9)
+
+
+def tombstone_is_ignored() -> AbstractContextManager[Any]:
+    """A slice whose checkpoint something else deleted counts as never served."""
+    return patch.object(KafkaCheckpoints, "alarm", lambda *_: "")
+
+
+@contextmanager
+def other_slices_checkpoint_is_followed() -> Iterator[None]:
+    """The tail and a follower believe whatever lies under the key of a slice."""
+    with (
+        patch("connectors.kafka.checkpoints.standing_of", lambda *_: UNKNOWN_STANDING),
+        patch(
+            "delayservice.lanes.follower.decode_checkpoint_of",
+            lambda _, data: decode_checkpoint(data),
+        ),
+    ):
+        yield
+
+
+def tail_reads_uncommitted() -> AbstractContextManager[Any]:
+    """Checkpoints and claims are read that are not committed, or never will be."""
+
+    def init(original: Any, checkpoints: KafkaCheckpoints, *args: Any, **options: Any) -> None:
+        original(checkpoints, *args, **options)
+        checkpoints._config["isolation.level"] = "read_uncommitted"
+
+    return _replaced(KafkaCheckpoints, "__init__", init)
+
+
+def earlier_is_not_searched() -> AbstractContextManager[Any]:
+    """A checkpoint that lies before what is read first counts as missing."""
+
+    def search(_: Any, checkpoints: KafkaCheckpoints) -> None:
+        checkpoints._is_searched = True
+
+    return _replaced(KafkaCheckpoints, "_search_earlier", search)
+
+
+def blocker_is_waited_for() -> AbstractContextManager[Any]:
+    """A dead writer's open transaction holds a take-over up until it times out."""
+    return patch.object(KafkaSuccession, "_fence_blocker", lambda *_: -1)
+
+
+def bad_targets_are_forgotten() -> AbstractContextManager[Any]:
+    """What the broker says of a target is not remembered."""
+    return _both(
+        patch.object(TargetTopics, "forget", lambda *_: None),
+        patch.object(TargetTopics, "give_up", lambda *_: None),
+    )
+
+
+def any_clock_is_believed() -> AbstractContextManager[Any]:
+    """Records are settled by a clock that left the one of the machine, or of the broker."""
+    return patch.object(ClockWatch, "doubt", lambda _: None)
+
+
+def last_due_first() -> AbstractContextManager[Any]:
+    """What is due is sent in any order."""
+
+    def advance_key(original: Any, shard: Shard, *args: Any) -> list[Output]:
+        outputs: list[Output] = original(shard, *args)
+        return outputs[::-1]
+
+    return _replaced(Shard, "advance_key", advance_key)
+
+
+def end_is_no_stop() -> AbstractContextManager[Any]:
+    """A position moves with records only, never past markers and what was aborted."""
+
+    def event(original: Any, source: KafkaSource, place: Any, message: Any, *rest: Any) -> None:
+        error, stops, ended = rest
+        original(source, place, message, error, {}, ended)
+        del stops
+
+    return _replaced(KafkaSource, "_take_event", event)
+
+
+def batches_grow_again() -> AbstractContextManager[Any]:
+    """What a topic takes at most is not remembered."""
+    return patch.object(RecordLimits, "learn", lambda *_: None)
 
 
 # --- fire and recurring schedules ----------------------------------------------------------------
@@ -881,6 +1041,8 @@ OTHERS: tuple[Mutation, ...] = (
     keys_follow_settings,
     label_is_ignored,
     store_is_kept_over_a_change,
+    contracts_dropped_too_early,
+    marks_dropped_too_early,
     tail_visible_after_crash,
     checkpoint_before_fencing,
     walk_starts_at_stored,
@@ -898,6 +1060,24 @@ OTHERS: tuple[Mutation, ...] = (
     added_lane_in_checkpoint,
     unserved_cursor_dropped,
 )
+
+CLIENTS: tuple[Mutation, ...] = (
+    refused_transaction_is_aborted,
+    forgotten_id_is_abortable,
+    no_answer_is_abortable,
+    slow_writer_goes_on,
+    tombstone_is_ignored,
+    other_slices_checkpoint_is_followed,
+    tail_reads_uncommitted,
+    earlier_is_not_searched,
+    blocker_is_waited_for,
+    bad_targets_are_forgotten,
+    any_clock_is_believed,
+    last_due_first,
+    end_is_no_stop,
+    batches_grow_again,
+)
+"""Mistakes with what the clients of Kafka say."""
 
 KINDS: tuple[Mutation, ...] = (
     fire_overlaps_roll,

@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.sink import KafkaSink, SinkOptions
+from connectors.kafka.source import KafkaSource
+from connectors.kafka.succession import KafkaSuccession
+from connectors.kafka.targets import TargetTopics
 from delayservice.core.contract import Contract
 from delayservice.core.flow import FlowRules
-from delayservice.core.outcome import Output
+from delayservice.core.outcome import DELIVERED, FIRED, PARKED, Output
 from delayservice.core.recurrence import CronTime
 from delayservice.core.role import Role
 from delayservice.core.settle import Routes
 from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.lane import Lane
+from delayservice.lanes.level import FetchAhead, LevelLane
 from delayservice.lanes.limits import Limits
 from delayservice.lanes.ports import Place
 from delayservice.lanes.upkeep import Pace
 from delayservice.lanes.worker_loop import WorkerLoop
 from delayservice.store.base import Store
-from tests.simulation.sim_log import topic_id
-from tests.simulation.sim_ports import (
-    HELD_MS,
-    Job,
-    SimBackground,
-    SimCheckpoints,
-    SimClock,
-    SimGate,
-    SimObserver,
-    SimSink,
-    SimSource,
-    SimSuccession,
-    SimTargets,
+from tests.simulation.history import HELD_MS, ViolationError
+from tests.simulation.plan import LEVELS_MS
+from tests.simulation.sim_kafka import InOrder, SimKafka
+from tests.simulation.sim_log import (
+    CHECKPOINT_PARTITIONS,
+    CHECKPOINTS,
+    CLAIMS,
+    checkpoint_place,
 )
+from tests.simulation.sim_ports import Job, SimBackground, SimClock, SimGate, SimObserver
 from tests.simulation.sim_store import SimStore
-from tests.simulation.users import MAX_DELAY_MS, TARGETS
+from tests.simulation.users import MAX_DELAY_MS, SLOW, TARGETS
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -45,6 +48,8 @@ MakeStore = Callable[[str, Place], Store]
 """Node name and shard to a store that survived what came before."""
 
 _GOODBYE_TURNS = 8
+_CUT_EVERY_MS = 40
+_WAITS_MS = (1, 1, 2, 5)
 
 
 class SimCrashError(BaseException):
@@ -64,6 +69,28 @@ class FewLane(Lane):
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
         """See ``Lane``."""
         yield from super().settle_due(now_ms, min(limit, self.few), min(bytes_max, self.few_bytes))
+
+
+class WatchedSink(KafkaSink):
+    """The sink, with points in it, and what the oracle can't see in a topic: what was held back."""
+
+    node: Node
+
+    def _new_name(self) -> str:
+        return self.node.world.log.new_writer(self.node.name)
+
+    def send(self, place: Place, outputs: Sequence[Output]) -> None:
+        """See the port."""
+        node, world = self.node, self.node.world
+        node.point("before send")
+        for kind, topic, _, _, _, _, _, offset in outputs:
+            if kind == PARKED and world.plan.pauses:
+                world.oracle.held.add((place, offset))
+            if kind in (DELIVERED, FIRED) and {topic, place[0]} & world.paused:
+                raise ViolationError(f"{offset} of {place} goes to {topic}, and that is paused")
+        node.trace(f"sends {[(output[0], output[7]) for output in outputs]} of {place}")
+        super().send(place, outputs)
+        node.point("after send")
 
 
 class Node:
@@ -89,18 +116,65 @@ class Node:
         self.skew_ms = 0
         self.loop: WorkerLoop | None = None
         self.jobs: list[Job] = []
-        self.targets: dict[int, SimTargets] = {}
         tidy = world.plan.retention
-        self.disks = {p: SimStore(self._rng(), self.point, tidy=tidy) for p in world.places}
-        self.checkpoints = SimCheckpoints(self)
+        self.disks = {p: SimStore(self._rng(), self.point, tidy=tidy) for p in world.precise}
         self.clock = SimClock(self)
         self._life = 0
         self._frames: list[tuple[int, str]] = []
-        self._source = SimSource(self)
+        self._is_tailing = False
         self._roll_window_ms = roll_window_ms
         self._cron_time = cron_time
         self._make_store = make_store
         self._book = world.book
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make what one life has of Kafka."""
+        kafka = SimKafka(self)
+        self.targets = TargetTopics(kafka.admin, self.clock.monotonic_s, self.world.why_paused)
+        self.checkpoints = KafkaCheckpoints(
+            CHECKPOINTS,
+            CHECKPOINT_PARTITIONS,
+            CLAIMS,
+            {},
+            SimClock(self),  # its thread's: what the loop has read last is what it goes by
+            self.name,
+            _CUT_EVERY_MS,
+            kafka.clients,
+        )
+        for number in self.roles:
+            self.checkpoints.follow(number)
+        self._source = KafkaSource({}, kafka.admin, self.name, clients=kafka.clients)
+        self._sink = WatchedSink(
+            SinkOptions(
+                name_prefix=self.name,
+                checkpoint_topic=CHECKPOINTS,
+                claims_topic=CLAIMS,
+                checkpoint_partition=lambda number: checkpoint_place(number)[1],
+                exactly_once=True,
+                partitioner="",
+                client={},
+            ),
+            self.targets,
+            kafka.clients,
+        )
+        self._sink.node = self
+        self._succession = KafkaSuccession(
+            self.checkpoints,
+            kafka.admin,
+            consumer={},
+            producer={},
+            checkpoint_topic=CHECKPOINTS,
+            claims_topic=CLAIMS,
+            legacy_prefix="delayservice",
+            confirm=self._confirm,
+            clients=kafka.clients,
+            fencing=InOrder(),
+        )
+
+    def _confirm(self, slices: Collection[int]) -> frozenset[int]:
+        self.call("confirm")
+        return frozenset(n for n in slices if self.roles[n] is Role.OWNER)
 
     def _rng(self) -> Random:
         return Random(self.world.rng.random())
@@ -119,11 +193,34 @@ class Node:
             raise SimCrashError  # it went down meanwhile, and nothing of that life goes on
 
     def call(self, what: str) -> None:
-        """A call to Kafka, which may also fail."""
+        """A call to the ensemble, which may also fail."""
         self.point(what)
         if self.world.flip(self.world.plan.broken_call):
             self.trace(f"can't {what}")
             raise KafkaEdgeError(f"{what}: broken")
+
+    def wait(self, limit_s: float) -> None:
+        """Let one of its threads wait for a moment, while the others and the world go on."""
+        self.point("waits")
+        world = self.world
+        if world.calm:
+            world.log.complete_markers()
+        if world.calm or world.rng.random() < 0.7:
+            self.tail()
+        world.pass_time(min(limit_s, world.rng.choice(_WAITS_MS) / 1000))
+
+    def tail(self) -> None:
+        """Read back what there is of checkpoints and claims."""
+        if not self._is_tailing:
+            self._is_tailing = True
+            try:
+                self.checkpoints.tail(0)
+            finally:
+                self._is_tailing = False
+
+    def look_up(self) -> None:
+        """Look up the targets that are sought."""
+        self._guarded(self.targets.look_up, "aside")
 
     @contextmanager
     def frame(self, kind: str) -> Iterator[None]:
@@ -152,33 +249,27 @@ class Node:
         plan = self.world.plan
         self._life += 1
         self.jobs.clear()
-        self._source = SimSource(self)
-        self.checkpoints = SimCheckpoints(self)
-        self.targets = {number: SimTargets(self, number) for number in self.roles}
-        contract = Contract(
-            roll_window_ms=self._roll_window_ms,
-            roll_spread_ms=self._roll_window_ms // 8,
-            max_delay_ms=MAX_DELAY_MS,
-            allow=TARGETS,
-        )
+        self._connect()
         book = self._book
         self.loop = WorkerLoop(
             node_id=self.name,
             source=self._source,
-            sink=SimSink(self),
+            sink=self._sink,
             checkpoints=self.checkpoints,
-            succession=SimSuccession(self, self.checkpoints),
-            background=SimBackground(self),
+            succession=self._succession,
+            background=SimBackground(self, "aside"),
+            writing=SimBackground(self, "sink"),
             clock=self.clock,
             gate=SimGate(self),
             observer=SimObserver(),
             routes=self._routes(),
-            contract_of=lambda _: contract,
+            contract_of=self._contract_of,
             limits=Limits(
                 poll_records=plan.poll_records,
                 transaction_records=plan.transaction_records,
                 transaction_interval_ms_min=plan.transaction_interval_ms,
                 transaction_interval_ms_max=2 * plan.transaction_interval_ms,
+                visible_at_commit=not plan.settles_early,
                 cursor_interval_ms=plan.cursor_interval_ms,
                 pace=Pace(news_s=0.0, tend_s=0.0),
                 rest_s=plan.rest_ms / 1000,
@@ -188,6 +279,15 @@ class Node:
             is_held=lambda topic: topic in self.world.paused,
         )
         self._guarded(partial(self._add_lanes, self.world.places))
+
+    def _contract_of(self, topic: str) -> Contract:
+        return Contract(
+            roll_window_ms=self._roll_window_ms,
+            roll_spread_ms=self._roll_window_ms // 8,
+            max_delay_ms=MAX_DELAY_MS,
+            allow=(*TARGETS, SLOW),
+            level_ms=LEVELS_MS.get(topic, 0),
+        )
 
     def _routes(self) -> Routes:
         window_ms = self._roll_window_ms
@@ -204,11 +304,29 @@ class Node:
 
     def _add_lanes(self, places: Iterable[Place]) -> None:
         assert self.loop is not None
-        lanes: dict[int, list[Lane]] = {}
+        lanes: dict[int, list[AnyLane]] = {}
         for place in places:
-            lanes.setdefault(place[1], []).append(self._lane(place))
+            make = self._level_lane if place[0] in LEVELS_MS else self._lane
+            lanes.setdefault(place[1], []).append(make(place))
         for number, added in lanes.items():
             self.loop.add_lanes(number, added)
+
+    def _level_lane(self, place: Place) -> LevelLane:
+        assert self.loop is not None
+        (topic, number), plan = place, self.world.plan
+        slice_ = self.loop.slices.get(number) or self.loop.add_slice(number)
+        lanes = slice_.lanes
+        return LevelLane(
+            topic,
+            number,
+            self.world.log.topics[topic].topic_id,
+            self._source,
+            self._routes(),
+            FetchAhead(plan.queue_max, plan.batch_bytes),
+            lambda: next((name for name in plan.topics if name in lanes), None),
+            slice_.flow,
+            self.targets,
+        )
 
     def _lane(self, place: Place) -> Lane:
         assert self.loop is not None
@@ -222,12 +340,12 @@ class Node:
         lane = FewLane(
             topic,
             number,
-            topic_id(topic),
+            self.world.log.topics[topic].topic_id,
             store,
             self._source,
             self._routes(),
             slice_.flow,
-            self.targets[number],
+            self.targets,
         )
         lane.few, lane.few_bytes = plan.batch_records, plan.batch_bytes
         lane.shard._queue_max = plan.queue_max
@@ -237,7 +355,12 @@ class Node:
         """Run the loop; boot first if there is none."""
         if self.loop is None:
             self.boot()
+        world = self.world
         for _ in range(count):
+            if world.calm or world.rng.random() < 0.4:
+                self.tail()
+            if world.calm or world.rng.random() < 0.4:
+                self.look_up()
             if self.loop is not None:
                 self._guarded(self.loop.step)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,16 +22,22 @@ from tests.simulation.history import (
     CANCEL,
     COPY,
     FIRE,
+    HELD_MS,
     INVALID,
     SCHEDULE,
+    TOLERANCE_MS,
     Placed,
     ShardHistory,
     ViolationError,
     Wish,
 )
 from tests.simulation.sim_log import CHECKPOINTS, CLAIMS, Transaction, Written
-from tests.simulation.sim_ports import HELD_MS
 
+BAD_TARGETS = ("too-large", "target-unknown", "target-unauthorized", "target-down")
+EARLY_MS_MAX = 2 * TOLERANCE_MS + 2
+"""By the world's clock: a clock may be off by the tolerance when it is compared, and leave what it
+was by as much again before it is stopped.
+"""
 FINAL = ("delivered", "dead", "cancelled", "replaced", "expired", "not_pending", "fired")
 CONTINUES = -1
 """``settles`` of a copy that is the next occurrence of what was delivered."""
@@ -53,9 +59,14 @@ class Oracle:
     """All shards of all slices."""
 
     def __init__(
-        self, places: Sequence[Place], last_stable: Callable[[Place, Transaction], int]
+        self,
+        places: Sequence[Place],
+        last_stable: Callable[[Place, Transaction], int],
+        windows: Collection[int],
     ) -> None:
-        """``last_stable``: of a shard's log, before the transaction that is being decided."""
+        """``last_stable``: of a shard's log, before the transaction that is being decided;
+        ``windows``: the roll windows that nodes ask for.
+        """
         self.shards = {place: ShardHistory(place) for place in places}
         self.commits = 0
         self.outcomes: dict[str, int] = {}
@@ -64,6 +75,7 @@ class Oracle:
         self.tenures: dict[int, Tenure] = {}
         """By slice."""
         self._last_stable = last_stable
+        self._windows = windows
         self._heads: dict[Place, int] = {}
         """H of each shard as the transaction at hand commits it."""
         self._to_follow: dict[str, tuple[Placed, set[int | None]]] = {}
@@ -97,7 +109,7 @@ class Oracle:
         self._to_follow.clear()
         settled = Counter(
             self._take_output(written)[1]
-            for written in transaction.records
+            for written in sorted(transaction.records, key=lambda one: one.place in self.shards)
             if written.topic not in (CHECKPOINTS, CLAIMS)
         )
         alone = settled.keys() - checkpoints.keys()
@@ -138,13 +150,10 @@ class Oracle:
 
     def _settled_by(self, written: Written) -> Place:
         headers = dict(written.headers)
+        outcome = "dead" if written.topic == "delay_dead_letter" else "delivered"
         if written.topic == "delay_outcomes":
-            topic, partition = _text(headers["delay-shard"]).rsplit(":", 1)
             outcome = _text(headers["delay-outcome"])
-        else:
-            topic, partition, _ = _text(headers["delay-source"]).rsplit(":", 2)
-            outcome = "dead" if written.topic == "delay_dead_letter" else "delivered"
-        place = (topic, int(partition))
+        place = _settled_in(headers)
         shard = self.shards[place]
         record = self._settle(shard, _number(headers["delay-settles"]), outcome)
         where = f"{shard.name} offset {record.offset}"
@@ -182,14 +191,16 @@ class Oracle:
     # --- copies --------------------------------------------------------------------------------
 
     def _take_copy(self, written: Written) -> Place:
+        """Take a copy; return the shard of what it settles."""
         shard = self.shards[written.place]
         where = f"{shard.name} copy {written.offset}"
         fields = json.loads(dict(written.headers)["delay-copy"] or b"")
+        settling = self._shard_of(fields, shard)
         source = base64.b64decode(fields["source"]).decode()
         if fields["settles"] == CONTINUES:
             placed = self._follow(written, fields, source, where)
         else:
-            placed = self._copy(shard, written, fields, where)
+            placed = self._copy(settling, written, fields, where)
         wish = placed.wish
         _require(source == placed.source(shard.place), f"{where}: source {source}")
         identity = base64.b64decode(fields["id"]) if fields["id"] is not None else None
@@ -197,24 +208,33 @@ class Oracle:
         _require(fields["due"] == placed.due_ms, f"{where}: due {fields['due']}")
         _require(fields["attempt"] == placed.attempt, f"{where}: attempt {fields['attempt']}")
         waits = placed.attempt > 1 or placed.at_ms <= placed.due_ms or "turn" in fields
-        waits = waits or (shard.place, fields["settles"]) in self.held
+        waits = waits or (settling.place, fields["settles"]) in self.held
         _require(waits, f"{where}: at {placed.at_ms}, due {placed.due_ms}")
         _require(written.key == wish.key, f"{where}: key")
         _require(written.value == wish.value, f"{where}: value")
         _require(tuple(written.headers[:-2]) == wish.own, f"{where}: own headers")
         shard.placed[written.offset] = placed
-        return shard.place
+        return settling.place
+
+    def _shard_of(self, fields: dict[str, Any], shard: ShardHistory) -> ShardHistory:
+        """Where what a copy settles lies: records of level topics are parked elsewhere."""
+        named = fields.get("shard")
+        if named is None:
+            return shard
+        topic, _, partition = named.rpartition(":")
+        return self.shards[topic, int(partition)]
 
     def _copy(
         self, shard: ShardHistory, written: Written, fields: dict[str, Any], where: str
     ) -> Placed:
         """The record that a copy settles, as it goes on: rolled, parked, or at its first
-        occurrence.
+        occurrence. ``shard`` is the one of that record.
         """
         settled = self._settle(shard, fields["settles"], "copied")
         again = replace(
             settled,
             offset=written.offset,
+            home=settled.home or (None if written.place == shard.place else shard.place),
             timestamp_ms=written.timestamp_ms,
             at_ms=fields["at"],
             outcome="",
@@ -285,7 +305,8 @@ class Oracle:
             (c["from"], c["contract"]["roll_window_ms"], c["contract"]["roll_spread_ms"])
             for c in said["contracts"]
         ]
-        for start, *_ in windows[len(shard.contracts) :]:
+        for start, window_ms, _ in windows[len(shard.contracts) :]:
+            _require(window_ms in self._windows, f"{where}: a contract that nobody asks for")
             _require(start >= shard.h, f"{where}: a contract from {start}, below H {shard.h}")
         shard.h_before = shard.h
         shard.key, shard.h, shard.contracts = key, said["h"], windows
@@ -293,19 +314,24 @@ class Oracle:
     # --- promises ------------------------------------------------------------------------------
 
     def _check_order(self, shard: ShardHistory, transaction: Transaction) -> None:
-        """K settles in key order: what H had passed before the transaction is delivered so."""
-        last = (0, -1)
+        """K settles in key order: what H had passed before the transaction is delivered so, to each
+        partition of a target.
+        """
+        last: dict[Place, tuple[int, int]] = {}
         for written in transaction.records:
             headers = dict(written.headers)
-            source = _text(headers.get("delay-source")).rsplit(":", 1)[0]
-            if "delay-error" in headers or "delay-fired-by" in headers or source != shard.name:
+            is_by_k = headers.keys().isdisjoint(("delay-error", "delay-fired-by", "delay-outcome"))
+            if written.place in self.shards or "delay-settles" not in headers or not is_by_k:
                 continue
-            record = shard.placed.get(_number(headers.get("delay-settles", b"-1")))
+            if _settled_in(headers) != shard.place:
+                continue
+            record = shard.placed.get(_number(headers["delay-settles"]))
             if record is None or record.outcome != "delivered" or record.offset >= shard.h_before:
                 continue
             key = shard.key_of(record)
-            _require(key > last, f"{shard.name}: {key} was delivered after {last}")
-            last = key
+            before = last.get(written.place, (0, -1))
+            _require(key > before, f"{shard.name}: {key} was delivered after {before}")
+            last[written.place] = key
 
     def _check_settled(self, shard: ShardHistory) -> None:
         """Rule 1."""
@@ -361,18 +387,36 @@ class Oracle:
             if not record.outcome
         ]
 
+    def check_lateness(self, due_by_ms: int, but: str) -> None:
+        """While all is well, what was due by then is settled, whatever else there is to do.
+        ``but``: a target that is bad.
+        """
+        for shard in self.shards.values():
+            for record in shard.placed.values():
+                if record.outcome or record.wish.target == but or record.op not in (SCHEDULE, COPY):
+                    continue
+                is_due = shard.contracts and shard.key_of(record)[0] < due_by_ms
+                _require(not is_due, f"{shard.name} offset {record.offset} is late")
+
     def check_chains(self) -> None:
         """Once drained: every user record, and every occurrence, has exactly one final outcome."""
+        final: dict[str, list[str]] = {}
         for shard in self.shards.values():
-            final: dict[str, list[str]] = {}
             for record in shard.placed.values():
                 ends = final.setdefault(record.source(shard.place), [])
                 if record.outcome in FINAL:
                     ends.append(record.outcome)
                 elif record.wish.cron and not record.number:
                     ends.append("begun")
-            for source, outcomes in final.items():
-                _require(len(outcomes) == 1, f"{source} ended as {outcomes}")
+        for source, outcomes in final.items():
+            _require(len(outcomes) == 1, f"{source} ended as {outcomes}")
+
+
+def _settled_in(headers: dict[str, bytes | None]) -> Place:
+    """The shard of what an output settles: where its source lies, unless another is named."""
+    named = _text(headers.get("delay-shard")) or _text(headers["delay-source"]).rsplit(":", 1)[0]
+    topic, _, partition = named.rpartition(":")
+    return topic, int(partition)
 
 
 def _first_dues(record: Placed) -> set[int | None]:
@@ -417,9 +461,9 @@ def _check_delivery(shard: ShardHistory, record: Placed, written: Written, where
     late_ms = written.sender_ms - record.due_ms
     in_time = late_ms >= 0 or record.by >= 0 or record.was_fired
     _require(in_time, f"{where}: delivered {-late_ms} ms early")
-    true_ms = written.timestamp_ms + written.skew_ms - record.due_ms
-    in_time = true_ms >= 0 or record.by >= 0 or record.was_fired
-    _require(in_time, f"{where}: delivered {-true_ms} ms early by everybody's clock")
+    true_ms = written.timestamp_ms - record.due_ms
+    in_time = true_ms >= -EARLY_MS_MAX or record.by >= 0 or record.was_fired
+    _require(in_time, f"{where}: delivered {-true_ms} ms early by the world's clock")
     if wish.expires_ms is not None:
         _require(written.sender_ms <= wish.expires_ms, f"{where}: delivered after it expired")
     expected: list[tuple[str, bytes | None]] = [
@@ -428,6 +472,8 @@ def _check_delivery(shard: ShardHistory, record: Placed, written: Written, where
         ("delay-source", record.source(shard.place).encode()),
         ("delay-settles", b"%d" % record.offset),
     ]
+    if record.home is not None:
+        expected.append(("delay-shard", shard.name.encode()))
     if wish.record_id is not None:
         expected.append(("delay-id", wish.record_id))
     if record.attempt > 1:
@@ -443,7 +489,7 @@ def _check_delivery(shard: ShardHistory, record: Placed, written: Written, where
 def _check_dead_letter(record: Placed, written: Written, where: str) -> None:
     wish, headers = record.wish, dict(written.headers)
     code = _text(headers["delay-error"])
-    allowed = (wish.code,) if wish.op == INVALID else ("too-large", "target-unknown")
+    allowed = (wish.code,) if wish.op == INVALID else BAD_TARGETS
     if wish.cron and not record.number and (wish.cron == BAD or None in _first_dues(record)):
         allowed = ("cron-invalid",)
     _require(code in allowed, f"{where}: dead-lettered as {code}, not {allowed}")

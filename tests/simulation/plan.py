@@ -7,6 +7,8 @@ from random import Random
 from typing import Any
 
 TOPICS = ("delay_topic_any", "delay_topic_more")
+LEVELS_MS = {"delay_topic_1": 40, "delay_topic_2": 300}
+"""Level topics, and how long their records wait."""
 NO_ROLL_MS = 10**9
 
 
@@ -15,6 +17,8 @@ class Plan:
     """Bounds and odds of one schedule. Odds are per call of a port or a store."""
 
     topics: tuple[str, ...] = TOPICS[:1]
+    levels: tuple[str, ...] = ()
+    """Level topics, beside those."""
     slices: int = 1
     """Partitions of each topic."""
     nodes: int = 2
@@ -30,6 +34,8 @@ class Plan:
     batch_records: int = 50
     transaction_records: int = 50
     transaction_interval_ms: int = 0
+    settles_early: bool = False
+    """Records are settled when they are due, not right before the commit that shows them."""
     cursor_interval_ms: int = 0
     batch_bytes: int = 1_000_000
     queue_max: int = 50
@@ -52,11 +58,17 @@ class Plan:
     tick: float = 0.0
     append: float = 0.0
     uncertain: float = 0.0
+    slow: float = 0.0
+    """Odds that a commit takes so long that its writer is not to be trusted any more."""
+    queue_full: float = 0.0
+    """Odds that a producer takes a record only after some have been sent."""
+    forgets: float = 0.0
+    """Odds that the coordinator forgets an id when Kafka gets round to it."""
     abort: float = 0.0
     broken_call: float = 0.0
     """Odds that a call to Kafka fails: the slice that needed it is released."""
     asked: float = 0.0
-    """Odds that nobody knows yet whether a target can be written to."""
+    """Odds that the cluster does not say whether targets can be written to."""
     stuck: str = ""
     """What holds one slice up at last, while the others have to drain: ``asked``, ``take-over``."""
     far: float = 0.0
@@ -76,6 +88,12 @@ class Plan:
     rate_per_s: float = 0.0
     """What a target may get; 0: there is no limit."""
     clock_back: bool = False
+    clock_wrong: bool = False
+    """Clocks are off by more than a node may put up with, from its start or all of a sudden."""
+    load: bool = False
+    """Users write on when all is well again, and every record has to be in time."""
+    intruder: float = 0.0
+    """Odds that something else writes to the service's own topics when Kafka gets round to it."""
     retention: bool = False
     targets_fail: bool = False
     pauses: bool = False
@@ -109,6 +127,11 @@ THEMES: tuple[dict[str, Any], ...] = (
     # Slices that change hands all the time, in the middle of everything.
     {"slices": 3, "nodes": 3, "moves": 0.3, "late": 0.5, "helper": 0.1, "other_node": 0.05},
     {"slices": 2, "nodes": 3, "moves": 0.4, "late": 0.3, "uncertain": 0.1, "near": 0.9},
+    # Something else writes checkpoints, deletes some, and nodes come new to what is left.
+    {"intruder": 0.5, "crash": 0.02, "moves": 0.2, "records": 16, "slices": 2},
+    # Records of one fixed delay, which the log itself keeps in order.
+    {"levels": tuple(LEVELS_MS), "records": 30, "foreign": True, "abort": 0.1, "crash": 0.02},
+    {"levels": tuple(LEVELS_MS), "records": 30, "targets_fail": True, "pauses": True},
     # Nobody knows the targets.
     {"asked": 0.4, "records": 24, "near": 0.8, "batch_records": 3},
 )
@@ -146,6 +169,7 @@ def _draw(rng: Random) -> Plan:
     lanes_change = now_and_then(0.1)
     return Plan(
         topics=TOPICS if lanes_change or now_and_then(0.1) else TOPICS[:1],
+        levels=rng.choice(((), (), (), tuple(LEVELS_MS)[:1])),
         slices=rng.choice((1, 1, 2, 2, 3)),
         nodes=rng.choice((2, 2, 3)),
         late=rng.choice((0.0, 0.2, 0.5)),
@@ -165,6 +189,7 @@ def _draw(rng: Random) -> Plan:
         batch_records=rng.choice((1, 2, 3)) if small else 50,
         transaction_records=rng.choice((1, 3, 50)),
         transaction_interval_ms=rng.choice((0, 0, 5, 30, 200)),
+        settles_early=now_and_then(0.3),
         cursor_interval_ms=rng.choice((0, 0, 10, 60)),
         batch_bytes=rng.choice((1, 200, 1_000_000)),
         queue_max=rng.choice((2, 4, 50)),
@@ -174,11 +199,17 @@ def _draw(rng: Random) -> Plan:
         append=odds(0.2),
         uncertain=rng.choice((0.0, 0.1, 0.4)),
         abort=rng.choice((0.0, 0.0, 0.15)),
+        slow=rng.choice((0.0, 0.0, 0.05)),
+        queue_full=rng.choice((0.0, 0.0, 0.1)),
+        forgets=rng.choice((0.0, 0.0, 0.05)),
+        intruder=rng.choice((0.0, 0.0, 0.0, 0.2)),
         broken_call=rng.choice((0.0, 0.0, 0.03)),
         recurring=0.15 if now_and_then(0.4) else 0.0,
         foreign=now_and_then(0.3),
         lazy_markers=now_and_then(0.4),
         clock_back=now_and_then(0.3),
+        clock_wrong=now_and_then(0.15),
+        load=now_and_then(0.3),
         retention=now_and_then(0.1),
         targets_fail=now_and_then(0.15),
         pauses=now_and_then(0.15),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
@@ -14,6 +15,25 @@ from tests.simulation.node import MakeStore
 from tests.simulation.plan import Plan, draw_plan
 from tests.simulation.sim_digests import DigestBook
 from tests.simulation.world import World
+
+SHORT: Mapping[str, float] = {
+    "sink.FLUSH_STEP_S": 0.001,
+    "sink.UNKNOWN_AFTER_MS": 15,
+    "sink.UNACKNOWLEDGED_S": 0.03,
+    "sink.COMMIT_TIMEOUT_S": 0.3,
+    "sink.SLOW_COMMIT_S": 0.1,
+    "succession.PATIENCE_S": 0.01,
+    "succession.ANSWER_S": 0.2,
+    "source.SCAN_STALL_S": 0.03,
+    "targets._RECHECK_S": 0.01,
+    "targets._ANSWER_S": 0.05,
+    "targets._GIVEN_UP_S": 0.02,
+    "targets._GIVEN_UP_MAX_S": 0.6,
+    "checkpoints._FIRST_LOOK": 4,
+}
+"""The times by which Kafka is waited for, a hundredth of what they are, for the records of a
+schedule are due within a second or two; and a number of records.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +55,7 @@ def silenced() -> Iterator[None]:
     )
     with (
         patch("delayservice.lanes.lane._log", quiet),
+        patch("delayservice.lanes.level._log", quiet),
         patch("delayservice.lanes.worker_loop._log", quiet),
         patch("delayservice.lanes.owning._log", quiet),
         patch("delayservice.lanes.transaction._log", quiet),
@@ -42,7 +63,13 @@ def silenced() -> Iterator[None]:
         patch("delayservice.lanes.digests._log", quiet),
         patch("delayservice.lanes.copies._log", quiet),
         patch("delayservice.lanes.worker_loop._SHARE_MIN", 1),  # a few records are many here
+        ExitStack() as patches,
     ):
+        for module in ("sink", "source", "succession", "targets", "checkpoints", "rights"):
+            if hasattr(importlib.import_module(f"connectors.kafka.{module}"), "_log"):
+                patches.enter_context(patch(f"connectors.kafka.{module}._log", quiet))
+        for name, value in SHORT.items():
+            patches.enter_context(patch(f"connectors.kafka.{name}", value))
         yield
 
 

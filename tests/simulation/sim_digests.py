@@ -16,7 +16,6 @@ from delayservice.lanes.copies import CopyKeeper
 from delayservice.lanes.digests import ScanTurns, SliceDigests
 from delayservice.lanes.ports import Place
 from delayservice.store.base import Store
-from tests.simulation.sim_log import topic_id
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
@@ -80,7 +79,9 @@ class DigestBook:
     def keep(self, node: Node, place: Place, store: Store) -> Store:
         """``store`` with a digest."""
         topic, slice_no = place
-        return self._digests[node.name, slice_no].keep(topic, topic_id(topic), store)
+        return self._digests[node.name, slice_no].keep(
+            topic, node.world.log.topics[topic].topic_id, store
+        )
 
     def answer(self, plan: str, value: bytes) -> None:
         """Nobody asks anything here."""

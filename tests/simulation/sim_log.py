@@ -1,22 +1,28 @@
-"""A model of Kafka as the service sees it: partitions, transactions of named writers, fencing.
+"""A model of Kafka as the service sees it: topics, partitions, transactions, producer epochs.
 
-Modelled: offsets taken by aborted records and by markers, the last stable offset, a writer that is
-fenced for ever, one that the coordinator gives up, a commit whose answer is lost and which is
-decided later, markers written after the decision, and the start of the log moving on.
+Modelled: offsets taken by aborted records and by markers, the last stable offset, transactional ids
+whose epoch a new producer raises, that the coordinator gives up or forgets, a commit whose answer
+is lost and which is decided later, markers written after the decision, compaction, the start of a
+log moving on, a log that is truncated, a topic that is made anew, and topics that are missing,
+forbidden, without a leader or with too few copies in sync.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from delayservice.core.entry import Headers, Row
 from delayservice.lanes.ports import Place
+
+Epoch: TypeAlias = tuple[int, int]
 
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 CHECKPOINTS, CLAIMS = "delay_checkpoint", "delay_claims"
 CHECKPOINT_PARTITIONS = 2
 CLAIMS_PLACE: Place = (CLAIMS, 0)
+COMPACTED = (CLAIMS_PLACE, *((CHECKPOINTS, n) for n in range(CHECKPOINT_PARTITIONS)))
 
 
 def checkpoint_place(slice_no: int) -> Place:
@@ -32,6 +38,7 @@ class Written:
         serial: what was written later anywhere has a higher one.
         sender_ms: what the sending node's clock said when it decided to send.
         skew_ms: how far that was ahead of the world's clock.
+        is_gone: compaction has removed it.
     """
 
     place: Place
@@ -45,6 +52,7 @@ class Written:
     is_marker: bool = False
     sender_ms: int = 0
     skew_ms: int = 0
+    is_gone: bool = False
 
     @property
     def topic(self) -> str:
@@ -79,11 +87,6 @@ class Transaction:
     records: list[Written] = field(default_factory=list)
 
 
-def topic_id(topic: str) -> str:
-    """The id of a topic; none is ever recreated here."""
-    return f"id of {topic}"
-
-
 class Partition:
     """One partition of one topic."""
 
@@ -104,34 +107,84 @@ class Partition:
         return min(self.pinning.values(), default=self.end)
 
 
+@dataclass(slots=True)
+class Topic:
+    """What the cluster says of a topic, and does with what is sent there.
+
+    Attributes:
+        partitions: how many it has; 0: there is no such topic.
+        life: of its name; another one is another topic.
+        is_forbidden: the service may not write to it.
+        leaderless: partitions without a leader.
+        lacking: partitions with too few copies in sync.
+        bytes_max: of a batch.
+    """
+
+    name: str
+    partitions: int
+    life: int = 0
+    is_forbidden: bool = False
+    leaderless: set[int] = field(default_factory=set)
+    lacking: set[int] = field(default_factory=set)
+    bytes_max: int = 1_000_000
+
+    @property
+    def topic_id(self) -> str:
+        """The id of this topic, not of its name."""
+        return f"{self.name} {self.life}"
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether everything can be written to it."""
+        return bool(
+            self.partitions and not self.is_forbidden and not self.leaderless and not self.lacking
+        )
+
+
 class SimLog:
     """All topics, and the transaction coordinator.
 
     Attributes:
+        topics: by name.
+        epochs: producer id and epoch of the transactional ids that the coordinator knows.
         open: the open transaction of each writer of the service that has one.
-        fenced: writers that will never write again.
+        fenced: writers whose id a later producer took.
         marking: decided transactions that still lack a marker somewhere.
+        repeated: writers whose client has sent a commit twice; the second is on its way, and ends
+            whatever is open when it comes (KAFKA-17754).
     """
 
     def __init__(self, decided: Callable[[Transaction], None]) -> None:
         """``decided`` is told of every transaction of the service that is committed."""
+        self.topics: dict[str, Topic] = {}
         self._partitions: dict[Place, Partition] = {}
         self._decided = decided
         self._transactions = 0
         self._serial = 0
         self._writers = 0
+        self.epochs: dict[str, Epoch] = {}
+        self._unused: set[str] = set()
+        self._producers = 0
         self.open: dict[str, Transaction] = {}
         self.fenced: set[str] = set()
         self.marking: list[Transaction] = []
+        self.repeated: set[str] = set()
+
+    def make_topic(self, name: str, partitions: int) -> Topic:
+        """Make a topic."""
+        topic = self.topics[name] = Topic(name, partitions)
+        return topic
 
     def partition(self, place: Place) -> Partition:
         """A partition; made when it is first asked for."""
         return self._partitions.setdefault(place, Partition())
 
-    def new_writer(self, node: str) -> str:
-        """A name that was never used."""
+    def new_writer(self, prefix: str) -> str:
+        """A transactional id that was never used."""
         self._writers += 1
-        return f"{node}{self._writers}"
+        name = f"{prefix}{self._writers}"
+        self._unused.add(name)
+        return name
 
     # --- write ---------------------------------------------------------------------------------
 
@@ -172,15 +225,18 @@ class SimLog:
         return self._serial
 
     def begin(self, writer: str = "") -> Transaction:
-        """A new transaction of a writer, or of a user. A producer can't begin anew before the
-        markers of its last transaction are written.
-        """
+        """A new transaction of a writer, or of a user."""
         self._transactions += 1
         transaction = Transaction(self._transactions, writer)
         if writer:
-            self.complete_markers(writer)
             self.open[writer] = transaction
         return transaction
+
+    def is_marking(self, writer: str) -> bool:
+        """Whether markers of a writer's last transaction are to be written yet: until then, it can
+        begin no other.
+        """
+        return any(transaction.writer == writer for transaction in self.marking)
 
     def decide(self, transaction: Transaction, *, commit: bool, lazy_markers: bool = False) -> None:
         """End it. Its markers follow at once, or later."""
@@ -196,7 +252,9 @@ class SimLog:
             self._complete(transaction)
 
     def mark_one(self) -> None:
-        """Write one marker that is due."""
+        """Write one marker that is due, if any is."""
+        if not self.marking:
+            return
         transaction = self.marking[0]
         if transaction.unmarked:
             self._mark(transaction, transaction.unmarked[-1])
@@ -217,38 +275,67 @@ class SimLog:
     def _mark(self, transaction: Transaction, place: Place) -> None:
         transaction.unmarked.remove(place)
         partition = self.partition(place)
-        del partition.pinning[transaction.number]
+        if partition.pinning.pop(transaction.number, None) is None:
+            return  # its records were truncated, or their topic was made anew
         partition.written.append(
             Written(
                 place, partition.end, 0, None, None, [], None, self._next_serial(), is_marker=True
             )
         )
 
-    def fence(self, writer: str, *, doubt_commits: bool) -> None:
-        """``init_transactions`` with a writer's name by somebody else: end what it left open, and
-        wait for its markers. ``doubt_commits``: a commit without an answer had arrived before.
+    # --- transactional ids ---------------------------------------------------------------------
+
+    def init_producer(self, writer: str, *, doubt_commits: bool) -> Epoch:
+        """``InitProducerId``: end what a writer's id left open, wait for its markers, and return
+        the new epoch. ``doubt_commits``: a commit without an answer had arrived before.
         """
-        self.fenced.add(writer)
+        before = self.epochs.get(writer)
+        self.repeated.discard(writer)
+        if writer in self._unused:
+            self._unused.remove(writer)
+        else:
+            self.fenced.add(writer)
+        self._producers += 1
+        now = (self._producers, 0) if before is None else (before[0], before[1] + 1)
+        self.epochs[writer] = now
         transaction = self.open.get(writer)
         if transaction is not None:
             self.decide(transaction, commit=transaction.in_doubt and doubt_commits)
         self.complete_markers(writer)
+        return now
 
     def give_up(self, writer: str) -> None:
         """The coordinator aborts a transaction that takes too long; its writer is fenced."""
-        self.fence(writer, doubt_commits=False)
+        self.init_producer(writer, doubt_commits=False)
+
+    def forget(self, writer: str) -> None:
+        """The coordinator forgets an id that has not been used for long."""
+        self.epochs.pop(writer, None)
+
+    # --- trouble -------------------------------------------------------------------------------
+
+    def compact(self, place: Place, stop: int) -> None:
+        """Of each key, keep what came last below ``stop``. A claim's tombstone goes as well, when
+        what it deletes went before; one of a checkpoint is there for longer than a schedule lasts.
+        """
+        rows = [w for w in self.partition(place).written[:stop] if w.is_committed and not w.is_gone]
+        last = {written.key: written for written in rows}
+        alone = {key for key in last if sum(1 for w in rows if w.key == key) == 1}
+        for written in rows:
+            is_last = last[written.key] is written
+            is_over = written.value is None and written.key in alone and place == CLAIMS_PLACE
+            written.is_gone = not is_last or is_over
 
     # --- read ----------------------------------------------------------------------------------
 
-    def read(self, place: Place, start: int, stop: int, limit: int) -> tuple[list[Row], int]:
-        """Committed records of ``[start, stop)``, at most ``limit``, and the offset to go on at."""
-        rows: list[Row] = []
-        for written in self.partition(place).written[start:stop]:
-            if len(rows) == limit:
-                return rows, rows[-1][0] + 1
-            if written.is_committed:
-                rows.append(written.row())
-        return rows, max(stop, start)
+    def visible(self, place: Place, start: int, *, committed: bool) -> Iterator[Written]:
+        """What a reader sees from ``start`` on, read committed or not."""
+        partition = self.partition(place)
+        stop = partition.last_stable if committed else partition.end
+        for written in partition.written[start:stop]:
+            is_record = not written.is_gone and not written.is_marker
+            if is_record and (written.is_committed or not committed):
+                yield written
 
     def blocker(self, place: Place) -> Written | None:
         """What keeps a partition from being read on: the first record without a verdict, or with

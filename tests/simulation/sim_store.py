@@ -213,11 +213,13 @@ class SimStore(Store):
         return min(starts + [f[0] for f in self._visible() if f[:2] > after], default=None)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """See ``Store.latest_unmarked``: what is behind a marked record is never found again."""
         names = self._named.get(record_id, {})
         for offset in sorted(names, reverse=True):
-            if offset < min(below, self._stop_offset) and not 0 <= self._mark_of(offset) < below:
-                return (names[offset], offset)
+            mark = self._mark_of(offset)
+            if offset >= min(below, self._stop_offset) or NO_MARK < mark < offset:
+                continue  # invisible, or a copy that was marked before it came
+            return (names[offset], offset) if mark == NO_MARK else None
         return None
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.simulation import test_take_over
 from tests.simulation.mutations import (
+    CLIENTS,
     KINDS,
     LISTED,
     OTHERS,
@@ -14,7 +15,7 @@ from tests.simulation.mutations import (
     Mutation,
     key_does_not_wait_after_abort,
 )
-from tests.simulation.plan import SETTINGS_DIFFER, TOPICS, draw_plan
+from tests.simulation.plan import NO_ROLL_MS, SETTINGS_DIFFER, TOPICS, draw_plan
 from tests.simulation.schedule import run_schedule, silenced
 
 SEEDS = 1_500
@@ -40,28 +41,59 @@ ALONE: dict[str, Any] = {"slices": 1, "nodes": 2, "moves": 0.01, "uncertain": 0.
     "actions": 200,
 }
 """One owner all the time."""
+UNTROUBLED: dict[str, Any] = {"late": 0.0, "helper": 0.0, "abort": 0.0, "crash": 0.0} | {
+    "give_up": 0.0,
+    "uncertain": 0.0,
+    "slow": 0.0,
+    "forgets": 0.0,
+    "intruder": 0.0,
+    "broken_call": 0.0,
+    "lazy_markers": False,
+    "rivals": 0.0,
+    "stuck": "",
+    "far": 0.0,
+    "roll_window_ms": NO_ROLL_MS,
+    "recurring": 0.0,
+    "targets_fail": False,
+    "pauses": False,
+    "asked": 0.0,
+    "rest_ms": 0,
+    "clock_wrong": False,
+    "lanes_change": False,
+    "levels": (),
+    "load": False,
+    "poll_records": 50,
+    "batch_records": 50,
+    "transaction_records": 50,
+    "tick": 0.02,
+    "foreign": False,
+    "queue_full": 0.0,
+}
+"""Nothing goes wrong but what a plan adds."""
+FORGOTTEN: dict[str, Any] = HANDS | {"forgets": 0.3, "other_node": 0.12, "near": 0.9}
 BENT: dict[str, dict[str, Any]] = {
     # Needs a copy that comes back after both its canceller and its time.
     "dead_copy_delivered": {"roll_window_ms": 15, "ids": 4, "records": 30, "poll_records": 1}
     | {"append": 0.15, "far": 0.3, "near": 0.7, "again": 0.0, "tick": 0.1, "crash": 0.05},
     # Needs a target that is missing when something far away is fired.
-    "fired_and_parked_waits": {"targets_fail": True, "records": 30, "ids": 4, "recurring": 0.0}
-    | {"roll_window_ms": 400, "far": 0.5, "again": 0.0, "actions": 200},
-    "latest_claim": HANDS
-    | {"slices": 1, "moves": 0.8, "crash": 0.05, "rivals": 0.9, "other_node": 0.02, "late": 0.1}
-    | {"helper": 0.3},
+    "fired_and_parked_waits": UNTROUBLED
+    | {"targets_fail": True, "records": 40, "ids": 4, "slices": 1}
+    | {"roll_window_ms": 400, "far": 0.6, "near": 0.4, "append": 0.2, "actions": 300},
     "to_lso": HANDS | {"lazy_markers": True, "slices": 3},
-    "open_release": HANDS
-    | {"slices": 1, "late": 0.0, "helper": 0.0, "other_node": 0.12}
-    | {"near": 0.9, "records": 60, "append": 0.1, "transaction_interval_ms": 0, "abort": 0.0},
+    # Needs outputs that are staged long before the release that carries them.
+    "open_release": UNTROUBLED
+    | {"settles_early": True, "slices": 1, "nodes": 2, "moves": 0.5, "other_node": 0.25}
+    | {"near": 0.95, "records": 120, "append": 0.2, "actions": 250, "transaction_interval_ms": 200},
     "checkpoint_before_fencing": HANDS | {"uncertain": 0.3, "other_node": 0.05},
     "keys_follow_settings": SETTINGS_DIFFER,
     "unserved_cursor_dropped": {"lanes_change": True, "topics": TOPICS, "crash": 0.02},
     "added_lane_in_checkpoint": {"lanes_change": True, "topics": TOPICS, "crash": 0.02}
     | {"late": 0.5, "actions": 200},
     "routing_by_uncommitted_key": ALONE
-    | {"transaction_interval_ms": 200, "abort": 0.4, "near": 0.9, "late": 0.5, "append": 0.2}
-    | {"tick": 0.1, "ids": 4, "records": 40, "transaction_records": 50, "poll_records": 50},
+    | {"transaction_interval_ms": 200, "abort": 0.3, "near": 0.9, "late": 0.5, "append": 0.3}
+    | {"tick": 0.1, "ids": 4, "records": 60, "transaction_records": 50, "poll_records": 50}
+    | {"batch_records": 50, "queue_max": 50, "far": 0.0, "roll_window_ms": NO_ROLL_MS}
+    | {"recurring": 0.0, "targets_fail": False, "pauses": False, "slow": 0.0, "intruder": 0.0},
     "early_after_clock_back": {"clock_back": True, "records": 24, "again": 0.5, "near": 0.9}
     | {"tick": 0.05, "append": 0.1, "crash": 0.0, "actions": 200},
     "key_does_not_wait_after_abort": ALONE
@@ -69,19 +101,40 @@ BENT: dict[str, dict[str, Any]] = {
     | {"tick": 0.1, "ids": 2, "records": 60, "transaction_records": 50, "poll_records": 50}
     | {"batch_records": 1, "queue_max": 50},
     "fire_overlaps_roll": OVERLAPS,
+    # Need a writer that is fenced, and then forgotten, with a transaction in its queue.
+    "refused_transaction_is_aborted": FORGOTTEN,
+    "forgotten_id_is_abortable": FORGOTTEN,
+    "slow_writer_goes_on": {"slow": 0.1, "near": 0.9, "actions": 200},
+    "tombstone_is_ignored": {"intruder": 1.0, "crash": 0.05, "moves": 0.3, "actions": 200},
+    "other_slices_checkpoint_is_followed": {"intruder": 0.7, "slices": 3, "records": 20},
+    "bad_targets_are_forgotten": {"targets_fail": True, "load": True, "rate_per_s": 0.0},
+    "any_clock_is_believed": {"clock_wrong": True, "near": 0.9},
+    "blocker_is_waited_for": {"crash": 0.05, "near": 0.9, "give_up": 0.0},
+    # Needs large records that are due together, again and again.
+    "batches_grow_again": UNTROUBLED
+    | {"targets_fail": True, "records": 250, "near": 0.99, "again": 0.0, "ids": 4, "slices": 1}
+    | {"append": 0.4, "actions": 600, "transaction_interval_ms": 60},
     "label_is_ignored": SETTINGS_DIFFER,
     "store_is_kept_over_a_change": SETTINGS_DIFFER,
+    "contracts_dropped_too_early": SETTINGS_DIFFER,
 }
 """Plans for mistakes that need the rarest of meetings."""
 
 
-UNSEEN = {"open_release", "key_does_not_wait_after_abort"}
-"""Mistakes that no schedule has met yet: see the plans that are bent towards them. The second is
-seen by ``test_take_over``."""
+UNSEEN = {"key_does_not_wait_after_abort", "latest_claim", "to_lso"}
+"""Mistakes that these schedules meet too seldom, or never. The first breaks the order of what a
+turn of H had passed, which no topic shows: ``test_take_over`` sees it. The second needs a claimant
+that sleeps while the writer before it claims again, dies before it serves, and a third node takes
+over: about one schedule in a thousand; ``tests/unit/test_claims.py`` takes the same steps. The
+third needs a release whose marker is written long before that of the checkpoint in the same
+transaction.
+"""
 
 
 @pytest.mark.parametrize(
-    "mutation", LISTED + OWNERSHIP + OTHERS + KINDS, ids=lambda mutation: mutation.__name__
+    "mutation",
+    LISTED + OWNERSHIP + OTHERS + CLIENTS + KINDS,
+    ids=lambda mutation: mutation.__name__,
 )
 def test_the_mistake_is_caught(mutation: Mutation) -> None:
     if mutation.__name__ in UNSEEN:

@@ -3,18 +3,22 @@
 import os
 import shutil
 from collections import Counter
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from delayservice.errors import StoreError
 from delayservice.lanes.ports import Place
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
-from delayservice.store.wheel.store import WheelStore
+from delayservice.store.rocksdb import RocksStore
 from tests.simulation.node import MakeStore
 from tests.simulation.plan import SETTINGS_DIFFER, Plan, draw_plan
 from tests.simulation.schedule import replay_command, run_schedule, silenced
+from tests.wheels import LoneStore
 
 BLOCK = 200
 BLOCKS = 500 if os.environ.get("SIMULATION_MODE") == "long" else 16
@@ -64,29 +68,75 @@ def test_promises_hold_with_the_memory_store() -> None:
     _run_with(make_store, range(50_000, 50_200))
 
 
-def test_promises_hold_with_the_wheel_as_a_crash_leaves_its_files(tmp_path: Path) -> None:
-    for seed in range(60_000, 60_040):
-        _run_with(_Wheels(tmp_path / str(seed)).make, range(seed, seed + 1))
+@pytest.mark.parametrize(
+    ("kind", "seeds"), [(LoneStore, range(60_000, 60_020)), (RocksStore, range(65_000, 65_008))]
+)
+def test_promises_hold_with_files_as_a_crash_leaves_them(
+    kind: type[LoneStore] | type[RocksStore], seeds: range, tmp_path: Path
+) -> None:
+    lives = 0
+    for seed in seeds:
+        with ExitStack() as closing:
+            disks = _Disks(tmp_path / str(seed), kind, closing, Random(seed))
+            _run_with(disks.make, range(seed, seed + 1))
+            lives += disks.lives
+        shutil.rmtree(tmp_path / str(seed))
+    assert lives > 3 * len(seeds), "hardly anything was opened again"
 
 
-class _Wheels:
-    """Each life of a node gets a copy of what the life before left on disk, unclosed."""
+class _Disks:
+    """Each life of a node gets a copy of what the life before left on disk, unclosed: all of it, or
+    what was there at some time when it was synced.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        lives: stores that were opened on files of a life before.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: type[LoneStore] | type[RocksStore],
+        closing: ExitStack,
+        rng: Random,
+    ) -> None:
+        self.lives = 0
         self._path = path
-        self._lives: dict[tuple[str, Place], int] = {}
-        self._open: list[Store] = []
+        self._kind = kind
+        self._closing = closing
+        self._rng = rng
+        self._left: dict[tuple[str, Place], list[Path]] = {}
 
     def make(self, node: str, place: Place) -> Store:
-        life = self._lives.get((node, place), 0)
+        """Open a store as it survived."""
         folder = self._path / f"{node}-{place[0]}-{place[1]}"
-        if life:
-            shutil.copytree(folder / str(life), folder / str(life + 1))
-        self._lives[node, place] = life + 1
-        (folder / str(life + 1)).mkdir(parents=True, exist_ok=True)
-        wheel = WheelStore(folder / str(life + 1))
-        self._open.append(wheel)
-        return wheel
+        left = self._left.get((node, place))
+        number = len(list(folder.iterdir())) if folder.exists() else 0
+        current, synced = folder / f"{number}", folder / f"{number}-synced"
+        if left is None:
+            current.mkdir(parents=True)
+        else:
+            self.lives += 1
+            shutil.copytree(self._rng.choice(left), current)
+        shutil.copytree(current, synced)
+        self._left[node, place] = [current, synced]
+        store = self._kind(current)
+        self._closing.callback(_close_at_last, store)
+        sync = store.sync
+
+        def sync_and_copy() -> int:
+            durable = sync()
+            if self._rng.random() < 0.2:
+                shutil.rmtree(synced)
+                shutil.copytree(current, synced)
+            return durable
+
+        store.sync = sync_and_copy  # type: ignore[method-assign]
+        return store
+
+
+def _close_at_last(store: Store) -> None:
+    with suppress(StoreError):  # it was closed in good order before
+        store.close()
 
 
 def _run_with(make_store: MakeStore, seeds: range) -> None:

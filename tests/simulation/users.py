@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING
 from delayservice.lanes.ports import Place
 from tests.simulation.calendar import BAD, NEVER
 from tests.simulation.history import CANCEL, FIRE, INVALID, SCHEDULE, Wish
+from tests.simulation.plan import LEVELS_MS
 from tests.simulation.sim_log import OPEN, Transaction, Written
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 TARGETS = ("orders", "mails")
-TOO_LARGE = b"too large "
+SLOW = "slow"
+"""The target of one slice, of which nobody says for long whether it can be written to."""
+TARGET_PARTITIONS = 2
+BATCH_BYTES_MAX = 1_500
+TOO_LARGE = b"too large " * 200
+LARGE = b"large " * 150
+"""One of them fits into a batch, two do not."""
 MAX_DELAY_MS = 20_000
 EVERY_MS = (1_000, 1_000, 1_700)
 CRONS = ("*/20", "*/50", "*/50", "*/130", "*/300", NEVER, BAD)
@@ -42,7 +49,11 @@ class Users:
             return
         self._left -= 1
         place = self._rng.choice(self._world.places)
-        self._write(place, self._wish(), self._maybe_transaction())
+        level_ms = LEVELS_MS.get(place[0], 0)
+        wish = self._on_level(level_ms) if level_ms else self._wish()
+        if wish.target and self._world.plan.stuck == "asked" and place[1] == self._world.late:
+            wish = replace(wish, target=SLOW)
+        self._write(place, wish, self._maybe_transaction())
 
     def _write(self, place: Place, wish: Wish, transaction: Transaction | None) -> None:
         world = self._world
@@ -79,8 +90,8 @@ class Users:
     def _once(self, number: int, record_id: bytes | None) -> Wish:
         rng, due_ms = self._rng, self._due_ms()
         value = b"v%d \x00\xff" % number
-        if self._world.plan.targets_fail and rng.random() < 0.15:
-            value = TOO_LARGE + value
+        if self._world.plan.targets_fail:
+            value = rng.choices((TOO_LARGE, LARGE, b""), (15, 45, 40))[0] + value
         return Wish(
             SCHEDULE,
             record_id,
@@ -91,6 +102,16 @@ class Users:
             value=value,
             own=(("trace", b"%d" % number), ("trace", None)) if rng.random() < 0.5 else (),
         )
+
+    def _on_level(self, level_ms: int) -> Wish:
+        """A record of a level topic: the topic says when it is due."""
+        rng, number = self._rng, self._left
+        if rng.random() < 0.1:
+            target = (("delay-target-topic", b"secrets"),)
+            code, own = rng.choice((("target-missing", ()), ("target-denied", target)))
+            return Wish(INVALID, value=b"bad %d" % number, own=own, code=code)
+        due_ms = self._world.now_ms + level_ms
+        return replace(self._once(number, None), due_ms=due_ms, expires_ms=None, level_ms=level_ms)
 
     def _again(self, wish: Wish) -> Wish:
         """The same as a schedule that recurs, with a beginning and an end or without."""
@@ -135,6 +156,20 @@ class Users:
             )
         )
         return Wish(INVALID, value=b"bad %d" % number, own=own, code=code)
+
+    def load(self) -> None:
+        """Write one more record that is due in a moment, although all were written."""
+        place = self._rng.choice(self._world.places)
+        due_ms = self._world.now_ms + (LEVELS_MS.get(place[0]) or self._rng.randrange(60))
+        self._left -= 1
+        wish = Wish(
+            SCHEDULE,
+            due_ms=due_ms,
+            target=self._rng.choice(TARGETS),
+            value=b"load %d" % -self._left,
+            level_ms=LEVELS_MS.get(place[0], 0),
+        )
+        self._write(place, wish, None)
 
     # --- transactions --------------------------------------------------------------------------
 

@@ -14,15 +14,28 @@ from tests.simulation.node import MakeStore, Node, SimCrashError
 from tests.simulation.oracle import Oracle
 from tests.simulation.plan import Plan
 from tests.simulation.sim_digests import DigestBook
-from tests.simulation.sim_log import SimLog, Transaction
+from tests.simulation.sim_log import (
+    CHECKPOINT_PARTITIONS,
+    CHECKPOINTS,
+    CLAIMS,
+    COMPACTED,
+    SimLog,
+    Topic,
+    Transaction,
+)
 from tests.simulation.sim_ports import Job
-from tests.simulation.users import TARGETS, TOO_LARGE, Users
+from tests.simulation.strangers import Strangers
+from tests.simulation.users import BATCH_BYTES_MAX, SLOW, TARGET_PARTITIONS, TARGETS, Users
 
 START_MS = 1_700_000_000_000
 STEPS_MS = (1, 1, 2, 5, 10, 30, 60, 100, 400)
 LEAPS_MS = (300, 900, 1_000, 2_300)
 DRAIN_TURNS = 500
-TAKE_OVER_TURNS = 300
+TAKE_OVER_TURNS = 1_200
+"""Of 5 ms: longer than a node rests that has lost several writers."""
+LOAD_TURNS = 80
+LATE_MS_MAX = 600
+"""Of a record while all is well, apart from some intervals between commits."""
 TURNS_MAX = 30
 """Turns that nodes may take within one another, before the schedule goes on."""
 
@@ -47,30 +60,46 @@ class World:
         self.now_ms = START_MS
         self.elapsed_ms = 0
         self.calm = False
-        self.targets_down: set[str] = set()
         self.paused: set[str] = set()
         """Targets and delay topics."""
-        self.asked: int | None = None
-        """A slice that waits for what is asked about its targets."""
+        self.late = self.rng.randrange(plan.slices)
+        """The slice that waits at last, where one does."""
+        self.unelected: set[str] = {SLOW} if plan.stuck == "asked" else set()
+        """Topics of which the cluster says only that they have no leader yet."""
         self.holds_helpers = False
         """Whether helpers begin nothing at once, in calm times either."""
         self._turns_left = 0
         self.unanswered: list[Job] = []
         """What helpers will not get on with."""
         self.tell = tell
-        self.places: list[Place] = [(t, n) for t in plan.topics for n in range(plan.slices)]
-        self.oracle = Oracle(self.places, self._last_stable)
-        self.log = SimLog(self.oracle.service_committed)
+        self.precise: list[Place] = [(t, n) for t in plan.topics for n in range(plan.slices)]
+        """The shards that have a store."""
+        self.places = [*self.precise, *((t, n) for t in plan.levels for n in range(plan.slices))]
         windows = (plan.roll_window_ms, plan.other_roll_window_ms or plan.roll_window_ms)
+        self.oracle = Oracle(self.places, self._last_stable, set(windows))
+        self.log = SimLog(self.oracle.service_committed)
+        self._make_topics()
         self.nodes = [
             Node(self, name, windows[n % 2], make_calendar(SHIFTS_MS[n % 2]), make_store)
             for n, name in enumerate("ABC"[: plan.nodes])
         ]
         self.users = Users(self)
+        self.strangers = Strangers(self)
         for number in range(plan.slices):
             for n, node in enumerate(self.nodes):
                 if n == number % plan.nodes or self.rng.random() < plan.rivals:
                     node.set_role(number, Role.OWNER)
+
+    def _make_topics(self) -> None:
+        for topic in (*self.plan.topics, *self.plan.levels):
+            self.log.make_topic(topic, self.plan.slices)
+        for topic in (*TARGETS, SLOW):
+            made = self.log.make_topic(topic, TARGET_PARTITIONS)
+            if self.plan.targets_fail:
+                made.bytes_max = BATCH_BYTES_MAX
+        self.log.make_topic(CHECKPOINTS, CHECKPOINT_PARTITIONS)
+        for topic in (CLAIMS, "delay_dead_letter", "delay_outcomes"):
+            self.log.make_topic(topic, 1)
 
     def _last_stable(self, place: Place, own: Transaction) -> int:
         """As of the moment before the transaction that is being decided."""
@@ -91,15 +120,13 @@ class World:
         """Whether a helper takes its time now."""
         return self.holds_helpers if self.calm else self.rng.random() < self.plan.late
 
-    def is_asked(self, slice_no: int, topic: str) -> bool:
-        """Whether nobody knows of a target yet."""
-        del topic
-        return self.asked == slice_no or self.flip(self.plan.asked)
+    def why_paused(self, topic: str) -> str | None:
+        """Why nothing is to be delivered to a topic; None: it is."""
+        return "somebody said so" if topic in self.paused else None
 
-    @staticmethod
-    def is_refused(value: bytes | None) -> bool:
-        """Whether the broker takes a record with this value for too large."""
-        return value is not None and value.startswith(TOO_LARGE)
+    def pass_time(self, seconds: float) -> None:
+        """Somebody waits for so long."""
+        self._tick(max(round(seconds * 1000), 1))
 
     # --- trouble -------------------------------------------------------------------------------
 
@@ -139,27 +166,57 @@ class World:
         self.elapsed_ms += ms
 
     def _background(self) -> None:
-        """What Kafka and its users do meanwhile."""
+        """What Kafka, its users and other threads do meanwhile."""
         log, rng = self.log, self.rng
-        choice = rng.randrange(6)
-        if choice == 0 and log.marking:
+        choice = rng.randrange(8)
+        if choice == 0:
             log.mark_one()
         elif choice == 1 and self.flip(self.plan.foreign_ends):
             self.users.end_transaction()
         elif choice == 2:
-            doubtful = [t for t in log.open.values() if t.in_doubt]
-            if doubtful:
-                self.trace("a commit in doubt arrives late")
-                transaction = rng.choice(doubtful)
-                log.decide(transaction, commit=True, lazy_markers=self.plan.lazy_markers)
+            self._commit_late()
         elif choice == 3:
-            rng.choice(self.nodes).checkpoints.tail()
+            rng.choice(self.nodes).tail()
         elif choice == 4:
             self._step_clock(rng.choice(self.nodes))
-        elif choice == 5 and log.open and self.flip(self.plan.give_up):
+        elif choice == 5:
+            self._coordinate()
+        elif choice == 6:
+            rng.choice(self.nodes).look_up()
+        else:
+            self._spoil_own_topics()
+
+    def _spoil_own_topics(self) -> None:
+        log, rng = self.log, self.rng
+        if self.flip(self.plan.intruder):
+            self.strangers.intrude()
+        if rng.random() < 0.3:
+            for place in COMPACTED:
+                stable = log.partition(place).last_stable
+                log.compact(place, rng.choice((stable, rng.randint(0, stable))))
+
+    def _commit_late(self) -> None:
+        """A commit arrives, of the transaction that it was meant for or of the next one."""
+        log = self.log
+        late = [t for t in log.open.values() if t.in_doubt or t.writer in log.repeated]
+        if late:
+            self.trace("a commit arrives late")
+            transaction = self.rng.choice(late)
+            log.repeated.discard(transaction.writer)
+            log.decide(transaction, commit=True, lazy_markers=self.plan.lazy_markers)
+
+    def _coordinate(self) -> None:
+        """The coordinator gives up a writer that takes too long, or forgets one that is idle."""
+        log, rng = self.log, self.rng
+        idle = [writer for writer in log.epochs if writer not in log.open]
+        if log.open and self.flip(self.plan.give_up):
             writer = rng.choice(list(log.open))
             self.trace(f"the coordinator gives {writer} up")
             log.give_up(writer)
+        elif idle and self.flip(self.plan.forgets):
+            writer = rng.choice(idle)
+            self.trace(f"the coordinator forgets {writer}")
+            log.forget(writer)
 
     def _act(self) -> None:
         """One thing at the top of the schedule."""
@@ -207,16 +264,14 @@ class World:
         if rng.random() < 0.5:
             self._step_clock(node)
         if plan.targets_fail and rng.random() < 0.5:
-            self.targets_down ^= {rng.choice(TARGETS)}
-            self.trace(f"targets down: {sorted(self.targets_down)}")
-            self._judge_anew()
+            self._spoil(self.log.topics[rng.choice(TARGETS)])
         if plan.pauses and rng.random() < 0.5:
-            self.paused ^= {rng.choice((*TARGETS, *TARGETS, *plan.topics))}
+            self.paused ^= {rng.choice((*TARGETS, *TARGETS, *plan.topics, *plan.levels))}
             self.trace(f"paused: {sorted(self.paused)}")
             self._judge_anew()
         if plan.slots_fail and rng.random() < 0.7 and not node.is_running:
             self.trace(f"{node.name} loses a slot")
-            node.disks[rng.choice(self.places)].lose_slot()
+            node.disks[rng.choice(self.precise)].lose_slot()
         if plan.retention and rng.random() < 0.5:
             self._expire(rng.choice(self.places))
         if plan.lanes_change and rng.random() < 0.6:
@@ -224,14 +279,38 @@ class World:
         if rng.random() < 0.1:
             node.frozen = not node.frozen
 
+    def _spoil(self, topic: Topic) -> None:
+        """A target is bad from now on, or good again."""
+        if not topic.is_fit:
+            self._restore(topic)
+            return
+        trouble = self.rng.choice(("gone", "forbidden", "without a leader", "lacking a copy"))
+        if trouble == "gone":
+            topic.partitions = self.rng.randrange(TARGET_PARTITIONS)
+        elif trouble == "forbidden":
+            topic.is_forbidden = True
+        else:
+            some = topic.leaderless if trouble == "without a leader" else topic.lacking
+            some.add(self.rng.randrange(TARGET_PARTITIONS))
+        self.trace(f"{topic.name} is {trouble}")
+
+    @staticmethod
+    def _restore(topic: Topic) -> None:
+        topic.partitions = TARGET_PARTITIONS
+        topic.is_forbidden = False
+        topic.leaderless.clear()
+        topic.lacking.clear()
+
     def _judge_anew(self) -> None:
         for node in self.nodes:
-            for targets in node.targets.values():
-                targets.fit.clear()
+            node.targets.changed()
 
     def _step_clock(self, node: Node) -> None:
         if self.plan.clock_back:
             node.skew_ms = self.rng.choice((-50, -20, -3, 0, 3, 20, 50))
+            self.trace(f"{node.name}'s clock is {node.skew_ms} ms ahead")
+        if self.plan.clock_wrong and self.rng.random() < 0.3:
+            node.skew_ms = self.rng.choice((-2_000, -300, 300, 2_000, 0, 0))
             self.trace(f"{node.name}'s clock is {node.skew_ms} ms ahead")
 
     def _expire(self, place: Place) -> None:
@@ -263,6 +342,11 @@ class World:
         owners = {n: self.rng.choice(self.nodes) for n in range(self.plan.slices)}
         self._drain(owners)
         self.oracle.check_chains()
+        if self.plan.load:  # a writer that was lost may rest until then
+            self._turn_until(lambda: all(_phase(n, o) is Phase.OWNER for n, o in owners.items()))
+            self._serve_load()
+            self._turn_until(lambda: self.oracle.is_drained)
+            self.oracle.check_chains()
         for number, owner in owners.items():
             heir = self.rng.choice([node for node in self.nodes if node is not owner])
             if self.rng.random() < 0.5:
@@ -279,10 +363,12 @@ class World:
     def _heal(self) -> None:
         self.trace("--- all trouble ends")
         self.calm = True
-        self.targets_down.clear()
+        for topic in TARGETS:
+            self._restore(self.log.topics[topic])
         self.paused.clear()
         self._judge_anew()
         self.users.write_all()
+        self.strangers.undo()
         for node in self.nodes:
             node.skew_ms = 0
             node.frozen = False
@@ -294,20 +380,35 @@ class World:
 
     def _drain(self, owners: dict[int, Node]) -> None:
         """Everything is settled within a bound: what one slice waits for holds up no other."""
-        late = self.rng.randrange(self.plan.slices)
+        late = self.late
         for number, owner in owners.items():
             is_kept_back = number == late and self.plan.stuck == "take-over"
             self._grant(number, None if is_kept_back else owner)
-        if self.plan.stuck == "asked":
-            self.asked = late
-            self._judge_anew()
-        elif self.plan.stuck == "take-over":
+        if self.plan.stuck == "take-over":
             self._begin_take_over(late, owners)
         if self.plan.stuck:
             self._turn_until(lambda: self.oracle.is_drained_but(late))
-        self.asked = None
+        self.unelected.clear()
         self.unanswered.clear()
         self._turn_until(lambda: self.oracle.is_drained)
+
+    def _serve_load(self) -> None:
+        """Every record is in time, also while one target is bad."""
+        bad = ""
+        late_ms_max = LATE_MS_MAX + 10 * self.plan.transaction_interval_ms
+        if self.plan.targets_fail:
+            bad = TARGETS[1]
+            self._spoil(self.log.topics[bad])
+        for turn in range(LOAD_TURNS):
+            if turn % 3 == 0 and turn < LOAD_TURNS / 2:
+                self.users.load()
+            self._tick(20)
+            self._turn()
+            if not self.plan.rate_per_s:
+                self.oracle.check_lateness(self.now_ms - late_ms_max, bad)
+        if bad:
+            self._restore(self.log.topics[bad])
+            self._judge_anew()
 
     def _begin_take_over(self, number: int, owners: dict[int, Node]) -> None:
         """Let a node take a slice over, and get no answer."""
@@ -338,11 +439,12 @@ class World:
 
     def _turn(self) -> None:
         self.log.complete_markers()
+        self.strangers.undo()
         for node in self.nodes:
             for job in [job for job in node.jobs if job not in self.unanswered]:
                 node.finish(job)
-            node.checkpoints.tail()
             node.step()
+            node.tail()  # at once: a late answer says little about a clock
 
 
 def _phase(number: int, node: Node) -> Phase | None:

@@ -31,14 +31,15 @@ from delayservice.core.record import RecordReader
 from delayservice.core.repair import Command, Detail, Report, decode_message, encode_message
 from delayservice.core.storing import additions
 from delayservice.store.memory import MemoryStore
-from delayservice.store.wheel import WheelOptions, WheelStore
+from delayservice.store.shards import ShardFolder
+from delayservice.store.wheel import Wheel, WheelOptions
 from tests.conftest import MakeTopic
 from tests.described import topic_id_of
 
 PARTITIONS = 2
 RECORDS = 300
 FAR_MS = 10**15
-CLOSED = WheelOptions(hours_ahead_ms=-FAR_MS, minutes_ahead_ms=-FAR_MS)
+HOURLY = WheelOptions(slot_ms=3_600_000)
 CONTRACTS = Contracts([(0, Contract(allow=("orders",), roll_window_ms=2**40, max_delay_ms=2**40))])
 BUSY = 1_500
 """Commits of a slice after which another's newest checkpoint lies far behind the end."""
@@ -167,12 +168,11 @@ class World:
         """The records that are pending, by the reference store."""
         return [frame for frame in self.shape(partition)[0] if frame[2] == NO_MARK]
 
-    def keep(self, state: Path, partition: int, shape: Shape) -> Path:
-        """A copy on a disk; the shard's folder."""
+    def keep(self, state: Path, partition: int, shape: Shape) -> ShardFolder:
+        """A copy on a disk; where it is."""
         frames, stop = shape
-        folder = state / "wheel" / shard_name(self.topic_id) / str(partition)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        store = WheelStore(folder, CLOSED)
+        folder = ShardFolder(str(state / "wheel" / "0"), shard_name(self.topic_id), partition)
+        store = Wheel(Path(folder.path), HOURLY).shard(folder.shard, partition)
         store.open()
         plain = [(*frame[:2], NO_MARK, frame[3]) for frame in frames]
         marks = [(b"id", *frame[:3]) for frame in frames if frame[2] != NO_MARK]

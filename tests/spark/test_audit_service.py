@@ -146,6 +146,7 @@ def history(
     """All of it played, and the service gone."""
     sets = (
         "wheel.slots=60",
+        "wheel.slot_ms=1s",
         f"delivery.roll_window_ms={WINDOW_MS}",
         "delivery.park_delays_ms=300",
         "topics.checkpoint_partitions=1",  # which all slices share

@@ -15,6 +15,8 @@ from delayservice.core.digest import SLOT_MS
 from delayservice.core.digest_rows import Unreadable
 from delayservice.core.pending import NO_MARK
 from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.drill.replicas import flip_byte
+from delayservice.store.wheel.reading import load_state
 from tests.conftest import MakeTopic
 from tests.spark.copies_world import (
     World,
@@ -58,12 +60,6 @@ def slot_of(key_ms: int) -> int:
     return key_ms // SLOT_MS * SLOT_MS
 
 
-def flip_last_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(bytes(data))
-
-
 def test_copies_on_disks_are_held_against_the_log(
     spark: SparkSession, world: World, tmp_path: Path
 ) -> None:
@@ -79,7 +75,9 @@ def test_copies_on_disks_are_held_against_the_log(
     world.keep(tmp_path / "n2", 1, world.shape(1, stop=100))
     damaged = world.keep(tmp_path / "n3", 0, shapes[0])
     world.keep(tmp_path / "n3", 1, spoiled(shapes[1], with_other_value(named)))
-    flip_last_byte(sorted((damaged / "slots").glob("*/*"))[1])
+    state = load_state(damaged)
+    assert state is not None
+    flip_byte(damaged, state.parts[1].start_ms)
     result = reconcile(spark, options(world, tmp_path / "out", folders=folders, behind_records=50))
     assert found(spark, result) == {
         ("missing", "n2", 0, lost),

@@ -15,8 +15,11 @@ from connectors.spark.digests import Expected
 from connectors.spark.plan import carry_out, decode_plan
 from connectors.spark.reconcile import ReconcileOptions, ReconcileResult, cluster_id, reconcile
 from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.drill.replicas import flip_byte
 from delayservice.dev.service import ServiceProcess
-from delayservice.store.wheel import WheelStore
+from delayservice.store.shards import find_shards
+from delayservice.store.wheel import Wheel
+from delayservice.store.wheel.reading import load_state
 from tests.integration.bench import Bench, await_true, now_ms
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -83,9 +86,10 @@ class Pair:
         """Its store forgets a record and changes another, without any damage to a checksum; and a
         byte of the last hour is flipped.
         """
-        found = (self.bench.folder / "n2").rglob("horizon")
-        (folder,) = (path.parent for path in found if path.parent.name == "0")
-        store = WheelStore(folder)
+        (folder,) = [
+            shard for shard in find_shards(self.bench.folder / "n2") if shard.partition == 0
+        ]
+        store = Wheel(Path(folder.path)).shard(folder.shard, 0)
         store.open()
         frames = {frame[1]: frame for frame in store.scan((0, -1), 10**15)}
         for offset, spoilt in ((LOST, None), (CHANGED, frames[CHANGED][3].replace(b"va", b"VA"))):
@@ -96,11 +100,9 @@ class Pair:
                 kept.append((*frames[offset][:3], spoilt))
             store.rebuild(start_ms, start_ms + MINUTE_MS, sorted(kept))
         store.close()
-        last_hour = max((folder / "slots").iterdir())
-        victim = max(last_hour.iterdir(), key=lambda path: path.stat().st_size)
-        data = bytearray(victim.read_bytes())
-        data[-1] ^= 1
-        victim.write_bytes(data)
+        state = load_state(folder)
+        assert state is not None
+        flip_byte(folder, state.parts[-1].start_ms)
 
     def reconcile(self, spark: SparkSession, out: Path, **more: Any) -> ReconcileResult:
         return reconcile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,12 @@ from connectors.spark.stored import signed
 from connectors.spark.wheel_source import FORMAT, WheelOptions, read_wheel, shard_name
 from delayservice.core.codec import encode_payload
 from delayservice.core.digest import frame_hash
+from delayservice.dev.drill.replicas import flip_byte
 from delayservice.store.base import NO_MARK, Frame
-from delayservice.store.wheel import WheelStore
-from delayservice.store.wheel.reading import Bounds
+from delayservice.store.shards import ShardFolder
+from delayservice.store.wheel import Wheel
+from delayservice.store.wheel import WheelOptions as WheelOptionsOfStore
+from delayservice.store.wheel.reading import Bounds, load_state
 
 START_MS = 1_795_226_400_000  # an hour
 HOUR_MS = 3_600_000
@@ -36,26 +40,23 @@ def a_frame(offset: int) -> Frame:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A node's state folder with two shards, one of them in use."""
     state = tmp_path_factory.mktemp("n1")
-    stores = []
-    for partition in (0, 1):
-        folder = state / "wheel" / shard_name(TOPIC_ID) / str(partition)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        store = WheelStore(folder)
+    wheel = Wheel(state / "wheel" / "0", WheelOptionsOfStore(slot_ms=HOUR_MS))
+    stores = [wheel.shard(shard_name(TOPIC_ID), partition) for partition in (0, 1)]
+    for store in stores:
         store.open()
         given = [a_frame(offset) for offset in range(1_000)]
         store.append(given, [], [], 1_000)
         store.append([], [], [(b"id-20", *given[20][:2], 1_000)], 1_001)
         store.sync()
-        stores.append(store)
     stores[0].close()
     yield state
     stores[1].close()
 
 
-def flip_last_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(bytes(data))
+def file_of(shard: ShardFolder, number: int) -> str:
+    state = load_state(shard)
+    assert state is not None
+    return state.parts[number].name
 
 
 def test_each_hour_of_a_shard_is_an_input_partition(spark: SparkSession, node: Path) -> None:
@@ -112,27 +113,21 @@ def test_a_time_range_and_shards_are_chosen_by_options(spark: SparkSession, node
 def test_damage_is_a_row_or_an_error_as_the_mode_says(
     spark: SparkSession, node: Path, tmp_path: Path
 ) -> None:
-    shard = node / "wheel" / shard_name(TOPIC_ID) / "0"
     copy = tmp_path / "7"
-    copy.mkdir()
-    for name in ("VERSION", "horizon", "index.1"):
-        (copy / name).write_bytes((shard / name).read_bytes())
-    for file in (shard / "slots").glob("*/*"):
-        target = copy / file.relative_to(shard)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(file.read_bytes())
-    first, second = sorted((copy / "slots").glob("*/*"))[:2]
-    first.unlink()
-    flip_last_byte(second)
+    shutil.copytree(node / "wheel" / "0", copy)
+    shard = ShardFolder(str(copy), shard_name(TOPIC_ID), 0)
+    Path(copy, file_of(shard, 0)).unlink()
+    flip_byte(shard, START_MS + HOUR_MS)
     rows = read_wheel(spark, WheelOptions(str(copy))).cache()
-    damaged = rows.where("damage is not null").orderBy("slot_start_ms").collect()
+    damaged = rows.where("damage is not null").orderBy("slot_start_ms", "partition").collect()
     assert [(row["partition"], row["slot_start_ms"]) for row in damaged] == [
-        (7, START_MS),
-        (7, START_MS + HOUR_MS),
+        (0, START_MS),
+        (1, START_MS),  # a file is lost for every shard, a block for one
+        (0, START_MS + HOUR_MS),
     ]
-    assert ["No such file" in row["damage"] for row in damaged] == [True, False]
+    assert ["No such file" in row["damage"] for row in damaged] == [True, True, False]
     later = [f for f in map(a_frame, range(1_000)) if f[0] >= START_MS + 2 * HOUR_MS]
-    assert rows.where(f"key_ms >= {START_MS + 2 * HOUR_MS}").count() == len(later)
+    assert rows.where(f"key_ms >= {START_MS + 2 * HOUR_MS}").count() == 2 * len(later)
     for row in damaged:
         lost = [
             f[1] for f in map(a_frame, range(1_000)) if 0 <= f[0] - row["slot_start_ms"] < HOUR_MS
@@ -142,9 +137,9 @@ def test_damage_is_a_row_or_an_error_as_the_mode_says(
         assert row["stop_offset"] == (1_001 if has_mark else max(lost) + 1)
     with pytest.raises(PySparkException, match="is damaged"):
         read_wheel(spark, WheelOptions(str(copy), failfast=True)).count()
-    (copy / "index.1").write_bytes(b"garbage")
+    (copy / "horizon").write_bytes(b"garbage")
     (untrusted,) = read_wheel(spark, WheelOptions(str(copy))).collect()
-    assert "starts this shard" in untrusted["damage"]
+    assert "starts the whole wheel over" in untrusted["damage"]
     assert (untrusted["first_offset"], untrusted["stop_offset"]) == (0, None)
 
 

@@ -115,6 +115,8 @@ class Logs:
                 runs.append(Run(place, at, list(rows), at + len(rows)))
         return runs
 
+    def wake(self) -> None: ...
+
     def take_troubles(self) -> Sequence[Trouble]:
         troubles, self.troubles = self.troubles, []
         return troubles
@@ -214,7 +216,7 @@ class Writer:
         now_ms = self._clock.now_ms
         before = self.checkpoints.get(slice_no)
         offset = 0 if before is None else before.offset + 1
-        self.checkpoints[slice_no] = ReadBack(value, now_ms, now_ms, now_ms, offset)
+        self.checkpoints[slice_no] = ReadBack(value, now_ms, now_ms, offset)
         self.news.add(slice_no)
 
     def abort(self) -> None:
@@ -334,6 +336,7 @@ class Ensemble:
         self.served: set[int] = set()
         self.told: list[tuple[int, bool]] = []
         self.given_up: list[tuple[int, str]] = []
+        self.answers: list[tuple[ReadBack, float]] = []
 
     def says(self, role: Role, slices: Iterable[int]) -> None:
         """Give slices a role; the others keep theirs."""
@@ -355,7 +358,9 @@ class Ensemble:
     def frozen(self) -> str | None:
         return self.doubt
 
-    def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None: ...
+    def heard_broker(self, _broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
+        if read_back is not None:
+            self.answers.append((read_back, sent_s))
 
 
 class Heard:
@@ -376,10 +381,12 @@ class Heard:
 class Stage:
     """A loop over slices that have one shard each, all replicas at first."""
 
-    def __init__(self, *slices: int, limits: Limits | None = None, **more: Any) -> None:
+    def __init__(
+        self, *slices: int, limits: Limits | None = None, logs: Logs | None = None, **more: Any
+    ) -> None:
         """``more``: arguments of the loop."""
         self.clock = ManualClock()
-        self.logs = Logs()
+        self.logs = logs or Logs()
         self.sink = Writer(self.clock)
         self.heritage = Heritage(self.sink, self.logs)
         self.gate = Ensemble()

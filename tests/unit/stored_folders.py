@@ -8,27 +8,27 @@ from pathlib import Path
 from delayservice.core.codec import Meta, encode_payload
 from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import WheelOptions, WheelStore
+from delayservice.store.wheel import WheelOptions
+from tests.wheels import LoneStore
 
 HOUR_MS = 3_600_000
 DUE_MS = 4_102_444_800_000
 """2100-01-01T00:00:00Z: nothing of it can have been settled."""
 LABEL = b'[[0,{"version":2}]]'
-SMALL = WheelOptions(
-    buffer_bytes_max=20_000, near_bytes_max=20_000, open_bytes_min=0, open_rows=40, handles_max=8
-)
+SMALL = WheelOptions(slot_ms=HOUR_MS, buffer_bytes_max=20_000, near_bytes_max=20_000, handles_max=8)
+SHARD = ("0123456789abcdef01234567", 3)
 
 
 def shard_path(state: Path, kind: str) -> Path:
-    """The folder of a shard in a node's state folder."""
-    path = state / kind / "0123456789abcdef01234567" / "3"
+    """The folder of a shard, or of the wheel that it is in, in a node's state folder."""
+    path = state / kind / ("0" if kind == "wheel" else f"{SHARD[0]}/{SHARD[1]}")
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def opened(state: Path, kind: str) -> WheelStore | RocksStore:
+def opened(state: Path, kind: str) -> LoneStore | RocksStore:
     path = shard_path(state, kind)
-    store = WheelStore(path, SMALL) if kind == "wheel" else RocksStore(path)
+    store = LoneStore(path, SMALL, place=SHARD) if kind == "wheel" else RocksStore(path)
     store.open()
     return store
 
@@ -59,7 +59,7 @@ def fill(store: Store, count: int = 600, start_ms: int = DUE_MS) -> list[Frame]:
 
 
 def slot_files(state: Path) -> list[Path]:
-    return sorted(shard_path(state, "wheel").glob("slots/*/*"))
+    return sorted(shard_path(state, "wheel").glob("slots/*"))
 
 
 def flip(path: Path, at: int) -> None:

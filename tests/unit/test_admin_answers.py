@@ -111,7 +111,7 @@ def panel_of(inquiry: object, *sets: str, slices: tuple[SliceMetrics, ...] = ())
         found,
         hub=hub,
         inquiry=cast("Any", inquiry),
-        history=History(hub.facts),
+        history=History(hub.totals),
         admin=cast("Any", None),
         desk=cast("Any", SimpleNamespace(partitions=lambda topic: 4 if topic == TOPIC else 0)),
         pauses=cast("Any", None),

@@ -60,7 +60,7 @@ def full_hub() -> MetricsHub:
     metrics.observe_transaction(0.001)
     hub = MetricsHub(load(None, ["node.workers=2"], {}))
     pauses = PauseFacts([PauseFact("target", "orders*", 1, "")], {"target": 1}, None)
-    told = (["a topic is unfit"], 12.0, AuditFacts(1, 2, {"lost": 3}), 4, pauses)
+    told = (["a topic is unfit"], 12.0, AuditFacts(1, 2, {"lost": 3}), 4, pauses, 1.0)
     hub.update(0, encode_snapshot(1, [encode_slice(metrics)], *told))
     return hub
 

@@ -92,7 +92,7 @@ def test_send_to_nobody_says_so_without_waiting_for_ever() -> None:
 
 
 def test_status_tells_health_by_its_exit_status() -> None:
-    hub = MetricsHub(load(None, ["metrics.listen=127.0.0.1:0"], {}))
+    hub = MetricsHub(load(None, ["metrics.listen=127.0.0.1:0", "node.workers=1"], {}))
     address = hub.serve()
     assert address is not None
     try:
@@ -124,7 +124,7 @@ def test_a_demo_of_an_unknown_store_ends_before_anything_starts() -> None:
 
 
 def test_a_table_that_is_piped_is_not_cut() -> None:
-    hub = MetricsHub(load(None, ["metrics.listen=127.0.0.1:0"], {}))
+    hub = MetricsHub(load(None, ["metrics.listen=127.0.0.1:0", "node.workers=1"], {}))
     address = hub.serve()
     assert address is not None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.clock import ClockGuard, SystemClock
+from delayservice.clock import NOT_COMPARED, ClockGuard, SystemClock
 
 WALL = 1_800_000_000_000
 STEP = st.integers(min_value=502, max_value=10**12)
@@ -15,7 +15,15 @@ SIGN = st.sampled_from([-1, 1])
 def guard() -> ClockGuard:
     fresh = ClockGuard(500)
     fresh.observe(WALL, 1_000)
+    answer(fresh, WALL - 2, WALL, 1_000, took_ms=5)
     return fresh
+
+
+def answer(
+    watched: ClockGuard, broker_ms: int, wall_ms: int, boot_ms: int, took_ms: int
+) -> str | None:
+    """The broker stamped ``broker_ms`` on a request that was answered now, after ``took_ms``."""
+    return watched.observe_answer(broker_ms, boot_ms - took_ms, boot_ms, wall_ms, boot_ms)
 
 
 def test_the_system_clock_reads_three_clocks() -> None:
@@ -75,7 +83,7 @@ def test_it_thaws_where_the_broker_agrees_and_stays_there(step_ms: int, sign: in
     watched = guard()
     stepped = WALL + sign * step_ms
     assert watched.observe(stepped + 10, 1_010)
-    assert watched.observe_broker(stepped + 19, stepped + 20, 1_020, rtt_ms=5) is None
+    assert answer(watched, stepped + 19, stepped + 20, 1_020, took_ms=5) is None
     assert watched.observe(stepped + 30, 1_030) is None
     assert watched.observe(WALL + 40, 1_040), "the old time is wrong now"
 
@@ -84,21 +92,21 @@ def test_it_thaws_where_the_broker_agrees_and_stays_there(step_ms: int, sign: in
 def test_a_broker_that_disagrees_freezes_until_it_agrees(step_ms: int, sign: int) -> None:
     watched = guard()
     # An answer within 5 ms of a request; beyond tolerance even at its edge.
-    assert watched.observe_broker(WALL + sign * (step_ms + 5), WALL, 1_000, rtt_ms=5)
+    assert answer(watched, WALL + sign * (step_ms + 5), WALL, 1_000, took_ms=5)
     assert watched.observe(WALL + 10, 1_010), "the boot clock can't overrule the broker"
-    assert watched.observe_broker(WALL + 18, WALL + 20, 1_020, rtt_ms=5) is None
+    assert answer(watched, WALL + 18, WALL + 20, 1_020, took_ms=5) is None
 
 
 @given(st.integers(min_value=0, max_value=10**12))
 def test_an_old_record_proves_nothing(age_ms: int) -> None:
     watched = guard()
-    assert watched.observe_broker(WALL - age_ms, WALL, 1_000) is None
+    assert watched.observe_record(WALL - age_ms, WALL) is None
     watched.observe(WALL + 10_000, 1_010)
-    assert watched.observe_broker(WALL + 10_000 - age_ms, WALL + 10_000, 1_020), "nor thaws"
+    assert watched.observe_record(WALL + 10_000 - age_ms, WALL + 10_000), "nor thaws"
 
 
 def test_a_consumed_record_from_the_future_shows_that_the_wall_clock_is_behind() -> None:
-    frozen = guard().observe_broker(WALL + 501, WALL, 1_000)
+    frozen = guard().observe_record(WALL + 501, WALL)
     assert frozen is not None
     assert "behind the broker's clock" in frozen
 
@@ -106,7 +114,37 @@ def test_a_consumed_record_from_the_future_shows_that_the_wall_clock_is_behind()
 def test_a_slow_answer_does_not_vouch_for_a_step() -> None:
     watched = guard()
     assert watched.observe(WALL + 3_600_010, 1_010)
-    assert watched.observe_broker(WALL + 20, WALL + 3_600_020, 1_020, rtt_ms=3_600_000)
+    assert answer(watched, WALL + 20, WALL + 3_600_020, 3_601_020, took_ms=3_600_000)
+
+
+def test_slow_answers_vouch_together() -> None:
+    """One came back late, the other was late on its way there; each took 800 ms."""
+    watched = ClockGuard(500)
+    assert watched.observe(WALL, 1_000) == NOT_COMPARED
+    assert answer(watched, WALL + 10, WALL + 800, 1_800, took_ms=800), "perhaps 790 ms ahead"
+    assert answer(watched, WALL + 1_590, WALL + 1_600, 2_600, took_ms=800) is None
+
+
+@given(st.integers(min_value=501, max_value=100_000), st.integers(min_value=0, max_value=5_000))
+def test_no_answer_however_slow_vouches_for_a_clock_that_is_ahead(
+    ahead_ms: int, took_ms: int
+) -> None:
+    """The broker stamps at any moment of the round trip: that is the one that flatters most."""
+    watched = ClockGuard(500)
+    watched.observe(WALL, 1_000)
+    for count in range(1, 20):
+        boot_ms = 1_000 + count * 10_000
+        wall_ms = WALL + boot_ms - 1_000
+        stamped_ms = wall_ms - took_ms * (count % 3) // 2
+        assert answer(watched, stamped_ms - ahead_ms, wall_ms, boot_ms, took_ms)
+
+
+def test_what_was_learned_of_the_broker_grows_old() -> None:
+    watched = guard()
+    hours_ms = 3_600_000
+    boot_ms, wall_ms = 1_000 + hours_ms, WALL + hours_ms
+    assert watched.observe(wall_ms + 600, boot_ms), "stepped"
+    assert answer(watched, wall_ms - 700, wall_ms + 600, boot_ms, took_ms=2_000), "too slow"
 
 
 def test_suspend_is_no_step() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from delayservice.core.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from delayservice.lanes.limits import Limits
+from delayservice.lanes.ports import ReadBack
 from tests.unit.loop_stage import Stage
 
 
@@ -69,3 +70,27 @@ def test_the_transaction_that_is_open_when_the_clock_comes_into_doubt_is_dropped
 def test_a_checkpoint_without_the_number_is_read() -> None:
     data = encode_checkpoint(checkpoint(1)).replace(b'"commit":1,', b"")
     assert decode_checkpoint(data).commit == 0
+
+
+def test_a_checkpoint_that_is_read_back_seconds_later_is_measured_by_its_own_commit() -> None:
+    """Others were sent meanwhile, one a second: each waits for its own way back."""
+    stage = Stage(0)
+    stage.own()
+    stage.gate.doubt = "ahead of the broker"
+    written: list[tuple[float, bytes]] = []
+
+    def hold_back(slice_no: int, value: bytes) -> None:  # noqa: ARG001  # as the method's
+        written.append((stage.clock.monotonic_s(), value))
+
+    stage.sink.note_checkpoint = hold_back  # type: ignore[method-assign]
+    for _ in range(40):
+        stage.step(100)
+    assert len(written) >= 4
+    stage.gate.answers.clear()
+    for sent_s, data in written:
+        back = ReadBack(data, int(sent_s * 1000), 0, 9)
+        stage.sink.checkpoints[0] = back
+        stage.sink.news.add(0)
+        stage.step(300)
+    answered = [(back.data, sent_s) for back, sent_s in stage.gate.answers]
+    assert answered[: len(written)] == [(data, sent_s) for sent_s, data in written]

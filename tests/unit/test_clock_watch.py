@@ -42,12 +42,21 @@ def watch(clocks: Clocks) -> ClockWatch:
     return ClockWatch(clocks, TOLERANCE_MS)
 
 
-def answer(watch: ClockWatch, clocks: Clocks, ahead_ms: int = 0, took_s: float = 0.02) -> None:
-    """A broker stamps what is sent now; the wall clock is ``ahead_ms`` of the broker's."""
+def answer(
+    watch: ClockWatch,
+    clocks: Clocks,
+    ahead_ms: int = 0,
+    took_s: float = 0.02,
+    acknowledged_s: float | None = None,
+) -> None:
+    """A broker stamps what is sent now; the wall clock is ``ahead_ms`` ahead of the broker's. It is
+    acknowledged after ``acknowledged_s``, and read back after ``took_s``.
+    """
     sent_s = clocks.monotonic_s()
     broker_ms = clocks.wall - ahead_ms
     clocks.run(took_s)
-    watch.heard_answer(broker_ms, clocks.wall, int(clocks.boot_s() * 1000), sent_s)
+    known_s = None if acknowledged_s is None else sent_s + acknowledged_s
+    watch.heard_answer(broker_ms, int(clocks.boot_s() * 1000), sent_s, known_s)
 
 
 def test_nothing_is_believed_before_the_first_comparison(watch: ClockWatch) -> None:
@@ -66,10 +75,32 @@ def test_a_clock_that_was_wrong_from_the_start_is_found_out(
     assert "ahead of the broker's clock" in (watch.doubt() or "")
 
 
-def test_an_answer_that_was_long_on_its_way_accuses_nobody(
+def test_an_answer_that_was_long_on_its_way_proves_nothing(
     watch: ClockWatch, clocks: Clocks
 ) -> None:
     answer(watch, clocks, took_s=3.0)
+    assert "too slow to tell" in (watch.doubt() or "")
+    answer(watch, clocks)
+    assert watch.doubt() is None
+
+
+def test_a_slow_first_answer_does_not_let_a_clock_that_is_ahead_deliver(
+    watch: ClockWatch, clocks: Clocks
+) -> None:
+    answer(watch, clocks, ahead_ms=1_474, took_s=1.5)
+    assert watch.doubt() is not None
+
+
+@pytest.mark.parametrize("took_s", [0.6, 1.5, 8.0])
+def test_a_slow_way_back_does_not_keep_the_guard_from_thawing(
+    watch: ClockWatch, clocks: Clocks, took_s: float
+) -> None:
+    """The broker acknowledges at once; the commit and the reading back take long."""
+    answer(watch, clocks, took_s=took_s, acknowledged_s=0.02)
+    assert watch.doubt() is None
+    clocks.wall += 5_000
+    assert watch.doubt() is not None
+    answer(watch, clocks, took_s=took_s, acknowledged_s=0.02)
     assert watch.doubt() is None
 
 

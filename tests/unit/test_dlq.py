@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from delayservice.cli import app
+from delayservice.commands import dlq
 from delayservice.core import dead_letters, names
 from delayservice.core.aliases import ALIASES
 from delayservice.core.codec import Header
@@ -283,3 +285,15 @@ def test_a_mistake_is_told_before_anything_happens(arguments: list[str], told: s
 
 def test_every_code_can_be_asked_for() -> None:
     assert dead_letters.FORGED in EXPLANATIONS
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 250])
+def test_a_list_shows_all_of_each_letter_on_a_screen_of_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letter = refused(read([*ASKED, ("delay-id", b"reminder-17")]))
+    monkeypatch.setattr(dlq, "out", Console(highlight=False, soft_wrap=True, width=width))
+    dlq._show([letter, letter], {letter.place}, every=True, values=True)
+    shown = capsys.readouterr().out
+    for text in (letter.code, "delay_topic_any:3:7", "orders", "reminder-17", letter.detail):
+        assert shown.count(text) >= 2, text

@@ -42,7 +42,7 @@ class Replica:
         self.pruned_to.append(cursor)
 
     def hears(self, data: bytes) -> None:
-        self.checkpoints.read_back.return_value = ReadBack(data, 0, 0, 0, 0)
+        self.checkpoints.read_back.return_value = ReadBack(data, 0, 0, 0)
         self.follower.prune({"topic": self.lane}, is_owner=False)
 
     def lag_s(self) -> float:
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_was_followed_is_not_followed_again_but_for_lanes_that
 
 def test_an_owner_prunes_by_the_checkpoint_and_keeps_its_own_contracts() -> None:
     replica = Replica(stored=40)
-    replica.checkpoints.read_back.return_value = ReadBack(checkpoint(40), 0, 0, 0, 0)
+    replica.checkpoints.read_back.return_value = ReadBack(checkpoint(40), 0, 0, 0)
     replica.follower.prune({"topic": replica.lane}, is_owner=True)
     assert replica.pruned_to == [Cursor((5, 5), 40)]
     assert not replica.lane.adopt.called

@@ -18,7 +18,7 @@ from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Place, Run, Source
 from delayservice.store.base import Store
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import WheelStore
+from tests.wheels import LoneStore
 
 TOPIC = "delay_topic_any"
 START_MS = 1_700_000_000_000
@@ -47,7 +47,7 @@ def run(start: int, stop: int) -> Run:
     return Run((TOPIC, 0), start, rows, stop)
 
 
-@pytest.fixture(params=[WheelStore, RocksStore])
+@pytest.fixture(params=[LoneStore, RocksStore])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     def make() -> Store:
         store = request.param(tmp_path / "shard")

@@ -19,7 +19,7 @@ from delayservice.lanes.ports import Bounds, Place, Run, Source
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import WheelStore
+from tests.wheels import LoneStore
 
 TOPIC = "delay_topic_any"
 HOUR_MS = 3_600_000
@@ -72,7 +72,7 @@ class Log:
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
     makers: dict[str, Callable[[], Store]] = {
         "memory": MemoryStore,
-        "wheel": lambda: WheelStore(tmp_path),
+        "wheel": lambda: LoneStore(tmp_path),
         "rocksdb": lambda: RocksStore(tmp_path),
     }
     return makers[request.param]

@@ -19,6 +19,7 @@ from delayservice.errors import DelayServiceError
 from delayservice.metrics import (
     LATENESS_BOUNDS_MS,
     AuditFacts,
+    Counters,
     PauseFact,
     PauseFacts,
     SliceMetrics,
@@ -57,7 +58,9 @@ def packed(pid: int, slices: list[SliceMetrics]) -> bytes:
 
 
 def hub(time: Time | None = None, listen: str = "127.0.0.1:0") -> MetricsHub:
-    return MetricsHub(load(None, [f"metrics.listen={listen}"], {}), time or Time())
+    return MetricsHub(
+        load(None, [f"metrics.listen={listen}", "node.workers=1"], {}), time or Time()
+    )
 
 
 def samples(of: MetricsHub) -> dict[str, float]:
@@ -100,7 +103,31 @@ def test_a_batch_falls_into_the_same_buckets_as_one_by_one(values: list[int], sp
 
 
 def test_a_snapshot_survives_the_way_to_the_supervisor() -> None:
-    assert decode_snapshot(packed(7, [busy()])).slices == [busy()]
+    assert list(decode_snapshot(packed(7, [busy()])).slices) == [busy()]
+
+
+def test_only_slices_that_changed_are_unpacked_again() -> None:
+    before = decode_snapshot(packed(7, [busy(0), busy(1)]))
+    after = decode_snapshot(packed(7, [busy(0), busy(1, count=2)]), before.packed)
+    first, second = after.slices
+    assert first is next(iter(before.slices))
+    assert second == busy(1, count=2)
+
+
+def test_totals_grow_with_every_slice_and_never_go_back() -> None:
+    collecting = hub()
+    collecting.update(0, packed(1, [busy(0, count=1), busy(1)]))
+    collecting.update(0, packed(1, [busy(0), busy(1)]))
+    collecting.update(0, packed(1, [busy(0), busy(1)]))
+    assert (collecting.totals().counters.ingested, collecting.totals().pending) == (6, 8)
+    collecting.update(0, packed(1, [busy(0)]))  # slice 1 moves
+    collecting.update(1, packed(2, [busy(1, count=2)]))
+    collecting.forget(0)
+    collecting.update(0, packed(3, [busy(0, count=1)]))
+    expected = Counters()
+    for counters in collecting.facts().totals.values():
+        expected.add(counters)
+    assert collecting.totals() == (expected, 8)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02"])
@@ -142,6 +169,16 @@ def test_the_cursor_of_a_silent_worker_grows_old_and_the_node_unhealthy() -> Non
     assert samples(collecting)["delay_cursor_age_seconds[('slice', '0')]"] == 21
     status = collecting.status()
     assert status.problems == ["worker 0 (pid 1) is silent for 20 s"]
+
+
+def test_a_worker_that_is_not_there_makes_the_node_unhealthy() -> None:
+    collecting = MetricsHub(load(None, ["node.workers=2"], {}))
+    collecting.update(0, packed(1, [busy()]))
+    assert [text[:20] for text in collecting.status().problems] == ["1 of 2 workers are n"]
+    collecting.update(1, packed(2, []))
+    assert collecting.status().healthy
+    collecting.forget(0)
+    assert not collecting.status().healthy
 
 
 def test_an_alarm_makes_the_node_unhealthy() -> None:

@@ -27,7 +27,7 @@ class Time:
 
 
 def hub_with(pauses: Pauses | None) -> MetricsHub:
-    hub = MetricsHub(load(None, ["node.workers=2"], {}))
+    hub = MetricsHub(load(None, ["node.workers=1"], {}))
     hub.update(0, encode_snapshot(1, [], pauses=pause_facts(pauses)))
     return hub
 

@@ -15,7 +15,7 @@ A, B, C = (Contract(max_delay_ms=ms) for ms in (1, 2, 3))
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"version": 3},
+        {"version": 4},
         {"version": 0},
         {"roll_window_ms": 0},
         {"roll_window_ms": 8, "roll_spread_ms": 8},
@@ -43,7 +43,7 @@ def test_a_contract_survives_json() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"version": 3}, {"version": 3, "new": 1}, {"new": 1}, {"allow": "a"}, {"clamp": 1}],
+    [{"version": 4}, {"version": 4, "new": 1}, {"new": 1}, {"allow": "a"}, {"clamp": 1}],
 )
 def test_a_contract_that_this_version_cannot_follow_is_an_error(change: dict[str, object]) -> None:
     with pytest.raises(ContractError):
@@ -51,8 +51,8 @@ def test_a_contract_that_this_version_cannot_follow_is_an_error(change: dict[str
 
 
 def test_an_unknown_version_is_named_even_with_unknown_parameters() -> None:
-    with pytest.raises(ContractError, match=r"version 3 is unknown.*upgrade this node"):
-        Contract.from_json({**Contract().to_json(), "version": 3, "new": 1})
+    with pytest.raises(ContractError, match=r"version 4 is unknown.*upgrade this node"):
+        Contract.from_json({**Contract().to_json(), "version": 4, "new": 1})
 
 
 def test_a_contract_of_the_first_version_stays_what_it_was() -> None:
@@ -99,6 +99,14 @@ def test_contracts_must_ascend(entries: list[tuple[int, Contract]]) -> None:
         Contracts(entries)
 
 
+def test_contracts_are_dropped_when_the_log_holds_no_record_of_theirs() -> None:
+    contracts = Contracts([(0, A), (10, B), (20, C)])
+    kept = {at: contracts.needed_from(at).entries() for at in (0, 9, 10, 19, 20, 99)}
+    last_two, last = ((10, B), (20, C)), ((20, C),)
+    every = contracts.entries()
+    assert kept == {0: every, 9: every, 10: last_two, 19: last_two, 20: last, 99: last}
+
+
 def test_contracts_survive_json() -> None:
     contracts = Contracts([(0, A), (10, B)])
     again = Contracts.from_json(json.loads(json.dumps(contracts.to_json())))
@@ -120,7 +128,7 @@ def test_a_label_that_holds_no_contracts_is_an_error(data: bytes) -> None:
 
 
 def test_a_label_of_a_later_version_is_an_error() -> None:
-    data = Contracts([(0, A)]).encode().replace(b'"version":2', b'"version":3')
+    data = Contracts([(0, A)]).encode().replace(b'"version":2', b'"version":4')
     with pytest.raises(ContractError, match="upgrade this node"):
         Contracts.decode(data)
 
@@ -135,7 +143,11 @@ def test_a_label_of_a_later_version_is_an_error() -> None:
         ([(0, A)], [(0, B)], 0),
         ([(0, A)], [(0, B), (10, A)], 0),
         ([(5, A)], [(5, B)], 0),
-        ([(5, A)], [(0, A), (7, A)], 10**9),
+        ([(5, A)], [(0, A), (7, A)], 0),
+        ([(10, B), (20, C)], [(0, A), (10, B), (20, C)], 10**9),
+        ([(10, B), (20, C)], [(0, A), (10, B), (20, A)], 20),
+        ([(10, B), (20, C)], [(0, A), (10, C), (20, C)], 0),
+        ([(10, B), (20, C)], [(0, A)], 0),
     ],
 )
 def test_contracts_agree_up_to_where_one_offset_is_read_otherwise(

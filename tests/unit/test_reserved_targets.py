@@ -6,6 +6,7 @@ import pytest
 
 from delayservice.contracts import contract_for
 from delayservice.core.codes import TARGET_DENIED, RecordRefusedError
+from delayservice.core.contract import ContractError
 from delayservice.core.targets import Targets
 from delayservice.settings import Settings
 
@@ -44,3 +45,41 @@ def test_the_claims_topic_is_reserved_under_its_default_name() -> None:
 def test_the_list_above_is_complete() -> None:
     assert sorted(NAMED.topics.own) == sorted(f"my_{name}" for name in OWN)
     assert contract_for(NAMED, "delay_topic_any").reserved == NAMED.topics.own
+
+
+RENAMED = Settings.model_validate(
+    {
+        "topics": {"delay": ["later", "much_later"], "pattern": "wait_*"},
+        "levels": {"prefix": "pause_", "delays_ms": [5_000]},
+        "targets": {"default": {"allow": ["*"]}},
+    }
+)
+
+
+@pytest.mark.parametrize("topic", ["later", "much_later", "wait_anything", "pause_1"])
+def test_no_delay_topic_is_a_target_whatever_its_name(topic: str) -> None:
+    targets = Targets(contract_for(RENAMED, "later"), "later")
+    with pytest.raises(RecordRefusedError) as refused:
+        targets.check("delay-target-topic", topic.encode())
+    assert refused.value.code == TARGET_DENIED
+    assert targets.check("delay-target-topic", b"waiting") == "waiting"
+
+
+def test_a_node_that_reads_no_patterns_refuses_a_contract_that_has_some() -> None:
+    assert contract_for(RENAMED, "later").version == 3
+    names = Settings.model_validate({"topics": {"delay": ["later"]}})
+    assert contract_for(names, "later").version == 2
+    assert "later" in contract_for(names, "later").reserved
+
+
+def test_a_default_target_that_is_a_delay_topic_is_refused() -> None:
+    given = RENAMED.model_dump() | {"targets": {"default": {"default_target": "wait_a_moment"}}}
+    with pytest.raises(ContractError, match="reserved"):
+        contract_for(Settings.model_validate(given), "later")
+
+
+def test_contracts_without_patterns_are_what_they_were() -> None:
+    """Else every node would write a new contract at its next take-over."""
+    contract = contract_for(Settings(), "delay_topic_any")
+    assert contract.version == 2
+    assert contract.reserved == Settings().topics.own

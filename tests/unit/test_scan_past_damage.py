@@ -9,12 +9,14 @@ import pytest
 from delayservice.core.codec import encode_payload
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.digesting import DigestingStore
-from delayservice.store.wheel import WheelStore
+from delayservice.store.wheel import WheelOptions
+from tests.wheels import LoneStore, slot_files
 
 HOURS = 3
 HOUR_MS = 3_600_000
 START_MS = 1_795_226_400_000
 TURNS_MAX = 20
+HOURLY = WheelOptions(slot_ms=HOUR_MS)
 
 
 def frames() -> list[Frame]:
@@ -26,13 +28,13 @@ def frames() -> list[Frame]:
 def test_a_scan_ends_behind_a_damaged_hour_and_sums_up_the_others(
     tmp_path: Path, damaged: int
 ) -> None:
-    store = WheelStore(tmp_path / "shard")
+    store = LoneStore(tmp_path / "shard", HOURLY)
     store.open()
     store.append(frames(), [], [], 90)
     store.close()
-    victim = sorted((tmp_path / "shard" / "slots").glob("*/*"))[damaged]
+    victim = slot_files(tmp_path / "shard")[damaged]
     victim.write_bytes(victim.read_bytes()[:-1] + b"\xff")
-    copy = DigestingStore(WheelStore(tmp_path / "shard"))
+    copy = DigestingStore(LoneStore(tmp_path / "shard", HOURLY))
     copy.open()
     copy.begin_scan()
     turns = 1

@@ -10,7 +10,7 @@ from delayservice.core import outcome
 from delayservice.core.codec import Payload
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor, Key
-from delayservice.core.entry import FIRE, Entry, Headers
+from delayservice.core.entry import CANCEL, FIRE, SCHEDULE, Entry, Headers
 from delayservice.core.outcome import Output
 from delayservice.core.pending import Additions
 from delayservice.core.settle import Routes, Settler, Verdicts
@@ -49,6 +49,21 @@ def test_many_fires_are_walked_in_several_turns() -> None:
         turns.append(len(outputs))
     assert sum(turns) == 100
     assert max(turns) < 40
+
+
+def test_an_owner_that_fills_its_store_again_keeps_only_marks_that_h_has_not_passed() -> None:
+    owner = Shard(Settler("delay_topic_any", 0, ROUTES, Verdicts()), 0)
+    owner.take_over(Cursor((1, 0), 1_000), [], 1_200)
+    latest: dict[bytes, Key] = {}
+    for offset in range(0, 1_200, 2):
+        payload: Payload = ("orders", -1, None, b"", [], 9_000, (b"id", None, 1, None))
+        pair: list[Entry] = [
+            (offset, SCHEDULE, 9_000, b"id", payload, None),
+            (offset + 1, CANCEL, 0, b"id", (None, None, []), None),
+        ]
+        added = owner.ingest(offset, pair, offset + 2, {}, lambda name, _: latest.get(name))
+        assert [mark[3] for mark in added.marks] == [offset + 1]  # the store marks each
+    assert sorted(owner._victims) == list(range(1_001, 1_200, 2))
 
 
 @given(st.lists(st.tuples(st.booleans(), IDS, OFFSETS)), IDS, OFFSETS)

@@ -57,6 +57,7 @@ class Cluster:
             allowed = [AclOperation.READ, AclOperation.WRITE]
             future.set_result(
                 SimpleNamespace(
+                    topic_id=f"id of {name}",
                     authorized_operations=allowed[:1] if name in self.forbidden else allowed,
                     partitions=[
                         SimpleNamespace(

@@ -23,8 +23,8 @@ from delayservice.store.offline import verify
 from delayservice.store.rocks import open_database, read_rows
 from delayservice.store.rocksdb import RocksStore
 from delayservice.store.shards import find_shards
-from delayservice.store.wheel import WheelStore
 from tests.unit import stored_folders as stored
+from tests.wheels import LoneStore
 
 both_kinds = pytest.mark.parametrize("kind", ["wheel", "rocksdb"])
 only_wheel = pytest.mark.parametrize("kind", ["wheel"])
@@ -34,7 +34,7 @@ only_rocks = pytest.mark.parametrize("kind", ["rocksdb"])
 
 
 @pytest.fixture
-def store(tmp_path: Path, kind: str) -> Iterator[WheelStore | RocksStore]:
+def store(tmp_path: Path, kind: str) -> Iterator[LoneStore | RocksStore]:
     found = stored.opened(tmp_path, kind)
     yield found
     found.abandon()
@@ -82,7 +82,7 @@ def test_a_healthy_store_is_sound_and_all_of_it_was_read(folder: Path) -> None:
 
 @both_kinds
 def test_a_tail_that_was_not_synced_is_no_damage(
-    store: WheelStore | RocksStore, kind: str, tmp_path: Path
+    store: LoneStore | RocksStore, kind: str, tmp_path: Path
 ) -> None:
     frames = stored.fill(store)
     more = [stored.a_frame(frame[0], 601 + n) for n, frame in enumerate(frames)]
@@ -135,7 +135,7 @@ def test_whatever_a_store_went_through_without_damage_it_is_sound(
 
 @only_wheel
 def test_files_that_were_settled_since_the_last_sync_are_no_damage(
-    store: WheelStore, tmp_path: Path
+    store: LoneStore, tmp_path: Path
 ) -> None:
     frames = stored.fill(store, start_ms=1_700_000_000_000)
     store.prune(Cursor(frames[300][:2], 601))
@@ -148,7 +148,7 @@ def test_files_that_were_settled_since_the_last_sync_are_no_damage(
 
 @only_wheel
 def test_a_flipped_byte_is_found_with_file_due_range_and_offsets(folder: Path) -> None:
-    victim = stored.slot_files(folder.parents[2])[-1]
+    victim = stored.slot_files(folder.parents[1])[-1]
     stored.flip(victim, -1)
     found = damage(folder)
     hour_ms = stored.DUE_MS + 2 * stored.HOUR_MS
@@ -162,7 +162,7 @@ def test_a_flipped_byte_is_found_with_file_due_range_and_offsets(folder: Path) -
 
 @only_wheel
 def test_a_flipped_byte_of_a_header_and_a_truncated_file_are_found(folder: Path) -> None:
-    first, *_, last = stored.slot_files(folder.parents[2])
+    first, *_, last = stored.slot_files(folder.parents[1])
     stored.flip(first, 20)
     last.write_bytes(last.read_bytes()[:-1])
     found = verified(folder, 3)["findings"]
@@ -174,7 +174,7 @@ def test_a_flipped_byte_of_a_header_and_a_truncated_file_are_found(folder: Path)
 
 @only_wheel
 def test_a_missing_file_that_is_not_due_yet_is_damage(folder: Path) -> None:
-    victim = stored.slot_files(folder.parents[2])[0]
+    victim = stored.slot_files(folder.parents[1])[0]
     victim.unlink()
     found = damage(folder)
     assert (found["case"], found["what"]) == ("slot", "the file is missing")
@@ -199,7 +199,7 @@ def test_a_slot_that_the_node_found_itself_waits_to_be_read_again(
 def test_a_slot_file_taken_from_elsewhere_is_found_though_each_checksum_is_right(
     folder: Path,
 ) -> None:
-    first, second, _ = stored.slot_files(folder.parents[2])
+    first, second, _ = stored.slot_files(folder.parents[1])
     shutil.copy(first, second)
     assert damage(folder)["where"] == str(second.relative_to(folder))
 
@@ -214,16 +214,14 @@ def test_a_stray_file_is_named_and_is_no_damage(folder: Path) -> None:
 
 
 @only_wheel
-def test_names_that_are_no_hour_or_no_slot_of_their_hour_are_strays(folder: Path) -> None:
-    hour = folder / "slots" / "2100-01-01T00"
-    (folder / "slots" / "tomorrow").mkdir()
-    for name in ("4102444800.7", "4102448400.3600", "x"):
-        (hour / name).write_bytes(b"")
-    assert {case for case, _ in remarks(folder)} == {"stray"}
-    assert len(remarks(folder)) == 4
+def test_files_of_which_the_horizon_does_not_speak_are_named(folder: Path) -> None:
+    for name in ("2100-01-01T07-00-00.000", "tomorrow"):
+        (folder / "slots" / name).write_bytes(b"x")
+    assert {case for case, _ in remarks(folder)} == {"unsynced"}
+    assert len(remarks(folder)) == 2
 
 
-# --- horizon, index, database --------------------------------------------------------------------
+# --- horizon, ids, database --------------------------------------------------------------------
 
 
 def _flip_horizon(folder: Path) -> None:
@@ -234,29 +232,16 @@ def _flip_label(folder: Path) -> None:
     stored.flip(folder / "horizon", -1)
 
 
-def _flip_index(folder: Path) -> None:
-    stored.flip(next(folder.glob("index.*")), 5)
-
-
-def _cut_index(folder: Path) -> None:
-    index = next(folder.glob("index.*"))
-    index.write_bytes(index.read_bytes()[:-64])
-
-
 def _lose_horizon(folder: Path) -> None:
     (folder / "horizon").unlink()
 
 
-def _lose_index(folder: Path) -> None:
-    next(folder.glob("index.*")).unlink()
-
-
 def _lose_ids(folder: Path) -> None:
-    shutil.rmtree(folder / "ids")
+    shutil.rmtree(folder / "ids" / "1")
 
 
 def _spoil_ids(folder: Path) -> None:
-    next((folder / "ids").glob("MANIFEST-*")).write_bytes(b"garbage")
+    next((folder / "ids" / "1").glob("MANIFEST-*")).write_bytes(b"garbage")
 
 
 @only_wheel
@@ -265,10 +250,7 @@ def _spoil_ids(folder: Path) -> None:
     [
         (_flip_horizon, "horizon fails its checksum"),
         (_flip_label, "horizon fails its checksum"),
-        (_flip_index, "index.1 fails its checksum"),
-        (_cut_index, "index.1 has"),
         (_lose_horizon, "missing"),
-        (_lose_index, "missing"),
         (_lose_ids, "ids"),
         (_spoil_ids, "ids"),
     ],
@@ -288,12 +270,12 @@ def test_what_makes_a_node_start_over_is_named(
 @both_kinds
 def test_a_folder_without_version_is_started_over(folder: Path) -> None:
     (folder / "VERSION").unlink()
-    assert damage(folder.parents[2])["case"] == "start-over"
+    assert damage(folder.parents[1])["case"] == "start-over"
 
 
 @both_kinds
 def test_a_store_that_was_made_and_never_synced_is_sound(
-    store: WheelStore | RocksStore, tmp_path: Path
+    store: LoneStore | RocksStore, tmp_path: Path
 ) -> None:
     store.abandon()
     assert remarks(tmp_path) == []
@@ -355,19 +337,21 @@ def test_a_database_that_lost_a_row_is_found_though_each_checksum_is_right(
 
 @both_kinds
 def test_ids_that_do_not_agree_with_the_records_are_found(folder: Path, kind: str) -> None:
-    path = folder / ("ids" if kind == "wheel" else "db")
+    path = folder / ("ids/1" if kind == "wheel" else "db")
     database = open_database(path, IDS_OPTIONS)
     rows = read_rows(database, b"d", b"e", 10)
-    (lost, _), (moved, name) = rows[3], rows[7]
+    (lost, _), (moved, name), (_, other) = rows[3], rows[5], rows[7]
     database.delete(lost)
-    head = b"i" + len(name).to_bytes(2, "big") + name
-    database.put(head + moved[9:17] + b"\0", (7).to_bytes(8, "big"))
+    database.delete(moved)
+    database.put(moved[:8] + bytes([moved[8] ^ 1]) + moved[9:], name)
+    database.delete(b"n" + other)
     database.close()
     found = [finding for finding in verified(folder, 3)["findings"] if finding["is_damage"]]
     assert {finding["case"] for finding in found} == {"inconsistent"}
     told = " / ".join(finding["what"] for finding in found)
-    assert len(found) == 2
+    assert len(found) == 3
     assert "the ids know the record by another id or due time" in told
+    assert "the id of the record does not lead to it" in told
     assert (
         f"offset {int.from_bytes(lost[9:17], 'big')} bears an id that the ids do not know" in told
     )
@@ -378,7 +362,7 @@ def test_ids_that_do_not_agree_with_the_records_are_found(folder: Path, kind: st
 
 @only_wheel
 def test_a_person_is_told_what_where_what_happens_and_what_to_do(folder: Path) -> None:
-    victim = stored.slot_files(folder.parents[2])[-1]
+    victim = stored.slot_files(folder.parents[1])[-1]
     stored.flip(victim, -1)
     done = CliRunner().invoke(app, ["verify", str(folder)])
     assert done.exit_code == 3
@@ -413,3 +397,37 @@ def test_damage_of_one_shard_outweighs_another_that_can_not_be_read(tmp_path: Pa
     assert done.exit_code == 3
     states = {shard["state"] for shard in json.loads(done.stdout)["shards"]}
     assert states == {"damaged", "unreadable"}
+
+
+def test_folders_of_other_programs_are_no_stores(tmp_path: Path) -> None:
+    """As the numbers in ``/proc`` or in a mail spool."""
+    (tmp_path / "proc" / "17").mkdir(parents=True)
+    (tmp_path / "proc" / "17" / "status").write_text("sleeping")
+    done = CliRunner().invoke(app, ["verify", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "holds no shard" in str(done.exception) + done.output
+
+
+@only_wheel
+def test_a_folder_of_another_program_beside_a_store_is_left_out(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "wheel" / "cache" / "5").mkdir(parents=True)
+    assert verified(tmp_path, 0)["path"] == str(folder)
+
+
+@only_wheel
+def test_many_remarks_hide_no_damage(folder: Path, tmp_path: Path) -> None:
+    victim = stored.slot_files(tmp_path)[-1]
+    stored.flip(victim, -1)
+    for number in range(500):
+        (folder / f"stray-{number}").touch()
+    done = CliRunner().invoke(app, ["verify", str(folder)])
+    assert done.exit_code == 3
+    lines = done.stdout.splitlines()
+    assert len(lines) < 20
+    assert lines[1].startswith("  damage: ")
+    assert "and 497 more remarks of the case stray" in done.stdout
+    said = CliRunner().invoke(app, ["verify", str(folder), "--json"])
+    (shard,) = json.loads(said.stdout)["shards"]
+    assert sum(found["case"] == "stray" for found in shard["findings"]) == 500

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayservice.core.role import Role
+from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.limits import Limits
 from tests.unit.loop_stage import TOPIC, Stage
 
@@ -72,11 +73,11 @@ def test_what_is_staged_is_waited_for_until_its_commit_and_cursors_alone_for_lon
 @pytest.mark.parametrize(
     ("role", "wait_ms"),
     [
-        (Role.REPLICA, 200.0),
+        (Role.REPLICA, 600.0),  # a change of its role wakes it
         (Role.HEIR, 5.0),  # the slice may be its own in a moment
     ],
 )
-def test_who_does_not_settle_looks_again_as_often_as_its_role_may_change(
+def test_who_does_not_settle_waits_unless_its_role_is_about_to_change(
     role: Role, wait_ms: float
 ) -> None:
     stage = owner(None)
@@ -86,8 +87,12 @@ def test_who_does_not_settle_looks_again_as_often_as_its_role_may_change(
     assert stage.loop._wait_ms() == pytest.approx(wait_ms)
 
 
-def test_who_has_no_writer_yet_or_doubts_its_clock_looks_again_soon() -> None:
+def test_who_lacks_a_writer_or_doubts_its_clock_looks_again_soon() -> None:
     without = Stage(0)
+    without.step()
+    assert without.loop._wait_ms() == pytest.approx(600.0), "a replica needs none"
+    without.sink.refuses_to["open"] = KafkaEdgeError("no broker")
+    without.gate.says(Role.OWNER, [0])
     without.step()
     assert without.loop._wait_ms() == pytest.approx(50.0)
     doubting = owner(None)

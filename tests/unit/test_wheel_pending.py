@@ -6,13 +6,13 @@ from pathlib import Path
 
 from delayservice.core.cursor import Cursor
 from delayservice.core.pending import NO_MARK
-from delayservice.store.wheel import WheelStore
+from tests.wheels import LoneStore
 
 START_MS = 1_700_000_000_000
 
 
 def test_marks_are_no_records_among_those_that_have_passed(tmp_path: Path) -> None:
-    store = WheelStore(tmp_path / "shard")
+    store = LoneStore(tmp_path / "shard")
     store.open()
     keys = [(START_MS + number, number) for number in range(10)]
     named = [(b"%d" % offset, key_ms, offset) for key_ms, offset in keys]

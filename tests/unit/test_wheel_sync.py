@@ -13,7 +13,8 @@ from delayservice.core.cursor import START_KEY, Cursor
 from delayservice.errors import StoreError
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
-from delayservice.store.wheel import WheelStore
+from delayservice.store.wheel import WheelOptions
+from tests.wheels import LoneStore, slot_files
 
 FAR_MS = 10**15
 
@@ -45,7 +46,7 @@ def may_go_on() -> Iterator[threading.Event]:
     event.set()
 
 
-def wait_until_durable(store: WheelStore, offset: int) -> None:
+def wait_until_durable(store: LoneStore, offset: int) -> None:
     deadline = time.monotonic() + 10
     while store.stats().durable_offset < offset:
         assert time.monotonic() < deadline
@@ -55,7 +56,7 @@ def wait_until_durable(store: WheelStore, offset: int) -> None:
 def test_storing_and_delivery_go_on_while_the_disk_syncs(
     tmp_path: Path, may_go_on: threading.Event
 ) -> None:
-    store = WheelStore(tmp_path, files=SlowFiles(may_go_on))
+    store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
     store.open()
     store.append(frames(0, 100), [(b"a", 1_000_060, 60)], [], 100)
     store.sync_soon()
@@ -68,7 +69,7 @@ def test_storing_and_delivery_go_on_while_the_disk_syncs(
     wait_until_durable(store, 100)
     assert store.stats().durable_offset == 100
     store.abandon()
-    store = WheelStore(tmp_path)
+    store = LoneStore(tmp_path)
     assert store.open() == 100
     assert store.read_due((1_000_050, 50), FAR_MS, 1000) == sorted(frames(51, 100))
     assert store.latest_unmarked(b"a", 100) == (1_000_060, 60)
@@ -77,12 +78,13 @@ def test_storing_and_delivery_go_on_while_the_disk_syncs(
 
 def test_a_sync_is_flushed_little_by_little(tmp_path: Path, may_go_on: threading.Event) -> None:
     may_go_on.set()
-    store = WheelStore(tmp_path, files=SlowFiles(may_go_on))
+    options = WheelOptions(slot_ms=1_000, buffer_bytes_max=16 << 20)
+    store = LoneStore(tmp_path, options, SlowFiles(may_go_on))
     store.open()
     payload = b"x" * 1_000_000
     store.append([(o * 1000, o, NO_MARK, payload) for o in range(20)], [], [], 20)
     store.sync_soon()
-    flushed = [path for path in tmp_path.glob("slots/*/*") if path.stat().st_size]
+    flushed = [path for path in slot_files(tmp_path) if path.stat().st_size]
     assert 0 < len(flushed) < 20
     wait_until_durable(store, 20)
     store.close()
@@ -91,7 +93,7 @@ def test_a_sync_is_flushed_little_by_little(tmp_path: Path, may_go_on: threading
 def test_a_failed_fsync_is_raised_by_every_later_call(
     tmp_path: Path, may_go_on: threading.Event
 ) -> None:
-    store = WheelStore(tmp_path, files=SlowFiles(may_go_on, fail=True))
+    store = LoneStore(tmp_path, files=SlowFiles(may_go_on, fail=True))
     store.open()
     store.append(frames(0, 100), [], [], 100)
     store.sync_soon()
@@ -105,7 +107,7 @@ def test_a_failed_fsync_is_raised_by_every_later_call(
     with pytest.raises(StoreError, match="fsync"):
         store.sync()
     store.abandon()
-    store = WheelStore(tmp_path)
+    store = LoneStore(tmp_path)
     assert store.open() == 0
     store.close()
 
@@ -113,7 +115,7 @@ def test_a_failed_fsync_is_raised_by_every_later_call(
 def test_ids_that_come_while_the_first_sync_runs_are_no_part_of_it(
     tmp_path: Path, may_go_on: threading.Event
 ) -> None:
-    store = WheelStore(tmp_path, files=SlowFiles(may_go_on))
+    store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
     store.open()
     store.append(frames(0, 100), [], [], 100)
     store.sync_soon()
@@ -121,7 +123,7 @@ def test_ids_that_come_while_the_first_sync_runs_are_no_part_of_it(
     may_go_on.set()
     wait_until_durable(store, 100)
     store.abandon()
-    store = WheelStore(tmp_path)
+    store = LoneStore(tmp_path)
     assert store.open() == 100
     assert store.latest_unmarked(b"b", 200) is None
     store.close()
@@ -130,7 +132,7 @@ def test_ids_that_come_while_the_first_sync_runs_are_no_part_of_it(
 def test_a_label_that_is_set_while_a_sync_runs_is_no_part_of_it(
     tmp_path: Path, may_go_on: threading.Event
 ) -> None:
-    store = WheelStore(tmp_path, files=SlowFiles(may_go_on))
+    store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
     store.open()
     store.set_label(b"old")
     store.append(frames(0, 100), [], [], 100)
@@ -140,6 +142,6 @@ def test_a_label_that_is_set_while_a_sync_runs_is_no_part_of_it(
     may_go_on.set()
     wait_until_durable(store, 100)
     store.abandon()
-    store = WheelStore(tmp_path)
+    store = LoneStore(tmp_path)
     assert (store.open(), store.label) == (100, b"old")
     store.close()

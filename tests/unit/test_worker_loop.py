@@ -26,7 +26,7 @@ from delayservice.errors import (
 )
 from delayservice.lanes.limits import Limits
 from delayservice.lanes.ports import Bounds, Run, Trouble
-from delayservice.lanes.slice import Phase
+from delayservice.lanes.slice import Phase, Slice
 from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Stage
 
 LITTLE = Limits(transaction_records=1_000, transaction_interval_ms_min=STEP_MS - 1)
@@ -89,6 +89,33 @@ def test_one_commit_carries_outputs_checkpoints_claims_and_releases_of_different
     assert sorted(both.words) == [(1, "release"), (2, "claim")]
     assert both.checkpoints == [0]
     assert [(place[1], output[7]) for place, output in both.outputs] == [(0, 0)]
+
+
+def test_a_slice_with_nothing_to_commit_is_passed_over_once_not_in_each_turn() -> None:
+    stage = Stage(*range(5))
+    stage.own()
+    stage.loop._transaction.touched |= set(range(5))  # something happened, and came to nothing
+    stage.step(10)
+    assert not stage.loop._transaction.touched
+    stage.write(3, 0)
+    stage.step(10, 2)
+    assert stage.delivered() == [(3, 0)]
+
+
+def test_slices_without_news_are_looked_after_in_turn() -> None:
+    tended: Counter[int] = Counter()
+
+    def tend(slice_: Slice) -> bool:
+        tended[slice_.number] += 1
+        return False
+
+    stage = Stage(*range(12), tended=tend)
+    stage.step(1_000)  # they are new
+    tended.clear()
+    stage.step(1_000)
+    assert len(tended) == 3
+    stage.step(1_000, 3)
+    assert tended == Counter(range(12))
 
 
 def test_a_slice_without_news_is_not_in_the_commit() -> None:

@@ -16,9 +16,12 @@ from typing import ClassVar, Final, NamedTuple
 from delayservice.dev.drill.history import Life
 from delayservice.dev.drill.sabotage import Defect
 from delayservice.dev.drill.service import Record, Shard
-from delayservice.dev.drill.wire import HOUR_MS, MINUTE_MS, Place, pack, record_hash, shard_folder
+from delayservice.dev.drill.wire import HOUR_MS, MINUTE_MS, Place, pack, record_hash, topic_hash
 from delayservice.errors import DelayServiceError
-from delayservice.store.wheel import WheelStore
+from delayservice.store.shards import ShardFolder
+from delayservice.store.wheel import Wheel, WheelOptions
+from delayservice.store.wheel.block import HEADER_BYTES
+from delayservice.store.wheel.reading import load_state, shard_blocks
 
 NODES: Final = ("n1", "n2", "n3")
 WORLDS: Final = ("disks", "digests")
@@ -271,15 +274,16 @@ def keep(life: Life, copies: Iterable[Copy], state: Path) -> dict[str, str]:
     """Write the copies of disks by the service's own store; the nodes' folders, by their names."""
     for copy in copies:
         if copy.world == "disks":
-            _keep(copy, state / copy.node / shard_folder(life.topic_id, copy.place[1]))
+            folder = str(state / copy.node / "wheel" / "0")
+            _keep(copy, ShardFolder(folder, topic_hash(life.topic_id), copy.place[1]))
     return {node: str(state / node) for node in NODES}
 
 
-def _keep(copy: Copy, folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
+def _keep(copy: Copy, folder: ShardFolder) -> None:
     stop = copy.h // 2 if copy.is_stale else copy.stop
     frames = sorted((f for f in copy.frames.values() if f.offset < stop), key=lambda f: f.offset)
-    store = WheelStore(folder)
+    wheel = Wheel(Path(folder.path), WheelOptions(slot_ms=HOUR_MS))
+    store = wheel.shard(folder.shard, folder.partition)
     store.open()
     for start in range(0, len(frames), _ROUND):
         some = frames[start : start + _ROUND]
@@ -294,12 +298,18 @@ def _keep(copy: Copy, folder: Path) -> None:
     store.append([], [], marks, stop)
     store.close()
     for start_ms in copy.damaged:
-        _flip(folder, start_ms)
+        flip_byte(folder, start_ms)
 
 
-def _flip(folder: Path, hour_ms: int) -> None:
-    """One bit of an hour's file, at a place that depends on the hour."""
-    (path,) = (folder / "slots").glob(f"*/{hour_ms // 1_000}.3600")
+def flip_byte(folder: ShardFolder, start_ms: int) -> None:
+    """Flip one bit of what a shard has in the slot that begins at ``start_ms``."""
+    state = load_state(folder)
+    if state is None:
+        raise AssertionError(folder)
+    part = next(part for part in state.parts if part.start_ms == start_ms)
+    path = Path(folder.path, part.name)
     data = bytearray(path.read_bytes())
-    data[(hour_ms // HOUR_MS * 7_919) % len(data)] ^= 0x10
+    block = next(shard_blocks(lambda position, size: bytes(data[position : position + size]), part))
+    position = start_ms // HOUR_MS * 7_919 % block.length
+    data[block.position + HEADER_BYTES + position] ^= 0x10
     path.write_bytes(bytes(data))

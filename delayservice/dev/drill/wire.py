@@ -69,10 +69,9 @@ def partition_of(key: bytes, count: int) -> int:
     return ((h ^ h >> 15) & 0x7FFF_FFFF) % count
 
 
-def shard_folder(topic_id: str, partition: int) -> str:
-    """Where a node keeps the copy of a shard, below its state folder."""
-    name = hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
-    return f"wheel/{name}/{partition}"
+def topic_hash(topic_id: str) -> str:
+    """Return what a node's stores call a topic."""
+    return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
 def signed_copy(

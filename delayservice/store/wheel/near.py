@@ -1,64 +1,59 @@
-"""The near window: slots close to the hand, in memory in key order, bounded in bytes.
+"""The rows near the hand: windows of slots in key order, all of a worker within one bound.
 
-A window is a stretch of one slot: all its rows above ``after`` (and up to ``cut``, if it was cut).
-Blocks of the slot's file wait undecoded, in the order of their first keys, until rows up to there
-are asked for; so reading a slot with a million records begins as fast as with any, and takes no
-more memory than the blocks whose keys overlap. If even those outgrow the budget, the highest rows
-are dropped and loaded again later.
+A window is a stretch of what a shard has in one slot. A slot that fits is one window; of a giant
+one, the headers and columns of its blocks are read first, and the payloads of one stretch after the
+other. Rows that come in later are taken into the window that they belong to.
 """
 
 from __future__ import annotations
 
-import sys
-from bisect import bisect_left
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
+from contextlib import suppress
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
 
-from delayservice.core.cursor import OFFSET_MAX, Key
-from delayservice.store.base import NO_MARK, Frame
+from delayservice.core.cursor import OFFSET_MAX
+from delayservice.errors import SlotDamagedError
+from delayservice.store.base import NO_MARK
 from delayservice.store.wheel.block import (
     HEADER_BYTES,
     MARK_ONLY,
     Block,
-    BlockDamagedError,
+    count_records,
     decode_block,
     parse_header,
+    sort_rows,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from delayservice.store.files import Files
-    from delayservice.store.wheel.slots import Slot
+    from delayservice.core.cursor import Key
+    from delayservice.store.base import Frame
+    from delayservice.store.wheel.slot import Slot
 
-ROW_BYTES = 200
+ROW_BYTES: Final = 200
 """What a row costs in memory beside its payload: a tuple, three integers, a bytes header."""
 
-_WHOLE_FILE_BYTES = 1 << 20
-_key_ms_of, _offset_of, _mark_of, _payload_of = map(itemgetter, range(4))
-_first_of = attrgetter("first")
+_STRETCH_BYTES_MIN: Final = 64 << 10
+_SHARES: Final = 4
+_SAMPLES: Final = 512
+_PRELOAD_MS: Final = 1_000
+_INSERTED_MAX: Final = 64
+_payload_of = itemgetter(3)
 
 
 def cost_of(rows: Sequence[Frame]) -> int:
-    """Bytes of memory that rows take, near enough for a budget."""
+    """Return the bytes of memory that rows take, near enough for a budget."""
     return sum(map(len, map(_payload_of, rows))) + ROW_BYTES * len(rows)
 
 
-def count_records(rows: Sequence[Frame]) -> int:
-    """Rows that are records and not marks only."""
-    if max(map(_mark_of, rows), default=NO_MARK) == NO_MARK:
-        return len(rows)
-    return len(rows) - sum([row[3] is MARK_ONLY for row in rows])
-
-
-def position_after(rows: Sequence[Frame], key: Key) -> int:
-    """Index of the first of the sorted rows that is above ``key``."""
-    # A shorter tuple sorts before a longer one that it begins, so no key function is needed.
-    return bisect_left(rows, (key[0], key[1] + 1))
-
-
 def collapse(rows: list[Frame]) -> list[Frame]:
-    """Sorted rows with each record once and its mark put to it; marks without a record go."""
+    """Return sorted rows with each record once and its mark put to it; marks without a record go.
+
+    A record's mark has its key, so the two are never parted by a limit (``_group_end``).
+    """
     if len({row[1] for row in rows}) == len(rows) and not any(
         [row[3] is MARK_ONLY for row in rows]  # noqa: C419 - a generator takes twice as long
     ):
@@ -77,65 +72,48 @@ def collapse(rows: list[Frame]) -> list[Frame]:
     ]
 
 
-def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
-    """Rows of the log's order in key order.
-
-    Two stable sorts by an integer each, the first of what is sorted already, take a third of the
-    time that comparing tuples takes (``tests.store_bench --case burst``).
-    """
-    found = sorted(rows, key=_offset_of)
-    found.sort(key=_key_ms_of)
-    return found
+def _position_after(rows: Sequence[Frame], key: Key) -> int:
+    """Return the index of the first of the sorted rows that is above ``key``."""
+    # A shorter tuple sorts before a longer one that it begins, so no key function is needed.
+    return bisect_left(rows, (key[0], key[1] + 1))
 
 
 def _group_end(rows: Sequence[Frame], end: int) -> int:
-    """``end``, or further on, so that no record is parted from its marks, which have its key."""
     while 0 < end < len(rows) and rows[end][:2] == rows[end - 1][:2]:
         end += 1
     return end
 
 
 class Window:
-    """A stretch of a slot in key order; ``seen`` of the slot's unflushed rows are in it.
+    """A stretch of a shard's rows in a slot, in key order.
 
     Args:
         after: rows above this key are in it.
-        blocks: those of the file whose rows are not in it yet.
-        budget: bytes of memory for its rows.
+        budget: bytes of memory that its rows may take; for a moment twice that.
     """
 
-    __slots__ = ("after", "blocks", "budget", "cost", "cut", "gone", "rows", "seen")
+    __slots__ = ("_gone", "_rows", "after", "budget", "cost", "cut", "seen")
 
-    def __init__(self, after: Key, blocks: Iterable[Block], budget: int) -> None:
+    def __init__(self, after: Key, budget: int) -> None:
         self.after = after
-        self.blocks = sorted((b for b in blocks if b.last > after), key=_first_of, reverse=True)
-        """The block with the lowest first key is the last."""
         self.budget = budget
         self.cut: Key | None = None
-        self.rows: list[Frame] = []
-        self.gone = 0
-        """Records that were taken and dropped."""
+        """The rows up to this key are in it; None: all of the slot's."""
         self.seen = 0
+        """How many of the shard's rows that wait for the file are in it."""
         self.cost = 0
-
-    @property
-    def upper(self) -> Key | None:
-        """All rows up to this key are in the window; None: all of the slot's."""
-        if not self.blocks:
-            return self.cut
-        first = self.blocks[-1].first
-        below = (first[0], first[1] - 1)
-        return below if self.cut is None else min(below, self.cut)
+        self._rows: list[Frame] = []
+        self._gone = 0
 
     def covers(self, after: Key) -> bool:
-        """Whether rows above ``after`` can be taken from here, or are known not to exist."""
+        """Return whether rows above ``after`` can be taken from here, or are known to be none."""
         return self.after <= after and (self.cut is None or after < self.cut)
 
     def take(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """At most ``limit`` rows above ``after`` and due by ``upto_ms``, up to ``upper``."""
-        rows, upper, last = self.rows, self.upper, (upto_ms, OFFSET_MAX)
-        at = position_after(rows, after)
-        stop = position_after(rows, last if upper is None else min(upper, last))
+        """Return at most ``limit`` rows above ``after`` and due by ``upto_ms``."""
+        rows = self._rows
+        at = _position_after(rows, after)
+        stop = _position_after(rows, (upto_ms, OFFSET_MAX))
         found: list[Frame] = []
         while at < stop and len(found) < limit:
             end = _group_end(rows, min(stop, at + limit - len(found)))
@@ -144,49 +122,47 @@ class Window:
         return found
 
     def passed(self, key: Key) -> int:
-        """How many records at or below ``key`` it has had."""
-        return self.gone + count_records(self.rows[: position_after(self.rows, key)])
+        """Return how many records at or below ``key`` it has had."""
+        if key < self.after:
+            return 0
+        return self._gone + count_records(self._rows[: _position_after(self._rows, key)])
 
-    def needs_more(self, found: int, upto_ms: int, limit: int) -> bool:
-        """Whether more of what is due by ``upto_ms`` waits in a block."""
-        return found < limit and bool(self.blocks) and self.blocks[-1].first[0] <= upto_ms
-
-    def extend(self, limit: int, decode: Callable[[Block], list[Frame]]) -> None:
-        """Decode the next blocks, with ``limit`` rows or a little more; with a quarter of what is
-        here at least, for all of that is merged with them (``tests.store_bench --case burst``).
-
-        Raises:
-            BlockDamagedError, OSError: as ``decode``.
-        """
-        rows: list[Frame] = []
-        limit = max(limit, len(self.rows) // 4)
-        while self.blocks and len(rows) < limit:
-            rows += decode(self.blocks.pop())
-        self.add(rows)
-
-    def add(self, rows: Sequence[Frame]) -> None:
-        """Take in those rows that belong to this stretch; cut it when it outgrows the budget."""
+    def add(self, rows: Iterable[Frame]) -> None:
+        """Take in those rows that belong to this stretch; cut it when it outgrows its budget."""
         after, cut = self.after, self.cut
-        rows = [row for row in rows if after < row[:2] and (cut is None or row[:2] <= cut)]
-        self.rows += rows
-        self.rows.sort()
-        self.cost += cost_of(rows)
-        self._cut()
+        mine = [row for row in rows if after < row[:2] and (cut is None or row[:2] <= cut)]
+        if mine:
+            if len(mine) <= _INSERTED_MAX:
+                for row in mine:
+                    insort(self._rows, row)
+            else:
+                self._rows += mine
+                self._rows.sort()
+            self.cost += cost_of(mine)
+            if self.cost > 2 * self.budget:
+                self._cut()
 
-    def drop_upto(self, key: Key) -> None:
-        """Forget rows up to ``key``; they are asked for again only after a take-over."""
-        if key > self.after:
-            gone = position_after(self.rows, key)
-            self.cost -= cost_of(self.rows[:gone])
-            self.gone += count_records(self.rows[:gone])
-            del self.rows[:gone]
-            self.after = key
+    def load(self, runs: Iterable[list[Frame]]) -> None:
+        """Fill an empty window from blocks; the lowest rows stay if they are too many."""
+        rows, cost = self._rows, 0
+        for run in runs:
+            cost += cost_of(run)
+            rows += run
+            if cost > 2 * self.budget:
+                self._settle()
+                self._cut()
+                rows, cost = self._rows, self.cost
+        self._settle()
+
+    def _settle(self) -> None:
+        after, cut = self.after, self.cut
+        rows = [r for r in self._rows if after < r[:2] and (cut is None or r[:2] <= cut)]
+        self._rows = sort_rows(rows)
+        self.cost = cost_of(self._rows)
 
     def _cut(self) -> None:
-        """At twice the budget, keep the lowest rows that are worth it."""
-        if self.cost <= 2 * self.budget or len(self.rows) <= 1:
-            return
-        rows = self.rows
+        """Keep the lowest rows that are worth the budget."""
+        rows = self._rows
         cost = stop = 0
         while stop < len(rows) and cost <= self.budget:
             cost += len(rows[stop][3]) + ROW_BYTES
@@ -194,71 +170,268 @@ class Window:
         stop = _group_end(rows, stop)
         if stop < len(rows):
             del rows[stop:]
-            self.cost = cost
-            cut = self.cut = rows[-1][:2]
-            self.blocks = [block for block in self.blocks if block.first <= cut]
+            self.cost = cost_of(rows)
+            self.cut = rows[-1][:2]
+
+    def end_with(self, key: Key) -> None:
+        """End the stretch with ``key``, if it does not end before."""
+        if self.cut is None or self.cut > key:
+            self.cut = key
+            self._settle()
+
+    def drop_upto(self, key: Key) -> None:
+        """Forget rows up to ``key`` when they are most; only a take-over asks for them again."""
+        if key <= self.after:
+            return
+        rows = self._rows
+        gone = _position_after(rows, key)
+        if 2 * gone > len(rows):
+            self._gone += count_records(rows[:gone])
+            self.cost -= cost_of(rows[:gone])
+            del rows[:gone]
+            self.after = key
 
 
-def load_window(files: Files, path: str, slot: Slot, after: Key, budget: int) -> Window:
-    """The stretch of a slot that begins above ``after``.
+class Near:
+    """The bound of all windows of a worker.
 
-    Raises:
-        BlockDamagedError, OSError: the file is damaged or missing.
+    Args:
+        bytes_max: memory for windows.
     """
-    blocks, whole = _read_headers(files, path, slot, min(_WHOLE_FILE_BYTES, budget // 2))
-    window = Window(after, blocks, budget)
-    window.add(sort_rows(slot.rows))
-    window.seen = len(slot.rows)
-    if whole:
-        window.extend(
-            sys.maxsize,
-            lambda b: decode_block(slot.second, b, whole[b.position + HEADER_BYTES : b.end]),
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._windows: OrderedDict[Window, Callable[[], None]] = OrderedDict()
+        self._cost = 0
+
+    @property
+    def cost(self) -> int:
+        """Bytes of memory that the windows take."""
+        self._cost = sum([window.cost for window in self._windows])
+        return self._cost
+
+    @property
+    def share(self) -> int:
+        """Bytes of memory that one more window may take."""
+        share = self._bytes_max // max(_SHARES, 2 * len(self._windows))
+        return max(share, min(_STRETCH_BYTES_MIN, self._bytes_max // _SHARES))
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether another window takes nothing from the others."""
+        return 2 * self._cost <= self._bytes_max
+
+    def admit(self, window: Window, drop: Callable[[], None]) -> None:
+        """Count a window; those that were used least recently make room for it."""
+        self._windows[window] = drop
+        cost = self.cost
+        while cost > self._bytes_max and len(self._windows) > 1:
+            oldest, drop = self._windows.popitem(last=False)
+            cost -= oldest.cost
+            drop()
+
+    def use(self, window: Window) -> None:
+        """Note that a window is in use."""
+        self._windows.move_to_end(window)
+
+    def forget(self, window: Window) -> None:
+        """Count a window no longer."""
+        if self._windows.pop(window, None) is not None:
+            self._cost -= window.cost
+
+
+def stretch_end_ms(blocks: Sequence[Block], slot: Slot, after_ms: int, budget: int) -> int:
+    """Estimate up to which due time rows above ``after_ms`` take no more than ``budget`` bytes,
+    as if rows were spread evenly between the first and last of their block.
+    """
+    sample = blocks[:: 1 + len(blocks) // _SAMPLES]
+    share = budget * len(sample) // max(len(blocks), 1)
+    costs = [(b.first_ms, b.last_ms + 1, b.length + ROW_BYTES * b.rows) for b in sample]
+    after = after_ms - slot.start_ms
+    low = after + 1  # so that there is progress whatever the budget
+    high = max([last for _, last, _ in costs], default=0)
+
+    def cost_upto(ms: int) -> float:
+        return sum(
+            cost * (min(last, ms) - max(first, after)) / (last - first)
+            for first, last, cost in costs
+            if min(last, ms) > max(first, after)
         )
-    return window
+
+    if high <= low or cost_upto(high) <= share:
+        return slot.stop_ms
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost_upto(middle) <= share else (low, middle)
+    return slot.start_ms + low
 
 
-def extend_window(files: Files, path: str, slot: Slot, window: Window, limit: int) -> None:
-    """Decode the next blocks of a window.
-
-    Raises:
-        BlockDamagedError, OSError: the file is damaged or missing.
-    """
-    window.extend(
-        limit,
-        lambda b: decode_block(
-            slot.second, b, files.read_at(path, b.position + HEADER_BYTES, b.length)
-        ),
-    )
-
-
-def read_blocks(read: Callable[[int, int], bytes], slot: Slot) -> Iterator[Block]:
-    """The blocks of a slot's file that have not moved to finer slots, by their headers.
+def read_stretch(
+    read: Callable[[int, int], bytes],
+    slot: Slot,
+    positions: Sequence[int],
+    window: Window,
+) -> None:
+    """Fill an empty window from a slot's file.
 
     Args:
         read: bytes of the file, by position and size.
-        slot: what the index says of it.
+        slot: the slot.
+        positions: of the shard's blocks.
+        window: says where the stretch begins and what it may cost.
 
     Raises:
-        BlockDamagedError, OSError: the file is damaged or missing; what came before is good.
+        BlockDamagedError, OSError: the file is damaged or missing.
     """
-    position, crc = slot.moved, slot.moved_crc
-    while position < slot.size:
-        block = parse_header(read(position, HEADER_BYTES), position, crc)
-        if block.end > slot.size:
-            raise BlockDamagedError(f"the block at byte {position} is cut short")
-        yield block
-        position, crc = block.end, block.crc
-    if position != slot.size or crc != slot.crc:
-        raise BlockDamagedError(f"the blocks end at byte {position} and not at {slot.size}")
+    after_ms = window.after[0]
+    blocks = []
+    for position in positions:
+        block = parse_header(read(position, HEADER_BYTES), slot.start_ms, position)
+        if slot.start_ms + block.last_ms >= after_ms:
+            blocks.append(block)
+    upto_ms = stretch_end_ms(blocks, slot, after_ms, window.budget)
+    if upto_ms < slot.stop_ms:
+        window.cut = (upto_ms, OFFSET_MAX)
+    window.load(
+        decode_block(slot.start_ms, b, read(b.position + HEADER_BYTES, b.length), after_ms, upto_ms)
+        for b in blocks
+        if slot.start_ms + b.first_ms <= upto_ms
+    )
 
 
-def _read_headers(
-    files: Files, path: str, slot: Slot, whole_bytes_max: int
-) -> tuple[list[Block], bytes]:
-    """Blocks of a slot file, and its content if that is small enough to be read at once."""
-    whole = files.read_at(path, 0, slot.size) if 0 < slot.size <= whole_bytes_max else b""
+class Hand:
+    """Reads a shard's due rows in key order, through windows.
 
-    def read(position: int, size: int) -> bytes:
-        return whole[position : position + size] or files.read_at(path, position, size)
+    Args:
+        starts: starts of the slots in which the shard has anything, sorted.
+        slot_ms: width of a slot.
+        waiting: rows of the shard that are in no file yet, by the slot's start.
+        load: a window of the slot with a start, above a key; may raise ``SlotDamagedError``.
+        near: bound of the windows.
+    """
 
-    return list(read_blocks(read, slot)), whole
+    def __init__(
+        self,
+        starts: list[int],
+        slot_ms: int,
+        waiting: dict[int, list[Frame]],
+        load: Callable[[int, Key], Window],
+        near: Near,
+    ) -> None:
+        self._starts = starts
+        self._slot_ms = slot_ms
+        self._waiting = waiting
+        self._load = load
+        self._near = near
+        self._windows: dict[int, Window] = {}
+
+    def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
+        """Return at most ``limit`` rows above ``after`` and due by ``upto_ms``, in key order.
+
+        Raises:
+            SlotDamagedError: the next row is in a damaged slot.
+        """
+        self._forget_before(after[0])
+        found: list[Frame] = []
+        at = self._first(after[0])
+        while at < len(self._starts) and self._starts[at] <= upto_ms:
+            try:
+                window = self._window(self._starts[at], after)
+            except SlotDamagedError:
+                if found:
+                    return found  # these are good; the next call meets the damage again
+                raise
+            found += window.take(after, upto_ms, limit - len(found))
+            if len(found) >= limit:
+                break
+            if window.cut is None:
+                at += 1
+            elif window.cut[0] > upto_ms:
+                break
+            else:
+                after = max(after, window.cut)  # a giant slot: go on with its next stretch
+        return found
+
+    def _first(self, ms: int) -> int:
+        """Return the index of the first slot that ends after ``ms``."""
+        return bisect_right(self._starts, ms - self._slot_ms)
+
+    def next_due_ms(self, after: Key) -> int | None:
+        """See ``Store.next_due_ms``: exact inside a window, else a slot's start."""
+        for at in range(self._first(after[0]), len(self._starts)):
+            start_ms = self._starts[at]
+            start = max(after, (start_ms, -1))
+            window = self._windows.get(start_ms)
+            if window is None or not window.covers(start):
+                return start[0]
+            self._refresh(window, start_ms)
+            first = window.take(start, OFFSET_MAX, 1)
+            if first:
+                return first[0][0]
+            if window.cut is not None:
+                return max(window.cut[0], start[0])
+        return None
+
+    def preload(self, ms: int) -> None:
+        """Load the slot that begins soon after ``ms`` before it is due, if there is room beside the
+        windows that are in use: there is time now, and none when it is due.
+        """
+        for start_ms in self._starts[bisect_right(self._starts, ms) :][:1]:
+            is_soon = start_ms <= ms + _PRELOAD_MS and start_ms not in self._windows
+            if is_soon and self._near.has_room:
+                with suppress(SlotDamagedError):  # raised again when it is due
+                    self._window(start_ms, (start_ms, -1))
+
+    def before_flush(self, start_ms: int) -> None:
+        """Keep the rows that a window needs: they are about to go to the slot's file."""
+        window = self._windows.get(start_ms)
+        if window is not None:
+            self._refresh(window, start_ms)
+            window.seen = 0
+
+    def passed(self, start_ms: int, key: Key) -> int:
+        """Return how many of a slot's records are known to be at or below ``key``."""
+        window = self._windows.get(start_ms)
+        return 0 if window is None else window.passed(key)
+
+    def forget(self, start_ms: int) -> None:
+        """Drop the window of a slot that changed under it or is gone."""
+        window = self._windows.pop(start_ms, None)
+        if window is not None:
+            self._near.forget(window)
+
+    def forget_all(self) -> None:
+        """Drop every window."""
+        for start_ms in list(self._windows):
+            self.forget(start_ms)
+
+    def _forget_before(self, ms: int) -> None:
+        at = self._first(ms)
+        least = self._starts[at] if at < len(self._starts) else ms
+        for start_ms in [start for start in self._windows if start < least]:
+            self.forget(start_ms)
+
+    def _window(self, start_ms: int, after: Key) -> Window:
+        start = max(after, (start_ms, -1))
+        window = self._windows.get(start_ms)
+        if window is not None and window.covers(start):
+            window.drop_upto(start)
+            self._refresh(window, start_ms)
+            if window.covers(start):
+                self._near.use(window)
+                return window
+        self.forget(start_ms)
+        window = self._load(start_ms, start)
+        self._windows[start_ms] = window
+        self._near.admit(window, lambda: self._dropped(start_ms, window))
+        return window
+
+    def _dropped(self, start_ms: int, window: Window) -> None:
+        if self._windows.get(start_ms) is window:
+            del self._windows[start_ms]
+
+    def _refresh(self, window: Window, start_ms: int) -> None:
+        rows = self._waiting.get(start_ms, ())
+        if window.seen < len(rows):
+            window.add(rows[window.seen :])
+            window.seen = len(rows)

@@ -1,44 +1,37 @@
-"""A wheel's files read by somebody else than its owner: a running node, a stopped one, a backup.
+"""A wheel's files read without its owner: beside a running node, a stopped one, or a backup.
 
-Nothing is locked, written or opened for writing. What the horizon and its index say is good is
-read, the rest is of no account (``docs/format-wheel.md``). Beside a running node files come and go:
-all files of an hour are opened first, and what was opened stays as it is, for slot files are only
-appended to or removed. If one is not what the index says, the index is read again: a file that it
-no longer speaks of was pruned or moved; any other is damaged.
+Nothing is locked, written or opened for writing. What the horizon says is good is read, the rest
+is of no account (``docs/format-wheel.md``). Beside a running node files come and go: if one is not
+what the horizon says, the horizon is read again; a file that it no longer speaks of was pruned, any
+other is damaged.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import StoreError
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
-from delayservice.store.shards import read_format
+from delayservice.store.shards import ShardFolder, read_format
 from delayservice.store.wheel.block import (
     HEADER_BYTES,
     MARK_ONLY,
-    SLOT_MS,
     Block,
     BlockDamagedError,
     decode_block,
+    walk_blocks,
 )
-from delayservice.store.wheel.manifest import DAMAGED, Entry, Manifest
-from delayservice.store.wheel.near import read_blocks
-from delayservice.store.wheel.slots import HOUR, Slot, hour_name
-from delayservice.store.wheel.store import FORMAT
+from delayservice.store.wheel.horizon import Horizon, HorizonDamagedError, Lost, read_horizon
+from delayservice.store.wheel.slot import FOLDER, Slot, file_name
+from delayservice.store.wheel.wheel import FORMAT
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
+HOUR_MS: Final = 3_600_000
 _TRIES: Final = 3
-_SLOTS_OPEN_MAX: Final = 1 << 20
-"""Files of an hour stay open while it is read: some hundred, and 3,661 at most."""
 _DAMAGE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EIO})
 """Errors of the medium; any other is about us (rights, limits) and is raised."""
 
@@ -64,7 +57,7 @@ class Bounds(NamedTuple):
     to_ms: int = DUE_STOP_MS
 
     def meets(self, first_ms: int, stop_ms: int) -> bool:
-        """Whether ``[first_ms, stop_ms)`` has keys that are asked for."""
+        """Return whether ``[first_ms, stop_ms)`` has keys that are asked for."""
         return first_ms < self.to_ms and stop_ms > self.from_ms
 
 
@@ -78,41 +71,80 @@ class Rows(NamedTuple):
     frames: list[Frame]
 
 
-@dataclass(frozen=True, slots=True)
-class WheelState:
-    """What a shard's horizon vouches for.
+class Part(NamedTuple):
+    """What the horizon says of a shard in one slot.
+
+    Attributes:
+        start_ms: of the slot.
+        stop_ms: its exclusive end.
+        size: bytes of the file that are good.
+        number: of the shard.
+        generation: of the shard's store.
+        floor: blocks below this position are of no account.
+        records: in the file, lost ones among them.
+        first_offset: lowest of a row.
+        stop_offset: above the highest of a row or mark.
+        lost: what the node has not read again yet.
+    """
+
+    start_ms: int
+    stop_ms: int
+    size: int
+    number: int
+    generation: int
+    floor: int
+    records: int
+    first_offset: int
+    stop_offset: int
+    lost: Lost | None
+
+    @property
+    def name(self) -> str:
+        """The file, below the wheel's folder."""
+        return f"{FOLDER}/{file_name(self.start_ms)}"
+
+    @property
+    def has_file(self) -> bool:
+        """Return whether the file has blocks that count."""
+        return self.size > self.floor
+
+
+class WheelState(NamedTuple):
+    """What the horizon vouches for of one shard.
 
     Attributes:
         stop_offset: S: everything below is here, or noticed to be missing.
         label: by which contracts it was read, as JSON.
-        entries: the slots that hold anything.
-        has_ids: whether it speaks of ids.
+        parts: of the slots that hold anything of it, in order.
+        generation: of its store; its ids are in a folder of that name.
+        has_ids: whether the horizon speaks of ids.
     """
 
     stop_offset: int
     label: bytes
-    entries: tuple[Entry, ...]
-    has_ids: bool = False
+    parts: tuple[Part, ...]
+    generation: int
+    has_ids: bool
 
 
-def load_state(path: str) -> WheelState | None:
-    """What a shard's horizon vouches for; None: nothing here can be trusted, so that a node would
-    start over from the log.
+def load_horizon(path: str) -> Horizon | None:
+    """Read the horizon of a wheel; None: nothing here can be trusted, so that a node would start
+    over from the log.
 
     Raises:
         StoreError: the folder is of another kind or a newer format, or may not be read.
     """
-    for _ in range(_TRIES):  # beside a running node an index may be replaced between two reads
-        files = Files(read_only=True)
-        try:
-            if not _is_ours(path):
-                return None
-            state = Manifest(path, files).load()
-        finally:
-            files.close()
-        if state is not None:
-            return WheelState(state.stop_offset, state.label, tuple(state.live), state.has_ids)
-    return None
+    files = Files(read_only=True)
+    try:
+        return read_horizon(path, files) if _is_ours(path) else None
+    except HorizonDamagedError:
+        return None
+    except OSError as exc:
+        if exc.errno not in _DAMAGE:
+            raise unreadable(path, exc) from exc
+        return None
+    finally:
+        files.close()
 
 
 def _is_ours(path: str) -> bool:
@@ -125,158 +157,177 @@ def _is_ours(path: str) -> bool:
     return found is not None and found.version == FORMAT
 
 
-def hours_of(entries: Iterable[Entry], bounds: Bounds) -> dict[int, tuple[Entry, ...]]:
-    """Slots that have keys which are asked for, by the first second of their hour."""
-    hours: dict[int, list[Entry]] = {}
-    for entry in entries:
-        if bounds.meets(*_slot_ms(entry)):
-            hours.setdefault(entry.second - entry.second % HOUR, []).append(entry)
+def load_state(folder: ShardFolder) -> WheelState | None:
+    """Return what a wheel's horizon vouches for of one shard; None: see ``load_horizon``.
+
+    Raises:
+        StoreError: as ``load_horizon``.
+    """
+    horizon = load_horizon(folder.path)
+    if horizon is None:
+        return None
+    for row in horizon.shards:
+        if (row.topic, row.partition) == (folder.shard, folder.partition):
+            parts = tuple(_parts_of(horizon, row.number, row.generation))
+            return WheelState(row.stop_offset, row.label, parts, row.generation, row.has_ids)
+    return None
+
+
+def _parts_of(horizon: Horizon, number: int, generation: int) -> Iterator[Part]:
+    for row in sorted(horizon.slots, key=lambda row: row.start_ms):
+        slot = Slot.of_row(row, horizon.slot_ms)
+        if slot.held_by(number):
+            yield Part(
+                slot.start_ms,
+                slot.stop_ms,
+                slot.size,
+                number,
+                generation,
+                slot.floors.get(number, 0),
+                slot.counts[number],
+                slot.firsts[number],
+                slot.stops[number],
+                slot.lost.get(number),
+            )
+
+
+def hours_of(parts: Iterable[Part], bounds: Bounds) -> dict[int, tuple[Part, ...]]:
+    """Return the slots that have keys which are asked for, by the hour in which they begin."""
+    hours: dict[int, list[Part]] = {}
+    for part in parts:
+        if bounds.meets(part.start_ms, part.stop_ms):
+            hours.setdefault(part.start_ms // HOUR_MS * HOUR_MS, []).append(part)
     return {hour: tuple(found) for hour, found in sorted(hours.items())}
 
 
-def _slot_ms(entry: Entry) -> tuple[int, int]:
-    return entry.second * SLOT_MS, (entry.second + entry.width) * SLOT_MS
-
-
-def read_hour(
-    path: str, hour: int, entries: Sequence[Entry], bounds: Bounds
+def read_parts(
+    folder: ShardFolder, parts: Sequence[Part], bounds: Bounds
 ) -> Iterator[Rows | Damage]:
-    """What slots of one hour hold: each record once, with its mark, in no order.
+    """Yield what slots hold of a shard: each record once, with its mark, in no order.
 
-    Memory: 70 bytes for each record of the hour, and one block.
+    Memory: 70 bytes for each record of a slot, and one block.
 
     Args:
-        path: the shard's folder.
-        hour: first second of the hour.
-        entries: its slots, as the index has them.
+        folder: the wheel and the shard.
+        parts: its slots, as the horizon has them.
         bounds: keys that are asked for.
 
     Raises:
         StoreError: a file may not be read.
     """
-    reader = _HourReader(path, entries, bounds)
+    files = Files(8, read_only=True)
     try:
-        for _ in range(_TRIES):
-            if not reader.damages:
-                break
-            state = load_state(path)
-            newer = hours_of(state.entries, bounds).get(hour, ()) if state is not None else entries
-            if newer == tuple(entries):
-                break
-            entries = newer
-            reader.close()
-            reader = _HourReader(path, entries, bounds)
-        yield from reader.read()
+        for part in parts:
+            yield from _read_part(folder, files, part, bounds)
     finally:
-        reader.close()
+        files.close()
 
 
-@dataclass(slots=True)
-class _SlotFile:
-    """A slot's file, opened, and those of its blocks that have keys which are asked for."""
-
-    entry: Entry
-    slot: Slot
-    read: Callable[[int, int], bytes]
-    blocks: list[Block] = field(default_factory=list)
-    damage: Damage | None = None
-
-    def note(self, why: object, *, is_missing: bool = False) -> None:
-        """Something of the slot can't be read; the first reason is told."""
-        if self.damage is None:
-            entry = self.entry
-            why = f"slot {self.slot.name}: {why}"
-            first, stop = max(0, entry.first), entry.last + 1
-            self.damage = Damage(*_slot_ms(entry), first, stop, why, is_missing)
-
-    def open(self, bounds: Bounds) -> None:
-        """Read the headers: from here on the file stays as it is."""
-        if self.entry.state == DAMAGED:
-            self.note("the node found it damaged and has not read it again yet")
-            return
-        try:
-            for block in read_blocks(self.read, self.slot):
-                if bounds.meets(block.first[0], block.last[0] + 1):
-                    self.blocks.append(block)
-        except BlockDamagedError as exc:
-            self.note(exc)
-        except OSError as exc:
-            self._note_medium(exc)
-
-    def _note_medium(self, exc: OSError) -> None:
-        if exc.errno not in _DAMAGE:
-            raise _unreadable(f"slot {self.slot.name}", exc) from exc
-        self.note(exc.strerror, is_missing=exc.errno == errno.ENOENT)
-
-    def decode(self, block: Block) -> list[Frame]:
-        """Rows of a block; none, and a note, if it is damaged."""
-        try:
-            body = self.read(block.position + HEADER_BYTES, block.length)
-            return decode_block(self.slot.second, block, body)
-        except BlockDamagedError as exc:
-            self.note(exc)
-        except OSError as exc:
-            self._note_medium(exc)
-        return []
+def _read_part(
+    folder: ShardFolder, files: Files, part: Part, bounds: Bounds
+) -> Iterator[Rows | Damage]:
+    blocks, damage = _headers(folder.path, files, part)
+    for _ in range(_TRIES):
+        if damage is None or part.lost is not None:
+            break
+        state = load_state(folder)
+        newer = part if state is None else _same_slot(state, part)
+        if newer is None:
+            return  # it was pruned meanwhile
+        if newer == part:
+            break
+        part = newer
+        blocks, damage = _headers(folder.path, files, part)
+    read = partial(files.read_at, f"{folder.path}/{part.name}")
+    marks: dict[int, int] = {}
+    seen: set[int] = set()
+    for block in [block for block in blocks if block.has_marks]:
+        found, _ = _decode(read, part, block)
+        marks |= {offset: mark for _, offset, mark, _ in found if mark != NO_MARK}
+    for block in blocks:
+        if bounds.meets(part.start_ms + block.first_ms, part.start_ms + block.last_ms + 1):
+            found, worse = _decode(read, part, block)
+            damage = damage or worse
+            frames = _records(found, marks, seen, bounds)
+            if frames:
+                yield Rows((part.start_ms, part.stop_ms), frames)
+    if damage is not None:
+        yield damage
 
 
-class _HourReader:
-    """The files of an hour, opened together."""
-
-    def __init__(self, path: str, entries: Sequence[Entry], bounds: Bounds) -> None:
-        self._bounds = bounds
-        self._files = Files(_SLOTS_OPEN_MAX, read_only=True)
-        self._slots = [self._open(path, entry) for entry in entries]
-        self._seen: set[int] = set()
-
-    def close(self) -> None:
-        self._files.close()
-
-    @property
-    def damages(self) -> list[Damage]:
-        return [slot.damage for slot in self._slots if slot.damage is not None]
-
-    def _open(self, path: str, entry: Entry) -> _SlotFile:
-        slot = Slot.of_entry(entry)
-        name = f"{path}/slots/{hour_name(entry.second // HOUR)}/{slot.name}"
-        opened = _SlotFile(entry, slot, partial(self._files.read_at, name))
-        opened.open(self._bounds)
-        return opened
-
-    def read(self) -> Iterator[Rows | Damage]:
-        marks = self._marks()
-        for slot in self._slots:
-            for block in slot.blocks:
-                frames = self._records(slot.decode(block), marks)
-                if frames:
-                    yield Rows(_slot_ms(slot.entry), frames)
-        yield from self.damages
-
-    def _marks(self) -> dict[int, int]:
-        """Every mark of the hour, by the offset that it marks: it may lie in a later block than
-        its record, or in another slot while one is opening, and before the record if it moved.
-        """
-        return {
-            offset: mark
-            for slot in self._slots
-            for block in slot.blocks
-            if block.has_marks
-            for _, offset, mark, _ in slot.decode(block)
-            if mark != NO_MARK
-        }
-
-    def _records(self, rows: Iterable[Frame], marks: dict[int, int]) -> list[Frame]:
-        from_ms, to_ms = self._bounds
-        seen = self._seen
-        found = []
-        for key_ms, offset, _, payload in rows:
-            if payload is not MARK_ONLY and from_ms <= key_ms < to_ms and offset not in seen:
-                seen.add(offset)
-                found.append((key_ms, offset, marks.get(offset, NO_MARK), payload))
-        return found
+def _same_slot(state: WheelState, part: Part) -> Part | None:
+    return next((one for one in state.parts if one.start_ms == part.start_ms), None)
 
 
-def _unreadable(what: str, exc: OSError) -> StoreError:
+def _headers(path: str, files: Files, part: Part) -> tuple[list[Block], Damage | None]:
+    """Return a shard's blocks in a slot's file, and what is wrong with it."""
+    blocks: list[Block] = []
+    damage = None
+    if part.lost is not None:
+        damage = _damaged(part, "the node has not read again yet what was damaged")
+    try:
+        blocks.extend(shard_blocks(partial(files.read_at, f"{path}/{part.name}"), part))
+    except BlockDamagedError as exc:
+        damage = _damaged(part, str(exc))
+    except OSError as exc:
+        damage = _medium(part, exc)
+    return blocks, damage
+
+
+def shard_blocks(read: Callable[[int, int], bytes], part: Part) -> Iterator[Block]:
+    """Yield the blocks of a slot's file that count for a shard.
+
+    Raises:
+        BlockDamagedError, OSError: the file is damaged or missing; what came before is good.
+    """
+    for block in walk_blocks(read, part.start_ms, 0, part.size if part.has_file else 0):
+        is_here = (block.shard, block.generation) == (part.number, part.generation)
+        if is_here and block.position >= part.floor:
+            yield block
+
+
+def _decode(
+    read: Callable[[int, int], bytes], part: Part, block: Block
+) -> tuple[list[Frame], Damage | None]:
+    try:
+        body = read(block.position + HEADER_BYTES, block.length)
+        return decode_block(part.start_ms, block, body), None
+    except BlockDamagedError as exc:
+        return [], _damaged(part, str(exc))
+    except OSError as exc:
+        return [], _medium(part, exc)
+
+
+def _damaged(part: Part, why: str) -> Damage:
+    lost = part.lost
+    if lost is None:
+        span = part.start_ms, part.stop_ms, part.first_offset, part.stop_offset
+    else:
+        span = lost.from_ms, part.stop_ms, lost.first_offset, lost.stop_offset
+    return Damage(*span, f"{part.name}: {why}")
+
+
+def _medium(part: Part, exc: OSError) -> Damage:
+    if exc.errno not in _DAMAGE:
+        raise unreadable(part.name, exc) from exc
+    damage = _damaged(part, exc.strerror or "it can't be read")
+    return damage._replace(is_missing=exc.errno == errno.ENOENT)
+
+
+def _records(
+    rows: Iterable[Frame], marks: dict[int, int], seen: set[int], bounds: Bounds
+) -> list[Frame]:
+    found = []
+    for key_ms, offset, _, payload in rows:
+        is_wanted = bounds.from_ms <= key_ms < bounds.to_ms and offset not in seen
+        if is_wanted and payload is not MARK_ONLY:
+            seen.add(offset)
+            found.append((key_ms, offset, marks.get(offset, NO_MARK), payload))
+    return found
+
+
+def unreadable(what: str, exc: OSError) -> StoreError:
+    """Return the error of a file that this user may not read."""
     return StoreError(
         f"can't read {what}: {exc.strerror}; run as the user of the service, or read a copy"
     )

@@ -1,0 +1,97 @@
+"""Batch limits that topics were found to have: larger batches are refused as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from connectors.kafka.targets import TargetTopics
+from delayservice.core.outcome import Output
+
+_LIMITS_MAX: Final = 1_000
+"""Topics whose limits are remembered; after that they are found anew."""
+_NO_LIMIT: Final = 2**31
+_BATCH_BYTES: Final = 61
+"""The header of a record batch, version 2."""
+
+
+class RecordLimits:
+    """Limits of topics, learned from refusals.
+
+    librdkafka never splits a batch that is larger than its topic allows, so records that are small
+    enough one by one would be refused together again and again.
+
+    Args:
+        targets: says what a topic takes at most (``max.message.bytes``).
+        compresses: whether the client compresses. The size of a record is not known then, and
+            none is judged before it was sent.
+    """
+
+    def __init__(self, targets: TargetTopics, *, compresses: bool) -> None:
+        self._targets = targets
+        self._compresses = compresses
+        self._limits: dict[str, int] = {}
+        self._batched: dict[str, int] = {}
+        """Bytes that were sent and may share a batch with the next record, by topic."""
+        self._refused: set[str] = set()
+
+    def __contains__(self, topic: str) -> bool:
+        """Return whether a topic is known to refuse large batches."""
+        return topic in self._limits
+
+    def __bool__(self) -> bool:
+        """Return whether any topic is."""
+        return bool(self._limits)
+
+    def note_refused(self, topic: str) -> None:
+        """Note that a topic refused a batch as too large. May be called in a delivery report."""
+        self._refused.add(topic)
+
+    def learn(self) -> None:
+        """Ask what the topics take at most that refused a batch since the last call."""
+        for topic in self._refused:
+            self._learn(topic)
+        self._refused.clear()
+
+    def _learn(self, topic: str) -> None:
+        limit = self._targets.record_bytes_max(topic)
+        if limit is not None:
+            if len(self._limits) >= _LIMITS_MAX:
+                self._limits.clear()
+            self._limits[topic] = limit
+
+    def outgrown(self, outputs: Sequence[Output]) -> set[int]:
+        """Return the offsets of outputs that are too large for certain: all at once, for the client
+        stops at the first that the broker refuses. A limit may have been raised meanwhile, so it is
+        asked again before anything is refused by it.
+        """
+        if not self._limits or self._compresses:
+            return set()
+        suspects = [output for output in outputs if self._exceeds(output)]
+        for topic in {output[1] for output in suspects}:
+            self._learn(topic)
+        return {output[7] for output in suspects if self._exceeds(output)}
+
+    def _exceeds(self, output: Output) -> bool:
+        return _bytes_min(output) > self._limits.get(output[1], _NO_LIMIT)
+
+    def must_flush(self, output: Output) -> bool:
+        """Return whether a batch with this output would be too large."""
+        topic = output[1]
+        return self._batched.get(topic, 0) + _bytes_min(output) > self._limits.get(topic, _NO_LIMIT)
+
+    def sent(self, output: Output) -> None:
+        """Count an output into the batch that is being made for its topic."""
+        topic = output[1]
+        self._batched[topic] = self._batched.get(topic, 0) + _bytes_min(output)
+
+    def flushed(self) -> None:
+        """Note that nothing that was sent waits for its batch any longer."""
+        self._batched.clear()
+
+
+def _bytes_min(output: Output) -> int:
+    """Return what an output takes at least in a batch of its own, uncompressed, in bytes."""
+    _, _, _, key, value, headers, _, _ = output
+    content = len(key or b"") + len(value or b"")
+    return _BATCH_BYTES + content + sum(len(n) + len(v or b"") + 2 for n, v in headers)

@@ -1,0 +1,151 @@
+"""The durable word on what the slot files hold: one small file for all shards of a wheel.
+
+::
+
+    horizon    magic      8 bytes   "DLYWHEEL"
+               version    u32       5
+               crc        u32       CRC32C of the rest
+               content    msgpack, an array: the fields of ``Horizon`` in order
+
+It is written only after all that it speaks of is durable, into a temporary file that is renamed.
+What lies in slot files beyond the sizes that it states is cut off after a crash. A horizon that is
+missing or damaged means: start over at 0.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+import google_crc32c
+import msgspec
+
+if TYPE_CHECKING:
+    from delayservice.store.files import Files
+
+NAME: Final = "horizon"
+_HEAD = Struct("<8sII")
+_MAGIC: Final = b"DLYWHEEL"
+_VERSION: Final = 5
+
+
+class HorizonDamagedError(ValueError):
+    """The horizon is not as it was written. Never leaves the wheel."""
+
+
+class ShardRow(msgspec.Struct, array_like=True, frozen=True):
+    """A shard's place in the wheel.
+
+    Attributes:
+        number: its place in the columns of ``SlotRow``, and its number in blocks.
+        generation: blocks of its number and another generation are of no account.
+        topic: hash of the topic's id, hexadecimal.
+        partition: of the topic.
+        stop_offset: the horizon S.
+        has_ids: whether S speaks of ids.
+        label: see ``Store.label``.
+    """
+
+    number: int
+    generation: int
+    topic: str
+    partition: int
+    stop_offset: int
+    has_ids: bool
+    label: bytes
+
+
+class Lost(msgspec.Struct, array_like=True, frozen=True):
+    """Rows of a shard in a slot that are to be read again: those of source offsets
+    ``[first_offset, stop_offset)``, of which ``count`` were records. Those of keys below
+    ``from_ms`` have been read again already.
+    """
+
+    shard: int
+    from_ms: int
+    first_offset: int
+    stop_offset: int
+    count: int
+
+
+class SlotRow(msgspec.Struct, array_like=True, frozen=True):
+    """What a slot's file durably holds.
+
+    Attributes:
+        start_ms: the slot's start, epoch milliseconds.
+        size: the file's first bytes that are good.
+        counts: records of each shard by its number, u32.
+        firsts: lowest offset of a row, i64.
+        stops: above the highest offset of a row or mark, i64; 0: the shard has nothing here.
+        floors: blocks of a shard below this position are of no account; most shards have none.
+        lost: what is to be read again.
+    """
+
+    start_ms: int
+    size: int
+    counts: bytes
+    firsts: bytes
+    stops: bytes
+    floors: dict[int, int]
+    lost: list[Lost]
+
+
+class Horizon(msgspec.Struct, array_like=True, frozen=True):
+    """What a wheel durably holds.
+
+    Attributes:
+        slot_ms: width of a slot.
+        next_generation: the first that no shard has had.
+        shards: in no order.
+        slots: those that hold anything, in no order.
+    """
+
+    slot_ms: int
+    next_generation: int
+    shards: list[ShardRow]
+    slots: list[SlotRow]
+
+
+_decoder = msgspec.msgpack.Decoder(Horizon)
+
+
+def encode_horizon(horizon: Horizon) -> bytes:
+    """Return the bytes of the file."""
+    content = msgspec.msgpack.encode(horizon)
+    return _HEAD.pack(_MAGIC, _VERSION, google_crc32c.value(content)) + content
+
+
+def read_horizon(path: str, files: Files) -> Horizon:
+    """Read the horizon of the wheel in folder ``path``.
+
+    Raises:
+        HorizonDamagedError: it can't be trusted; the text says why.
+        OSError: it is missing, or the medium fails.
+    """
+    name, data = f"{path}/{NAME}", b""
+    while part := files.read_at(name, len(data), 1 << 22):
+        data += part
+    if len(data) < _HEAD.size:
+        raise HorizonDamagedError(f"the horizon has {len(data)} bytes of {_HEAD.size} at least")
+    magic, version, crc = _HEAD.unpack_from(data)
+    content = data[_HEAD.size :]
+    if magic != _MAGIC or version != _VERSION or crc != google_crc32c.value(content):
+        raise HorizonDamagedError("the horizon fails its checksum")
+    try:
+        return _decoder.decode(content)
+    except msgspec.MsgspecError as exc:
+        raise HorizonDamagedError(f"the horizon can't be read: {exc}") from exc
+
+
+def write_horizon(path: str, files: Files, data: bytes) -> None:
+    """Replace the horizon atomically and durably; all that it speaks of must be durable already.
+
+    Raises:
+        StoreError: the disk is full or fails.
+    """
+    temporary = f"{path}/{NAME}.new"
+    files.remove(temporary)
+    files.write_at(temporary, 0, data)
+    files.sync_file(temporary)
+    files.replace(temporary, f"{path}/{NAME}")
+    files.sync_dir(path)

@@ -1,0 +1,122 @@
+"""Workers that claim slices on a real Kafka: what each of them has of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.clients import admin_client
+from connectors.kafka.sink import KafkaSink, SinkOptions
+from connectors.kafka.succession import KafkaSuccession
+from connectors.kafka.targets import TargetTopics
+from delayservice.clock import SystemClock
+from delayservice.core.checkpoint import Checkpoint, encode_checkpoint, fingerprint
+from delayservice.core.claims import CLAIM, Tenure, encode_word
+from delayservice.core.outcome import DELIVERED, Output
+from delayservice.lanes.ports import Control
+from delayservice.lanes.take_over import Taken, take_over
+
+SECRET = fingerprint(b"secret")
+SLICE = 5
+PLACE = ("delay_topic_any", SLICE)
+
+
+@dataclass
+class Topics:
+    """The service's own topics and a target, made for one test."""
+
+    bootstrap: str
+    checkpoint: str
+    claims: str
+    target: str
+
+    @property
+    def client(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.bootstrap}
+
+    def delivered(self) -> list[bytes]:
+        """Return what a read_committed consumer of the target sees, to the end of the log."""
+        consumer = Consumer(
+            {
+                **self.client,
+                "group.id": "judge",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.assign([TopicPartition(self.target, 0, 0)])
+        values: list[bytes] = []
+        while (message := consumer.poll(30.0)) is not None and message.error() is None:
+            values.append(message.value() or b"")
+        consumer.close()
+        return values
+
+
+@dataclass
+class Worker:
+    """What one worker has of Kafka: a sink, the tail and the succession."""
+
+    topics: Topics
+    name: str
+    sink: KafkaSink = field(init=False)
+    tail: KafkaCheckpoints = field(init=False)
+    succession: KafkaSuccession = field(init=False)
+    writer: str = ""
+
+    def __post_init__(self) -> None:
+        """Its clients, as a worker has them."""
+        topics, admin = self.topics, admin_client(self.topics.client)
+        options = SinkOptions(
+            name_prefix=f"test-{self.name}",
+            checkpoint_topic=topics.checkpoint,
+            claims_topic=topics.claims,
+            checkpoint_partition=lambda _: 0,
+            exactly_once=True,
+            partitioner="murmur2_random",
+            client=topics.client,
+        )
+        self.sink = KafkaSink(options, TargetTopics(admin))
+        self.tail = KafkaCheckpoints(
+            topics.checkpoint, 1, topics.claims, topics.client, SystemClock(), self.name
+        )
+        self.tail.start()
+        self.succession = KafkaSuccession(
+            self.tail,
+            admin,
+            consumer=topics.client,
+            producer=topics.client,
+            checkpoint_topic=topics.checkpoint,
+            claims_topic=topics.claims,
+            legacy_prefix="test",
+            confirm=frozenset,
+        )
+
+    def open(self) -> None:
+        self.writer = self.sink.open()
+        self.succession.enter(self.writer)
+
+    def close(self) -> None:
+        self.sink.discard()
+        self.tail.close()
+
+    def say(self, word: str) -> Control:
+        return Control(SLICE, encode_word(SLICE, self.writer, self.name, word), self.writer)
+
+    def checkpoint(self, claim: int, commit: int) -> Control:
+        written = Checkpoint(SLICE, self.name, 1, SECRET, {}, commit, Tenure(self.writer, claim))
+        return Control(SLICE, encode_checkpoint(written))
+
+    def take_over(self, above: int = -1) -> Taken:
+        """Claim the slice and do all that precedes the first checkpoint."""
+        self.sink.commit([self.say(CLAIM)])
+        return take_over(self.succession, self.writer, {SLICE: above}, [], SECRET)[SLICE]
+
+    def serve(self, value: bytes, claim: int, commit: int = 1) -> None:
+        """Deliver one record, with the checkpoint that settles it."""
+        output: Output = (DELIVERED, self.topics.target, 0, None, value, [], 1, 0)
+        self.sink.send(PLACE, [output])
+        self.sink.commit([self.checkpoint(claim, commit)])

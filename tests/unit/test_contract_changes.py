@@ -1,0 +1,83 @@
+"""The list of contracts in a checkpoint stays small, however often settings are changed."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.settle import Routes
+from delayservice.cron import cron_time
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import Bounds, Source
+from delayservice.lanes.take_over import CONTRACTS_BYTES_MAX, take_over_lane
+from delayservice.store.memory import MemoryStore
+from tests.unit.test_lane_label import TOPIC, Log, read
+
+BATCH_BYTES_MAX = 1_000_000
+"""About what a broker takes by default."""
+
+
+@pytest.fixture
+def lane() -> Lane:
+    routes = Routes("delay_dead_letter", "delay_outcomes", b"secret", 1, 0, (1_000,), cron_time)
+    made = Lane(TOPIC, 0, "id", MemoryStore(), cast("Source", Log()), routes)
+    made.follow(Cursor())
+    return made
+
+
+def changed(number: int) -> Contract:
+    return Contract(allow=("orders", f"mails-{number}"))
+
+
+def change(lane: Lane, number: int, log_start: int) -> int:
+    """Take over with other settings after one more record; the size of the checkpoint."""
+    known = None
+    if number:
+        read(lane, number)
+        known = ShardCheckpoint("id", Cursor(offset=number), lane.contracts)
+    take_over_lane(lane, known, Bounds(log_start, number), changed(number))
+    shards = {TOPIC: lane.checkpoint()}
+    return len(encode_checkpoint(Checkpoint(0, "node", 1, "secret", shards)))
+
+
+def test_contracts_whose_records_the_log_has_lost_are_dropped(lane: Lane) -> None:
+    sizes = [change(lane, number, max(0, number - 10)) for number in range(3_000)]
+    assert len(lane.contracts.entries()) == 11
+    assert max(sizes) < 10_000
+    assert lane.contracts.at(2_999) == changed(2_999)
+    assert lane.contracts.at(2_990) == changed(2_990)
+
+
+def test_a_store_outlives_the_contracts_that_are_dropped(lane: Lane) -> None:
+    for number in range(20):
+        change(lane, number, 0)
+    stored = lane.store.stats().pending
+    change(lane, 20, 12)
+    assert lane.contracts.entries()[0] == (12, changed(12))
+    assert lane.store.stats().pending == stored + 1
+
+
+def test_changes_that_the_checkpoint_has_no_room_for_wait_until_it_has(lane: Lane) -> None:
+    with capture_logs() as logged:
+        sizes = [change(lane, number, 0) for number in range(3_000)]
+    assert max(sizes) < CONTRACTS_BYTES_MAX + 1_000 < BATCH_BYTES_MAX
+    (deferred, *_) = [line for line in logged if line["event"] == "contract_deferred"]
+    assert deferred["contracts"] == len(lane.contracts.entries()) > 100
+    last = lane.contracts.entries()[-1]
+    assert last[1] == changed(last[0])
+    change(lane, 3_000, last[0])  # retention has deleted the records of all but the last
+    assert lane.contracts.entries() == (last, (3_000, changed(3_000)))
+
+
+def test_contracts_that_are_too_many_by_now_stay_as_they_are(lane: Lane) -> None:
+    """An older service wrote them; records need each."""
+    many = Contracts([(number, changed(number)) for number in range(1_000)])
+    assert len(many.encode()) > CONTRACTS_BYTES_MAX
+    known = ShardCheckpoint("id", Cursor(), many)
+    take_over_lane(lane, known, Bounds(0, 1_000), changed(999))
+    assert lane.contracts == many

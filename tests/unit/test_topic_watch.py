@@ -1,0 +1,123 @@
+"""What a worker makes of its looks at the delay topics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from connectors.kafka.topics import DelayTopic
+from delayservice.errors import KafkaEdgeError
+from delayservice.topic_watch import TopicWatcher
+
+GOOD = DelayTopic("delay_topic_any", "id-1", 2, ())
+RISKY = replace(GOOD, risks=("retention.ms is 1",))
+
+
+@dataclass
+class Cluster:
+    """What the looks see, and when."""
+
+    now_s: float = 100.0
+    answer: Sequence[DelayTopic] | Exception = (GOOD,)
+    checkpointed: set[str] = field(default_factory=set)
+
+    def look(self) -> Sequence[DelayTopic]:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def watcher(cluster: Cluster) -> TopicWatcher:
+    return TopicWatcher(
+        cluster.look,
+        lambda topic: topic.topic_id in cluster.checkpointed,
+        lambda: cluster.now_s,
+        every_s=5.0,
+    )
+
+
+ERRORS = [KafkaEdgeError("no broker answers"), ValueError("a configuration that is no number")]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_first_look_that_fails_is_a_problem_at_once(
+    cluster: Cluster, watcher: TopicWatcher, error: Exception
+) -> None:
+    cluster.answer = error
+    assert not watcher.refresh()
+    assert [str(error) in text for text in watcher.problems()] == [True]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_what_was_served_goes_on_when_a_look_fails_and_its_age_is_told(
+    cluster: Cluster, watcher: TopicWatcher, error: Exception
+) -> None:
+    assert watcher.refresh()
+    cluster.answer = error
+    cluster.now_s += 10
+    assert not watcher.refresh()
+    assert watcher.fit == [GOOD]
+    assert watcher.problems() == [], "one look was missed"
+    assert watcher.age_s == 10
+    cluster.now_s += 10
+    assert [str(error) in text for text in watcher.problems()] == [True]
+    cluster.answer = (GOOD,)
+    assert watcher.refresh()
+    assert watcher.problems() == []
+    assert watcher.age_s == 0
+
+
+def test_a_topic_that_is_gone_is_a_problem(cluster: Cluster, watcher: TopicWatcher) -> None:
+    watcher.refresh()
+    cluster.answer = (DelayTopic(GOOD.name, "", 0, ("it does not exist",)),)
+    watcher.refresh()
+    assert watcher.fit == []
+    assert watcher.problems() == ["delay_topic_any is not served: it does not exist"]
+
+
+def test_a_topic_that_is_served_goes_on_at_a_risk(cluster: Cluster, watcher: TopicWatcher) -> None:
+    watcher.refresh()
+    cluster.answer = (RISKY,)
+    watcher.refresh()
+    assert watcher.fit == [RISKY]
+    assert watcher.problems() == ["delay_topic_any may lose records: retention.ms is 1"]
+
+
+def test_a_topic_at_risk_is_not_begun_unless_its_records_may_be_pending(
+    cluster: Cluster, watcher: TopicWatcher
+) -> None:
+    cluster.answer = (RISKY,)
+    watcher.refresh()
+    assert watcher.fit == []
+    assert watcher.problems() == ["delay_topic_any is not served: retention.ms is 1"]
+    cluster.checkpointed.add(RISKY.topic_id)
+    watcher.refresh()
+    assert watcher.fit == [RISKY]
+
+
+def test_another_topic_of_the_same_name_is_a_new_one(
+    cluster: Cluster, watcher: TopicWatcher
+) -> None:
+    watcher.refresh()
+    cluster.answer = (replace(RISKY, topic_id="id-2"),)
+    watcher.refresh()
+    assert watcher.fit == []
+
+
+def test_what_is_wrong_with_own_topics_is_a_problem_until_it_is_put_right(cluster: Cluster) -> None:
+    wrong = ["delay_checkpoint: cleanup.policy is delete"]
+    watcher = TopicWatcher(cluster.look, lambda _: False, lambda: 0.0, 5.0, lambda: list(wrong))
+    watcher.refresh()
+    assert watcher.problems() == wrong
+    assert watcher.fit == [GOOD]
+    wrong.clear()
+    watcher.refresh()
+    assert watcher.problems() == []
