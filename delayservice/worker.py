@@ -24,10 +24,11 @@ from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
 from connectors.kafka.control_topics import ControlReader, ControlTopic
 from connectors.kafka.copies import CopyLog, RepairWatcher
+from connectors.kafka.log_ends import log_ends
 from connectors.kafka.pauses import PauseWatcher
 from connectors.kafka.reach import KafkaReach
 from connectors.kafka.sink import KafkaSink, SinkOptions
-from connectors.kafka.source import KafkaSource, log_ends
+from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topics import DelayTopic, Layout, TopicKeeper

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from confluent_kafka import Consumer, TopicPartition
 
-from connectors.kafka.source import ASK_TIMEOUT_S
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
 
 _LOOK_BACK: Final = 10_000
 """Records before the end among which the newest summary is looked for; findings come before it."""

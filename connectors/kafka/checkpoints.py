@@ -22,12 +22,8 @@ from confluent_kafka import (
 )
 
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
-from connectors.kafka.source import (
-    ASK_TIMEOUT_S,
-    READ_HINT,
-    consumer_config,
-    scan_partition,
-)
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
+from connectors.kafka.source import READ_HINT, consumer_config, scan_partition
 from delayservice.clock import Clock
 from delayservice.core.checkpoint import ForeignRecordError, Standing, standing_of
 from delayservice.core.claims import Claimed, ClaimLog

@@ -12,7 +12,8 @@ from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import NO_RECORDS, consumer_client, producer_client
 from connectors.kafka.errors import error_of
-from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds
+from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
+from connectors.kafka.source import consumer_config
 from delayservice.core.codec import Header
 from delayservice.core.names import DELAY_OUTCOME, DELAY_SETTLED_BY, DELAY_SETTLES, DELAY_SHARD
 from delayservice.errors import KafkaEdgeError

@@ -10,7 +10,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from connectors.kafka.clients import producer_client
-from connectors.kafka.source import ASK_TIMEOUT_S
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from delayservice.core.repair import Command, Report, decode_message
 
 REMEMBERED_MS: Final = 3_600_000

@@ -14,7 +14,8 @@ from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import KafkaAdmin, flush, producer_client
 from connectors.kafka.errors import FENCED, PURGED, REFUSALS, error_of
-from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config, log_bounds, scan_partition
+from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
+from connectors.kafka.source import consumer_config, scan_partition
 from delayservice.core.dead_letters import (
     DeadLetter,
     Heading,

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 from confluent_kafka import Consumer, TopicPartition
 
-from connectors.kafka.source import ASK_TIMEOUT_S
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from delayservice.core.pauses import Pause, Paused, Pauses, decode_key, decode_pause, encode_key
 
 _COMPLAIN_S: Final = 3.0

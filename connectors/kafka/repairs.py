@@ -9,7 +9,8 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from connectors.kafka.clients import consumer_client, flush, producer_client, values_of
-from connectors.kafka.source import ASK_TIMEOUT_S, consumer_config
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
+from connectors.kafka.source import consumer_config
 from delayservice.core.repair import Command, Detail, Report, decode_message, encode_message
 from delayservice.errors import KafkaEdgeError
 

@@ -13,7 +13,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from connectors.kafka.errors import UNKNOWN_TARGETS, answer_of, error_of
-from connectors.kafka.source import ASK_TIMEOUT_S
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from delayservice.errors import KafkaEdgeError
 
 READ: Final = AclOperation.READ

@@ -6,31 +6,27 @@ partition event, so those events are asked for, and a run says where it stops, n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import Any, Final
 
 import structlog
 from confluent_kafka import (
     Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
-    OffsetSpec,
-)
+from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.errors import MISSING, answer_of, error_of
+from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
 from delayservice.core.entry import UNREADABLE, Row
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.ports import Bounds, Place, Run, Trouble
 
-ASK_TIMEOUT_S: Final = 15.0
 SCAN_STALL_S: Final = 60.0
 SCAN_BATCH: Final = 5_000
 SCAN_WAIT_MS: Final = 10
@@ -305,72 +301,6 @@ def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
                 raise KafkaEdgeError(f"topic {name} can't be described: {exc}") from exc
             _log.warning("topic_not_described", topic=name, why=str(exc))
     return found
-
-
-def log_bounds(
-    admin: AdminClient,
-    topic: str,
-    partition: int,
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-) -> Bounds:
-    """Start of the log and its high watermark, open transactions included; with ``READ_COMMITTED``
-    the last stable offset instead, below which none is open.
-
-    Raises:
-        KafkaEdgeError: the cluster does not say.
-    """
-    place = TopicPartition(topic, partition)
-    asked = [
-        admin.list_offsets({place: spec}, isolation_level=isolation, request_timeout=ASK_TIMEOUT_S)
-        for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
-    ]
-    try:
-        offsets = [int(answer_of(answer[place], ASK_TIMEOUT_S).offset) for answer in asked]
-    except KafkaException as exc:
-        raise KafkaEdgeError(
-            f"where {topic}:{partition} starts and ends can't be asked: {exc}"
-        ) from exc
-    return Bounds(*offsets)
-
-
-def many_bounds(admin: AdminClient, places: Collection[Place]) -> dict[Place, Bounds]:
-    """Return the bounds of many logs, asked all at once; a partition whose leader does not answer
-    is left out.
-    """
-    specs = (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
-    first, ends = (
-        _offsets(asked) for asked in [_ask_offsets(admin, places, spec) for spec in specs]
-    )
-    return {place: Bounds(first[place], end) for place, end in ends.items() if place in first}
-
-
-def log_ends(admin: AdminClient, places: Collection[Place]) -> dict[Place, int]:
-    """Return high watermarks, asked all at once; a partition whose leader does not answer is left
-    out.
-    """
-    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    return _offsets(_ask_offsets(admin, places, latest))
-
-
-def _ask_offsets(
-    admin: AdminClient, places: Collection[Place], spec: OffsetSpec
-) -> dict[TopicPartition, Any]:
-    if not places:
-        return {}
-    wanted = {TopicPartition(*place): spec for place in places}
-    asked: dict[TopicPartition, Any] = admin.list_offsets(wanted, request_timeout=ASK_TIMEOUT_S)
-    return asked
-
-
-def _offsets(asked: Mapping[TopicPartition, Any]) -> dict[Place, int]:
-    ends = {}
-    for partition, answer in asked.items():
-        try:
-            offset = answer_of(answer, ASK_TIMEOUT_S).offset
-            ends[partition.topic, partition.partition] = int(offset)
-        except KafkaException as exc:
-            _log.debug("log_end_not_known", topic=partition.topic, why=str(exc))
-    return ends
 
 
 def scan_partition(

@@ -18,13 +18,8 @@ from confluent_kafka.admin import AdminClient
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import KAFKA, Clients
 from connectors.kafka.errors import error_of
-from connectors.kafka.source import (
-    consumer_config,
-    log_bounds,
-    log_ends,
-    many_bounds,
-    scan_partition,
-)
+from connectors.kafka.log_ends import log_bounds, log_ends, many_bounds
+from connectors.kafka.source import consumer_config, scan_partition
 from delayservice.core.checkpoint import decode_checkpoint
 from delayservice.core.claims import WRITER, Claimed
 from delayservice.core.entry import Row

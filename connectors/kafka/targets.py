@@ -18,8 +18,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from connectors.kafka.errors import answer_of
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.rights import WRITE, Access, ask_access
-from connectors.kafka.source import ASK_TIMEOUT_S
 from delayservice.core.codes import (
     TARGET_ASKED,
     TARGET_DOWN,

@@ -19,26 +19,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import methodcaller
-from typing import Any, Final
+from typing import Final
 
 from confluent_kafka import IsolationLevel, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     ConfigResource,
-    OffsetSpec,
     ResourceType,
 )
 
 from connectors.kafka.clients import KafkaAdmin, admin_client, consumer_client
 from connectors.kafka.errors import answer_of
-from connectors.kafka.source import (
-    ASK_TIMEOUT_S,
-    SCAN_STALL_S,
-    consumer_config,
-    topic_ids,
-)
+from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, LATEST, offsets_of, offsets_since
+from connectors.kafka.source import SCAN_STALL_S, consumer_config, topic_ids
 from connectors.spark.newest import CheckpointLog, newest_checkpoints
 from connectors.spark.topics import Place, native_options
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint
@@ -262,7 +257,7 @@ class LogStarts:
     """Where logs start now: asked again when a job has read them, for retention goes on."""
 
     def __init__(self, client: Mapping[str, str]) -> None:
-        self._desk = _Desk(client, SETTLE_TIMEOUT_S)
+        self._admin = admin_client(native_options(client))
 
     def of(self, places: Collection[Place]) -> dict[Place, int]:
         """First retained offsets.
@@ -270,7 +265,7 @@ class LogStarts:
         Raises:
             KafkaEdgeError: the cluster does not answer.
         """
-        return self._desk.offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return offsets_of(self._admin, places, EARLIEST)
 
     def since(self, places: Collection[Place], time_ms: int) -> dict[Place, int]:
         """Offsets of the first records of that time or later; places without one are left out.
@@ -278,8 +273,7 @@ class LogStarts:
         Raises:
             KafkaEdgeError: the cluster does not answer.
         """
-        found = self._desk.offsets(places, OffsetSpec.for_timestamp(time_ms))
-        return {place: offset for place, offset in found.items() if offset >= 0}
+        return offsets_since(self._admin, places, time_ms)
 
 
 def first_times(
@@ -342,8 +336,7 @@ def offsets_at(
     Raises:
         KafkaEdgeError: the cluster does not answer.
     """
-    found = _Desk(client, SETTLE_TIMEOUT_S).offsets(places, OffsetSpec.for_timestamp(at_ms))
-    return {place: offset for place, offset in found.items() if offset >= 0}
+    return offsets_since(admin_client(native_options(client)), places, at_ms)
 
 
 def compacted(client: Mapping[str, str], topics: Collection[str]) -> set[str]:
@@ -402,13 +395,12 @@ class _Desk:
 
     def settled_spans(self, places: Collection[Place]) -> dict[Place, Span]:
         """Logs up to their high watermarks, once no transaction below those is open."""
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        ends = self.offsets(places, latest)
+        ends = offsets_of(self.admin, places, LATEST)
         waiting = set(ends)
         deadline_s = time.monotonic() + self._timeout_s
         tick = threading.Event()
         while waiting:
-            stable = self.offsets(waiting, latest, IsolationLevel.READ_COMMITTED)
+            stable = offsets_of(self.admin, waiting, LATEST, IsolationLevel.READ_COMMITTED)
             waiting = {place for place in waiting if stable[place] < ends[place]}
             if waiting and time.monotonic() > deadline_s:
                 topic, partition = min(waiting)
@@ -420,31 +412,5 @@ class _Desk:
             if waiting:
                 tick.wait(_TICK_S)
         # After the ends: retention may pass an end that was asked for before.
-        starts = self.offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        starts = offsets_of(self.admin, places, EARLIEST)
         return {place: Span(starts[place], max(ends[place], starts[place])) for place in ends}
-
-    def offsets(
-        self,
-        places: Collection[Place],
-        spec: Any,  # noqa: ANN401  # the client's stubs leave it untyped
-        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-    ) -> dict[Place, int]:
-        """One offset of every place, asked all at once."""
-        if not places:
-            return {}
-        asked = self.admin.list_offsets(
-            {TopicPartition(*place): spec for place in places},
-            isolation_level=isolation,
-            request_timeout=ASK_TIMEOUT_S,
-        )
-        return dict(self._answers(asked))
-
-    def _answers(self, asked: Mapping[TopicPartition, Any]) -> Iterator[tuple[Place, int]]:
-        for place, future in asked.items():
-            try:
-                yield (place.topic, place.partition), int(answer_of(future, ASK_TIMEOUT_S).offset)
-            except KafkaException as exc:
-                raise KafkaEdgeError(
-                    f"how far {place.topic}:{place.partition} goes can't be asked: "
-                    f"{self.admin.explain(exc)}"
-                ) from exc

@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.kafka.clients import admin_client
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.repairs import RepairDesk
-from connectors.kafka.source import ASK_TIMEOUT_S
 from connectors.spark import digests
 from connectors.spark.cut import Cut, take_cut
 from connectors.spark.digests import Comparison, Expected

@@ -19,9 +19,10 @@ from msgspec.structs import replace
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.errors import ABORTABLE
+from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.record_limits import RecordLimits
 from connectors.kafka.sink import KafkaSink
-from connectors.kafka.source import KafkaSource, log_bounds
+from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
 from delayservice.clock import ClockWatch

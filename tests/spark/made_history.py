@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, Self, TypeAlias
 
-from confluent_kafka import IsolationLevel, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
-    OffsetSpec,
 )
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
+from connectors.kafka.log_ends import LATEST, offsets_of
 from tests.described import topic_id_of
 from tests.integration.bench import await_true
 
@@ -243,12 +243,7 @@ class MadeHistory:
 
     def _end(self, place: tuple[str, int]) -> int:
         """Return the offset after a log's last record or marker, be it committed or not."""
-        asked = TopicPartition(*place)
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        answers = self._admin.list_offsets(
-            {asked: latest}, isolation_level=IsolationLevel.READ_UNCOMMITTED
-        )
-        return int(answers[asked].result(30).offset)
+        return offsets_of(self._admin, [place], LATEST)[place]
 
     def letter(
         self, offset: int, *headers: Header, code: str, key: bytes | None = None, partition: int = 0

@@ -14,14 +14,13 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not re-exported
     AdminClient,
-    OffsetSpec,
 )
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from connectors.kafka.log_ends import LATEST, offsets_of
 from connectors.spark.progress import shown
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.conftest import MakeTopic
@@ -152,9 +151,8 @@ def test_a_run_that_was_killed_half_way_is_completed_by_the_next_one(
 
 
 def length(admin: AdminClient, topic: str) -> int:
-    end = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    latest = {TopicPartition(topic, n): end for n in range(PARTITIONS)}
-    return sum(future.result(30).offset for future in admin.list_offsets(latest).values())
+    places = [(topic, n) for n in range(PARTITIONS)]
+    return sum(offsets_of(admin, places, LATEST).values())
 
 
 def settled_length(admin: AdminClient, topic: str) -> int:

@@ -13,9 +13,9 @@ from typing import Final
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
-    OffsetSpec,
 )
 
+from connectors.kafka.log_ends import LATEST, offsets_of
 from delayservice.dev.crew import Crew, Node
 from delayservice.dev.demo.timeline import Act, Deed, Missed, has_let_go
 from delayservice.dev.progress import Steps
@@ -218,11 +218,7 @@ class Director:
         return max(high - self._ends(IsolationLevel.READ_COMMITTED), 0)
 
     def _ends(self, isolation: IsolationLevel) -> int:
-        asked = self._admin.list_offsets(
-            {place: OffsetSpec.latest() for place in self._targets},  # type: ignore[no-untyped-call]
-            isolation_level=isolation,
-        )
-        return sum(future.result(30).offset for future in asked.values())
+        return sum(offsets_of(self._admin, self._targets, LATEST, isolation).values())
 
 
 def _now_ms() -> float:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
-    OffsetSpec,
 )
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
+from connectors.kafka.log_ends import LATEST, offsets_of
 from delayservice.dev.drill.wire import Header, Place
 from delayservice.errors import KafkaEdgeError
 
@@ -156,7 +156,7 @@ class Writer:
         deadline_s = time.monotonic() + TIMEOUT_S
         tick = threading.Event()
         while awaited:
-            found = ends_of(self._admin, awaited)
+            found = offsets_of(self._admin, awaited, LATEST)
             awaited = {place: end for place, end in awaited.items() if found[place] < end}
             if awaited and time.monotonic() > deadline_s:
                 topic, partition = min(awaited)
@@ -166,13 +166,6 @@ class Writer:
                 )
             if awaited:
                 tick.wait(_TICK_S)
-
-
-def ends_of(admin: AdminClient, places: Iterable[Place]) -> dict[Place, int]:
-    """High watermarks, as the brokers say them."""
-    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = admin.list_offsets({TopicPartition(*place): latest for place in places})
-    return {(p.topic, p.partition): f.result(TIMEOUT_S).offset for p, f in asked.items()}
 
 
 class Topics:
@@ -223,7 +216,7 @@ class Topics:
         Raises:
             KafkaEdgeError: a log ends elsewhere, so somebody else writes to it.
         """
-        found = ends_of(self._admin, ends.next)
+        found = offsets_of(self._admin, ends.next, LATEST)
         for (topic, partition), counted in ends.next.items():
             if found[topic, partition] != counted:
                 raise KafkaEdgeError(

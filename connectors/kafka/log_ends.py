@@ -1,0 +1,164 @@
+"""Where logs start and end, asked of their leaders."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    OffsetSpec,
+)
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+from connectors.kafka.errors import answer_of, error_of
+from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.ports import Bounds, Place
+
+ASK_TIMEOUT_S: Final = 15.0
+EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+STALE: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+    }
+)
+"""Answers of a broker that was the leader before, or is to become it."""
+_AGAIN_S: Final = 0.1
+
+_Answers = dict[Place, int | KafkaException]
+
+_log = structlog.get_logger(__name__)
+
+
+def log_bounds(
+    admin: AdminClient,
+    topic: str,
+    partition: int,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> Bounds:
+    """Start of the log and its high watermark, open transactions included; with ``READ_COMMITTED``
+    the last stable offset instead, below which none is open.
+
+    Raises:
+        KafkaEdgeError: the cluster does not say.
+    """
+    place = (topic, partition)
+    asked = [_asked(admin, [place], spec, isolation) for spec in (EARLIEST, LATEST)]
+    return Bounds(*(_known(answer)[place] for answer in asked))
+
+
+def many_bounds(admin: AdminClient, places: Collection[Place]) -> dict[Place, Bounds]:
+    """Return the bounds of many logs, asked all at once; a partition whose leader does not answer
+    is left out.
+    """
+    first, ends = (_found(_asked(admin, places, spec)) for spec in (EARLIEST, LATEST))
+    return {place: Bounds(first[place], end) for place, end in ends.items() if place in first}
+
+
+def log_ends(admin: AdminClient, places: Collection[Place]) -> dict[Place, int]:
+    """Return high watermarks, asked all at once; a partition whose leader does not answer is left
+    out.
+    """
+    return _found(_asked(admin, places, LATEST))
+
+
+def offsets_of(
+    admin: AdminClient,
+    places: Collection[Place],
+    spec: OffsetSpec,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[Place, int]:
+    """Return one offset of every place, asked all at once; waits while leaders are elected.
+
+    Raises:
+        KafkaEdgeError: the cluster does not say within ``ASK_TIMEOUT_S``.
+    """
+    retrying = Retrying(
+        retry=retry_if_result(_stale),
+        stop=stop_after_delay(ASK_TIMEOUT_S),
+        wait=wait_fixed(_AGAIN_S),
+    )
+    try:
+        return _known(retrying(_asked, admin, places, spec, isolation))
+    except RetryError as exc:
+        return _known(exc.last_attempt.result())
+
+
+def offsets_since(admin: AdminClient, places: Collection[Place], time_ms: int) -> dict[Place, int]:
+    """Return the first offset of each place whose timestamp is ``time_ms`` or later; a place
+    without such a record is left out.
+
+    Raises:
+        KafkaEdgeError: as ``offsets_of``.
+    """
+    found = offsets_of(admin, places, OffsetSpec.for_timestamp(time_ms))
+    return {place: offset for place, offset in found.items() if offset >= 0}
+
+
+def _asked(
+    admin: AdminClient,
+    places: Collection[Place],
+    spec: OffsetSpec,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> _Answers:
+    """Ask once. The client asks the leaders that it remembers, for a quarter of an hour: so topics
+    whose leaders have changed are looked up anew, for the next question.
+    """
+    if not places:
+        return {}
+    asked: dict[TopicPartition, Any] = admin.list_offsets(
+        {TopicPartition(*place): spec for place in places},
+        isolation_level=isolation,
+        request_timeout=ASK_TIMEOUT_S,
+    )
+    answers = {(place.topic, place.partition): _answer(future) for place, future in asked.items()}
+    for topic in sorted({topic for topic, _ in _stale(answers)}):
+        try:
+            admin.list_topics(topic, timeout=ASK_TIMEOUT_S)
+        except KafkaException as exc:
+            _log.warning("topic_not_looked_up", topic=topic, why=str(exc))
+    return answers
+
+
+def _answer(future: Any) -> int | KafkaException:  # noqa: ANN401  # the client leaves it untyped
+    try:
+        return int(answer_of(future, ASK_TIMEOUT_S).offset)
+    except KafkaException as exc:
+        return exc
+
+
+def _stale(answers: _Answers) -> list[Place]:
+    return [
+        place
+        for place, answer in answers.items()
+        if isinstance(answer, KafkaException) and error_of(answer).code() in STALE
+    ]
+
+
+def _known(answers: _Answers) -> dict[Place, int]:
+    """All of them, or a ``KafkaEdgeError`` for the first that is missing."""
+    found = _found(answers)
+    for (topic, partition), answer in answers.items():
+        if isinstance(answer, KafkaException):
+            raise KafkaEdgeError(
+                f"where {topic}:{partition} starts and ends can't be asked: {answer}"
+            ) from answer
+    return found
+
+
+def _found(answers: _Answers) -> dict[Place, int]:
+    found = {}
+    for place, answer in answers.items():
+        if isinstance(answer, KafkaException):
+            _log.debug("log_end_not_known", topic=place[0], partition=place[1], why=str(answer))
+        else:
+            found[place] = answer
+    return found

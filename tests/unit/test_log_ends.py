@@ -1,0 +1,76 @@
+"""Where logs end, by what brokers answer."""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from connectors.kafka import log_ends as module
+from connectors.kafka.log_ends import LATEST, log_bounds, log_ends, offsets_of
+from delayservice.errors import KafkaEdgeError
+
+PLACE = ("delay_topic_a", 0)
+
+
+class Broker:
+    """Answers with the given errors first, then with an offset."""
+
+    def __init__(self, errors: Iterator[int]) -> None:
+        self.errors = errors
+        self.looked_up: list[str] = []
+
+    def list_offsets(
+        self, wanted: Mapping[TopicPartition, Any], **_: object
+    ) -> dict[TopicPartition, Future[Any]]:
+        code = next(self.errors, None)
+        answer: Future[Any] = Future()
+        if code is None:
+            answer.set_result(SimpleNamespace(offset=7))
+        else:
+            answer.set_exception(KafkaException(KafkaError(code)))
+        return dict.fromkeys(wanted, answer)
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        assert timeout > 0
+        self.looked_up.append(topic)
+
+
+def admin_of(broker: Broker) -> AdminClient:
+    return cast("AdminClient", broker)
+
+
+@pytest.mark.parametrize("code", sorted(module.STALE))
+def test_where_a_leader_is_elected_the_question_is_asked_again(code: int) -> None:
+    broker = Broker(iter([code, code]))
+    assert offsets_of(admin_of(broker), [PLACE], LATEST) == {PLACE: 7}
+    assert broker.looked_up == [PLACE[0]] * 2
+
+
+def test_any_other_refusal_is_told_at_once() -> None:
+    broker = Broker(iter([KafkaError.TOPIC_AUTHORIZATION_FAILED]))
+    with pytest.raises(KafkaEdgeError, match="delay_topic_a:0"):
+        offsets_of(admin_of(broker), [PLACE], LATEST)
+    assert not broker.looked_up
+
+
+def test_an_election_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASK_TIMEOUT_S", 0.2)
+    broker = Broker(iter([KafkaError.NOT_LEADER_FOR_PARTITION] * 100))
+    with pytest.raises(KafkaEdgeError, match="NOT_LEADER"):
+        offsets_of(admin_of(broker), [PLACE], LATEST)
+
+
+def test_who_can_not_wait_asks_once_and_has_the_new_leader_next_time() -> None:
+    broker = Broker(iter([KafkaError.FENCED_LEADER_EPOCH]))
+    assert log_ends(admin_of(broker), [PLACE]) == {}
+    assert broker.looked_up == [PLACE[0]]
+    assert log_ends(admin_of(broker), [PLACE]) == {PLACE: 7}
+
+
+def test_bounds_that_are_not_known_are_an_error() -> None:
+    with pytest.raises(KafkaEdgeError, match="delay_topic_a:0 starts and ends"):
+        log_bounds(admin_of(Broker(iter([KafkaError._TIMED_OUT]))), *PLACE)
