@@ -247,7 +247,8 @@ class Delivery(Section):
         default=100,
         ge=1,
         le=MINUTE_MS,
-        description="Longest time; it is adapted to load in between.",
+        description="Longest time; it is adapted to load in between. Under at_least_once, where a "
+        "transaction carries cursors only, always this.",
     )
     transactions_per_s_max: int = Field(
         default=200,

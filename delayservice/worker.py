@@ -480,7 +480,7 @@ class Worker:
                 observer=observer,
                 routes=self._routes,
                 contract_of=partial(contract_for, settings),
-                limits=self._limits(),
+                limits=limits_of(self._settings),
                 flow_rules=self._flow_rules,
                 disk_level=lambda: self._disk.level,
                 copies_of=self._make_keeper,
@@ -575,14 +575,22 @@ class Worker:
             settings.delivery.slot_policy,
         )
 
-    def _limits(self) -> Limits:
-        """A node's budget of transactions is shared by its workers."""
-        delivery, workers = self._settings.delivery, self._settings.node.workers
-        budget_ms = 1000 * workers / delivery.transactions_per_s_max
-        return Limits(
-            transaction_records=delivery.batch_records_max,
-            transaction_bytes=int(delivery.batch_bytes_max),
-            visible_at_commit=delivery.mode == "exactly_once",
-            transaction_interval_ms_min=max(delivery.transaction_interval_ms_min, budget_ms),
-            transaction_interval_ms_max=max(delivery.transaction_interval_ms_max, budget_ms),
-        )
+
+def limits_of(settings: Settings) -> Limits:
+    """Return the bounds of a worker's transactions: a node's budget is shared by its workers.
+
+    At least once, a transaction carries cursors and shows no record; nothing is settled while it is
+    committed, so it is committed as rarely as may be.
+    """
+    delivery = settings.delivery
+    visible_at_commit = delivery.mode == "exactly_once"
+    budget_ms = 1000 * settings.node.workers / delivery.transactions_per_s_max
+    interval_ms_max = max(delivery.transaction_interval_ms_max, budget_ms)
+    interval_ms_min = max(delivery.transaction_interval_ms_min, budget_ms)
+    return Limits(
+        transaction_records=delivery.batch_records_max,
+        transaction_bytes=int(delivery.batch_bytes_max),
+        visible_at_commit=visible_at_commit,
+        transaction_interval_ms_min=interval_ms_min if visible_at_commit else interval_ms_max,
+        transaction_interval_ms_max=interval_ms_max,
+    )

@@ -82,7 +82,7 @@ def offsets_of(
         KafkaEdgeError: the cluster does not say within ``ASK_TIMEOUT_S``.
     """
     retrying = Retrying(
-        retry=retry_if_result(_stale),
+        retry=retry_if_result(lambda answers: bool(_stale(answers))),
         stop=stop_after_delay(ASK_TIMEOUT_S),
         wait=wait_fixed(_AGAIN_S),
     )

@@ -84,6 +84,7 @@ class SinkOptions:
     def transactional(self, writer: str) -> dict[str, str | int | float | bool]:
         """Return the options of a writer."""
         return {
+            "linger.ms": 5,
             **self._common(),
             "transactional.id": writer,
             "transaction.timeout.ms": 45_000,
@@ -91,11 +92,10 @@ class SinkOptions:
 
     def idempotent(self) -> dict[str, str | int | float | bool]:
         """Return the options of the producer for target records at least once."""
-        return {**self._common(), "enable.idempotence": True}
+        return {"linger.ms": 1, **self._common(), "enable.idempotence": True}
 
     def _common(self) -> dict[str, str | int | float | bool]:
         return {
-            "linger.ms": 5,
             "batch.num.messages": 10_000,
             "batch.size": 1_000_000,
             "message.max.bytes": 16 * 1024 * 1024,  # the topic decides, not the client

@@ -338,8 +338,9 @@ class WorkerLoop:
         """Return how long nothing is to be done unless a record comes."""
         transaction, limits = self._transaction, self._limits
         if transaction.commit is not None and not transaction.commit.is_change:
-            # Nothing is settled before the next commit may begin.
-            return max(_HELPER_WAIT_MS, transaction.may_commit_in_ms)
+            # Nothing is settled before this one has ended, and exactly once another may begin.
+            rest_ms = transaction.may_commit_in_ms if limits.visible_at_commit else 0
+            return max(_HELPER_WAIT_MS, rest_ms)
         if transaction.commit is not None or self._owning.is_opening:
             return _HELPER_WAIT_MS
         if self._owning.is_changing:

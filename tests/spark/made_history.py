@@ -14,9 +14,7 @@ from functools import partial
 from typing import Final, Self, TypeAlias
 
 from confluent_kafka import KafkaError, Message, Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
-)
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
 from connectors.kafka.log_ends import LATEST, offsets_of

@@ -14,9 +14,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not re-exported
-    AdminClient,
-)
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from rich.console import Console
 

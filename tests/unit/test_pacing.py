@@ -1,4 +1,8 @@
+import pytest
+
 from delayservice.core.pacing import Pacer
+from delayservice.settings import Settings
+from delayservice.worker import limits_of
 
 
 def test_an_idle_slice_commits_as_often_as_it_may() -> None:
@@ -24,3 +28,26 @@ def test_the_interval_shrinks_again_when_commits_are_quick() -> None:
 
 def test_a_budget_above_the_longest_interval_wins() -> None:
     assert Pacer(500, 100).interval_ms == 500
+
+
+@pytest.mark.parametrize(
+    ("mode", "per_s_max", "interval_ms"),
+    [
+        ("exactly_once", 200, (20, 90)),
+        ("exactly_once", 20, (100, 100)),  # two workers share the budget of the node
+        ("at_least_once", 200, (90, 90)),  # a transaction shows no record
+        ("at_least_once", 20, (100, 100)),
+    ],
+)
+def test_a_transaction_that_shows_no_record_is_committed_as_rarely_as_may_be(
+    mode: str, per_s_max: int, interval_ms: tuple[int, int]
+) -> None:
+    delivery = {
+        "mode": mode,
+        "transactions_per_s_max": per_s_max,
+        "transaction_interval_ms_min": 20,
+        "transaction_interval_ms_max": 90,
+    }
+    limits = limits_of(Settings.model_validate({"delivery": delivery, "node": {"workers": 2}}))
+    found = (limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
+    assert found == interval_ms

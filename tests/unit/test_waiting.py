@@ -114,6 +114,15 @@ def test_while_a_helper_is_at_work_its_answer_is_looked_for_soon() -> None:
     assert stage.loop._wait_ms() > 100
 
 
+def test_at_least_once_what_comes_due_during_a_commit_is_sent_as_soon_as_that_ends() -> None:
+    stage = owner(None, visible_at_commit=False)
+    stage.background.holds = True
+    stage.write(0, 0)
+    stage.step(20)
+    assert stage.background.waiting
+    assert stage.loop._wait_ms() == pytest.approx(2.0)
+
+
 def test_a_paused_delay_topic_and_a_paused_owner_do_not_spin() -> None:
     held: set[str] = set()
     stage = Stage(0, is_held=held.__contains__)

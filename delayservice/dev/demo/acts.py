@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
-)
+from confluent_kafka import IsolationLevel
+from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.log_ends import LATEST, offsets_of
 from delayservice.dev.crew import Crew, Node
 from delayservice.dev.demo.timeline import Act, Deed, Missed, has_let_go
 from delayservice.dev.progress import Steps
 from delayservice.errors import ClusterError
+from delayservice.lanes.ports import Place
 
 FAULT: Final = "flushed:stop"
 """A worker stops itself there, in an open transaction with its outputs at the broker."""
@@ -65,7 +64,7 @@ class Director:
         self,
         crew: Crew,
         admin: AdminClient,
-        targets: Sequence[TopicPartition],
+        targets: Sequence[Place],
         go_on: Callable[[], None],
         await_delivered: Callable[[], None],
         rng: random.Random,

@@ -69,10 +69,10 @@ class Report:
     def lateness_ms(self, *, around_failovers: bool) -> list[int]:
         """Ascending: when the consumer had each record in hand, minus its due time.
 
-        A record belongs to a failover (or to the restart of a single node) when it was due from
-        half a second before a node was killed or frozen until one and a half seconds after all of
-        its slices were served again: two seconds around the time in which nobody served, on top of
-        that time itself.
+        A record belongs to a failover (or to the restart of a single node) when it was due or on
+        its way from half a second before a node was killed or frozen until one and a half seconds
+        after all of its slices were served again: two seconds around the time in which nobody
+        served, on top of that time itself.
         """
         spans = [
             (act.at_ms - AROUND_FAILOVER_MS / 4, act.served_ms + AROUND_FAILOVER_MS * 3 / 4)
@@ -82,7 +82,8 @@ class Report:
         return sorted(
             arrival.seen_ms - arrival.due_ms
             for arrival in self.verdict.arrivals.values()
-            if any(a <= arrival.due_ms <= b for a, b in spans) == around_failovers
+            if any(a <= arrival.seen_ms and arrival.due_ms <= b for a, b in spans)
+            == around_failovers
         )
 
     def numbers(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
     NewTopic,
@@ -182,7 +182,7 @@ class _Story:
         return Sending(self._bootstrap, DELAY_TOPIC, load, self._per_s(deeds), part, bar)
 
     def _director(self, crew: Crew, judge: Judge, sending: Sending) -> Director:
-        places = [TopicPartition(t, p) for t in TARGETS for p in range(TARGET_PARTITIONS)]
+        places = [(t, p) for t in TARGETS for p in range(TARGET_PARTITIONS)]
 
         def await_delivered() -> None:
             enough = judge.seen + _DELIVERED

@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
-)
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
 from connectors.kafka.log_ends import LATEST, offsets_of
