@@ -119,8 +119,8 @@ def served(cut: Cut) -> dict[Place, ShardCut]:
 
 
 def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """Those of ``rows`` that are pending at the cursor of their shard, in slots that are compared.
-    ``mark`` may be null or negative for none.
+    """Return those of ``rows`` that are pending at the cursor of their shard, in slots that are
+    compared. ``mark`` is null or negative where there is none.
     """
     cursors = [(*one.place, one.cursor.offset, one.from_ms) for one in compared]
     bounds = spark.createDataFrame(
@@ -245,7 +245,7 @@ def _not_asked(ranges: DataFrame, asked: int) -> DataFrame:
 
 
 class _Spool:
-    """What nodes answer, written away by Spark in chunks: memory stays bounded."""
+    """Collects what nodes answer. Spark writes it away in chunks, so that memory stays bounded."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark

@@ -67,7 +67,7 @@ def shard_name(topic_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WheelOptions:
-    """What a read of a wheel's files asks for; see the module."""
+    """Holds what a read of a wheel's files asks for; the module describes each option."""
 
     path: str
     bounds: Bounds = EVERYTHING
@@ -120,8 +120,8 @@ class WheelOptions:
         return options
 
     def name_of(self, folder: ShardFolder) -> ShardName | None:
-        """What to call a shard; None: it is not asked for. A wheel that can't be trusted may have
-        held any.
+        """Return what to call a shard, or None if it is not asked for. A wheel that can't be trusted
+        may have held any shard.
         """
         if folder.partition < 0:
             return ShardName(folder.shard, folder.partition)

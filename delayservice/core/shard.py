@@ -47,7 +47,7 @@ class CopyScan(NamedTuple):
 
 
 class Shard:
-    """What one node knows of one shard. Single-threaded.
+    """Holds what one node knows of one shard. Single-threaded.
 
     Attributes:
         stored: S, the next source offset to be stored.
@@ -142,21 +142,21 @@ class Shard:
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that the log held at take-over is stored, and its copies in flight are
-        known, which the store has not where their time has passed: H may move (rules 7, 14).
+        """Return whether H may move (rules 7, 14): everything that the log held at take-over is
+        stored, and its copies in flight are known, which the store lacks where their time has passed.
         """
         return self.stored >= self.end and self.seen >= self.end
 
     @property
     def has_room(self) -> bool:
-        """Whether the walk's queue takes more. What does not fit is read again later."""
+        """Return whether the walk's queue takes more. What does not fit is read again later."""
         held = len(self._queue) + len(self._passed)
         return held < self._queue_max and self._queue_bytes < self._queue_bytes_max
 
     @property
     def is_full(self) -> bool:
-        """Whether reading on is of no use now: H has to move first, and it can. While it waits for
-        the end of the log at take-over, or for an own copy, only reading on lets it move.
+        """Return whether reading on is of no use now, because H has to move first and can. While it
+        waits for the end of the log at take-over, or for an own copy, only reading on lets it move.
         """
         return self.owned and self.caught_up and not self.has_room and not self._waits
 
@@ -303,7 +303,7 @@ class Shard:
         return True
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
-        """Whether an own roll of this id is not ingested yet; its offset must be known to be
+        """Return whether an own roll of this id is not ingested yet; its offset must be known to be
         settled.
         """
         return self._in_flight.has(record_id, offset) or self._in_flight_staged.has(
@@ -366,8 +366,8 @@ class Shard:
 
     @property
     def may_advance_key(self) -> bool:
-        """Whether the walk of K may go on. It does not wait for H, but after an abort for what H
-        had passed before: some of that was forgotten, because K had not passed it.
+        """Return whether the walk of K may go on. It does not wait for H, but after an abort it waits
+        for what H had passed before: some of that was forgotten, because K had not passed it.
         """
         return self.stored >= self.staged.offset >= self._rewalk
 
@@ -382,7 +382,7 @@ class Shard:
 
     @property
     def is_walked(self) -> bool:
-        """Whether H has passed all that was read."""
+        """Return whether H has passed all that was read."""
         return self.staged.offset >= self.read
 
     @property
@@ -419,8 +419,8 @@ class Shard:
 
     @property
     def is_filling(self) -> bool:
-        """Whether a commit is wanted soon, although it may carry nothing but the cursor: half of
-        the queue's room is taken, and a commit lets go of what H has passed.
+        """Return whether a commit is wanted soon, although it may carry nothing but the cursor. It is
+        when half of the queue's room is taken, for a commit lets go of what H has passed.
         """
         return bool(self._passed) and (
             2 * (len(self._queue) + len(self._passed)) > self._queue_max
@@ -429,7 +429,7 @@ class Shard:
 
     @property
     def is_staged(self) -> bool:
-        """Whether a commit would move the cursor."""
+        """Return whether a commit would move the cursor."""
         return self.staged != self.committed
 
     def commit(self) -> None:
@@ -467,7 +467,7 @@ class _Flights:
         return bool(self._bases)
 
     def has(self, record_id: bytes, offset: int) -> bool:
-        """Whether one of this id has its base at or below the offset."""
+        """Return whether one of this id has its base at or below the offset."""
         return any(base <= offset for base in self._bases.get(record_id, ()))
 
     def add(self, record_id: bytes, base: int) -> None:
@@ -489,7 +489,7 @@ class _Flights:
 
 
 def _content_bytes(entries: Iterable[Entry]) -> int:
-    """What queued records hold in memory, near enough: keys, values and headers."""
+    """Return about how many bytes of memory queued records take: keys, values and headers."""
     total = 0
     for entry in entries:
         key, value, headers = entry[4][2:5] if entry[1] <= COPY else entry[4]
