@@ -120,8 +120,8 @@ class WheelOptions:
         return options
 
     def name_of(self, folder: ShardFolder) -> ShardName | None:
-        """Return what to call a shard, or None if it is not asked for. A wheel that can't be trusted
-        may have held any shard.
+        """Return what to call a shard, or None if it is not asked for. A wheel that can't be
+        trusted may have held any shard.
         """
         if folder.partition < 0:
             return ShardName(folder.shard, folder.partition)

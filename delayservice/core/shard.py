@@ -143,7 +143,8 @@ class Shard:
     @property
     def caught_up(self) -> bool:
         """Return whether H may move (rules 7, 14): everything that the log held at take-over is
-        stored, and its copies in flight are known, which the store lacks where their time has passed.
+        stored, and its copies in flight are known, which the store lacks where their time has
+        passed.
         """
         return self.stored >= self.end and self.seen >= self.end
 
@@ -366,8 +367,8 @@ class Shard:
 
     @property
     def may_advance_key(self) -> bool:
-        """Return whether the walk of K may go on. It does not wait for H, but after an abort it waits
-        for what H had passed before: some of that was forgotten, because K had not passed it.
+        """Return whether the walk of K may go on. It does not wait for H, but after an abort it
+        waits for what H had passed before: some of that was forgotten, as K had not passed it.
         """
         return self.stored >= self.staged.offset >= self._rewalk
 
@@ -419,8 +420,8 @@ class Shard:
 
     @property
     def is_filling(self) -> bool:
-        """Return whether a commit is wanted soon, although it may carry nothing but the cursor. It is
-        when half of the queue's room is taken, for a commit lets go of what H has passed.
+        """Return whether a commit is wanted soon, although it may carry nothing but the cursor.
+        That is when half of the queue's room is taken: a commit lets go of what H has passed.
         """
         return bool(self._passed) and (
             2 * (len(self._queue) + len(self._passed)) > self._queue_max
