@@ -370,7 +370,7 @@ class RocksDb(Section):
     """The RocksDB store."""
 
     write_buffer_bytes: Bytes = Field(
-        default=ByteSize(32 * MIB), description="Memtable of a shard."
+        default=ByteSize(32 * MIB), description="Memory table of a worker; two may exist."
     )
     block_cache_bytes: Bytes = Field(
         default=ByteSize(32 * MIB), description="Read cache of a worker."

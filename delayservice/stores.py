@@ -5,27 +5,34 @@ from __future__ import annotations
 import hashlib
 import shutil
 from pathlib import Path
+from typing import Final
 
 import structlog
 
 from delayservice.errors import StoreError
 from delayservice.settings import Settings
 from delayservice.store.base import Store
+from delayservice.store.folder import read_format
 from delayservice.store.memory import MemoryStore
 from delayservice.store.rocks import RocksOptions
+from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
+from delayservice.store.rocks_database import RocksDatabase
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.shards import read_format, user_of, wheel_shards
-from delayservice.store.wheel import FORMAT, Wheel, WheelOptions
+from delayservice.store.shards import kept_shards, user_of
+from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
+from delayservice.store.wheel import Wheel, WheelOptions
 
 _log = structlog.get_logger(__name__)
+
+_FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 
 
 class Stores:
     """Makes and removes the stores of one worker's shards.
 
-    All shards of a worker share one wheel; each has a RocksDB or a memory store of its own. Folders
-    are named by numbers and by a hash of the topic's id: no path is made of a name, and a recreated
-    topic gets a store of its own.
+    All shards of a worker share one wheel or one RocksDB; in memory each has its own. Folders are
+    named by the worker's number: no path is made of a name. A shard is known by a hash of the
+    topic's id, so that a recreated topic gets a store of its own.
 
     Args:
         settings: of the node.
@@ -35,16 +42,16 @@ class Stores:
     def __init__(self, settings: Settings, index: int) -> None:
         self._settings = settings
         self._kind = settings.node.store
-        self._home = settings.node.state_dir / self._kind
-        self._index = index
-        self._wheel = Wheel(self._home / str(index), _wheel_options(settings))
+        self._path = settings.node.state_dir / self._kind / str(index)
+        self._wheel = Wheel(self._path, _wheel_options(settings))
+        self._rocks = RocksDatabase(self._path, _rocks_options(settings))
 
     def shard(self, topic_id: str, partition: int) -> Store:
         """Return the store of one shard, not opened yet."""
         if self._kind == "memory":
             return MemoryStore()
         if self._kind == "rocksdb":
-            return RocksStore(self._folder(topic_id, partition), _rocks_options(self._settings))
+            return RocksStore(self._rocks, hash_of(topic_id), partition)
         return self._wheel.shard(hash_of(topic_id), partition)
 
     def remove(self, topic_id: str, partition: int) -> None:
@@ -52,24 +59,11 @@ class Stores:
         if self._kind == "wheel":
             self._wheel.remove(hash_of(topic_id), partition)
         elif self._kind == "rocksdb":
-            folder = self._folder(topic_id, partition)
-            # A crash must not leave half a store.
-            removed = folder.with_name(f"{folder.name}.removed")
-            if folder.exists():
-                folder.rename(removed)
-            if removed.exists():
-                shutil.rmtree(removed)
+            self._rocks.remove((hash_of(topic_id), partition))
 
     def kept_slices(self) -> frozenset[int]:
         """Return the slices of which this worker finds stores on the disk."""
-        if self._kind == "wheel":
-            shards = wheel_shards(self._home / str(self._index))
-            return frozenset(shard.partition for shard in shards if shard.partition >= 0)
-        folders = self._home.glob("*/*")
-        return frozenset(int(folder.name) for folder in folders if folder.name.isdecimal())
-
-    def _folder(self, topic_id: str, partition: int) -> Path:
-        return self._home / hash_of(topic_id) / str(partition)
+        return frozenset(shard.partition for shard in kept_shards(self._path))
 
 
 def hash_of(topic_id: str) -> str:
@@ -78,23 +72,24 @@ def hash_of(topic_id: str) -> str:
 
 
 def remove_strangers(settings: Settings) -> None:
-    """Remove wheels of workers that this node no longer has, and of the older formats, which had a
+    """Remove stores of workers that this node no longer has, and of the older formats, which had a
     folder for each shard: all of it is rebuilt from Kafka. Called before the workers start.
 
     Raises:
         StoreError: one is in use by another process, or of a newer format: it is left as it is.
     """
-    home = settings.node.state_dir / "wheel"
+    kind = settings.node.store
+    home = settings.node.state_dir / kind
     wanted = {str(number) for number in range(settings.node.workers)}
-    if settings.node.store != "wheel" or not home.is_dir():
+    if kind == "memory" or not home.is_dir():
         return
     for folder in sorted(home.iterdir()):
         if folder.name not in wanted:
             stores = [folder, *folder.glob("*/")]
             for store in stores:
-                _refuse_foreign(store)
+                _refuse_foreign(store, _FORMATS[kind])
             _log.warning(
-                "wheel_removed",
+                f"{kind}_removed",
                 path=str(folder),
                 formats=sorted({str(read_format(str(store)) or "none") for store in stores}),
                 hint="of an older format, or of a worker that this node has no longer; what it "
@@ -103,11 +98,11 @@ def remove_strangers(settings: Settings) -> None:
             shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
 
 
-def _refuse_foreign(store: Path) -> None:
+def _refuse_foreign(store: Path, newest: int) -> None:
     found, user = read_format(str(store)), user_of(str(store))
-    if found is not None and found.version > FORMAT:
+    if found is not None and found.version > newest:
         raise StoreError(
-            f"{store} has format {found.version}, newer than {FORMAT}, the newest that this "
+            f"{store} has format {found.version}, newer than {newest}, the newest that this "
             "version reads; run the newer service, or move the folder away: it is rebuilt from "
             "Kafka"
         )

@@ -37,8 +37,8 @@ from delayservice.cron import cron_time
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.service import ServiceProcess
 from delayservice.store.base import Store
-from delayservice.store.rocksdb import RocksStore
 from tests.integration.bench import Bench, await_true, now_ms
+from tests.rocks import LoneRocks
 from tests.wheels import LoneStore
 
 START_MS = 1_800_000_000_000
@@ -47,9 +47,9 @@ RUN = 4_000
 TOPIC = "delay_topic_any"
 TARGET = ("delay-target-topic", b"orders")
 SECRET = b"only-for-benches"
-MAKERS: dict[str, type[LoneStore | RocksStore]] = {
+MAKERS: dict[str, type[LoneStore | LoneRocks]] = {
     "wheel": LoneStore,
-    "rocksdb": RocksStore,
+    "rocksdb": LoneRocks,
 }
 
 

@@ -2,8 +2,8 @@
 
 ``python -m tests.store_bench [--kind wheel] [--case days] [--records 1000000] [--stores 1]``
 
-Every case runs in a process of its own, so that its peak memory is its own. Compare figures of one
-run with each other only: the machine may be shared.
+Stores are the shards of one worker. Every case runs in a process of its own, so that its peak
+memory is its own. Compare figures of one run with each other only: the machine may be shared.
 """
 
 from __future__ import annotations
@@ -23,13 +23,24 @@ from pathlib import Path
 
 from delayservice.core.cursor import Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Store
+from delayservice.store.rocks_database import RocksDatabase
 from delayservice.store.rocksdb import RocksStore
-from tests.wheels import LoneStore
+from delayservice.store.wheel import Wheel
+from tests.wheels import TOPIC
 
 START_MS = 1_800_000_000_000
 RUN = 4_000
 SPREAD_MS = {"burst": 1_000, "instant": 1, "hour": 3_600_000, "days": 14 * 86_400_000}
-MAKERS: dict[str, Callable[[Path], Store]] = {"wheel": LoneStore, "rocksdb": RocksStore}
+KINDS = ("wheel", "rocksdb")
+
+
+def make_stores(kind: str, root: Path, count: int) -> list[Store]:
+    """Return the stores of the shards of one worker, not opened yet."""
+    if kind == "rocksdb":
+        rocks = RocksDatabase(root)
+        return [RocksStore(rocks, TOPIC, number) for number in range(count)]
+    wheel = Wheel(root)
+    return [wheel.shard(TOPIC, number) for number in range(count)]
 
 
 @dataclass
@@ -74,7 +85,7 @@ def run_case(kind: str, case: str, records: int, stores: int, size: int) -> None
     """Append, sync, open again, read a part in key order, prune it."""
     root = Path(tempfile.mkdtemp(prefix="store-bench-"))
     try:
-        opened = [MAKERS[kind](root / str(number)) for number in range(stores)]
+        opened = make_stores(kind, root, stores)
         for report in measure(opened, kind, case, records // stores, root, size):
             line = {"kind": kind, "case": case, "records": records, "stores": stores, **report}
             sys.stdout.write(json.dumps(line) + "\n")
@@ -104,7 +115,7 @@ def measure(
     yield timer.report("sync", total)
     for store in stores:
         store.close()
-    stores = [MAKERS[kind](root / str(number)) for number in range(len(stores))]
+    stores = make_stores(kind, root, len(stores))
     timer = Timer()
     for store in stores:
         timer.time(store.open)
@@ -143,7 +154,7 @@ def deliver(stores: list[Store], total: int, spread_ms: int) -> Iterator[dict[st
 def main() -> None:
     """Run the chosen cases."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=MAKERS, nargs="*", default=list(MAKERS))
+    parser.add_argument("--kind", choices=KINDS, nargs="*", default=list(KINDS))
     parser.add_argument("--case", choices=SPREAD_MS, nargs="*", default=list(SPREAD_MS))
     parser.add_argument("--records", type=int, default=500_000)
     parser.add_argument("--stores", type=int, default=1)

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from delayservice.store.files import Files
-from delayservice.store.ids import IdIndex
+from delayservice.store.ids import IdDatabase
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
 
 TOPIC = "0" * 24
@@ -23,7 +23,7 @@ class LoneStore(WheelStore):
         options: WheelOptions | None = None,
         files: Files | None = None,
         executor: Executor | None = None,
-        make_ids: Callable[[Path], IdIndex] = IdIndex,
+        make_ids: Callable[[Path], IdDatabase] = IdDatabase,
         place: tuple[str, int] = SHARD,
     ) -> None:
         self.wheel = Wheel(path, options, files, executor, make_ids)

@@ -1,4 +1,4 @@
-"""A shard's RocksDB as Parquet, with the columns of the wheel's data source (``stored.DDL``).
+"""A shard of a RocksDB store as Parquet, with the columns of the wheel's source (``stored.DDL``).
 
 Executors don't read RocksDB themselves: what in its files counts, only the database knows. So an
 export reads one here, in key order, and writes Parquet for Spark. Nothing is locked or written in
@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import pyarrow.parquet as pq
 
 from connectors.spark.stored import SCHEMA, ShardName
 from delayservice.store.base import Frame
-from delayservice.store.rocksdb import RocksReader
+from delayservice.store.rocks_view import RocksView, viewed_store
+from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel.reading import EVERYTHING, Bounds
 
 _BATCH_ROWS: Final = 65_536
@@ -36,7 +36,7 @@ class Exported:
 
 
 def export_rocks(
-    shard: Path,
+    shard: ShardFolder,
     target: Path,
     *,
     bounds: Bounds = EVERYTHING,
@@ -47,7 +47,7 @@ def export_rocks(
     """Write one shard to a Parquet file. Only a whole file is ever at ``target``.
 
     Args:
-        shard: its folder, ``<state>/rocksdb/<hash>/<partition>``.
+        shard: the folder of its worker, and which of the shards there.
         target: the file, replaced if it is there.
         bounds: keys that are asked for.
         topic: name of the delay topic, where it is known.
@@ -58,13 +58,10 @@ def export_rocks(
         StoreError: the store is missing, damaged or of another format.
         OSError: the target can't be written.
     """
-    folder = shard.resolve()
-    name = ShardName(folder.parent.name, int(folder.name), topic)
+    name = ShardName(shard.shard, shard.partition, topic)
     unfinished = target.with_name(f"{target.name}.new")
     rows = 0
-    with TemporaryDirectory() as view:
-        store = RocksReader(folder, Path(view))
-        stop_offset = store.open()
+    with viewed_store(shard) as store:
         try:
             with pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer:
                 for frames in _batches(store, bounds):
@@ -74,13 +71,12 @@ def export_rocks(
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        finally:
-            store.close()
+        stop_offset = store.stop_offset
     unfinished.replace(target)
     return Exported(target, rows, stop_offset)
 
 
-def _batches(store: RocksReader, bounds: Bounds) -> Iterator[list[Frame]]:
+def _batches(store: RocksView, bounds: Bounds) -> Iterator[list[Frame]]:
     """Frames in key order, a row group of the file at a time."""
     batch: list[Frame] = []
     size = 0

@@ -332,17 +332,17 @@ def export(
     """Write a node's RocksDB stores as Parquet, to be read by Spark. Nothing is locked."""
     require_extra()
     from connectors.spark.rocks_export import export_rocks
+    from delayservice.store.shards import find_shards
 
-    shards = sorted(path for path in state.glob("rocksdb/*/*") if path.name.isdigit())
-    if not shards:
+    if not (state / "rocksdb").is_dir():
         raise DelayServiceError(
             f"{state} holds no RocksDB store: give the folder that node.state_dir names; a wheel "
             "needs no export"
         )
     output.mkdir(parents=True, exist_ok=True)
     facts = []
-    for shard in shards:
-        target = output / f"{shard.parent.name}-{shard.name}.parquet"
+    for shard in find_shards(state, ("rocksdb",)):
+        target = output / f"{shard.shard}-{shard.partition}.parquet"
         done = export_rocks(shard, target, content=content)
         said = {"path": str(done.path), "rows": done.rows, "stop_offset": done.stop_offset}
         facts.append(said)

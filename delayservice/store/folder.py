@@ -73,6 +73,22 @@ def _sum_line(words: bytes) -> bytes:
     return b"%08x\n" % google_crc32c.value(words)
 
 
+def read_format(path: str) -> Format | None:
+    """Return what a folder says of itself; None: nothing.
+
+    Raises:
+        StoreError: it may not be read.
+    """
+    try:
+        return parse_format(Path(path, "VERSION").read_bytes()[:VERSION_BYTES])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as exc:
+        raise StoreError(
+            f"can't read {path}: {exc.strerror}; run as the user of the service, or read a copy"
+        ) from exc
+
+
 class StoreFolder:
     """Lock, format and quarantine of one store folder.
 

@@ -3,7 +3,7 @@
 An id has one row, which is written over, so that it is found in one step whatever the id's history.
 At most one record of an id is both unmarked and pending: a user record marks the one before it, and
 a copy is written in the transaction that settles its original (design section 5, rules 3 and 12).
-Keys, big endian::
+Keys, big endian, behind the number of the shard (u32)::
 
     'n' id                              -> key_ms i64, offset i64   the record the id stands for
     'd' key_ms i64, offset i64          -> id                       the same, in key order
@@ -23,18 +23,24 @@ import sys
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import structlog
 from rocksdict import WriteBatch
 
 from delayservice.core.cursor import Cursor, Key
 from delayservice.errors import StoreError
 from delayservice.store.rocks import (
     Guarded,
+    Reclaimer,
     RocksOptions,
     close_database,
+    is_damage,
+    number_of,
     open_database,
+    prefix_of,
     read_keys,
     read_rows,
 )
+from delayservice.store.rocks_manifest import Witness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,6 +50,8 @@ if TYPE_CHECKING:
     from rocksdict import Rdict
 
     from delayservice.store.base import Mark, Named
+
+_log = structlog.get_logger(__name__)
 
 IDS_OPTIONS: Final = RocksOptions(
     compression="zstd",  # half the bytes of lz4, for ids are mostly hexadecimal text
@@ -56,6 +64,8 @@ IDS_OPTIONS: Final = RocksOptions(
 
 _PRUNE_ROWS_MAX = 4_000
 _SCAN_ROWS = 10_000
+_END: Final = b"\xff" * 5
+_REBUILT: Final = "it is removed, and shards with ids are rebuilt from Kafka"
 _SYNCED = b"s"
 _WRITTEN = b"w"
 _I64 = Struct(">q")
@@ -82,40 +92,57 @@ class MarkFacts(NamedTuple):
     record_id: bytes
 
 
-def synced_offset(database: Rdict) -> int | None:
-    """The stop offset that a wheel's ids had at their last sync; None: they had none."""
-    found = database.get(_SYNCED)
+def synced_offset(database: Rdict, prefix: bytes) -> int | None:
+    """Return the stop offset that a shard's ids in a wheel had at their last sync; None: none."""
+    found = database.get(prefix + _SYNCED)
     return None if found is None else int(_I64.unpack(found)[0])
 
 
 class IdRows:
-    """The rows themselves, in whatever database they are kept."""
+    """The rows of one shard, in whatever database they are kept.
 
-    def __init__(self, database: Rdict) -> None:
+    Args:
+        database: where they are.
+        prefix: what the keys of this shard begin with.
+    """
+
+    def __init__(self, database: Rdict, prefix: bytes) -> None:
         self._database = database
-        self._due_floor = _DUE.pack(b"d", 0, 0)
-        self._mark_floor = _MARKED.pack(b"m", 0, 0, 0)
+        self._prefix = prefix
+        self._names = prefix + b"n"
+        self._due_floor = self._due(0, 0)
+        self._mark_floor = self._marked(0, 0, 0)
         self._asked: dict[bytes, Key] = {}
         """Answers since the last rows were added: what is marked next was asked for before."""
+
+    def _due(self, key_ms: int, offset: int) -> bytes:
+        return self._prefix + _DUE.pack(b"d", key_ms, offset)
+
+    def _marked(self, mark: int, key_ms: int, offset: int) -> bytes:
+        return self._prefix + _MARKED.pack(b"m", mark, key_ms, offset)
+
+    def _key_of(self, due: bytes) -> Key:
+        _, key_ms, offset = _DUE.unpack_from(due, len(self._prefix))
+        return key_ms, offset
 
     def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> None:
         """Add the rows of ``Store.append``."""
         put, delete = batch.put, batch.delete
         marked = set()
         for record_id, key_ms, offset, mark in marks:
-            put(_MARKED.pack(b"m", mark, key_ms, offset), record_id)
-            delete(_DUE.pack(b"d", key_ms, offset))
+            put(self._marked(mark, key_ms, offset), record_id)
+            delete(self._due(key_ms, offset))
             marked.add(offset)
         newest: dict[bytes, Key] = {}
         for record_id, key_ms, offset in named:
             if offset not in marked:
-                put(_DUE.pack(b"d", key_ms, offset), record_id)
+                put(self._due(key_ms, offset), record_id)
                 newest[record_id] = (key_ms, offset)
         for record_id, key_ms, offset, _ in marks:
             if record_id not in newest and self._stands_for(record_id) == (key_ms, offset):
-                delete(b"n" + record_id)
+                delete(self._names + record_id)
         for record_id, key in newest.items():
-            put(b"n" + record_id, _KEY.pack(*key))
+            put(self._names + record_id, _KEY.pack(*key))
         self._asked.clear()
 
     def _stands_for(self, record_id: bytes) -> Key | None:
@@ -123,7 +150,7 @@ class IdRows:
         return self._find(record_id) if key is None else key
 
     def _find(self, record_id: bytes) -> Key | None:
-        found = self._database.get(b"n" + record_id)
+        found = self._database.get(self._names + record_id)
         return None if found is None else _KEY.unpack(found)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
@@ -136,22 +163,24 @@ class IdRows:
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
         """See ``Store.marked_from``; ``stop_offset``: of the store."""
-        start = _MARKED.pack(b"m", max(mark, 0), 0, 0)
-        stop = _MARKED.pack(b"m", max(stop_offset, 0), 0, 0)
-        found = map(_MARKED.unpack, read_keys(self._database, start, stop, sys.maxsize))
-        return [(row[1], (row[2], row[3])) for row in found]
+        start = self._marked(max(mark, 0), 0, 0)
+        stop = self._marked(max(stop_offset, 0), 0, 0)
+        found = map(self._mark_of, read_keys(self._database, start, stop, sys.maxsize))
+        return [(mark, key) for key, mark in found]
+
+    def _mark_of(self, row: bytes) -> tuple[Key, int]:
+        _, mark, key_ms, offset = _MARKED.unpack_from(row, len(self._prefix))
+        return (key_ms, offset), mark
 
     def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
         """What is known of unmarked records with an id and ``start_ms <= key_ms < stop_ms``."""
-        for due, record_id in self._scan(_DUE.pack(b"d", start_ms, 0), _DUE.pack(b"d", stop_ms, 0)):
-            _, key_ms, offset = _DUE.unpack(due)
-            yield IdFacts(record_id, (key_ms, offset), self._find(record_id))
+        for due, record_id in self._scan(self._due(start_ms, 0), self._due(stop_ms, 0)):
+            yield IdFacts(record_id, self._key_of(due), self._find(record_id))
 
     def marks(self) -> Iterator[MarkFacts]:
         """All marks that are kept, ascending."""
-        for row, record_id in self._scan(b"m", b"n"):
-            _, mark, key_ms, offset = _MARKED.unpack(row)
-            yield MarkFacts((key_ms, offset), mark, record_id)
+        for row, record_id in self._scan(self._prefix + b"m", self._names):
+            yield MarkFacts(*self._mark_of(row), record_id)
 
     def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> None:
         """Delete, a bounded number of rows for each call, what is of no more use.
@@ -162,14 +191,14 @@ class IdRows:
             mark: and so are those that an offset below marked.
         """
         self._asked.clear()
-        stop = _DUE.pack(b"d", key_ms, 0)
+        stop = self._due(key_ms, 0)
         rows = read_rows(self._database, self._due_floor, stop, _PRUNE_ROWS_MAX)
         for due, record_id in rows:
             batch.delete(due)
-            if self._find(record_id) == _DUE.unpack(due)[1:]:
-                batch.delete(b"n" + record_id)
+            if self._find(record_id) == self._key_of(due):
+                batch.delete(self._names + record_id)
         self._due_floor = _passed(self._due_floor, stop, [row[0] for row in rows])
-        stop = _MARKED.pack(b"m", max(mark, 0), 0, 0)
+        stop = self._marked(max(mark, 0), 0, 0)
         keys = read_keys(self._database, self._mark_floor, stop, _PRUNE_ROWS_MAX)
         for row in keys:
             batch.delete(row)
@@ -177,18 +206,18 @@ class IdRows:
 
     def cut(self, batch: WriteBatch, stop_offset: int) -> None:
         """Take back what offsets from ``stop_offset`` on did: names, and marks of earlier names."""
-        for row, value in self._scan(b"n", b"o"):
+        for row, value in self._scan(self._names, self._prefix + b"o"):
             if stop_offset <= _KEY.unpack(value)[1]:
                 batch.delete(row)
-        for row, _ in self._scan(b"d", b"e"):
-            if stop_offset <= _DUE.unpack(row)[2]:
+        for row, _ in self._scan(self._prefix + b"d", self._prefix + b"e"):
+            if stop_offset <= self._key_of(row)[1]:
                 batch.delete(row)
         for (key_ms, offset), mark, record_id in self.marks():
             if stop_offset <= max(mark, offset):
-                batch.delete(_MARKED.pack(b"m", mark, key_ms, offset))
+                batch.delete(self._marked(mark, key_ms, offset))
                 if offset < stop_offset:
-                    batch.put(b"n" + record_id, _KEY.pack(key_ms, offset))
-                    batch.put(_DUE.pack(b"d", key_ms, offset), record_id)
+                    batch.put(self._names + record_id, _KEY.pack(key_ms, offset))
+                    batch.put(self._due(key_ms, offset), record_id)
 
     def _scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         while rows := read_rows(self._database, start, stop, _SCAN_ROWS):
@@ -201,8 +230,8 @@ def _passed(floor: bytes, stop: bytes, keys: Sequence[bytes]) -> bytes:
     return max(floor, stop if len(keys) < _PRUNE_ROWS_MAX else keys[-1])
 
 
-class IdIndex:
-    """The rows in a database of their own, made when the first record with an id comes.
+class IdDatabase:
+    """The rows of all shards of a wheel in one database, made when the first id comes.
 
     Args:
         path: folder of the database.
@@ -211,78 +240,185 @@ class IdIndex:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._what = f"the id index {path}"
-        self._durable_offset = 0
         self._database: Rdict | None = None
+        self._witness: Witness | None = None
+        self._reclaimer = Reclaimer(path)
+
+    def shard(self, generation: int) -> IdIndex:
+        """Return the ids of one shard; its rows begin with ``generation``."""
+        return IdIndex(self, generation)
+
+    def recover(self, shards: Sequence[tuple[IdIndex, int, bool]]) -> None:
+        """Open what a life before left, and say of each shard whether its ids are whole. A database
+        that is damaged is removed, and then no shard's are.
+
+        Args:
+            shards: the ids of each shard, the horizon that slots and ids are to agree on, and
+                whether ids had been synced by then. Rows of others are removed.
+
+        Raises:
+            StoreError: it does not open for want of space, memory, files or rights.
+        """
+        try:
+            if self._path.is_dir():
+                self.open()
+                self._remove_others({ids.generation for ids, _, _ in shards})
+                for ids, stop_offset, expected in shards:
+                    ids.recover(stop_offset, expected=expected)
+                return
+        except Exception as exc:
+            if not is_damage(exc):
+                raise StoreError(f"can't open {self._what}: {exc}") from exc
+            _log.error("id_index_damaged", path=str(self._path), why=str(exc), hint=_REBUILT)
+            self.close()
+            shutil.rmtree(self._path)
+        for ids, _, expected in shards:
+            ids.forget()
+            ids.is_whole = not expected
+
+    def open(self) -> Rdict:
+        """Return the database, made if it is missing."""
+        if self._database is None:
+            self._database = open_database(self._path, IDS_OPTIONS)
+        return self._database
+
+    def _remove_others(self, generations: set[int]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        start = b"\0"
+        while keys := read_keys(self.open(), start, _END, 1):
+            generation = number_of(keys[0])
+            start = prefix_of(generation + 1)
+            if generation and generation not in generations:
+                batch.delete_range(prefix_of(generation), start)
+        if not batch.is_empty():
+            self.write(batch)
+
+    def remove(self, generation: int) -> None:
+        """Remove the rows of a shard, if it has any. A crash may bring them back: see ``recover``.
+
+        Raises:
+            StoreError: the database failed; the process must exit.
+        """
+        if self._database is None:
+            return
+        start, stop = prefix_of(generation), prefix_of(generation + 1)
+        with self.guard("read"):
+            has_rows = bool(read_keys(self._database, start, stop, 1))
+        if has_rows:
+            batch = WriteBatch(raw_mode=True)
+            batch.delete_range(start, stop)
+            self.write(batch)
+            self._reclaimer.reclaim(self._database, generation)
+
+    def write(self, batch: WriteBatch) -> None:
+        """Write rows, not durably yet."""
+        database = self.open()
+        with self.guard("write"):
+            if self._witness is None:
+                self._witness = Witness(self._path, database)
+            self._witness.sign(batch)
+            database.write(batch)
+
+    def sync(self, offsets: Sequence[tuple[int, int]]) -> None:
+        """Make every row durable, with the offset that the rows of each shard speak for, before the
+        horizon of the wheel is written.
+
+        Args:
+            offsets: generation and stop offset of each shard that has ids.
+
+        Raises:
+            StoreError: the database failed; the process must exit.
+        """
+        if not offsets:
+            return
+        batch = WriteBatch(raw_mode=True)
+        for generation, stop_offset in offsets:
+            batch.put(prefix_of(generation) + _SYNCED, _I64.pack(stop_offset))
+        self.write(batch)
+        with self.guard("fsync"):
+            self.open().flush_wal(sync=True)
+
+    def close(self) -> None:
+        """Release the database."""
+        self._reclaimer.close()
+        if self._database is not None:
+            close_database(self._database, self._path)
+            self._database = self._witness = None
+
+    def guard(self, deed: str) -> AbstractContextManager[None]:
+        """Return a context in which what RocksDB raises becomes a ``StoreError``."""
+        return Guarded(deed, self._what, self._path)
+
+
+class IdIndex:
+    """The ids of one shard of a wheel.
+
+    Args:
+        database: of all shards.
+        generation: the rows of this one begin with it.
+    """
+
+    def __init__(self, database: IdDatabase, generation: int) -> None:
+        self._database = database
+        self.generation = generation
+        self.is_whole = True
+        """Whether everything below the horizon is here."""
+        self._prefix = prefix_of(generation)
+        self._durable_offset = 0
         self._rows: IdRows | None = None
 
     @property
     def in_use(self) -> bool:
-        """Whether there is an index."""
+        """Whether there are or were any ids."""
         return self._rows is not None
 
-    def recover(self, stop_offset: int, *, expected: bool) -> bool:
-        """Open what a life before left.
-
-        Args:
-            stop_offset: the horizon that slots and index are to agree on.
-            expected: whether ids had been synced by then.
-
-        Returns:
-            Whether everything below ``stop_offset`` is here, and nothing else.
-        """
-        if not self._path.is_dir():
-            return not expected
-        try:
-            self._open()
-            if self._database is None:
-                return False
-            synced = self._database.get(_SYNCED)
-        except Exception:  # noqa: BLE001 - rocksdict raises no narrower class
-            synced = None
-        if synced is None and not expected:
+    def recover(self, stop_offset: int, *, expected: bool) -> None:
+        """Take what a life before left: see ``IdDatabase.recover``."""
+        database = self._database.open()
+        synced = synced_offset(database, self._prefix)
+        if synced is None:
             self.discard()
-            return True
-        if synced is None or _I64.unpack(synced)[0] < stop_offset:
-            return False
-        try:
-            self._cut(stop_offset)
-        except StoreError:
-            return False
-        self._durable_offset = stop_offset
-        return True
+            self.is_whole = not expected
+        elif synced < stop_offset:
+            self.is_whole = False
+        else:
+            self._rows = IdRows(database, self._prefix)
+            self._cut(self._rows, stop_offset)
+            self._durable_offset = stop_offset
 
-    def _cut(self, stop_offset: int) -> None:
+    def _cut(self, rows: IdRows, stop_offset: int) -> None:
         """A scan of all rows, but only where a life ended without its last sync."""
         batch = WriteBatch(raw_mode=True)
-        with self._guard("read"):
-            written = self._database.get(_WRITTEN) if self._database is not None else None
+        with self._database.guard("read"):
+            written = self._database.open().get(self._prefix + _WRITTEN)
             if written is None or _I64.unpack(written)[0] <= stop_offset:
                 return
-            self._open().cut(batch, stop_offset)
-        batch.put(_WRITTEN, _I64.pack(stop_offset))
-        self._write(batch)
+            rows.cut(batch, stop_offset)
+        batch.put(self._prefix + _WRITTEN, _I64.pack(stop_offset))
+        self._database.write(batch)
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
         """See ``Store.append``."""
         batch = WriteBatch(raw_mode=True)
-        rows = self._open()
-        with self._guard("read"):
-            rows.put(batch, named, marks)
-        batch.put(_WRITTEN, _I64.pack(stop_offset))
-        self._write(batch)
+        if self._rows is None:
+            self._rows = IdRows(self._database.open(), self._prefix)
+        with self._database.guard("read"):
+            self._rows.put(batch, named, marks)
+        batch.put(self._prefix + _WRITTEN, _I64.pack(stop_offset))
+        self._database.write(batch)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """See ``Store.latest_unmarked``."""
         if self._rows is None:
             return None
-        with self._guard("read"):
+        with self._database.guard("read"):
             return self._rows.latest_unmarked(record_id, below)
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
         """See ``Store.marked_from``."""
         if self._rows is None:
             return []
-        with self._guard("read"):
+        with self._database.guard("read"):
             return self._rows.marked_from(mark, stop_offset)
 
     def prune(self, cursor: Cursor) -> None:
@@ -292,53 +428,21 @@ class IdIndex:
         if self._rows is not None:
             batch = WriteBatch(raw_mode=True)
             mark = min(cursor.offset, self._durable_offset)
-            with self._guard("read"):
+            with self._database.guard("read"):
                 self._rows.prune(batch, cursor.key[0], mark)
             if not batch.is_empty():
-                self._write(batch)
-
-    def sync(self, stop_offset: int) -> None:
-        """Make every row durable, with the offset that it speaks for, before the store's own
-        horizon is written.
-
-        Raises:
-            StoreError: the database failed; the process must exit.
-        """
-        if self._database is None:
-            return
-        batch = WriteBatch(raw_mode=True)
-        batch.put(_SYNCED, _I64.pack(stop_offset))
-        self._write(batch)
-        with self._guard("fsync"):
-            self._database.flush_wal(sync=True)
+                self._database.write(batch)
 
     def note_durable(self, stop_offset: int) -> None:
         """Note that the store's own horizon is durable: marks below it are not taken back."""
         self._durable_offset = stop_offset
 
     def discard(self) -> None:
-        """Remove the index."""
-        self.close()
-        shutil.rmtree(self._path, ignore_errors=True)
+        """Remove all of them."""
+        self._database.remove(self.generation)
+        self.forget()
+
+    def forget(self) -> None:
+        """Take note that there are none."""
+        self._rows = None
         self._durable_offset = 0
-
-    def close(self) -> None:
-        """Release the database."""
-        if self._database is not None:
-            close_database(self._database, self._path)
-        self._database = self._rows = None
-
-    def _open(self) -> IdRows:
-        if self._rows is None:
-            self._database = open_database(self._path, IDS_OPTIONS)
-            self._rows = IdRows(self._database)
-        return self._rows
-
-    def _write(self, batch: WriteBatch) -> None:
-        if self._database is None:
-            raise StoreError(f"the id index {self._path} is not open; open the store first")
-        with self._guard("write"):
-            self._database.write(batch)
-
-    def _guard(self, deed: str) -> AbstractContextManager[None]:
-        return Guarded(deed, self._what, self._path)

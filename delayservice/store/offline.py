@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from delayservice.errors import StoreError
-from delayservice.store import findings, rocksdb
+from delayservice.store import findings
 from delayservice.store.base import Frame
 from delayservice.store.findings import Finding, Verdict
+from delayservice.store.folder import read_format
 from delayservice.store.rocks_check import verify_rocks
+from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
 from delayservice.store.rocks_view import RocksView, viewed_store
-from delayservice.store.shards import ShardFolder, read_format
+from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
 from delayservice.store.wheel.reading import (
     EVERYTHING,
@@ -34,7 +36,7 @@ from delayservice.store.wheel.reading import (
 )
 from delayservice.store.wheel.verifying import verify_wheel
 
-FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": rocksdb.FORMAT}
+FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 _COUNTED_AT_ONCE: Final = 10_000
 
 
@@ -129,7 +131,7 @@ def look(shard: ShardFolder, on_progress: Callable[[int, int], None] = _nothing)
         )
     if kind == "wheel":
         return _look_at_wheel(shard)
-    with viewed_store(shard.path) as store:
+    with viewed_store(shard) as store:
         return _look_at_rocks(store, on_progress)
 
 
@@ -187,8 +189,8 @@ def _look_at_rocks(store: RocksView, on_progress: Callable[[int, int], None]) ->
         hours.append(HourFacts(hour * HOUR_MS, 0, records, size, 0))
     return StoreFacts(
         "rocksdb",
-        rocksdb.FORMAT,
-        store.stop_offset if store.has_horizon else None,
+        ROCKS_FORMAT,
+        store.stop_offset,
         store.label,
         tuple(hours),
         first_ms,
@@ -218,7 +220,7 @@ def read_records(
     if check_format(shard.path) == "wheel":
         yield from _wheel_records(shard, bounds, wanted, limit)
         return
-    with viewed_store(shard.path) as store:
+    with viewed_store(shard) as store:
         for frame in store.scan((bounds.from_ms, -1), bounds.to_ms - 1):
             if limit <= 0:
                 return
@@ -287,7 +289,7 @@ def verify(
     if kind == "wheel":
         return verify_wheel(shard, now_ms, on_progress)
     if kind == "rocksdb":
-        return verify_rocks(shard.path, now_ms, on_progress)
+        return verify_rocks(shard, now_ms, on_progress)
     what = "VERSION is missing or says nothing"
     held = [name for name in ("horizon", "db") if Path(shard.path, name).exists()]
     found = (Finding(findings.START_OVER, what, "VERSION"),) if held else ()

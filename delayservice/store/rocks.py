@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import EACCES, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC, EPERM, EROFS
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
@@ -38,12 +41,15 @@ from rocksdict import (
 
 from delayservice.errors import StoreError
 from delayservice.store.files import make_folder
-from delayservice.store.rocks_manifest import check_manifest
+from delayservice.store.rocks_manifest import check_witness, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_log = structlog.get_logger(__name__)
+
 CONDEMNED = "DAMAGED"
+_NUMBER: Final = Struct(">I")
 _VIEWS_MAX = 3
 _NO_DAMAGE: Final = (
     *map(os.strerror, (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EACCES, EPERM, EROFS)),
@@ -54,7 +60,7 @@ _NO_DAMAGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RocksOptions:
-    """Options of one database; small, for a process may hold dozens of shards.
+    """Options of one database, whatever the number of its shards.
 
     Attributes:
         write_buffer_bytes: size of a memory table; two may exist.
@@ -73,6 +79,7 @@ class RocksOptions:
             that is not there. 0: no filter.
         sync_bytes: bytes appended, and so to read again after a crash, at which the store syncs
             by itself.
+        unused_s: a shard that is not open for so long is removed: its slice has moved.
     """
 
     write_buffer_bytes: int = 8 << 20
@@ -87,6 +94,7 @@ class RocksOptions:
     compression: str = "lz4"
     bloom_bits: int = 0
     sync_bytes: int = 64 << 20
+    unused_s: float = 3_600.0
 
 
 @cache
@@ -138,8 +146,13 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
     if (path / CONDEMNED).exists():
         raise StoreError(f"the database {path} was found damaged; it is to be made anew")
     make_folder(path)
-    check_manifest(path)
+    found = read_manifest(path)
     database = Rdict(str(path), _to_native(options, _shared_cache(options.block_cache_bytes)))
+    try:
+        check_witness(database, found)
+    except BaseException:
+        database.close()
+        raise
     write = WriteOptions()
     write.sync = False
     database.set_write_options(write)
@@ -169,6 +182,7 @@ def _open_view(path: Path, options: RocksOptions, view: Path) -> Rdict:
             shutil.copyfile(source, view / source.name)
         elif source.suffix in {".sst", ".log"}:
             (view / source.name).symlink_to(source.resolve())
+    read_manifest(view)
     # A cache of its own: in a shared one a block may be good that is damaged on the disk by now.
     native = _to_native(options, Cache(options.block_cache_bytes))
     native.create_if_missing(False)  # noqa: FBT003 - so it is in rocksdict
@@ -246,6 +260,49 @@ class Guarded:
             f"can't {self._deed} {self._what}: {error}; restart the service: what is damaged is "
             "put aside and rebuilt from Kafka"
         ) from error
+
+
+def prefix_of(number: int) -> bytes:
+    """Return what the keys of a shard begin with, in a database of many."""
+    return _NUMBER.pack(number)
+
+
+def number_of(key: bytes) -> int:
+    """Return the number of the shard that a key is of."""
+    return int(_NUMBER.unpack_from(key)[0])
+
+
+class Reclaimer:
+    """Frees the space of removed shards in a thread: RocksDB by itself leaves it until others are
+    written in the same range.
+
+    Args:
+        database: folder of the database.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._path = database
+        self._executor: ThreadPoolExecutor | None = None
+
+    def reclaim(self, database: Rdict, number: int) -> None:
+        """Free the space of a shard whose rows were deleted, some time soon."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "store-reclaim")
+        self._executor.submit(self._compact, database, number)
+
+    def _compact(self, database: Rdict, number: int) -> None:
+        try:
+            database.compact_range(prefix_of(number), prefix_of(number + 1))
+        except Exception as exc:  # noqa: BLE001 - rocksdict raises no narrower class
+            _log.error("space_not_reclaimed", path=str(self._path), number=number, why=str(exc))
+            if is_damage(exc):
+                condemn(self._path)
+
+    def close(self) -> None:
+        """Wait for what is under way, before the database is closed."""
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
 
 
 def close_database(database: Rdict, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A shard's RocksDB checked as a whole: every row, and so every block, of the database.
+"""A shard in a RocksDB checked as a whole: every row of it, and so every block that holds any.
 
 Nothing is locked or written in its folder. Beside a running node the check is of one moment.
 """
@@ -18,44 +18,52 @@ from delayservice.store import findings
 from delayservice.store.findings import Finding, Verdict
 from delayservice.store.ids_check import NamedRecord, check_ids
 from delayservice.store.rocks import CONDEMNED, guarded_read
-from delayservice.store.rocks_view import RocksView, viewed_store
+from delayservice.store.rocks_database import DATABASE, Place
+from delayservice.store.rocks_view import RocksView, view_of, viewed_database
+from delayservice.store.shards import ShardFolder
 
 if TYPE_CHECKING:
     from delayservice.store.base import Frame
 
-_KNOWN: Final = frozenset({"LOCK", "VERSION", "db", "quarantine"})
+_KNOWN: Final = frozenset({"LOCK", "VERSION", DATABASE, "quarantine"})
 _HOUR_MS: Final = 3_600_000
 _FIRST_ROW, _LAST_ROW = b"\0", b"\xff" * 8
 _KEY: Final = Struct(">xqq")
-_RECORD_BYTES: Final = 17
+_RECORD_BYTES: Final = _KEY.size
 
 
 def verify_rocks(
-    path: str, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]
+    shard: ShardFolder, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]
 ) -> Verdict:
-    """Check the folder of one shard.
+    """Check what a database holds of one shard; with the first shard also the folder's names.
 
     Args:
-        path: the folder; its VERSION was checked.
+        shard: the folder, whose VERSION was checked, and the shard.
         now_ms: the wall clock, epoch milliseconds: what is due may have been settled.
         on_progress: told how many records of how many were checked.
 
     Raises:
         StoreError: a file may not be read.
     """
-    _check_rights(Path(path, "db"))
+    path = Path(shard.path)
+    database = path / DATABASE
+    _check_rights(database)
     check = _Check(now_ms, on_progress)
+    if (database / CONDEMNED).exists():
+        what = "a node met damage in it and left a note of that"
+        check.found.append(Finding(findings.DATABASE, what, f"{DATABASE}/{CONDEMNED}"))
+    places: list[Place] = []
     try:
-        if Path(path, "db", CONDEMNED).exists():
-            what = "a node met damage in it and left a note of that"
-            check.found.append(Finding(findings.DATABASE, what, f"db/{CONDEMNED}"))
-        with viewed_store(path) as store:
-            check.run(store)
+        with viewed_database(path) as rocks:
+            places = rocks.places
+            if shard.shard:  # a database in which nothing was stored yet has no shard
+                check.run(view_of(rocks, shard))
     except StoreError as exc:
-        has_any = any(Path(path, "db").glob("*"))
+        has_any = any(database.glob("*"))
         case = findings.DATABASE if has_any else findings.START_OVER
-        check.found.append(Finding(case, str(exc), "db"))
-    found = [*check.found, *_check_names(path)]
+        check.found.append(Finding(case, str(exc), DATABASE))
+    is_first = places[:1] in ([], [(shard.shard, shard.partition)])
+    found = [*check.found, *(_check_names(path) if is_first else ())]
     found.sort(key=lambda finding: not finding.case.is_damage)
     return Verdict(check.stop_offset, check.records, check.bytes, tuple(found))
 
@@ -81,18 +89,18 @@ def _check_rights(database: Path) -> None:
         ) from exc
 
 
-def _check_names(path: str) -> Iterator[Finding]:
-    for name in sorted(entry.name for entry in Path(path).iterdir()):
+def _check_names(path: Path) -> Iterator[Finding]:
+    for name in sorted(entry.name for entry in path.iterdir()):
         if name not in _KNOWN:
-            yield Finding(findings.STRAY, "no file or folder of this store is called so", name)
-    aside = list(Path(path, "quarantine").glob("*"))
+            yield Finding(findings.STRAY, "no file or folder of a store is called so", name)
+    aside = list((path / "quarantine").glob("*"))
     if aside:
         what = f"{len(aside)} damaged databases were set aside by a node"
         yield Finding(findings.SET_ASIDE, what, "quarantine")
 
 
 class _Check:
-    """The rows of one shard's database."""
+    """The rows of one shard."""
 
     def __init__(self, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]) -> None:
         self.found: list[Finding] = []
@@ -102,15 +110,11 @@ class _Check:
 
     def run(self, store: RocksView) -> None:
         """Check records with their ids, then every row there is, to have read every block."""
-        if not store.has_horizon:
-            if any(True for _ in store.rows(_FIRST_ROW, _LAST_ROW)):
-                self.found.append(Finding(findings.START_OVER, "there is no horizon in it", "db"))
-            return
         self.stop_offset = store.stop_offset
         self._check_records(store)
         if self.records != store.records:
             what = f"it holds {self.records} records, and says that it holds {store.records}"
-            self.found.append(Finding(findings.INCONSISTENT, what, "db"))
+            self.found.append(Finding(findings.INCONSISTENT, what, DATABASE))
         for _ in store.rows(_FIRST_ROW, b"f"):
             pass
         for _ in store.rows(b"g", _LAST_ROW):
@@ -138,7 +142,7 @@ class _Check:
         if why:
             span, offsets = (key_ms, key_ms + 1), (offset, offset + 1)
             what = f"the record at offset {offset}: {why}"
-            self.found.append(Finding(findings.INCONSISTENT, what, "db", span, offsets))
+            self.found.append(Finding(findings.INCONSISTENT, what, DATABASE, span, offsets))
         if meta is not None and meta[0] is not None:
             named[offset] = NamedRecord(meta[0], key_ms, mark)
 
@@ -150,7 +154,7 @@ class _Check:
         if span_ms[0] < span_ms[1]:
             with guarded_read("the ids"):
                 self.found += check_ids(
-                    store.ids, span_ms, named, self.stop_offset, lambda _: True, "db"
+                    store.ids, span_ms, named, self.stop_offset, lambda _: True, DATABASE
                 )
 
 

@@ -1,4 +1,4 @@
-"""A check that RocksDB leaves out when it opens a database: lengths in its MANIFEST.
+"""What RocksDB leaves out when it opens a database: whether its MANIFEST and its logs are whole.
 
 The MANIFEST lists the tables that count. It is a log of records in blocks of 32 KiB::
 
@@ -7,40 +7,91 @@ The MANIFEST lists the tables that count. It is a log of records in blocks of 32
 
 RocksDB takes a record that reaches beyond the end of the file for one that a crash cut off, and
 leaves out all from there on. So a damaged length can hide tables, while the write-ahead log, which
-is newer, still says up to where everything is stored.
-Source: https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format
+is newer, still says up to where everything is stored. A MANIFEST that was cut between two records,
+and a write-ahead log that is gone while a newer one is there, look whole to RocksDB. So each batch
+carries a row that says what there was when it was written: see ``Witness``.
+Source: https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format and, for the content,
+``VersionEdit::EncodeTo`` in https://github.com/facebook/rocksdb/blob/main/db/version_edit.cc
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import google_crc32c
 
 from delayservice.errors import StoreError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+    from rocksdict import Rdict, WriteBatch
 
 _BLOCK_BYTES: Final = 32 << 10
 _HEAD: Final = Struct("<IHB")
 _MASK_DELTA: Final = 0xA282EAD8
 _U32: Final = 0xFFFFFFFF
+_FULL, _FIRST, _LAST = 1, 2, 4
+"""Types of a record that is whole, and of the first and the last part of one."""
+_COMPARATOR, _LOG_NUMBER, _DATABASE_ID = 1, 2, 8193
+"""Fields at the beginning of an edit: two texts, and the lowest log that is still needed."""
+_ROW: Final = b"\0\0\0\0w"
+"""No shard has the number 0."""
+_MORE: Final = 0x80
+_WITNESSED: Final = Struct(">QQQ")
 
 
-def check_manifest(database: Path) -> None:
-    """Make sure that the MANIFEST in use ends where it seems to; all else RocksDB checks itself.
+class Manifest(NamedTuple):
+    """What a database's files say before it is opened.
+
+    Attributes:
+        number: of the MANIFEST.
+        size: its bytes.
+        log_number: logs with a lower number are not needed: what they hold is in tables.
+        logs: numbers of the write-ahead logs that are there.
+    """
+
+    number: int
+    size: int
+    log_number: int
+    logs: frozenset[int]
+
+
+def read_manifest(database: Path) -> Manifest | None:
+    """Read the MANIFEST in use, and make sure that it ends where it seems to. Checksums are checked
+    here, because RocksDB 9.8 never returns from a record whose type was changed to 5. None: a new
+    database, or one that RocksDB refuses.
 
     Raises:
-        StoreError: a length in it is damaged.
+        StoreError: it is damaged.
         OSError: it is missing.
     """
-    current = database / "CURRENT"
-    if not current.exists():
-        return  # a new database, or one that RocksDB refuses
-    path = database / current.read_text("ascii", "replace").strip()
+    if not (database / "CURRENT").exists():
+        return None
+    path = _manifest_of(database)
     data = path.read_bytes()
+    log_number, edit = 0, b""
+    for kind, content in _parts(path, data):
+        edit = content if kind in {_FULL, _FIRST} else edit + content
+        if kind in {_FULL, _LAST}:
+            log_number = max(log_number, _log_number(edit))
+    logs = frozenset(int(log.stem) for log in database.glob("*.log"))
+    return Manifest(_number_of(path), len(data), log_number, logs)
+
+
+def _manifest_of(database: Path) -> Path:
+    return database / (database / "CURRENT").read_text("ascii", "replace").strip()
+
+
+def _number_of(manifest: Path) -> int:
+    number = manifest.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _parts(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at + _HEAD.size <= len(data):
         block_left = _BLOCK_BYTES - at % _BLOCK_BYTES
@@ -52,6 +103,12 @@ def check_manifest(database: Path) -> None:
         if length > len(content) or (kind == 0 and length == 0):
             _check_cut(path, crc, kind, content)
             return
+        if (
+            _masked(google_crc32c.extend(google_crc32c.value(bytes([kind])), content[:length]))
+            != crc
+        ):
+            raise StoreError(f"{path} is damaged: the checksum of a record is wrong")
+        yield kind, content[:length]
         at += _HEAD.size + length
 
 
@@ -66,3 +123,84 @@ def _check_cut(path: Path, crc: int, kind: int, content: bytes) -> None:
 
 def _masked(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & _U32
+
+
+def _log_number(edit: bytes) -> int:
+    """Return the lowest log that is needed by an edit; 0 where it says nothing of logs."""
+    at = 0
+    while at < len(edit):
+        tag, at = _varint(edit, at)
+        if tag not in {_COMPARATOR, _LOG_NUMBER, _DATABASE_ID}:
+            return 0
+        value, at = _varint(edit, at)
+        if tag == _LOG_NUMBER:
+            return value
+        at += value  # the length of a text
+    return 0
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return an integer of seven bits a byte, and where it ends."""
+    value = shift = 0
+    while at < len(data):
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if not data[at - 1] & _MORE:
+            break
+    return value, at
+
+
+class Witness:
+    """Says in each batch of a database which files it was written beside: the size of the MANIFEST,
+    and the oldest write-ahead log that was needed.
+
+    So the loss of a table or of a log is noticed when a batch was written after the MANIFEST knew
+    of it. What is left is a crash between the end of a flush and the next batch.
+
+    Args:
+        path: folder of the database.
+        database: the open database.
+    """
+
+    def __init__(self, path: Path, database: Rdict) -> None:
+        self._path = path
+        self._database = database
+        self._size = -1
+        self._row = b""
+        self._find_manifest()
+
+    def _find_manifest(self) -> None:
+        manifest = _manifest_of(self._path)
+        self._manifest, self._number = str(manifest), _number_of(manifest)
+
+    def sign(self, batch: WriteBatch) -> None:
+        """Add the row to a batch."""
+        try:
+            size = os.stat(self._manifest).st_size  # noqa: PTH116 - for each batch
+        except FileNotFoundError:  # it was full, and there is a new one
+            self._find_manifest()
+            size = os.stat(self._manifest).st_size  # noqa: PTH116
+        if size != self._size:
+            self._size = size
+            # What is needed of the logs changes with the MANIFEST only.
+            needed = self._database.property_int_value("rocksdb.min-log-number-to-keep") or 0
+            logs = [int(log.stem) for log in self._path.glob("*.log")]
+            oldest = min([log for log in logs if log >= needed], default=0)
+            self._row = _WITNESSED.pack(self._number, size, oldest)
+        batch.put(_ROW, self._row)
+
+
+def check_witness(database: Rdict, found: Manifest | None) -> None:
+    """Compare what an opened database says of its files with what was found before it was opened.
+
+    Raises:
+        OSError: some of it is lost.
+    """
+    row = database.get(_ROW)
+    if row is None or found is None:
+        return
+    number, size, oldest_log = _WITNESSED.unpack(row)
+    if found.number < number or (found.number == number and found.size < size):
+        raise OSError(f"MANIFEST-{found.number:06d} has lost its end, or a newer one is lost")
+    if oldest_log not in {0, *found.logs} and oldest_log >= found.log_number:
+        raise OSError(f"the write-ahead log {oldest_log:06d} is lost, and there is a newer one")

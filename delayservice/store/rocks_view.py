@@ -1,4 +1,4 @@
-"""A shard's RocksDB read by somebody else than its owner: every row, and records by due time."""
+"""A worker's RocksDB read by somebody else than its owner: every row, and records by due time."""
 
 from __future__ import annotations
 
@@ -10,33 +10,21 @@ from typing import TYPE_CHECKING, Final
 
 from delayservice.store.ids import IDS_OPTIONS, IdRows
 from delayservice.store.rocks import guarded_read, open_to_read, read_rows
-from delayservice.store.rocksdb import RocksReader
+from delayservice.store.rocks_database import ViewedDatabase
+from delayservice.store.rocksdb import RocksStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rocksdict import Rdict
 
+    from delayservice.store.shards import ShardFolder
+
 _ROWS: Final = 10_000
 
 
-class RocksView(RocksReader):
-    """``RocksReader`` with a look at all that the database holds."""
-
-    has_horizon = False
-    """Whether the database says what it holds; a new one, and one that lost its end, does not."""
-
-    def open(self) -> int:
-        """Open it as it is now, and return S; 0 where nothing says.
-
-        Raises:
-            StoreError: there is none of this format, or it is damaged.
-        """
-        self._check_format()
-        with self._guard("open"):
-            found = open_to_read(self._path / "db", self._options, self._view)
-            self.has_horizon = self._attach_filled(found)
-        return self._stop_offset
+class RocksView(RocksStore):
+    """A shard's store with a look at all that the database holds of it."""
 
     @property
     def stop_offset(self) -> int:
@@ -54,13 +42,16 @@ class RocksView(RocksReader):
         return self._ids
 
     def rows(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows with ``start <= key < stop``; each block that is read is checked.
+        """Yield the shard's rows with ``start <= key < stop``, all keys without the number of the
+        shard; each block that is read is checked.
 
         Raises:
             StoreError: one can't be read.
         """
-        with self._guard("read"):
-            yield from all_rows(self._db, start, stop)
+        prefix = self._prefix
+        with self._rocks.guard("read"):
+            for row, value in all_rows(self._db, prefix + start, prefix + stop):
+                yield row[len(prefix) :], value
 
 
 def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -75,19 +66,41 @@ def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes
 
 
 @contextmanager
-def viewed_store(path: str) -> Iterator[RocksView]:
-    """A shard's store as it is now.
+def viewed_database(path: Path) -> Iterator[ViewedDatabase]:
+    """Open a worker's database as it is now.
 
     Raises:
         StoreError: there is none of this format, or it is damaged.
     """
     with TemporaryDirectory() as view:
-        store = RocksView(Path(path), Path(view))
+        rocks = ViewedDatabase(path, Path(view))
         try:
-            store.open()
-            yield store
+            rocks.open()
+            yield rocks
         finally:
-            store.close()
+            rocks.close()
+
+
+@contextmanager
+def viewed_store(shard: ShardFolder) -> Iterator[RocksView]:
+    """Open a shard's store as it is now.
+
+    Raises:
+        StoreError: there is none of this format, it does not hold the shard, or it is damaged.
+    """
+    with viewed_database(Path(shard.path)) as rocks:
+        yield view_of(rocks, shard)
+
+
+def view_of(rocks: ViewedDatabase, shard: ShardFolder) -> RocksView:
+    """Return the store of one shard of an open view.
+
+    Raises:
+        StoreError: the database does not hold it, or is damaged.
+    """
+    store = RocksView(rocks, shard.shard, shard.partition)
+    store.open()
+    return store
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 from delayservice.errors import StoreError
 from delayservice.store.files import Files
-from delayservice.store.folder import VERSION_BYTES, Format, parse_format
+from delayservice.store.folder import read_format
+from delayservice.store.rocks_database import DATABASE, places_in
 from delayservice.store.wheel.horizon import NAME, HorizonDamagedError, read_horizon
 
 KINDS: Final = ("wheel", "rocksdb")
@@ -25,8 +26,9 @@ _LOCKS: Final = Path("/proc/locks")
 class ShardFolder(NamedTuple):
     """Where the store of one shard is.
 
-    ``path`` is the shard's own folder, or that of the wheel in which it is one of many. ``shard``
-    is a hash of the topic's id; ``partition`` is -1 where nothing says which it is.
+    ``path`` is the folder of its worker's wheel or database, or the shard's own one in older
+    formats. ``shard`` is a hash of the topic's id; ``partition`` is -1 where nothing says which it
+    is.
     """
 
     path: str
@@ -35,8 +37,7 @@ class ShardFolder(NamedTuple):
 
 
 def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]:
-    """Find the shards of a node's state folder, of a folder of one kind in it, of a wheel, or the
-    one whose folder it is.
+    """Find the shards of a node's state folder, of a folder of one kind in it, or of a worker.
 
     Raises:
         StoreError: there are none.
@@ -46,7 +47,7 @@ def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]
 
 
 def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Find the folders with a store in them, as ``find_shards`` does: a wheel is one.
+    """Find the folders with a store in them, as ``find_shards`` does: a worker's is one.
 
     Raises:
         StoreError: there are none.
@@ -69,20 +70,24 @@ def _may_be_store(path: Path) -> bool:
     Other programs name folders by numbers as well.
     """
     is_named = _SHARD_NAME.fullmatch(path.parent.name) is not None
-    return path.is_dir() and (is_named or (path / "VERSION").is_file() or (path / NAME).is_file())
+    names = ("VERSION", NAME, DATABASE)
+    return path.is_dir() and (is_named or any((path / name).exists() for name in names))
 
 
 def _shards_of(folder: Path) -> list[ShardFolder]:
-    if _SHARD_NAME.fullmatch(folder.resolve().parent.name) is None and not _is_rocks(folder):
-        return wheel_shards(folder) or [ShardFolder(str(folder), "", -1)]
     whole = folder.resolve()
+    if _SHARD_NAME.fullmatch(whole.parent.name) is None:
+        return kept_shards(folder) or [ShardFolder(str(folder), "", -1)]
     partition = int(whole.name) if whole.name.isdecimal() else -1
     return [ShardFolder(str(folder), whole.parent.name, partition)]
 
 
-def _is_rocks(folder: Path) -> bool:
+def kept_shards(folder: Path) -> list[ShardFolder]:
+    """Return the shards in a worker's folder of either kind, as far as it can be read."""
     found = read_format(str(folder))
-    return found is not None and found.kind == "rocksdb"
+    if found is not None and found.kind == "rocksdb":
+        return [ShardFolder(str(folder), *place) for place in places_in(folder)]
+    return wheel_shards(folder)
 
 
 def wheel_shards(folder: Path) -> list[ShardFolder]:
@@ -95,22 +100,6 @@ def wheel_shards(folder: Path) -> list[ShardFolder]:
     finally:
         files.close()
     return sorted(ShardFolder(str(folder), row.topic, row.partition) for row in rows)
-
-
-def read_format(path: str) -> Format | None:
-    """What a folder says of itself; None: nothing.
-
-    Raises:
-        StoreError: it may not be read.
-    """
-    try:
-        return parse_format(Path(path, "VERSION").read_bytes()[:VERSION_BYTES])
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as exc:
-        raise StoreError(
-            f"can't read {path}: {exc.strerror}; run as the user of the service, or read a copy"
-        ) from exc
 
 
 def user_of(path: str) -> int | None:

@@ -11,15 +11,15 @@ from structlog.testing import capture_logs
 
 from delayservice.core.cursor import Key
 from delayservice.errors import StoreError
-from delayservice.store import rocksdb
 from delayservice.store.base import Frame, Store
-from delayservice.store.rocksdb import RocksStore
+from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
 from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
 from tests.compat.make_stores import FORMATS, fixture
 from tests.compat.write_store import DUE_MS, LABEL, STOP_OFFSET, frames
+from tests.rocks import LoneRocks
 from tests.wheels import LoneStore
 
-NOW: Final = {"wheel": WHEEL_FORMAT, "rocksdb": rocksdb.FORMAT}
+NOW: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 OLDER: Final = [found for found in FORMATS if found[1] != NOW[found[0]]]
 FAR_MS: Final = 10**15
 CANCELLED, CANCEL = 8, 55
@@ -33,7 +33,7 @@ def unpacked(kind: str, version: int, folder: Path) -> Path:
 
 
 def store_in(kind: str, folder: Path) -> Store:
-    return LoneStore(folder) if kind == "wheel" else RocksStore(folder)
+    return LoneStore(folder) if kind == "wheel" else LoneRocks(folder)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -53,17 +53,13 @@ def test_a_node_with_a_store_of_an_older_format_delivers_what_the_log_holds_and_
     target = bench.target("older")
     values, folder = stored_and_stopped(bench, target, f"node.store={kind}")
     shutil.rmtree(folder)
-    # 50 records of another world. A wheel of those days had a folder for each shard.
-    old = folder.parent / ("0" * 24) / "0" if kind == "wheel" else folder
+    # 50 records of another world. Stores of those days had a folder for each shard.
+    old = folder.parent / ("0" * 24) / "0"
     unpacked(kind, version, old)
     service = bench.serve(f"node.store={kind}")
-    if kind == "wheel":
-        (told,) = service.events("wheel_removed")
-        assert (told["path"], told["formats"]) == (str(old.parent), ["none", f"wheel {version}"])
-        assert not old.parent.exists()
-    else:
-        (told,) = service.events("store_format_old")
-        assert (told["found"], told["needed"], told["path"]) == (version, NOW[kind], str(folder))
+    (told,) = service.events(f"{kind}_removed")
+    assert (told["path"], told["formats"]) == (str(old.parent), ["none", f"{kind} {version}"])
+    assert not old.parent.exists()
     assert_each_once(bench, target, values)
     assert service.stop() == 0
     assert (folder / "VERSION").read_text().split()[:2] == [kind, str(NOW[kind])]

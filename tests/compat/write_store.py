@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from delayservice.core.codec import encode_payload
+from delayservice.store import rocksdb as store_of_rocks
 from delayservice.store import wheel
-from delayservice.store.rocksdb import RocksStore
 
 STOP_OFFSET: Final = 60
 LABEL: Final = b'[[0,{"version":1}]]'
@@ -37,8 +37,11 @@ def frames() -> list[tuple[int, int, int, bytes]]:
 def main(kind: str, folder: Path) -> None:
     """Write the store of a shard: records, ids, and a cancel of the record at offset 8."""
     store: Any
-    if kind == "rocksdb":
-        store = RocksStore(folder)
+    if kind == "rocksdb" and hasattr(store_of_rocks, "RocksDatabase"):
+        rocks = cast("Any", store_of_rocks).RocksDatabase(folder)
+        store = cast("Any", store_of_rocks).RocksStore(rocks, "0" * 24, 0)
+    elif kind == "rocksdb":
+        store = cast("Any", store_of_rocks).RocksStore(folder)
     elif hasattr(wheel, "Wheel"):
         store = wheel.Wheel(folder).shard("0" * 24, 0)
     else:

@@ -20,8 +20,8 @@ from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.folder import VERSION_BYTES, version_text
 from delayservice.store.memory import MemoryStore
-from delayservice.store.rocksdb import RocksStore
 from delayservice.store.wheel import WheelOptions
+from tests.rocks import LoneRocks
 from tests.wheels import LoneStore
 
 Maker: TypeAlias = Callable[[], Store]
@@ -47,7 +47,7 @@ def _makers(path: Path) -> dict[str, Maker]:
         "wheel-tiny": lambda: LoneStore(path, TINY),
         "wheel-odd": lambda: LoneStore(path, ODD),
         "wheel-wide": lambda: LoneStore(path, WIDE),
-        "rocksdb": lambda: RocksStore(path),
+        "rocksdb": lambda: LoneRocks(path),
     }
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from delayservice.core.cursor import Cursor, Key
 from delayservice.store.base import Store
-from delayservice.store.rocksdb import RocksStore
 from delayservice.store.wheel import WheelOptions
 from tests.crash.model_log import ModelLog
+from tests.rocks import LoneRocks
 from tests.wheels import LoneStore
 
 COUNT = 4_000
@@ -24,7 +24,7 @@ PRUNES = range(580, COUNT, 600)
 def make_store(kind: str, folder: Path) -> Store:
     """A store with bounds so small that every kind of work happens all the time."""
     if kind == "rocksdb":
-        return RocksStore(folder)
+        return LoneRocks(folder)
     options = WheelOptions(
         buffer_bytes_max=60_000, near_bytes_max=20_000, sync_bytes=80_000, handles_max=3
     )

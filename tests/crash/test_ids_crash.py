@@ -18,7 +18,7 @@ from tests.wheels import LoneStore
 
 LONG = os.environ.get("CRASH_MODE") == "long"
 SYNCED, COUNT = 100, 200
-IDS = "ids/1"
+IDS = "ids"
 NOTHING_SETTLED = Cursor((0, 0), 0)
 
 
@@ -140,8 +140,7 @@ def test_a_flipped_byte_of_any_file_of_the_ids_is_noticed_or_harmless(
 ) -> None:
     store = LoneStore(root)
     store.open()
-    assert store._shard.ids._database is not None
-    store._shard.ids._database.flush()
+    store.wheel._ids.open().flush()
     log.feed(store, SYNCED, SYNCED + 20)  # so that table and write-ahead log both count
     store.sync()
     store.abandon()
@@ -182,8 +181,7 @@ def test_damage_met_in_a_look_up_ends_the_process_and_starts_over(
 ) -> None:
     store = LoneStore(root)
     store.open()
-    assert store._shard.ids._database is not None
-    store._shard.ids._database.flush()
+    store.wheel._ids.open().flush()
     store.close()
     for path in (root / IDS).glob("*.sst"):
         path.write_bytes(bytes(b ^ 0xFF for b in path.read_bytes()[:200]) + path.read_bytes()[200:])

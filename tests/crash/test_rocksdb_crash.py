@@ -12,18 +12,21 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
+from rocksdict import Cache, Options
 
 from delayservice.core.cursor import Cursor
 from delayservice.errors import StoreError
 from delayservice.store.base import Frame
-from delayservice.store.rocks import RocksOptions
-from delayservice.store.rocksdb import RocksStore
+from delayservice.store.rocks import RocksOptions, _to_native
 from tests.crash.model_log import ModelLog, read_all
+from tests.rocks import LoneRocks
 
 LONG = os.environ.get("CRASH_MODE") == "long"
 COUNT = 300
 FAR_MS = 10**15
 NOTHING_SETTLED = Cursor((0, 0), 0)
+SMALL = RocksOptions(block_bytes=200)
+"""A start reads a few blocks of each table, and not all of it."""
 
 
 class Snapshot:
@@ -38,7 +41,7 @@ class Snapshot:
     def __init__(self, root: Path, flushed: Collection[int]) -> None:
         self.log = ModelLog(COUNT, seed=7)
         self.root = root
-        store = RocksStore(root)
+        store = LoneRocks(root, SMALL)
         store.open()
         for start in range(0, COUNT, 10):
             self.log.feed(store, start, start + 10)
@@ -57,7 +60,7 @@ class Snapshot:
         (root / name).write_bytes(data)
         found, stop = self._read(root)
         assert found == self.log.held(stop, (0, 0))
-        store = RocksStore(root)
+        store = LoneRocks(root)
         assert store.open() == stop
         self.log.check_label(store, stop, [10])
         self.log.check_ids(store, stop, NOTHING_SETTLED)
@@ -74,7 +77,7 @@ class Snapshot:
     def _read(root: Path) -> tuple[list[Frame], int]:
         """Open and read all; damage that is met while reading ends the process, so open again."""
         for _ in range(3):
-            store = RocksStore(root)
+            store = LoneRocks(root)
             stop = store.open()
             try:
                 return read_all(store, (0, 0)), stop
@@ -150,6 +153,65 @@ def test_a_damaged_length_in_the_manifest_hides_no_table(tables: Snapshot, tmp_p
         at += 7 + length
 
 
+def test_a_manifest_cut_between_two_records_hides_no_table(
+    tables: Snapshot, tmp_path: Path
+) -> None:
+    """RocksDB takes it for whole."""
+    path = tables.file("MANIFEST-*")
+    data, at, stops = path.read_bytes(), 0, []
+    while at < len(data):
+        stops.append(tables.check(tmp_path / "copy", f"db/{path.name}", data[:at]))
+        at += 7 + int.from_bytes(data[at + 4 : at + 6], "little")
+    assert stops.count(0) > 2
+
+
+def test_the_loss_of_the_older_of_two_logs_is_noticed(tmp_path: Path) -> None:
+    """RocksDB reads those that there are."""
+    log = ModelLog(COUNT, seed=7)
+    big = {offset: (*frame[:3], frame[3] * 60) for offset, frame in log.frames.items()}
+    log.frames |= big
+    root, crashed = tmp_path / "life", tmp_path / "crashed"
+    with patch("delayservice.store.rocks._to_native", _unflushed):
+        store = LoneRocks(root, RocksOptions(write_buffer_bytes=64 << 10))
+        store.open()
+        for start in range(0, COUNT, 10):
+            log.feed(store, start, start + 10)
+        shutil.copytree(root, crashed, ignore=shutil.ignore_patterns("LOCK"))
+        store.close()
+    logs = sorted((crashed / "db").glob("*.log"))
+    assert len(logs) > 1
+    copy = tmp_path / "copy"
+    shutil.copytree(crashed, copy)
+    (copy / "db" / logs[0].name).unlink()
+    store = LoneRocks(copy)
+    stop = store.open()
+    assert read_all(store, (0, 0)) == log.held(stop, (0, 0))
+    store.close()
+    store = LoneRocks(crashed)
+    assert store.open() == COUNT
+    store.close()
+
+
+def _unflushed(options: RocksOptions, block_cache: Cache) -> Options:
+    """Options with which memory tables wait for others, and so their logs."""
+    native = _to_native(options, block_cache)
+    native.set_max_write_buffer_number(40)
+    native.set_min_write_buffer_number_to_merge(20)
+    return native
+
+
+def test_a_damaged_type_in_the_manifest_does_not_stop_the_service(
+    tables: Snapshot, tmp_path: Path
+) -> None:
+    """RocksDB waits for ever at a record of type 5 that is none."""
+    path = tables.file("MANIFEST-*")
+    data, at = path.read_bytes(), 0
+    while at < len(data):
+        other = data[: at + 6] + b"\5" + data[at + 7 :]
+        assert tables.check(tmp_path / "copy", f"db/{path.name}", other) == 0
+        at += 7 + int.from_bytes(data[at + 4 : at + 6], "little")
+
+
 @pytest.mark.parametrize("changed", [b"", b"\0" * 73, b"rocksdb", b"wheel 3", b"rocksdb 99"])
 def test_a_damaged_version_is_no_refusal(tables: Snapshot, changed: bytes, tmp_path: Path) -> None:
     """Without its line end or its checksum, it is neither another backend's nor a newer one's."""
@@ -170,29 +232,29 @@ def _check_lost(snapshot: Snapshot, pattern: str, tmp_path: Path) -> None:
     root = tmp_path / "s"
     shutil.copytree(snapshot.root, root)
     (root / "db" / path.name).unlink()
-    store = RocksStore(root)
+    store = LoneRocks(root)
     stop = store.open()
     assert read_all(store, (0, 0)) == snapshot.log.held(stop, (0, 0))
     store.close()
 
 
-def _read(store: RocksStore) -> None:
+def _read(store: LoneRocks) -> None:
     store.read_due((0, 0), FAR_MS, COUNT)
 
 
-def _scan(store: RocksStore) -> None:
+def _scan(store: LoneRocks) -> None:
     list(store.scan((0, 0), FAR_MS))
 
 
-def _prune(store: RocksStore) -> None:
+def _prune(store: LoneRocks) -> None:
     store.prune(Cursor((FAR_MS, 0), COUNT))
 
 
-def _look_up(store: RocksStore) -> None:
+def _look_up(store: LoneRocks) -> None:
     store.latest_unmarked(b"id-77", COUNT)  # in the range of each table, and in none
 
 
-def _compact(store: RocksStore) -> None:
+def _compact(store: LoneRocks) -> None:
     """A compaction in the background, which the next write hears of."""
     with suppress(Exception):
         store._db.compact_range(None, None)
@@ -202,12 +264,12 @@ def _compact(store: RocksStore) -> None:
 
 @pytest.mark.parametrize("deed", [_read, _scan, _prune, _look_up, _compact])
 def test_damage_that_is_met_later_condemns_the_database(
-    tables: Snapshot, deed: Callable[[RocksStore], None], tmp_path: Path
+    tables: Snapshot, deed: Callable[[LoneRocks], None], tmp_path: Path
 ) -> None:
     """The process ends once; its next life starts over."""
     root = tmp_path / "s"
     shutil.copytree(tables.root, root)
-    store = RocksStore(root, RocksOptions(block_cache_bytes=1))  # what is read comes from the disk
+    store = LoneRocks(root, RocksOptions(block_cache_bytes=1))  # what is read comes from the disk
     assert store.open() == COUNT
     for path in (root / "db").glob("*.sst"):
         data = path.read_bytes()
@@ -216,7 +278,7 @@ def test_damage_that_is_met_later_condemns_the_database(
     with pytest.raises(StoreError, match="put aside and rebuilt from Kafka"):
         deed(store)
     store.abandon()
-    store = RocksStore(root)
+    store = LoneRocks(root)
     assert store.open() == 0
     assert read_all(store, (0, 0)) == []
     store.close()
@@ -229,14 +291,13 @@ def test_damage_that_only_the_end_of_a_life_meets_condemns_the_database(
     """RocksDB flushes when it is closed."""
     root = tmp_path / "s"
     shutil.copytree(tables.root, root)
-    store = RocksStore(root)
+    store = LoneRocks(root)
     store.open()
     damage = Exception("Corruption: block checksum mismatch")
-    with patch.object(type(store), "_db", property(lambda _: store._database)):
-        real, store._database = store._db, Mock(close=Mock(side_effect=damage))
-        store.abandon()
-        real.close()
-    store = RocksStore(root)
+    real, store.rocks._database = store._db, Mock(close=Mock(side_effect=damage))
+    store.abandon()
+    real.close()
+    store = LoneRocks(root)
     assert store.open() == 0
     store.close()
 
@@ -249,12 +310,12 @@ def test_want_of_space_files_rights_or_memory_is_no_damage(
     shutil.copytree(tables.root, root)
     why = Exception(f"IO error: {os.strerror(code)}: While open a file: {root}/db/000009.sst")
     for _ in range(2):  # the lock is given back
-        store = RocksStore(root)
+        store = LoneRocks(root)
         with (
-            patch("delayservice.store.rocksdb.open_database", side_effect=why),
+            patch("delayservice.store.rocks_database.open_database", side_effect=why),
             pytest.raises(StoreError, match=os.strerror(code)),
         ):
             store.open()
-    store = RocksStore(root)
+    store = LoneRocks(root)
     assert store.open() == COUNT
     store.close()

@@ -14,7 +14,7 @@ from delayservice.core.cursor import Cursor, Key
 from delayservice.errors import SlotDamagedError
 from delayservice.store.base import Mark, Named
 from delayservice.store.files import Files
-from delayservice.store.ids import IdIndex
+from delayservice.store.ids import IdDatabase, IdIndex
 from delayservice.store.wheel import WheelOptions
 from tests.crash.crash_disk import (
     Effect,
@@ -35,12 +35,18 @@ COUNT, BATCH = 240, 8
 LONG = os.environ.get("CRASH_MODE") == "long"
 
 
-class NoIds(IdIndex):
+class NoIds(IdDatabase):
     """The id index writes through RocksDB, past the recorder, and has sweeps of its own."""
 
-    def recover(self, stop_offset: int, *, expected: bool) -> bool:
-        del stop_offset, expected
-        return True
+    def recover(self, shards: Sequence[tuple[IdIndex, int, bool]]) -> None:
+        pass
+
+    def shard(self, generation: int) -> IdIndex:
+        return NoIndex(self, generation)
+
+
+class NoIndex(IdIndex):
+    """Takes none."""
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
         pass

@@ -33,7 +33,7 @@ from delayservice.lanes.ports import Run, Source
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
-from delayservice.store.rocksdb import RocksStore
+from tests.rocks import LoneRocks
 from tests.wheels import LoneStore
 
 NOW_MS = 1_700_000_000_000 // 60_000 * 60_000
@@ -69,9 +69,7 @@ class Log:
 
 def make_store(kind: str, folder: Path) -> Store:
     inner: Store = (
-        MemoryStore()
-        if kind == "memory"
-        else (LoneStore if kind == "wheel" else RocksStore)(folder)
+        MemoryStore() if kind == "memory" else (LoneStore if kind == "wheel" else LoneRocks)(folder)
     )
     return DigestingStore(inner, far_from_ms=lambda: NOW_MS + WINDOW_MS // 2)
 

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from delayservice.core.cursor import Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store
 from delayservice.store.memory import MemoryStore
-from delayservice.store.rocksdb import RocksStore
 from delayservice.store.wheel import WheelOptions
+from tests.rocks import LoneRocks
 from tests.wheels import LoneStore
 
 FAR_MS = 10**15
@@ -208,7 +208,7 @@ class WideMachine(WheelMachine):
 
 class RocksMachine(DurableMachine):
     def make(self) -> Store:
-        return RocksStore(self.folder)
+        return LoneRocks(self.folder)
 
 
 SETTINGS = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -14,7 +14,7 @@ from delayservice.errors import StoreError
 from delayservice.lanes.ports import Place
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
-from delayservice.store.rocksdb import RocksStore
+from tests.rocks import LoneRocks
 from tests.simulation.node import MakeStore
 from tests.simulation.plan import SETTINGS_DIFFER, Plan, draw_plan
 from tests.simulation.schedule import replay_command, run_schedule, silenced
@@ -69,10 +69,10 @@ def test_promises_hold_with_the_memory_store() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "seeds"), [(LoneStore, range(60_000, 60_020)), (RocksStore, range(65_000, 65_008))]
+    ("kind", "seeds"), [(LoneStore, range(60_000, 60_020)), (LoneRocks, range(65_000, 65_008))]
 )
 def test_promises_hold_with_files_as_a_crash_leaves_them(
-    kind: type[LoneStore] | type[RocksStore], seeds: range, tmp_path: Path
+    kind: type[LoneStore] | type[LoneRocks], seeds: range, tmp_path: Path
 ) -> None:
     lives = 0
     for seed in seeds:
@@ -95,7 +95,7 @@ class _Disks:
     def __init__(
         self,
         path: Path,
-        kind: type[LoneStore] | type[RocksStore],
+        kind: type[LoneStore] | type[LoneRocks],
         closing: ExitStack,
         rng: Random,
     ) -> None:

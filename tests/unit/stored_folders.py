@@ -7,8 +7,8 @@ from pathlib import Path
 
 from delayservice.core.codec import Meta, encode_payload
 from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store
-from delayservice.store.rocksdb import RocksStore
 from delayservice.store.wheel import WheelOptions
+from tests.rocks import LoneRocks
 from tests.wheels import LoneStore
 
 HOUR_MS = 3_600_000
@@ -20,15 +20,15 @@ SHARD = ("0123456789abcdef01234567", 3)
 
 
 def shard_path(state: Path, kind: str) -> Path:
-    """The folder of a shard, or of the wheel that it is in, in a node's state folder."""
-    path = state / kind / ("0" if kind == "wheel" else f"{SHARD[0]}/{SHARD[1]}")
+    """The folder of the worker that keeps the shard, in a node's state folder."""
+    path = state / kind / "0"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def opened(state: Path, kind: str) -> LoneStore | RocksStore:
+def opened(state: Path, kind: str) -> LoneStore | LoneRocks:
     path = shard_path(state, kind)
-    store = LoneStore(path, SMALL, place=SHARD) if kind == "wheel" else RocksStore(path)
+    store = LoneStore(path, SMALL, place=SHARD) if kind == "wheel" else LoneRocks(path, place=SHARD)
     store.open()
     return store
 

@@ -17,7 +17,7 @@ from delayservice.cron import cron_time
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Place, Run, Source
 from delayservice.store.base import Store
-from delayservice.store.rocksdb import RocksStore
+from tests.rocks import LoneRocks
 from tests.wheels import LoneStore
 
 TOPIC = "delay_topic_any"
@@ -47,7 +47,7 @@ def run(start: int, stop: int) -> Run:
     return Run((TOPIC, 0), start, rows, stop)
 
 
-@pytest.fixture(params=[LoneStore, RocksStore])
+@pytest.fixture(params=[LoneStore, LoneRocks])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     def make() -> Store:
         store = request.param(tmp_path / "shard")

@@ -18,7 +18,7 @@ from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Bounds, Place, Run, Source
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
-from delayservice.store.rocksdb import RocksStore
+from tests.rocks import LoneRocks
 from tests.wheels import LoneStore
 
 TOPIC = "delay_topic_any"
@@ -73,7 +73,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
     makers: dict[str, Callable[[], Store]] = {
         "memory": MemoryStore,
         "wheel": lambda: LoneStore(tmp_path),
-        "rocksdb": lambda: RocksStore(tmp_path),
+        "rocksdb": lambda: LoneRocks(tmp_path),
     }
     return makers[request.param]
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from struct import pack
 
 from delayservice.core.cursor import OFFSET_MAX, Cursor
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.rocks import RocksOptions
-from delayservice.store.rocksdb import RocksStore
+from tests.rocks import LoneRocks
 
 FAR_MS = 10**15
 
@@ -18,7 +17,7 @@ def frames(count: int, step_ms: int) -> list[Frame]:
 
 
 def test_pruning_by_the_second_leaves_few_tombstones(tmp_path: Path) -> None:
-    store = RocksStore(tmp_path)
+    store = LoneRocks(tmp_path)
     store.open()
     given = frames(2_000, 1_000)
     store.append(given, [], [], len(given))
@@ -28,34 +27,34 @@ def test_pruning_by_the_second_leaves_few_tombstones(tmp_path: Path) -> None:
         assert store.stats().pending == len(given) - position
         deleted.add(store._deleted_ms)
     assert deleted == {1_000_000, 1_600_000, 2_200_000, 2_800_000}
-    assert store._db.get(b"f" + pack(">qq", *given[1_799][:2])) is None
+    assert store._db.get(store._pack_key(*given[1_799][:2])) is None
     store.close()
 
 
 def test_a_dense_second_is_deleted_before_ten_minutes_are_over(tmp_path: Path) -> None:
-    store = RocksStore(tmp_path)
+    store = LoneRocks(tmp_path)
     store.open()
     store.prune(Cursor((1_000_000, 0), 0))
     given = [(1_000_000, o, NO_MARK, b"") for o in range(50_000)]
     store.append(given, [], [], len(given))
     store.prune(Cursor((1_001_000, 0), len(given)))
-    assert store._db.get(b"f" + pack(">qq", *given[0][:2])) is None
+    assert store._db.get(store._pack_key(*given[0][:2])) is None
     assert store.stats().pending == 0
     store.close()
 
 
 def test_what_is_not_deleted_yet_is_not_read_or_counted(tmp_path: Path) -> None:
-    store = RocksStore(tmp_path)
+    store = LoneRocks(tmp_path)
     store.open()
     given = frames(100, 100)
     store.append(given, [], [], len(given))
     store.prune(Cursor((1_000_000, OFFSET_MAX), 100))
     store.prune(Cursor((1_005_000, 50), 100))
-    assert store._db.get(b"f" + pack(">qq", *given[0][:2])) == b"payload"
+    assert store._db.get(store._pack_key(*given[0][:2])) == b"payload"
     assert store.stats().pending == 50
     assert store.read_due((0, -1), FAR_MS, 100) == given[50:]
     store.close()
-    store = RocksStore(tmp_path)
+    store = LoneRocks(tmp_path)
     assert store.open() == 100
     store.prune(Cursor((1_005_000, 50), 100))
     assert store.stats().pending == 50
@@ -65,7 +64,7 @@ def test_what_is_not_deleted_yet_is_not_read_or_counted(tmp_path: Path) -> None:
 
 def test_memory_tables_of_all_stores_share_one_bound(tmp_path: Path) -> None:
     options = RocksOptions(write_buffer_bytes=16 << 20, write_buffers_bytes=(8 << 20) + 1)
-    stores = [RocksStore(tmp_path / str(number), options) for number in range(4)]
+    stores = [LoneRocks(tmp_path / str(number), options) for number in range(4)]
     for store in stores:
         store.open()
     for start in range(0, 6_000, 1_000):

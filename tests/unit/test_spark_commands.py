@@ -14,7 +14,8 @@ from delayservice.commands.spark_session import NEEDED, pairs
 from delayservice.core.codec import encode_payload
 from delayservice.errors import DelayServiceError
 from delayservice.store.base import NO_MARK
-from delayservice.store.rocksdb import RocksStore
+from tests.rocks import LoneRocks
+from tests.wheels import TOPIC
 
 ROOT = Path(__file__).parents[2]
 PAYLOAD = encode_payload(("to_a", -1, b"key", b"value", [], 7, None))
@@ -88,9 +89,8 @@ def test_an_option_without_a_name_is_refused(text: str) -> None:
 
 def test_an_export_tells_programs_of_all_shards_in_one_object(tmp_path: Path) -> None:
     for number in range(2):
-        shard = tmp_path / "rocksdb" / "00aa" / str(number)
-        shard.parent.mkdir(parents=True, exist_ok=True)
-        store = RocksStore(shard)
+        (tmp_path / "rocksdb").mkdir(exist_ok=True)
+        store = LoneRocks(tmp_path / "rocksdb" / "0", place=(TOPIC, number))
         store.open()
         store.append([(1_795_226_400_000, 0, NO_MARK, PAYLOAD)], [], [], 1)
         store.sync()

@@ -14,8 +14,9 @@ from delayservice.core.codec import encode_payload
 from delayservice.core.digest import frame_hash
 from delayservice.errors import StoreError
 from delayservice.store.base import NO_MARK, Frame
-from delayservice.store.rocksdb import RocksStore
+from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel.reading import Bounds
+from tests.rocks import LoneRocks
 
 START_MS = 1_795_226_400_000
 
@@ -27,14 +28,15 @@ def a_frame(offset: int) -> Frame:
 
 
 @pytest.fixture
-def shard(tmp_path: Path) -> Path:
-    return tmp_path / "rocksdb" / "00aa" / "2"
+def shard(tmp_path: Path) -> ShardFolder:
+    return ShardFolder(str(tmp_path / "rocksdb" / "0"), "00aa", 2)
 
 
 @pytest.fixture
-def store(shard: Path) -> Iterator[RocksStore]:
-    shard.parent.mkdir(parents=True)
-    found = RocksStore(shard)
+def store(shard: ShardFolder) -> Iterator[LoneRocks]:
+    path = Path(shard.path)
+    path.parent.mkdir(parents=True)
+    found = LoneRocks(path, place=(shard.shard, shard.partition))
     found.open()
     found.append([a_frame(offset) for offset in range(3_000)], [], [], 3_000)
     found.sync()
@@ -46,9 +48,9 @@ def store(shard: Path) -> Iterator[RocksStore]:
 
 
 def test_an_export_beside_the_owner_holds_what_a_scan_reads(
-    store: RocksStore, shard: Path, tmp_path: Path
+    store: LoneRocks, shard: ShardFolder, tmp_path: Path
 ) -> None:
-    before = {path: path.stat().st_mtime_ns for path in shard.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in Path(shard.path).rglob("*")}
     told: list[int] = []
     done = export_rocks(
         shard, tmp_path / "out.parquet", topic="delay_topic_any", on_progress=told.append
@@ -60,11 +62,11 @@ def test_an_export_beside_the_owner_holds_what_a_scan_reads(
     hashes = [signed(frame_hash(f[0], f[1], None, f[3])) for f in expected]
     assert [row["payload_hash"] for row in rows] == hashes
     assert (done.rows, done.stop_offset, told[-1]) == (3_100, 3_100, 3_100)
-    assert {path: path.stat().st_mtime_ns for path in shard.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in Path(shard.path).rglob("*")} == before
 
 
 def test_an_export_says_of_each_record_what_it_is(
-    store: RocksStore, shard: Path, tmp_path: Path
+    store: LoneRocks, shard: ShardFolder, tmp_path: Path
 ) -> None:
     del store
     done = export_rocks(shard, tmp_path / "out.parquet", topic="delay_topic_any")
@@ -82,7 +84,7 @@ def test_an_export_says_of_each_record_what_it_is(
 
 
 def test_an_export_of_a_range_without_content(
-    store: RocksStore, shard: Path, tmp_path: Path
+    store: LoneRocks, shard: ShardFolder, tmp_path: Path
 ) -> None:
     del store
     bounds = Bounds(a_frame(5)[0], a_frame(8)[0])
@@ -93,15 +95,15 @@ def test_an_export_of_a_range_without_content(
 
 
 def test_what_is_no_store_is_refused_and_leaves_no_file(
-    store: RocksStore, shard: Path, tmp_path: Path
+    store: LoneRocks, shard: ShardFolder, tmp_path: Path
 ) -> None:
     store.close()
     target = tmp_path / "out.parquet"
-    for table in shard.glob("db/MANIFEST-*"):
+    for table in Path(shard.path).glob("db/MANIFEST-*"):
         table.write_bytes(b"garbage")
     with pytest.raises(StoreError, match="can't read the store"):
         export_rocks(shard, target)
-    (shard / "VERSION").write_text("wheel 3\n")
+    Path(shard.path, "VERSION").write_text("wheel 3\n")
     with pytest.raises(StoreError, match="holds 'wheel 3'"):
         export_rocks(shard, target)
     assert list(tmp_path.glob("out.parquet*")) == []

@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from delayservice.errors import StoreError
 from delayservice.settings import Settings
 from delayservice.store.folder import version_text
-from delayservice.store.wheel import FORMAT
+from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
+from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
 from delayservice.stores import Stores, remove_strangers
 
 OLD_SHARD = "0123456789abcdef01234567/3"
+NEWEST = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
+both_kinds = pytest.mark.parametrize("kind", NEWEST)
 
 
 def settings_of(state: Path, store: str = "wheel", workers: int = 2) -> Settings:
@@ -21,44 +25,52 @@ def settings_of(state: Path, store: str = "wheel", workers: int = 2) -> Settings
     return settings.model_copy(update={"node": node})
 
 
-def stamped(folder: Path, version: int) -> Path:
+def stamped(folder: Path, kind: str, version: int) -> Path:
     folder.mkdir(parents=True)
-    (folder / "VERSION").write_bytes(version_text("wheel", version))
+    (folder / "VERSION").write_bytes(version_text(kind, version))
     return folder
 
 
-def test_older_formats_and_wheels_of_workers_that_are_gone_are_removed(tmp_path: Path) -> None:
-    kept = [stamped(tmp_path / "wheel" / str(index), FORMAT) for index in range(2)]
-    gone = [stamped(tmp_path / "wheel" / name, FORMAT - 2) for name in ("2", OLD_SHARD)]
-    remove_strangers(settings_of(tmp_path))
+@both_kinds
+def test_older_formats_and_stores_of_workers_that_are_gone_are_removed(
+    tmp_path: Path, kind: str
+) -> None:
+    home, newest = tmp_path / kind, NEWEST[kind]
+    kept = [stamped(home / str(index), kind, newest) for index in range(2)]
+    gone = [stamped(home / name, kind, newest - 1) for name in ("2", OLD_SHARD)]
+    with capture_logs() as logged:
+        remove_strangers(settings_of(tmp_path, kind))
     assert all((folder / "VERSION").is_file() for folder in kept)
     assert not any(folder.exists() for folder in gone)
+    assert [line["event"] for line in logged] == [f"{kind}_removed"] * 2
 
 
-def test_a_newer_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    newer = stamped(tmp_path / "wheel" / OLD_SHARD, FORMAT + 1)
+@both_kinds
+def test_a_newer_format_is_refused_and_left_as_it_is(tmp_path: Path, kind: str) -> None:
+    newer = stamped(tmp_path / kind / OLD_SHARD, kind, NEWEST[kind] + 1)
     with pytest.raises(StoreError, match="newer"):
-        remove_strangers(settings_of(tmp_path))
+        remove_strangers(settings_of(tmp_path, kind))
     assert (newer / "VERSION").is_file()
 
 
-def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    other = Stores(settings_of(tmp_path, workers=4), 3)
+@both_kinds
+def test_a_folder_in_use_is_refused_and_left_as_it_is(tmp_path: Path, kind: str) -> None:
+    other = Stores(settings_of(tmp_path, kind, workers=4), 3)
     store = other.shard("topic", 7)
     store.open()
     with pytest.raises(StoreError, match="in use"):
-        remove_strangers(settings_of(tmp_path))
+        remove_strangers(settings_of(tmp_path, kind))
     assert store.sync() == 0
     store.close()
 
 
 def test_a_node_with_another_store_leaves_wheels_alone(tmp_path: Path) -> None:
-    wheel = stamped(tmp_path / "wheel" / "9", FORMAT)
+    wheel = stamped(tmp_path / "wheel" / "9", "wheel", NEWEST["wheel"])
     remove_strangers(settings_of(tmp_path, "rocksdb"))
     assert wheel.is_dir()
 
 
-@pytest.mark.parametrize("kind", ["wheel", "rocksdb"])
+@both_kinds
 def test_slices_are_found_on_the_disk_until_their_stores_are_removed(
     tmp_path: Path, kind: str
 ) -> None:

@@ -20,9 +20,9 @@ from delayservice.errors import SlotDamagedError
 from delayservice.store.base import Mark, Store
 from delayservice.store.ids import IDS_OPTIONS
 from delayservice.store.offline import verify
-from delayservice.store.rocks import open_database, read_rows
-from delayservice.store.rocksdb import RocksStore
+from delayservice.store.rocks import open_database, prefix_of, read_rows
 from delayservice.store.shards import find_shards
+from tests.rocks import LoneRocks
 from tests.unit import stored_folders as stored
 from tests.wheels import LoneStore
 
@@ -34,7 +34,7 @@ only_rocks = pytest.mark.parametrize("kind", ["rocksdb"])
 
 
 @pytest.fixture
-def store(tmp_path: Path, kind: str) -> Iterator[LoneStore | RocksStore]:
+def store(tmp_path: Path, kind: str) -> Iterator[LoneStore | LoneRocks]:
     found = stored.opened(tmp_path, kind)
     yield found
     found.abandon()
@@ -82,7 +82,7 @@ def test_a_healthy_store_is_sound_and_all_of_it_was_read(folder: Path) -> None:
 
 @both_kinds
 def test_a_tail_that_was_not_synced_is_no_damage(
-    store: LoneStore | RocksStore, kind: str, tmp_path: Path
+    store: LoneStore | LoneRocks, kind: str, tmp_path: Path
 ) -> None:
     frames = stored.fill(store)
     more = [stored.a_frame(frame[0], 601 + n) for n, frame in enumerate(frames)]
@@ -237,11 +237,11 @@ def _lose_horizon(folder: Path) -> None:
 
 
 def _lose_ids(folder: Path) -> None:
-    shutil.rmtree(folder / "ids" / "1")
+    shutil.rmtree(folder / "ids")
 
 
 def _spoil_ids(folder: Path) -> None:
-    next((folder / "ids" / "1").glob("MANIFEST-*")).write_bytes(b"garbage")
+    next((folder / "ids").glob("MANIFEST-*")).write_bytes(b"garbage")
 
 
 @only_wheel
@@ -275,7 +275,7 @@ def test_a_folder_without_version_is_started_over(folder: Path) -> None:
 
 @both_kinds
 def test_a_store_that_was_made_and_never_synced_is_sound(
-    store: LoneStore | RocksStore, tmp_path: Path
+    store: LoneStore | LoneRocks, tmp_path: Path
 ) -> None:
     store.abandon()
     assert remarks(tmp_path) == []
@@ -323,10 +323,9 @@ def test_a_database_that_lost_a_row_is_found_though_each_checksum_is_right(
 ) -> None:
     frame = stored.fill(stored.opened(tmp_path / "other", kind))[5]
     store = stored.opened(tmp_path, kind)
-    assert isinstance(store, RocksStore)
-    key = b"f" + frame[0].to_bytes(8, "big") + frame[1].to_bytes(8, "big")
+    assert isinstance(store, LoneRocks)
     batch = WriteBatch(raw_mode=True)
-    batch.delete(key)
+    batch.delete(store._pack_key(*frame[:2]))
     store._db.write(batch)
     store.abandon()
     assert "holds 599 records, and says that it holds 600" in damage(folder)["what"]
@@ -337,14 +336,16 @@ def test_a_database_that_lost_a_row_is_found_though_each_checksum_is_right(
 
 @both_kinds
 def test_ids_that_do_not_agree_with_the_records_are_found(folder: Path, kind: str) -> None:
-    path = folder / ("ids/1" if kind == "wheel" else "db")
+    path = folder / ("ids" if kind == "wheel" else "db")
     database = open_database(path, IDS_OPTIONS)
-    rows = read_rows(database, b"d", b"e", 10)
+    prefix = prefix_of(1)
+    rows = read_rows(database, prefix + b"d", prefix + b"e", 10)
     (lost, _), (moved, name), (_, other) = rows[3], rows[5], rows[7]
     database.delete(lost)
     database.delete(moved)
-    database.put(moved[:8] + bytes([moved[8] ^ 1]) + moved[9:], name)
-    database.delete(b"n" + other)
+    at = len(prefix) + 8
+    database.put(moved[:at] + bytes([moved[at] ^ 1]) + moved[at + 1 :], name)
+    database.delete(prefix + b"n" + other)
     database.close()
     found = [finding for finding in verified(folder, 3)["findings"] if finding["is_damage"]]
     assert {finding["case"] for finding in found} == {"inconsistent"}
@@ -352,9 +353,7 @@ def test_ids_that_do_not_agree_with_the_records_are_found(folder: Path, kind: st
     assert len(found) == 3
     assert "the ids know the record by another id or due time" in told
     assert "the id of the record does not lead to it" in told
-    assert (
-        f"offset {int.from_bytes(lost[9:17], 'big')} bears an id that the ids do not know" in told
-    )
+    assert f"offset {int.from_bytes(lost[-8:], 'big')} bears an id that the ids do not know" in told
 
 
 # --- what is told --------------------------------------------------------------------------------

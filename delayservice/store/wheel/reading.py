@@ -17,7 +17,8 @@ from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import StoreError
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
-from delayservice.store.shards import ShardFolder, read_format
+from delayservice.store.folder import read_format
+from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel.block import (
     HEADER_BYTES,
     MARK_ONLY,

@@ -23,7 +23,7 @@ from delayservice.store.files import Files
 from delayservice.store.findings import Case, Finding, Verdict
 from delayservice.store.ids import IdRows, synced_offset
 from delayservice.store.ids_check import NamedRecord, check_ids
-from delayservice.store.rocks import guarded_read
+from delayservice.store.rocks import guarded_read, prefix_of
 from delayservice.store.rocks_view import viewed_ids
 from delayservice.store.shards import ShardFolder, wheel_shards
 from delayservice.store.wheel.block import (
@@ -233,18 +233,19 @@ class _Check:
         """Compare ids with records, if the horizon speaks of any and they can be read."""
         if not self._state.has_ids:
             return
-        where = f"{IDS_FOLDER}/{self._state.generation}"
+        where = IDS_FOLDER
         path = f"{self._shard.path}/{where}"
         try:
             with ExitStack() as stack, guarded_read(f"the ids {path}"):
                 database = stack.enter_context(viewed_ids(path))
                 self._check_synced(database, where)
-                self._compare(IdRows(database), where)
+                self._compare(IdRows(database, prefix_of(self._state.generation)), where)
         except StoreError as exc:
             self.found.append(Finding(findings.START_OVER, str(exc), where))
 
     def _check_synced(self, database: Rdict, where: str) -> None:
-        synced, stop_offset = synced_offset(database), self._state.stop_offset
+        prefix, stop_offset = prefix_of(self._state.generation), self._state.stop_offset
+        synced = synced_offset(database, prefix)
         if synced is None or synced < stop_offset:
             what = f"the ids were synced up to {synced}, and S is {stop_offset}"
             self.found.append(Finding(findings.START_OVER, what, where))

@@ -20,7 +20,7 @@ from delayservice.core.cursor import START_KEY, Key
 from delayservice.errors import StoreError
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
-from delayservice.store.ids import IdIndex
+from delayservice.store.ids import IdDatabase, IdIndex
 from delayservice.store.wheel.block import (
     HEADER_BYTES,
     bounds_of,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from delayservice.store.base import Frame
     from delayservice.store.wheel.near import Hand
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 IDS_FOLDER: Final = "ids"
 
 _FSYNC_THREADS: Final = 16
@@ -141,7 +141,8 @@ class _Plan:
     horizon_files: Files
     paths: list[str]
     has_names: bool
-    ids: list[tuple[IdIndex, int]]
+    ids: IdDatabase
+    ids_offsets: list[tuple[int, int]]
     horizon: bytes
     shards: list[tuple[Shard, ShardRow]]
 
@@ -161,8 +162,7 @@ class _Plan:
                     pass
         if self.has_names:
             self.files.sync_dir(f"{self.path}/{FOLDER}")
-        for ids, stop_offset in self.ids:
-            ids.sync(stop_offset)
+        self.ids.sync(self.ids_offsets)
         write_horizon(self.path, self.horizon_files, self.horizon)
 
 
@@ -174,7 +174,7 @@ class Wheel:
         options: bounds.
         files: where effects go; tests put their own here.
         executor: where syncs run that are not waited for; a thread of its own unless given.
-        make_ids: makes the id index of a shard in a folder.
+        make_ids: makes the database of ids in a folder.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Wheel:
         options: WheelOptions | None = None,
         files: Files | None = None,
         executor: Executor | None = None,
-        make_ids: Callable[[Path], IdIndex] = IdIndex,
+        make_ids: Callable[[Path], IdDatabase] = IdDatabase,
     ) -> None:
         self.options = options or WheelOptions()
         self.near = Near(self.options.near_bytes_max)
@@ -192,7 +192,7 @@ class Wheel:
         self._folder = StoreFolder(path, "wheel", FORMAT, self._files)
         self._path = str(path)
         self._given_executor = executor
-        self._make_ids = make_ids
+        self._ids = make_ids(path / IDS_FOLDER)
         self._is_open = False
         self._executor: Executor | None = None
         self._running: tuple[_Plan, Future[None]] | None = None
@@ -230,13 +230,10 @@ class Wheel:
             shard.starts.sort()
 
     def _add(self, topic: str, partition: int, number: int, generation: int) -> Shard:
-        ids = self._make_ids(self._ids_path(generation))
+        ids = self._ids.shard(generation)
         shard = Shard(topic, partition, number, generation, ids, idle_s=time.monotonic())
         self.shards[topic, partition] = self._by_number[number] = shard
         return shard
-
-    def _ids_path(self, generation: int) -> Path:
-        return Path(self._path, IDS_FOLDER, str(generation))
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -256,7 +253,10 @@ class Wheel:
             else:
                 self._fill(horizon)
                 self._check_files()
+                shards = self.shards.values()
+                self._ids.recover([(one.ids, one.stop_offset, one.has_ids) for one in shards])
         except BaseException:
+            self._ids.close()
             self._folder.leave()
             raise
         self._is_open = True
@@ -300,9 +300,6 @@ class Wheel:
         for name in self._files.list_dir(f"{self._path}/{FOLDER}"):
             if name not in known:
                 self._files.remove(f"{self._path}/{FOLDER}/{name}")
-        for name in self._files.list_dir(f"{self._path}/{IDS_FOLDER}"):
-            if name not in {str(shard.generation) for shard in self.shards.values()}:
-                self._files.remove_tree(f"{self._path}/{IDS_FOLDER}/{name}")
         for slot in self.slots.values():
             size = self._files.size_of(self.path_of(slot)) if slot.size else 0
             if size > slot.size:
@@ -322,8 +319,8 @@ class Wheel:
         """Release every handle without a sync: the tail is read again from the log."""
         with suppress(StoreError):  # it was raised before, or the tail does not matter
             self._finish_running()
+        self._ids.close()
         for shard in self.shards.values():
-            shard.ids.close()
             for hand in shard.hands():
                 hand.forget_all()
         if isinstance(self._executor, ThreadPoolExecutor):
@@ -356,7 +353,7 @@ class Wheel:
                 "close it first"
             )
         shard.is_open = True
-        if not shard.ids.recover(shard.stop_offset, expected=shard.has_ids):
+        if not shard.ids.is_whole:
             _log.error("ids_damaged", path=self._path, topic=topic, partition=partition)
             self.start_over(shard)
         return shard
@@ -373,20 +370,14 @@ class Wheel:
         for hand in shard.hands():
             hand.forget_all()
         shard.hands = list
-        if shard.ids.in_use:
-            shard.is_open = True
-            self.sync()
-            shard.is_open, shard.has_ids = False, True
-            shard.ids.close()
-        else:
-            self.sync_soon()
+        self.sync_soon()
 
     def start_over(self, shard: Shard) -> None:
         """Forget all of a shard, durably: what it stored must not come back."""
         self._finish_running()
         self._empty(shard)
         shard.generation = self._take_generation()
-        shard.ids = self._make_ids(self._ids_path(shard.generation))
+        shard.ids = self._ids.shard(shard.generation)
         shard.stop_offset = shard.durable_offset = 0
         shard.label, shard.cursor_key, shard.has_ids = b"", START_KEY, False
         self.sync()
@@ -685,7 +676,7 @@ class Wheel:
         rows = [slot.row() for slot in self.slots.values()]
         horizon = Horizon(self.options.slot_ms, self._next_generation, [r for _, r in shards], rows)
         data = encode_horizon(horizon)
-        ids = [(shard.ids, shard.stop_offset) for shard, _ in shards if shard.ids.in_use]
+        ids = [(shard.generation, shard.stop_offset) for shard, _ in shards if shard.ids.in_use]
         paths = [self.path_of(slot) for slot in dirty if slot.size]
         plan = _Plan(
             self._path,
@@ -693,6 +684,7 @@ class Wheel:
             self._horizon_files,
             paths,
             self._has_names,
+            self._ids,
             ids,
             data,
             shards,

@@ -1,0 +1,422 @@
+"""One RocksDB for all shards of a worker: one write-ahead log, and one sync for every horizon.
+
+``docs/format-rocksdb.md`` has layout, invariants and recovery. All rows of a shard begin with its
+number, so that they lie together and go in one range. Keys, big endian::
+
+    0 u32, 'p', number u32    -> partition i32, topic          a shard and its number
+    0 u32, 'h', number u32    -> stop offset i64, count i64    the horizon of its very content
+    0 u32, 'l', number u32    -> label                         by what it was read
+    0 u32, 'w'                -> which files there are         see ``Witness``
+    number u32, ...                                            see ``delayservice.store.rocksdb``
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import structlog
+from rocksdict import WriteBatch
+
+from delayservice.errors import StoreError
+from delayservice.store.files import Files
+from delayservice.store.folder import Format, StoreFolder, read_format
+from delayservice.store.rocks import (
+    Guarded,
+    Reclaimer,
+    RocksOptions,
+    close_database,
+    guarded_read,
+    is_damage,
+    open_database,
+    open_to_read,
+    prefix_of,
+    read_rows,
+)
+from delayservice.store.rocks_manifest import Witness
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from rocksdict import Rdict
+
+_log = structlog.get_logger(__name__)
+
+FORMAT: Final = 4
+DATABASE: Final = "db"
+"""Name of the database in the worker's folder."""
+
+Place: TypeAlias = tuple[str, int]
+"""A shard: a hash of the topic's id, and the partition."""
+
+_REBUILT: Final = "the database is put aside, and all its shards are rebuilt from Kafka"
+_ROW = Struct(">IcI")
+_HELD = Struct(">qq")
+_PARTITION = Struct(">i")
+_PLACES, _HORIZONS, _LABELS = b"p", b"h", b"l"
+_SHARDS_MAX: Final = 2**32 - 2
+
+
+class ShardState(NamedTuple):
+    """What a database says of one shard.
+
+    Attributes:
+        number: its rows begin with it.
+        stop_offset: the horizon S.
+        records: how many it holds.
+        label: see ``Store.label``.
+    """
+
+    number: int
+    stop_offset: int
+    records: int
+    label: bytes
+
+
+class RocksDatabase:
+    """The database of one worker. Single-threaded: the worker's loop owns it.
+
+    Args:
+        path: the worker's folder; nothing in it is named after a topic.
+        options: options of the database.
+    """
+
+    def __init__(self, path: Path, options: RocksOptions | None = None) -> None:
+        self.options = options or RocksOptions()
+        self.what = f"the store {path}"
+        self.records = 0
+        """Records of all open shards."""
+        self._files = Files()
+        self._folder = StoreFolder(path, "rocksdb", FORMAT, self._files)
+        self._path = path
+        self._database_path = path / DATABASE
+        self._database: Rdict | None = None
+        self._witness: Witness | None = None
+        self._reclaimer = Reclaimer(self._database_path)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numbers: dict[Place, int] = {}
+        self._open_places: set[Place] = set()
+        self._idle_s: dict[Place, float] = {}
+        self._durable: dict[int, int] = {}
+        self._written: dict[int, int] = {}
+        self._unsynced_bytes = 0
+        self.records = 0
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Recover what is in the folder; fine if it is open. What is damaged is put aside.
+
+        Raises:
+            StoreError: another process has it open, its format is foreign or newer, or it does not
+                open for want of space, memory, files or rights.
+        """
+        if self._database is not None:
+            return
+        is_known = self._folder.enter()
+        try:
+            if not is_known:
+                self._files.remove_tree(str(self._database_path))
+            if not is_known or not self._recover():
+                self._start_over()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _recover(self) -> bool:
+        if not self._database_path.is_dir():
+            return False
+        try:
+            self._database = open_database(self._database_path, self.options)
+            self._fill()
+        except Exception as exc:
+            if not is_damage(exc):
+                raise StoreError(f"can't open the store {self._path}: {exc}") from exc
+            _log.error("store_damaged", path=str(self._path), why=str(exc), hint=_REBUILT)
+            return False
+        return True
+
+    def _fill(self) -> None:
+        """Read which shards there are, and each one's state, so that damage is met now.
+
+        Raises:
+            Exception: a row can't be read (rocksdict has no narrower class).
+        """
+        self._clear()
+        found = _read_numbers(self.database)
+        self._durable = {n: self._read_state(n).stop_offset for n in found.values()}
+        self._idle_s = dict.fromkeys(found, time.monotonic())
+        self._numbers = found
+
+    def _start_over(self) -> None:
+        self._release()
+        if self._files.exists(str(self._database_path)):
+            self._folder.quarantine(str(self._database_path), DATABASE)
+        self._clear()
+        self._database = open_database(self._database_path, self.options)
+        self._folder.stamp()
+        self._files.sync_dir(str(self._path))
+
+    def close(self) -> None:
+        """Sync and release every handle; fine if it is closed."""
+        try:
+            if self._database is not None:
+                self.sync()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Release every handle without a sync."""
+        self._release()
+        self._open_places.clear()
+        self._files.close()
+        self._folder.leave()
+
+    def _release(self) -> None:
+        self._reclaimer.close()
+        if self._database is not None:
+            close_database(self._database, self._database_path)
+            self._database = self._witness = None
+
+    @property
+    def database(self) -> Rdict:
+        """The database.
+
+        Raises:
+            StoreError: it is not open.
+        """
+        if self._database is None:
+            raise StoreError(f"the store {self._path} is not open; open it first")
+        return self._database
+
+    def guard(self, deed: str) -> AbstractContextManager[None]:
+        """Return a context in which what RocksDB raises becomes a ``StoreError``.
+
+        Args:
+            deed: what is being done, for the message.
+        """
+        return Guarded(deed, self.what, self._database_path)
+
+    # --- shards --------------------------------------------------------------------------------
+
+    @property
+    def places(self) -> list[Place]:
+        """The shards that it holds, sorted."""
+        return sorted(self._numbers)
+
+    def attach(self, place: Place) -> ShardState:
+        """Open a shard for a lane to use; a new one gets a number.
+
+        Raises:
+            StoreError: it is in use already, or as ``open``.
+        """
+        self.open()
+        if place in self._open_places:
+            raise StoreError(
+                f"shard {place[0]}/{place[1]} of {self._path} is in use by this process already; "
+                "close it first"
+            )
+        number = self._numbers.get(place)
+        if number is None:
+            number = self._add(place)
+        with self.guard("read"):
+            state = self._read_state(number)
+        self._open_places.add(place)
+        self._idle_s.pop(place, None)
+        self.records += state.records
+        return state
+
+    def _add(self, place: Place) -> int:
+        number = 1 + max(self._numbers.values(), default=0)
+        if number > _SHARDS_MAX:
+            raise StoreError(f"{self.what} has no number left for a shard; remove its folder")
+        batch = WriteBatch(raw_mode=True)
+        batch.put(_ROW.pack(0, _PLACES, number), _PARTITION.pack(place[1]) + place[0].encode())
+        self.write(number, batch, 0, 0)
+        self._numbers[place] = number
+        self._durable[number] = 0
+        return number
+
+    def _read_state(self, number: int) -> ShardState:
+        held = self.database.get(_ROW.pack(0, _HORIZONS, number))
+        if held is None:
+            raise OSError(f"shard {number} has no horizon")
+        stop_offset, count = _HELD.unpack(held)
+        label = self.database.get(_ROW.pack(0, _LABELS, number)) or b""
+        return ShardState(number, stop_offset, count, bytes(label))
+
+    def detach(self, place: Place, count: int) -> None:
+        """Let go of a shard that holds ``count`` records; the last one closes the database."""
+        self._open_places.discard(place)
+        self._idle_s[place] = time.monotonic()
+        self.records -= count
+        if self._open_places:
+            self.sync()
+        else:
+            self.close()
+
+    def empty(self, number: int) -> None:
+        """Forget all of a shard, durably: what it stored must not come back."""
+        batch = WriteBatch(raw_mode=True)
+        batch.delete(_ROW.pack(0, _LABELS, number))
+        batch.delete_range(prefix_of(number), prefix_of(number + 1))
+        self.write(number, batch, 0, 0)
+        self.sync()
+
+    def remove(self, place: Place) -> None:
+        """Remove a shard that no lane uses; whoever keeps it again begins with the log."""
+        was_open = self._database is not None
+        self.open()
+        if place in self._numbers and place not in self._open_places:
+            self._remove(place)
+            self.sync()
+        if not was_open:
+            self.close()
+
+    def _remove(self, place: Place) -> None:
+        number = self._numbers.pop(place)
+        batch = WriteBatch(raw_mode=True)
+        for kind in (_PLACES, _HORIZONS, _LABELS):
+            batch.delete(_ROW.pack(0, kind, number))
+        batch.delete_range(prefix_of(number), prefix_of(number + 1))
+        self._write(number, batch, 0)
+        self._idle_s.pop(place, None)
+        self._durable.pop(number, None)
+        self._reclaimer.reclaim(self.database, number)
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """Sync when as much is to be read again after a crash as may be.
+
+        Raises:
+            StoreError: the sync failed; the process must exit.
+        """
+        if self._unsynced_bytes >= self.options.sync_bytes:
+            self.sync()
+
+    def write(self, number: int, batch: WriteBatch, stop_offset: int, count: int) -> None:
+        """Write rows of a shard with the horizon and the count that hold with them.
+
+        Raises:
+            StoreError: the disk is full or fails, or the database is damaged.
+        """
+        batch.put(_ROW.pack(0, _HORIZONS, number), _HELD.pack(stop_offset, count))
+        self._write(number, batch, stop_offset)
+
+    def write_label(self, number: int, label: bytes, stop_offset: int, count: int) -> None:
+        """Write a shard's label: a batch of its own, before all that is read by it."""
+        batch = WriteBatch(raw_mode=True)
+        batch.put(_ROW.pack(0, _LABELS, number), label)
+        self.write(number, batch, stop_offset, count)
+
+    def _write(self, number: int, batch: WriteBatch, stop_offset: int) -> None:
+        size = batch.size_in_bytes()
+        database = self.database
+        with self.guard("write"):
+            if self._witness is None:
+                self._witness = Witness(self._database_path, database)
+            self._witness.sign(batch)
+            database.write(batch)
+        self._unsynced_bytes += size
+        self._written[number] = stop_offset
+
+    def sync(self) -> None:
+        """Make everything durable that was written: the horizons of all shards at once.
+
+        Raises:
+            StoreError: the sync failed; the process must exit.
+        """
+        self._remove_unused()
+        if self._written:
+            with self.guard("fsync"):
+                self.database.flush_wal(sync=True)
+            self._durable |= self._written
+            self._written = {}
+            self._unsynced_bytes = 0
+
+    def durable_offset(self, number: int) -> int:
+        """Return the durable horizon of a shard."""
+        return self._durable[number]
+
+    def _remove_unused(self) -> None:
+        """Remove shards whose slices have moved: they would keep space for ever."""
+        least_s = time.monotonic() - self.options.unused_s
+        for place in [place for place, idle_s in self._idle_s.items() if idle_s < least_s]:
+            _log.info("unused_shard_removed", shard=place[0], partition=place[1])
+            self._remove(place)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of table files and memory tables."""
+        sizes = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+        return sum(self.database.property_int_value(name) or 0 for name in sizes)
+
+
+def _read_numbers(database: Rdict) -> dict[Place, int]:
+    first, stop = _ROW.pack(0, _PLACES, 0), _ROW.pack(0, _PLACES, _SHARDS_MAX + 1)
+    found: dict[Place, int] = {}
+    for row, value in read_rows(database, first, stop, _SHARDS_MAX):
+        topic = value[_PARTITION.size :].decode("ascii")
+        found[topic, _PARTITION.unpack_from(value)[0]] = _ROW.unpack(row)[2]
+    return found
+
+
+class ViewedDatabase(RocksDatabase):
+    """The database of a running node or a backup: no lock is taken and nothing is written.
+
+    Args:
+        path: the worker's folder.
+        view: an empty folder for links to its files.
+    """
+
+    def __init__(self, path: Path, view: Path) -> None:
+        # All table files are opened at once, so that none goes while it is read.
+        super().__init__(path, RocksOptions(open_files_max=-1))
+        self._view = view
+
+    def open(self) -> None:
+        """Open it as it is now.
+
+        Raises:
+            StoreError: there is none of this format, or it is damaged.
+        """
+        if self._database is not None:
+            return
+        found, needed = read_format(str(self._path)), Format("rocksdb", FORMAT)
+        if found is None:
+            raise StoreError(f"{self._path} is no folder of a store, or its VERSION is damaged")
+        if found != needed:
+            raise StoreError(f"{self._path} holds '{found}', and this reads '{needed}'")
+        with self.guard("open"):
+            self._database = open_to_read(self._database_path, self.options, self._view)
+            self._fill()
+
+    def _add(self, place: Place) -> int:
+        raise StoreError(f"{self._path} holds no shard {place[0]}/{place[1]}")
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._release()
+
+    def guard(self, deed: str) -> AbstractContextManager[None]:
+        """See ``RocksDatabase.guard``: damage is told, and nothing is condemned."""
+        del deed
+        return guarded_read(self.what)
+
+
+def places_in(path: Path) -> list[Place]:
+    """Return the shards of a worker's database; an empty list where it can't be read."""
+    with TemporaryDirectory() as view:
+        database = ViewedDatabase(path, Path(view))
+        with suppress(StoreError):
+            database.open()
+        places = database.places
+        database.close()
+    return places
