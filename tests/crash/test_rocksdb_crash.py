@@ -25,8 +25,6 @@ LONG = os.environ.get("CRASH_MODE") == "long"
 COUNT = 300
 FAR_MS = 10**15
 NOTHING_SETTLED = Cursor((0, 0), 0)
-SMALL = RocksOptions(block_bytes=200)
-"""A start reads a few blocks of each table, and not all of it."""
 
 
 class Snapshot:
@@ -36,12 +34,15 @@ class Snapshot:
         root: an empty folder.
         flushed: after which offsets the memory table becomes a table file, without which the
             newest horizon is in the write-ahead log only.
+        options: options of the database.
     """
 
-    def __init__(self, root: Path, flushed: Collection[int]) -> None:
+    def __init__(
+        self, root: Path, flushed: Collection[int], options: RocksOptions | None = None
+    ) -> None:
         self.log = ModelLog(COUNT, seed=7)
         self.root = root
-        store = LoneRocks(root, SMALL)
+        store = LoneRocks(root, options)
         store.open()
         for start in range(0, COUNT, 10):
             self.log.feed(store, start, start + 10)
@@ -104,6 +105,13 @@ def snapshot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def tables(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     """One with a table file."""
     return Snapshot(tmp_path_factory.mktemp("life") / "shard", FLUSHED[request.param])
+
+
+@pytest.fixture(scope="module", params=["log-and-table", "table"])
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    """One with table files of many blocks, of which a start reads a few."""
+    folder = tmp_path_factory.mktemp("life") / "shard"
+    return Snapshot(folder, FLUSHED[request.param], RocksOptions(block_bytes=200))
 
 
 def flipped(data: bytes, position: int, rng: random.Random) -> bytes:
@@ -264,11 +272,11 @@ def _compact(store: LoneRocks) -> None:
 
 @pytest.mark.parametrize("deed", [_read, _scan, _prune, _look_up, _compact])
 def test_damage_that_is_met_later_condemns_the_database(
-    tables: Snapshot, deed: Callable[[LoneRocks], None], tmp_path: Path
+    small: Snapshot, deed: Callable[[LoneRocks], None], tmp_path: Path
 ) -> None:
     """The process ends once; its next life starts over."""
     root = tmp_path / "s"
-    shutil.copytree(tables.root, root)
+    shutil.copytree(small.root, root)
     store = LoneRocks(root, RocksOptions(block_cache_bytes=1))  # what is read comes from the disk
     assert store.open() == COUNT
     for path in (root / "db").glob("*.sst"):

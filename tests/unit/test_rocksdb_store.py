@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from delayservice.core.cursor import OFFSET_MAX, Cursor
+from delayservice.store import rocksdb
 from delayservice.store.base import NO_MARK, Frame
-from delayservice.store.rocks import RocksOptions
+from delayservice.store.rocks import RocksOptions, read_keys
 from tests.rocks import LoneRocks
 
 FAR_MS = 10**15
@@ -16,6 +19,28 @@ def frames(count: int, step_ms: int) -> list[Frame]:
     return [(1_000_000 + o * step_ms, o, NO_MARK, b"payload") for o in range(count)]
 
 
+@pytest.fixture
+def in_lumps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is passed is deleted by ranges, as in a shard with many records a second."""
+    monkeypatch.setattr(rocksdb, "_SINGLES_MAX", 0)
+
+
+def test_few_records_are_deleted_when_they_are_passed_without_a_range(tmp_path: Path) -> None:
+    """A thousand slow shards leave no range tombstones in the database that they share."""
+    store = LoneRocks(tmp_path)
+    store.open()
+    given = frames(2_000, 1_000)
+    store.append(given, [], [(b"id", *given[3][:2], 2_000)], 2_001)
+    for position, frame in enumerate(given):
+        store.prune(Cursor(frame[:2], 2_001))
+        assert store.stats().pending == len(given) - position
+        assert store._passed == 0  # nothing waits for a range
+    start, stop = store._pack_key(0, 0), store._pack_key(given[-1][0], 0)
+    assert read_keys(store._db, start, stop, 1) == []
+    store.close()
+
+
+@pytest.mark.usefixtures("in_lumps")
 def test_pruning_by_the_second_leaves_few_tombstones(tmp_path: Path) -> None:
     store = LoneRocks(tmp_path)
     store.open()
@@ -43,6 +68,7 @@ def test_a_dense_second_is_deleted_before_ten_minutes_are_over(tmp_path: Path) -
     store.close()
 
 
+@pytest.mark.usefixtures("in_lumps")
 def test_what_is_not_deleted_yet_is_not_read_or_counted(tmp_path: Path) -> None:
     store = LoneRocks(tmp_path)
     store.open()
