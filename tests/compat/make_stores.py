@@ -24,11 +24,11 @@ FORMATS: Final = {
     ("wheel", 2): "2c007b0",
     ("wheel", 3): "8efa3a4",
     ("wheel", 5): "980503b",
-    ("wheel", 6): "HEAD",
+    ("wheel", 6): "916d33e",
     ("rocksdb", 1): "82f3011",
     ("rocksdb", 2): "8efa3a4",
     ("rocksdb", 3): "a060441",
-    ("rocksdb", 4): "HEAD",
+    ("rocksdb", 4): "916d33e",
 }
 """A commit whose code writes each format. No service ever wrote format 4 of the wheel."""
 
