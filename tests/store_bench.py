@@ -2,8 +2,9 @@
 
 ``python -m tests.store_bench [--kind wheel] [--case days] [--records 1000000] [--stores 1]``
 
-Every case runs in a process of its own, so that its peak memory is its own. Compare figures of one
-run with each other only: the machine may be shared.
+Stores are the shards of one worker, and each is read when its ``next_due_ms`` says so. Every case
+runs in a process of its own, so that its peak memory is its own. Compare figures of one run with
+each other only, and ``cpu_s`` where the machine is shared.
 """
 
 from __future__ import annotations
@@ -19,17 +20,27 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
 
 from delayservice.core.cursor import Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.rocksdb import RocksStore
-from tests.wheels import LoneStore
+from delayservice.store.wheel import Wheel
+from tests.wheels import TOPIC
 
 START_MS = 1_800_000_000_000
 RUN = 4_000
 SPREAD_MS = {"burst": 1_000, "instant": 1, "hour": 3_600_000, "days": 14 * 86_400_000}
-MAKERS: dict[str, Callable[[Path], Store]] = {"wheel": LoneStore, "rocksdb": RocksStore}
+KINDS = ("wheel", "rocksdb")
+
+
+def make_stores(kind: str, root: Path, count: int) -> list[Store]:
+    """Return the stores of the shards of one worker, not opened yet."""
+    if kind == "rocksdb":
+        return [RocksStore(root / str(number)) for number in range(count)]
+    wheel = Wheel(root)
+    return [wheel.shard(TOPIC, number) for number in range(count)]
 
 
 @dataclass
@@ -37,11 +48,13 @@ class Timer:
     """Durations of the calls of one phase, seconds."""
 
     calls: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
 
     def time(self, call: Callable[[], object]) -> object:
         """Run and take the time."""
-        started = time.perf_counter()
+        started, cpu_s = time.perf_counter(), time.thread_time()
         result = call()
+        self.cpu_s += time.thread_time() - cpu_s
         self.calls.append(time.perf_counter() - started)
         return result
 
@@ -51,6 +64,7 @@ class Timer:
         return {
             "phase": phase,
             "s": round(total, 3),
+            "cpu_s": round(self.cpu_s, 3),
             "records_per_s": int(records / total) if total else None,
             "call_ms_max": round(1000 * max(self.calls, default=0.0), 1),
             "rss_mib_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
@@ -74,7 +88,7 @@ def run_case(kind: str, case: str, records: int, stores: int, size: int) -> None
     """Append, sync, open again, read a part in key order, prune it."""
     root = Path(tempfile.mkdtemp(prefix="store-bench-"))
     try:
-        opened = [MAKERS[kind](root / str(number)) for number in range(stores)]
+        opened = make_stores(kind, root, stores)
         for report in measure(opened, kind, case, records // stores, root, size):
             line = {"kind": kind, "case": case, "records": records, "stores": stores, **report}
             sys.stdout.write(json.dumps(line) + "\n")
@@ -104,7 +118,7 @@ def measure(
     yield timer.report("sync", total)
     for store in stores:
         store.close()
-    stores = [MAKERS[kind](root / str(number)) for number in range(len(stores))]
+    stores = make_stores(kind, root, len(stores))
     timer = Timer()
     for store in stores:
         timer.time(store.open)
@@ -120,22 +134,32 @@ def deliver(stores: list[Store], total: int, spread_ms: int) -> Iterator[dict[st
     """Read what is due as a clock goes by, 100 ms or a thousandth at a time, and prune behind."""
     reads, prunes, found = Timer(), Timer(), 0
     after: list[Key] = [(0, -1)] * len(stores)
-    deadline = time.perf_counter() + 20
+    dues: list[tuple[int, int]] = [(0, number) for number in range(len(stores))]
+
+    def read(number: int, now_ms: int) -> None:
+        nonlocal found
+        count = RUN
+        while count == RUN:
+            frames = stores[number].read_due(after[number], now_ms, RUN)
+            count = len(frames)
+            found += count
+            if frames:
+                after[number] = frames[-1][:2]
+        due_ms = stores[number].next_due_ms(after[number])
+        if due_ms is not None:
+            heappush(dues, (max(due_ms, now_ms + 1), number))
+
+    deadline = time.perf_counter() + 60
     now_ms, step_ms = START_MS - 600_000, max(100, spread_ms // 100_000)
-    while found < total and time.perf_counter() < deadline:
+    while dues and time.perf_counter() < deadline:
         now_ms += step_ms
-        for number, store in enumerate(stores):
-            while True:
-                frames = reads.time(
-                    lambda s=store, n=number, at=now_ms: s.read_due(after[n], at, RUN)  # type: ignore[misc]
-                )
-                assert isinstance(frames, list)
-                if frames:
-                    found += len(frames)
-                    after[number] = frames[-1][:2]
-                if len(frames) < RUN:
-                    break
-            prunes.time(lambda s=store, n=number: s.prune(Cursor(after[n], total)))  # type: ignore[misc]
+        while dues and dues[0][0] <= now_ms:
+            number = heappop(dues)[1]
+            before = after[number]
+            reads.time(lambda n=number, at=now_ms: read(n, at))  # type: ignore[misc]
+            if after[number] > before:
+                cursor = Cursor(after[number], total)
+                prunes.time(lambda n=number, to=cursor: stores[n].prune(to))  # type: ignore[misc]
     yield reads.report("read", found) | {"found": found}
     yield prunes.report("prune", found)
 
@@ -143,7 +167,7 @@ def deliver(stores: list[Store], total: int, spread_ms: int) -> Iterator[dict[st
 def main() -> None:
     """Run the chosen cases."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=MAKERS, nargs="*", default=list(MAKERS))
+    parser.add_argument("--kind", choices=KINDS, nargs="*", default=list(KINDS))
     parser.add_argument("--case", choices=SPREAD_MS, nargs="*", default=list(SPREAD_MS))
     parser.add_argument("--records", type=int, default=500_000)
     parser.add_argument("--stores", type=int, default=1)
