@@ -24,7 +24,7 @@ FORMATS: Final = {
     ("wheel", 2): "2c007b0",
     ("wheel", 3): "8efa3a4",
     ("wheel", 5): "d84b661",
-    ("wheel", 6): "HEAD",
+    ("wheel", 6): "a4700e5",
     ("rocksdb", 1): "82f3011",
     ("rocksdb", 2): "8efa3a4",
     ("rocksdb", 3): "a060441",
