@@ -466,3 +466,26 @@ def read_on(store: WheelStore, after: Key, rows: list[Frame]) -> list[Frame]:
         if not part:
             return found
         found += part
+
+
+def test_a_file_that_is_begun_anew_after_damage_is_read_as_it_is(tmp_path: Path) -> None:
+    """Nothing that was kept in memory of the damaged one counts."""
+    wheel = Wheel(tmp_path, OPTIONS)
+    stores = filled(wheel, 3)
+    stores[0].sync()
+    victim = slot_files(tmp_path)[0]
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    again = [[(k, o, m, payload * 2) for k, o, m, payload in rows_of(n)] for n in range(3)]
+    for rows, store in zip(again, stores, strict=True):
+        with pytest.raises(SlotDamagedError) as raised:
+            list(store.scan(START_KEY, FAR_MS))
+        damage = raised.value
+        inside = [row for row in rows if damage.start_ms <= row[0] < damage.stop_ms]
+        store.rebuild(damage.start_ms, damage.stop_ms, inside)
+    stores[0].sync()
+    for rows, store in zip(again, stores, strict=True):
+        found = list(store.scan(START_KEY, START_MS + SLOT_MS - 1))
+        assert found == sorted(row for row in rows if row[0] < START_MS + SLOT_MS)
+    wheel.close()
