@@ -2,8 +2,9 @@
 
 ``python -m tests.store_bench [--kind wheel] [--case days] [--records 1000000] [--stores 1]``
 
-Stores are the shards of one worker. Every case runs in a process of its own, so that its peak
-memory is its own. Compare figures of one run with each other only: the machine may be shared.
+Stores are the shards of one worker, and each is read when its ``next_due_ms`` says so. Every case
+runs in a process of its own, so that its peak memory is its own. Compare figures of one run with
+each other only, and ``cpu_s`` where the machine is shared.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
 
 from delayservice.core.cursor import Cursor, Key
@@ -45,9 +47,10 @@ def make_stores(kind: str, root: Path, count: int) -> list[Store]:
 
 @dataclass
 class Timer:
-    """Durations of the calls of one phase, seconds."""
+    """Durations of the calls of one phase, seconds, and CPU time at its start."""
 
     calls: list[float] = field(default_factory=list)
+    cpu_s: float = field(default_factory=time.process_time)
 
     def time(self, call: Callable[[], object]) -> object:
         """Run and take the time."""
@@ -62,6 +65,7 @@ class Timer:
         return {
             "phase": phase,
             "s": round(total, 3),
+            "cpu_s": round(time.process_time() - self.cpu_s, 3),
             "records_per_s": int(records / total) if total else None,
             "call_ms_max": round(1000 * max(self.calls, default=0.0), 1),
             "rss_mib_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
@@ -131,22 +135,32 @@ def deliver(stores: list[Store], total: int, spread_ms: int) -> Iterator[dict[st
     """Read what is due as a clock goes by, 100 ms or a thousandth at a time, and prune behind."""
     reads, prunes, found = Timer(), Timer(), 0
     after: list[Key] = [(0, -1)] * len(stores)
-    deadline = time.perf_counter() + 20
+    dues: list[tuple[int, int]] = [(0, number) for number in range(len(stores))]
+
+    def read(number: int, now_ms: int) -> None:
+        nonlocal found
+        count = RUN
+        while count == RUN:
+            frames = stores[number].read_due(after[number], now_ms, RUN)
+            count = len(frames)
+            found += count
+            if frames:
+                after[number] = frames[-1][:2]
+        due_ms = stores[number].next_due_ms(after[number])
+        if due_ms is not None:
+            heappush(dues, (max(due_ms, now_ms + 1), number))
+
+    deadline = time.perf_counter() + 60
     now_ms, step_ms = START_MS - 600_000, max(100, spread_ms // 100_000)
-    while found < total and time.perf_counter() < deadline:
+    while dues and time.perf_counter() < deadline:
         now_ms += step_ms
-        for number, store in enumerate(stores):
-            while True:
-                frames = reads.time(
-                    lambda s=store, n=number, at=now_ms: s.read_due(after[n], at, RUN)  # type: ignore[misc]
-                )
-                assert isinstance(frames, list)
-                if frames:
-                    found += len(frames)
-                    after[number] = frames[-1][:2]
-                if len(frames) < RUN:
-                    break
-            prunes.time(lambda s=store, n=number: s.prune(Cursor(after[n], total)))  # type: ignore[misc]
+        while dues and dues[0][0] <= now_ms:
+            number = heappop(dues)[1]
+            before = after[number]
+            reads.time(lambda n=number, at=now_ms: read(n, at))  # type: ignore[misc]
+            if after[number] > before:
+                cursor = Cursor(after[number], total)
+                prunes.time(lambda n=number, to=cursor: stores[n].prune(to))  # type: ignore[misc]
     yield reads.report("read", found) | {"found": found}
     yield prunes.report("prune", found)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +18,9 @@ from delayservice.commands.inspect import shard_text, time_text
 from delayservice.errors import StoreError
 from delayservice.store.findings import Finding, Verdict
 from delayservice.store.offline import verify as check
+from delayservice.store.offline import wheel_reader
 from delayservice.store.shards import ShardFolder, find_shards
+from delayservice.store.wheel.runs import RunReader
 
 EXIT_UNREADABLE: Final = 1
 EXIT_DAMAGED: Final = 3
@@ -72,18 +76,24 @@ def _check_all(shards: list[ShardFolder]) -> list[_Checked]:
     )
     checked = []
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        for shard in shards:
-            task = progress.add_task(f"{shard.shard}/{shard.partition}", total=None)
-
-            def advance(done: int, total: int, task: int = task) -> None:
-                progress.update(task, completed=done, total=max(total, 1))  # type: ignore[arg-type]
-
-            try:
-                checked.append(_Checked(shard, check(shard, _now_ms, advance)))
-            except StoreError as exc:
-                checked.append(_Checked(shard, None, str(exc)))
-            progress.remove_task(task)
+        for path, of_folder in groupby(shards, key=attrgetter("path")):
+            with wheel_reader(path) as reader:
+                checked += [_check(shard, reader, progress) for shard in of_folder]
     return checked
+
+
+def _check(shard: ShardFolder, reader: RunReader, progress: Progress) -> _Checked:
+    task = progress.add_task(f"{shard.shard}/{shard.partition}", total=None)
+
+    def advance(done: int, total: int) -> None:
+        progress.update(task, completed=done, total=max(total, 1))
+
+    try:
+        return _Checked(shard, check(shard, _now_ms, advance, reader))
+    except StoreError as exc:
+        return _Checked(shard, None, str(exc))
+    finally:
+        progress.remove_task(task)
 
 
 def _now_ms() -> int:

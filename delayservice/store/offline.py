@@ -6,8 +6,10 @@ wheel, and of this moment of RocksDB.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import groupby
@@ -32,12 +34,15 @@ from delayservice.store.wheel.reading import (
     Part,
     hours_of,
     load_state,
+    open_reader,
     read_parts,
 )
+from delayservice.store.wheel.runs import RunReader
 from delayservice.store.wheel.verifying import verify_wheel
 
 FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 _COUNTED_AT_ONCE: Final = 10_000
+_BODIES_BYTES_MAX: Final = 64 << 20
 
 
 def _nothing(_done: int, _total: int) -> None:
@@ -270,10 +275,18 @@ def _wanted(
 # --- checks --------------------------------------------------------------------------------------
 
 
+def wheel_reader(path: str) -> AbstractContextManager[RunReader]:
+    """Open a wheel's files for ``verify``; memory: 64 MiB, 500 bytes for each block
+    and 20 for each run.
+    """
+    return open_reader(path, _BODIES_BYTES_MAX, sys.maxsize)
+
+
 def verify(
     shard: ShardFolder,
     now_ms: Callable[[], int],
     on_progress: Callable[[int, int], None] = _nothing,
+    reader: RunReader | None = None,
 ) -> Verdict:
     """Check everything in a shard's folder.
 
@@ -281,13 +294,16 @@ def verify(
         shard: its folder.
         now_ms: the wall clock, epoch milliseconds: what is due may have been settled.
         on_progress: told how much of how much was checked.
+        reader: of the wheel that the shard is in, to be given for all its shards.
 
     Raises:
         StoreError: it can't be read, or is of another format.
     """
     kind = check_format(shard.path)
     if kind == "wheel":
-        return verify_wheel(shard, now_ms, on_progress)
+        with ExitStack() as stack:
+            reader = reader or stack.enter_context(wheel_reader(shard.path))
+            return verify_wheel(shard, now_ms, on_progress, reader)
     if kind == "rocksdb":
         return verify_rocks(shard, now_ms, on_progress)
     what = "VERSION is missing or says nothing"

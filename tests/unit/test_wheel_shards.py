@@ -7,12 +7,16 @@ from random import Random
 
 import pytest
 
-from delayservice.core.cursor import START_KEY, Cursor
+from delayservice.core.cursor import START_KEY, Cursor, Key
 from delayservice.errors import SlotDamagedError, StoreError
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
+from delayservice.store.offline import verify, wheel_reader
+from delayservice.store.shards import find_shards
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
+from delayservice.store.wheel.block import Block
 from delayservice.store.wheel.near import ROW_BYTES
+from tests.unit.stored_folders import a_frame
 from tests.wheels import TOPIC, slot_files
 
 FAR_MS = 10**15
@@ -23,11 +27,17 @@ OPTIONS = WheelOptions(slot_ms=SLOT_MS)
 
 
 class CountingFiles(Files):
-    """Counts what a sync costs."""
+    """Counts what a sync and what reading costs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.synced: list[str] = []
+        self.read: list[tuple[int, int]] = []
+
+    def read_at(self, path: str, position: int, size: int) -> bytes:
+        if "/slots/" in path:
+            self.read.append((position, size))
+        return super().read_at(path, position, size)
 
     def twin(self) -> CountingFiles:
         twin = CountingFiles()
@@ -257,4 +267,225 @@ def test_what_is_lost_of_a_giant_slot_is_read_again_in_parts(
     assert found == sorted(rows)
     assert parts >= 8
     assert store.stats().pending == 1_000
+    wheel.close()
+
+
+def test_sparse_shards_of_a_slot_are_read_together(tmp_path: Path) -> None:
+    """A record of each of 1,000 shards: two blocks, and not one for each."""
+    wheel = Wheel(tmp_path, OPTIONS)
+    for partition in range(MANY):
+        opened(wheel, partition).append([one_row(partition)], [], [], 1)
+    wheel.close()
+    files = CountingFiles()
+    wheel = Wheel(tmp_path, OPTIONS, files)
+    for partition in range(MANY):
+        assert everything(opened(wheel, partition)) == [one_row(partition)]
+    assert 3 <= len(files.read) <= 8
+    wheel.close()
+
+
+def one_row(partition: int) -> Frame:
+    return (START_MS + partition, 0, NO_MARK, b"%90d" % partition)
+
+
+def test_many_rows_of_a_shard_have_blocks_of_their_own(tmp_path: Path) -> None:
+    """Who reads a sparse shard does not read the rows of a busy one beside it."""
+    wheel = Wheel(tmp_path, OPTIONS)
+    rows = [rows_of(0, 3, 1), rows_of(1, 5_000, 1), rows_of(2, 3, 1), rows_of(3, 5_000, 1)]
+    for partition, given in enumerate(rows):
+        opened(wheel, partition).append(given, [], [], len(given))
+    wheel.close()
+    files = CountingFiles()
+    wheel = Wheel(tmp_path, OPTIONS, files)
+    assert everything(opened(wheel, 2)) == sorted(rows[2])
+    assert sum(size for _, size in files.read) < 50_000
+    assert everything(opened(wheel, 0)) == sorted(rows[0])
+    assert everything(opened(wheel, 3)) == sorted(rows[3])
+    assert everything(opened(wheel, 1)) == sorted(rows[1])
+    wheel.close()
+
+
+def test_shared_blocks_take_no_more_memory_than_their_part_of_the_bound(tmp_path: Path) -> None:
+    """Of 40 blocks, two can be kept; whatever is not is read again."""
+    options = WheelOptions(slot_ms=SLOT_MS, near_bytes_max=8 * 140_000)
+    wheel = Wheel(tmp_path, options)
+    payload = bytes(20_000)
+    for partition in range(120):
+        row = (START_MS + partition, 0, NO_MARK, payload)
+        opened(wheel, partition).append([row], [], [], 1)
+    wheel.close()
+    wheel = Wheel(tmp_path, options)
+    stores = [opened(wheel, partition) for partition in range(120)]
+    for partition in Random(1).sample(range(120), 120):
+        found = everything(stores[partition])
+        assert found == [(START_MS + partition, 0, NO_MARK, payload)]
+        kept = wheel.slots.kept_bytes
+        assert kept <= 140_000
+    assert kept > 60_000
+    wheel.close()
+
+
+def test_a_mark_in_a_shared_block_is_one_of_its_shard_only(tmp_path: Path) -> None:
+    wheel = Wheel(tmp_path, OPTIONS)
+    stores = filled(wheel, 3)
+    key_ms, offset, *_ = rows_of(1)[4]
+    stores[1].append([], [], [(b"id", key_ms, offset, 12)], 13)
+    wheel.close()
+    wheel = Wheel(tmp_path, OPTIONS)
+    for partition in range(3):
+        marked = offset if partition == 1 else -1
+        expected = [
+            (key, o, 12 if o == marked else NO_MARK, payload)
+            for key, o, _, payload in sorted(rows_of(partition))
+        ]
+        assert everything(opened(wheel, partition)) == expected
+    wheel.close()
+
+
+def test_rows_of_one_shard_are_replaced_beside_those_of_others(tmp_path: Path) -> None:
+    wheel = Wheel(tmp_path, OPTIONS)
+    stores = filled(wheel, 3)
+    stores[0].sync()
+    again = [(key, offset, mark, b"again") for key, offset, mark, _ in rows_of(1)]
+    stores[1].rebuild(START_MS, START_MS + 6 * SLOT_MS, again)
+    wheel.close()
+    wheel = Wheel(tmp_path, OPTIONS)
+    for partition, rows in enumerate((rows_of(0), again, rows_of(2))):
+        store = opened(wheel, partition)
+        assert everything(store) == sorted(rows)
+        assert store.stats().pending == len(rows)
+    wheel.close()
+
+
+def test_the_windows_of_many_shards_are_counted_as_they_come_grow_and_go(tmp_path: Path) -> None:
+    wheel = Wheel(tmp_path, OPTIONS)
+    stores = filled(wheel, 50)
+    assert wheel.near.cost == 0
+    for store in stores:
+        store.read_due(START_KEY, START_MS + SLOT_MS, 50)
+    before = wheel.near.cost
+    assert before > 0
+    more = [(START_MS + 5, 12 + n, NO_MARK, bytes(100)) for n in range(7)]
+    stores[0].append(more, [], [], 19)
+    stores[0].read_due(START_KEY, START_MS + SLOT_MS, 50)
+    assert wheel.near.cost == before + 7 * (100 + ROW_BYTES)
+    for store in stores:
+        store.read_due((START_MS + 6 * SLOT_MS, 0), FAR_MS, 50)
+    assert wheel.near.cost == 0
+    wheel.close()
+
+
+def test_verify_reads_the_headers_of_a_slot_once_for_all_its_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = Wheel(tmp_path, OPTIONS)
+    for partition in range(50):
+        rows = [a_frame(key_ms, offset) for key_ms, offset, *_ in rows_of(partition)]
+        opened(wheel, partition).append(rows, [], [], 12)
+    wheel.close()
+    positions: list[int] = []
+    parse = Block.__init__
+
+    def noted(block: Block, data: bytes, start_ms: int, position: int) -> None:
+        positions.append(start_ms + position)
+        parse(block, data, start_ms, position)
+
+    monkeypatch.setattr(Block, "__init__", noted)
+    with wheel_reader(str(tmp_path)) as reader:
+        for shard in find_shards(tmp_path):
+            verdict = verify(shard, lambda: START_MS, reader=reader)
+            assert (verdict.records, verdict.findings) == (12, ())
+    assert len(positions) == len(set(positions)) >= 6
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_many_shards_went_through_each_reads_its_own_rows(
+    tmp_path: Path, seed: int
+) -> None:
+    """Runs of any length in shared blocks and in their own, flushes, prunes, restarts; in the end a
+    flipped byte in every file.
+    """
+    chance = Random(seed)
+    options = WheelOptions(slot_ms=SLOT_MS, buffer_bytes_max=90_000, near_bytes_max=120_000)
+    wheel = Wheel(tmp_path, options)
+    stores = [opened(wheel, partition) for partition in range(12)]
+    given: list[list[Frame]] = [[] for _ in stores]
+    hands = [START_MS for _ in stores]
+    for _ in range(150):
+        partition = chance.randrange(12)
+        store, rows, hand_ms = stores[partition], given[partition], hands[partition]
+        new = [
+            (
+                hand_ms + 1 + chance.randrange(4 * SLOT_MS),
+                offset,
+                chance.choice([NO_MARK, NO_MARK, 10**6]),
+                chance.randbytes(chance.randrange(1_500)),
+            )
+            for offset in range(len(rows), len(rows) + chance.choice([1, 1, 2, 7, 200]))
+        ]
+        store.append(new, [], [], new[-1][1] + 1)
+        rows += new
+        if chance.random() < 0.3:
+            found = read_on(store, (hand_ms, 0), rows)
+            assert found == sorted(row for row in rows if row[:2] > (hand_ms, 0))
+        if chance.random() < 0.3:
+            hands[partition] += chance.randrange(SLOT_MS)
+            store.prune(Cursor((hands[partition], 0), len(rows)))
+        if chance.random() < 0.05:
+            wheel.close()
+            wheel = Wheel(tmp_path, options)
+            stores = [opened(wheel, partition) for partition in range(12)]
+    wheel.close()
+    for path in slot_files(tmp_path):
+        data = bytearray(path.read_bytes())
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+    wheel = Wheel(tmp_path, options)
+    for partition, hand_ms in enumerate(hands):
+        after, rows = (hand_ms, 0), given[partition]
+        expected = sorted(row for row in rows if row[:2] > after)
+        assert read_on(opened(wheel, partition), after, expected) == expected
+    wheel.close()
+
+
+def read_on(store: WheelStore, after: Key, rows: list[Frame]) -> list[Frame]:
+    """Read everything, and give back what is damaged."""
+    found: list[Frame] = []
+    while True:
+        try:
+            part = store.read_due(found[-1][:2] if found else after, FAR_MS, 37)
+        except SlotDamagedError as damage:
+            inside = [
+                row
+                for row in rows
+                if damage.start_ms <= row[0] < damage.stop_ms
+                and damage.first_offset <= row[1] < damage.stop_offset
+            ]
+            store.rebuild(damage.start_ms, damage.stop_ms, inside)
+            continue
+        if not part:
+            return found
+        found += part
+
+
+def test_a_file_that_is_begun_anew_after_damage_is_read_as_it_is(tmp_path: Path) -> None:
+    """Nothing that was kept in memory of the damaged one counts."""
+    wheel = Wheel(tmp_path, OPTIONS)
+    stores = filled(wheel, 3)
+    stores[0].sync()
+    victim = slot_files(tmp_path)[0]
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    again = [[(k, o, m, payload * 2) for k, o, m, payload in rows_of(n)] for n in range(3)]
+    for rows, store in zip(again, stores, strict=True):
+        with pytest.raises(SlotDamagedError) as raised:
+            list(store.scan(START_KEY, FAR_MS))
+        damage = raised.value
+        inside = [row for row in rows if damage.start_ms <= row[0] < damage.stop_ms]
+        store.rebuild(damage.start_ms, damage.stop_ms, inside)
+    stores[0].sync()
+    for rows, store in zip(again, stores, strict=True):
+        found = list(store.scan(START_KEY, START_MS + SLOT_MS - 1))
+        assert found == sorted(row for row in rows if row[0] < START_MS + SLOT_MS)
     wheel.close()

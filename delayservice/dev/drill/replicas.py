@@ -20,8 +20,7 @@ from delayservice.dev.drill.wire import HOUR_MS, MINUTE_MS, Place, pack, record_
 from delayservice.errors import DelayServiceError
 from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel import Wheel, WheelOptions
-from delayservice.store.wheel.block import HEADER_BYTES
-from delayservice.store.wheel.reading import load_state, shard_blocks
+from delayservice.store.wheel.reading import load_state, open_reader
 
 NODES: Final = ("n1", "n2", "n3")
 WORLDS: Final = ("disks", "digests")
@@ -309,7 +308,7 @@ def flip_byte(folder: ShardFolder, start_ms: int) -> None:
     part = next(part for part in state.parts if part.start_ms == start_ms)
     path = Path(folder.path, part.name)
     data = bytearray(path.read_bytes())
-    block = next(shard_blocks(lambda position, size: bytes(data[position : position + size]), part))
-    position = start_ms // HOUR_MS * 7_919 % block.length
-    data[block.position + HEADER_BYTES + position] ^= 0x10
+    with open_reader(folder.path) as reader:
+        block = part.blocks(reader)[0]
+    data[block.body_position + start_ms // HOUR_MS * 7_919 % block.length] ^= 0x10
     path.write_bytes(bytes(data))

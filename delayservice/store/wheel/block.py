@@ -1,26 +1,23 @@
-"""The bytes of a slot file: blocks of one shard each, in the order in which they were written.
+"""The bytes of a slot file: blocks of rows, in the order in which they were written.
 
-Rows of a block are in key order and lie in columns, because columns are packed and unpacked by C
-code (frame by frame, the same work costs four times as much; ``bench pending`` pays for that)::
+A block holds runs, one for each of its shards. Rows of a run are in key order. Rows lie in columns,
+because columns are packed and unpacked by C code (frame by frame, the same work costs four times as
+much; ``bench pending`` pays for that)::
 
-    header, 56 bytes, little endian
-      crc            u32   CRC32C of the rest of the header, seeded with that of the slot's start
-                           and the block's position, both i64
+    header, 24 bytes, little endian, and the runs
+      crc            u32   CRC32C of the rest of the header and of the runs, seeded with that of the
+                           slot's start and the block's position, both i64
       body_crc       u32   CRC32C of the body
       length         u32   bytes of the body
-      version        u8    5
+      version        u8    6
       flags          u8    1: the body has a column of marks
-      reserved       u16   0
-      count          u32   rows
-      shard          u32   number of the shard
-      generation     u32   of the shard's store: a shard that comes back has another one
+      runs           u16   number of runs
       first_ms       u32   lowest key_ms, less the slot's start
       last_ms        u32   highest key_ms, less the slot's start
-      reserved       u32   0
-      first_offset   i64   lowest offset of a row
-      stop_offset    i64   above the highest offset of a row or mark
+      generation     u32 x runs   of the shard's store, ascending; no two stores ever have the same
+      rows           u32 x runs
     body
-      key        u32 x count   key_ms less the slot's start
+      key        u32 x count   key_ms less the slot's start; count is the sum of rows
       offset     i64 x count
       size       u32 x count   bytes of payload; 0xFFFFFFFF: no record, a mark for an earlier one
       mark       i64 x count   only with flag 1; -1: not marked
@@ -39,7 +36,7 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise, repeat
 from operator import itemgetter
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import google_crc32c
 
@@ -48,18 +45,27 @@ from delayservice.store.base import NO_MARK, Frame
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-HEADER = Struct("<IIIBBHIIIIIIqq")
-HEADER_BYTES: Final = 56
-VERSION: Final = 5
+    Run = tuple[int, Sequence[Frame]]
+    """A generation, and its rows in key order."""
+
+HEADER = Struct("<IIIBBHII")
+HEADER_BYTES: Final = 24
+VERSION: Final = 6
 ROWS_MAX: Final = 4096
 BODY_BYTES_MAX: Final = 1 << 20
-"""A block is cut at either bound (a single larger payload is a block of its own)."""
+"""A longer run is cut at either bound (a single larger payload is a block of its own)."""
 
-_HAS_MARKS = 1
-_MARK_SIZE = 0xFFFF_FFFF
-_READ_BYTES = 1 << 18
-_BIG_ENDIAN = sys.byteorder == "big"
-_PLACE = Struct("<qq")
+SHARED_BYTES_MAX: Final = 64 << 10
+"""Shorter runs share a block up to this size: sparse shards would have a block for each row, and a
+reader of one shard reads the runs beside it as well."""
+
+_ROW_BYTES: Final = 16
+_RUN_BYTES: Final = 8
+_HAS_MARKS: Final = 1
+_MARK_SIZE: Final = 0xFFFF_FFFF
+_READ_BYTES: Final = 4096
+_BIG_ENDIAN: Final = sys.byteorder == "big"
+_PLACE: Final = Struct("<qq")
 _extend = google_crc32c.extend
 _checksum = google_crc32c.value
 _key_ms_of, _offset_of, _mark_of, _payload_of = map(itemgetter, range(4))
@@ -78,28 +84,121 @@ MARK_ONLY: Final = MarkOnly()
 
 
 class BlockDamagedError(ValueError):
-    """A block is cut short, or its checksum is wrong. Never leaves the wheel."""
+    """A block is cut short, or its checksum is wrong. Callers within the wheel catch this."""
 
 
-class Block(NamedTuple):
-    """A block's header, and where it lies in the file."""
+class Block:
+    """A block's header, and where it lies in the file.
 
-    position: int
-    length: int
-    rows: int
-    has_marks: bool
-    shard: int
-    generation: int
-    first_ms: int
-    last_ms: int
-    first_offset: int
-    stop_offset: int
-    body_crc: int
+    Attributes:
+        position: of the header.
+        body_position: of the body.
+        length: bytes of the body.
+        body_crc: checksum of the body.
+        has_marks: whether the body has a column of marks.
+        first_ms: lowest key, epoch milliseconds.
+        last_ms: highest key.
+        generations: of its runs, ascending.
+        starts: index of the first row of each run, and the number of rows.
+    """
+
+    __slots__ = (
+        "body_crc",
+        "body_position",
+        "first_ms",
+        "generations",
+        "has_marks",
+        "last_ms",
+        "length",
+        "position",
+        "starts",
+    )
+
+    def __init__(self, data: bytes, start_ms: int, position: int) -> None:
+        """Check and take a header and its runs, read at ``position`` of a slot's file.
+
+        Raises:
+            BlockDamagedError: it is cut short, its checksum is wrong or its version is unknown.
+        """
+        if len(data) < HEADER_BYTES:
+            raise BlockDamagedError(f"a block header is cut short at byte {position}")
+        fields: tuple[int, ...] = HEADER.unpack_from(data)
+        crc, self.body_crc, self.length, version, flags, runs, first_ms, last_ms = fields
+        middle, end = HEADER_BYTES + _RUN_BYTES * runs // 2, HEADER_BYTES + _RUN_BYTES * runs
+        if crc != _sum(start_ms, position, data[4:end]) or version != VERSION:
+            raise BlockDamagedError(f"the block header at byte {position} fails its checksum")
+        self.position, self.body_position = position, position + end
+        self.has_marks = bool(flags & _HAS_MARKS)
+        self.first_ms, self.last_ms = start_ms + first_ms, start_ms + last_ms
+        self.generations = unpack("I", data[HEADER_BYTES:middle])
+        self.starts = array("I", accumulate(unpack("I", data[middle:end]), initial=0))
 
     @property
     def end(self) -> int:
         """Position of the byte after the block."""
-        return self.position + HEADER_BYTES + self.length
+        return self.body_position + self.length
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of all runs."""
+        return self.starts[-1]
+
+    def bytes_of(self, rows: int) -> int:
+        """Return the bytes that so many of its rows take, by their part of all rows."""
+        return (self.end - self.position) * rows // self.rows
+
+    def run(self, generation: int) -> tuple[int, int]:
+        """Return the index of the first row of a run, and of the row behind its last."""
+        at = bisect_left(self.generations, generation)
+        return self.starts[at], self.starts[at + 1]
+
+
+class Body:
+    """The rows of a block, checked.
+
+    Args:
+        start_ms: the slot's start, epoch milliseconds.
+        block: the header.
+        data: the bytes of the body.
+
+    Raises:
+        BlockDamagedError: the body is short or the checksum is wrong.
+    """
+
+    __slots__ = ("_data", "_ends", "_keys", "_marks", "_offsets", "_sizes", "_start_ms")
+
+    def __init__(self, start_ms: int, block: Block, data: bytes) -> None:
+        if len(data) != block.length or block.body_crc != _checksum(data):
+            raise BlockDamagedError(f"the block at byte {block.position} fails its checksum")
+        count = block.rows
+        self._start_ms = start_ms
+        self._data = data
+        self._keys = unpack("I", data[: 4 * count])
+        self._offsets = unpack("q", data[4 * count : 12 * count])
+        self._sizes = sizes = unpack("I", data[12 * count : 16 * count])
+        self._marks: array[int] | None = None
+        position = 16 * count
+        if block.has_marks:
+            self._marks = unpack("q", data[position : position + 8 * count])
+            position += 8 * count
+            sizes = array("I", [0 if size == _MARK_SIZE else size for size in sizes])
+        self._ends = array("I", accumulate(sizes, initial=position))
+
+    def rows(
+        self, start: int, stop: int, after_ms: int = -1, upto_ms: int = sys.maxsize
+    ) -> list[Frame]:
+        """Return the rows of the run ``[start, stop)`` with ``after_ms <= key_ms <= upto_ms``."""
+        start_ms = self._start_ms
+        start = bisect_left(self._keys, after_ms - start_ms, start, stop)
+        stop = bisect_right(self._keys, upto_ms - start_ms, start, stop)
+        data, marks = self._data, self._marks
+        keys = [start_ms + key for key in self._keys[start:stop]]
+        payloads = [data[a:b] for a, b in pairwise(self._ends[start : stop + 1])]
+        if marks is None:
+            return list(zip(keys, self._offsets[start:stop], repeat(NO_MARK), payloads))
+        sizes = self._sizes[start:stop]
+        payloads = [MARK_ONLY if s == _MARK_SIZE else p for s, p in zip(sizes, payloads)]  # noqa: B905
+        return list(zip(keys, self._offsets[start:stop], marks[start:stop], payloads))  # noqa: B905
 
 
 def count_records(rows: Sequence[Frame]) -> int:
@@ -112,7 +211,7 @@ def count_records(rows: Sequence[Frame]) -> int:
 def bounds_of(rows: Sequence[Frame]) -> tuple[int, int]:
     """Return the lowest offset of rows, and one above the highest offset or mark."""
     offsets = list(map(_offset_of, rows))
-    return min(offsets), max([*offsets, *map(_mark_of, rows)]) + 1
+    return min(offsets), max(*offsets, *map(_mark_of, rows)) + 1
 
 
 def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
@@ -126,103 +225,82 @@ def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
     return found
 
 
-def encode_blocks(
-    start_ms: int, shard: int, generation: int, rows: Sequence[Frame], position: int
-) -> list[bytes]:
-    """Encode rows in key order as blocks.
+def encode_blocks(start_ms: int, runs: Iterable[Run], position: int) -> bytes:
+    """Encode runs as blocks.
 
     Args:
         start_ms: the slot's start, epoch milliseconds.
-        shard: number of the shard.
-        generation: of the shard's store.
-        rows: frames, and marks whose payload is ``MARK_ONLY``.
+        runs: by ascending generation; a mark is a row whose payload is ``MARK_ONLY``.
         position: where in the file the first block goes.
-
-    Returns:
-        The bytes to write, in pieces.
     """
     parts: list[bytes] = []
-    for run in _cut(rows):
-        rest, body = _encode_block(start_ms, shard, generation, run)
-        crc = _extend(_checksum(_PLACE.pack(start_ms, position)), rest)
-        parts += (crc.to_bytes(4, "little"), rest, body)
-        position += HEADER_BYTES + len(body)
-    return parts
+    for group in _groups(runs):
+        rest, body = _encode_block(start_ms, group)
+        parts += (_sum(start_ms, position, rest).to_bytes(4, "little"), rest, body)
+        position += 4 + len(rest) + len(body)
+    return b"".join(parts)
+
+
+def _sum(start_ms: int, position: int, rest: bytes) -> int:
+    found: int = _extend(_checksum(_PLACE.pack(start_ms, position)), rest)
+    return found
+
+
+def _groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """Yield the runs of each block: long runs are cut, and short ones put together."""
+    group: list[Run] = []
+    group_bytes = 0
+    for generation, rows in runs:
+        size = sum(map(len, map(_payload_of, rows))) + _ROW_BYTES * len(rows)
+        if size > SHARED_BYTES_MAX:
+            yield from ([(generation, part)] for part in _cut(rows))
+            continue
+        if group_bytes + size > SHARED_BYTES_MAX:
+            yield group
+            group, group_bytes = [], 0
+        group.append((generation, rows))
+        group_bytes += size
+    if group:
+        yield group
 
 
 def _cut(rows: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
-    for start in range(0, len(rows), ROWS_MAX):
-        run = rows[start : start + ROWS_MAX]
-        if sum(map(len, map(_payload_of, run))) <= BODY_BYTES_MAX:
-            yield run
-        else:
-            yield from _cut_by_bytes(run)
+    for first in range(0, len(rows), ROWS_MAX):
+        part = rows[first : first + ROWS_MAX]
+        if sum(map(len, map(_payload_of, part))) <= BODY_BYTES_MAX:
+            yield part
+            continue
+        start = body_bytes = 0
+        for position, row in enumerate(part):
+            size = len(row[3])
+            if position > start and body_bytes + size > BODY_BYTES_MAX:
+                yield part[start:position]
+                start, body_bytes = position, 0
+            body_bytes += size
+        yield part[start:]
 
 
-def _cut_by_bytes(rows: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
-    start = body_bytes = 0
-    for position, row in enumerate(rows):
-        size = len(row[3])
-        if position > start and body_bytes + size > BODY_BYTES_MAX:
-            yield rows[start:position]
-            start, body_bytes = position, 0
-        body_bytes += size
-    yield rows[start:]
-
-
-def _encode_block(
-    start_ms: int, shard: int, generation: int, rows: Sequence[Frame]
-) -> tuple[bytes, bytes]:
+def _encode_block(start_ms: int, group: Sequence[Run]) -> tuple[bytes, bytes]:
+    """Return a header without its checksum, with the runs, and the body."""
+    rows = [row for _, run in group for row in run]
     keys, offsets, marks, payloads = zip(*rows, strict=True)
-    flags, top_mark = 0, max(marks)
+    has_marks = max(marks) != NO_MARK
     columns = [
         pack("I", [key - start_ms for key in keys]),
         pack("q", offsets),
         pack("I", map(len, payloads)),
     ]
-    if top_mark != NO_MARK:
-        flags = _HAS_MARKS
+    if has_marks:
         columns[2] = pack("I", [_MARK_SIZE if p is MARK_ONLY else len(p) for p in payloads])
         columns.append(pack("q", marks))
     body = b"".join((*columns, *payloads))
-    rest = HEADER.pack(
-        0,
-        _checksum(body),
-        len(body),
-        VERSION,
-        flags,
-        0,
-        len(rows),
-        shard,
-        generation,
-        keys[0] - start_ms,
-        keys[-1] - start_ms,
-        0,
-        min(offsets),
-        max([*offsets, top_mark]) + 1,
-    )[4:]
-    return rest, body
-
-
-def parse_header(data: bytes, start_ms: int, position: int) -> Block:
-    """Check and return a header that was read at ``position`` of a slot's file.
-
-    Raises:
-        BlockDamagedError: it is cut short, its checksum is wrong or its version is unknown.
-    """
-    if len(data) < HEADER_BYTES:
-        raise BlockDamagedError(f"a block header is cut short at byte {position}")
-    fields = HEADER.unpack(data)
-    crc, body_crc, length, version, flags, _, count, shard, generation, first, last, _, *span = (
-        fields
+    first_ms, last_ms = min(keys) - start_ms, max(keys) - start_ms
+    flags = _HAS_MARKS if has_marks else 0
+    header = HEADER.pack(
+        0, _checksum(body), len(body), VERSION, flags, len(group), first_ms, last_ms
     )
-    seed = _checksum(_PLACE.pack(start_ms, position))
-    if crc != _extend(seed, data[4:]) or version != VERSION:
-        raise BlockDamagedError(f"the block header at byte {position} fails its checksum")
-    marked = bool(flags & _HAS_MARKS)
-    return Block(
-        position, length, count, marked, shard, generation, first, last, span[0], span[1], body_crc
-    )
+    generations, counts = pack("I", [run[0] for run in group]), [len(run[1]) for run in group]
+    return header[4:] + generations + pack("I", counts), body
 
 
 def walk_blocks(
@@ -241,57 +319,25 @@ def walk_blocks(
     """
     data, base = b"", position
     while position < size:
-        if position + HEADER_BYTES > base + len(data):
-            base, data = position, read(position, min(_READ_BYTES, size - position))
-        at = position - base
-        block = parse_header(data[at : at + HEADER_BYTES], start_ms, position)
+        wanted = _header_bytes(data, position - base)
+        while position + wanted > base + len(data):
+            base, data = position, read(position, min(max(wanted, _READ_BYTES), size - position))
+            if len(data) < wanted:
+                break
+            wanted = _header_bytes(data, 0)
+        block = Block(data[position - base : position - base + wanted], start_ms, position)
         if block.end > size:
             raise BlockDamagedError(f"the block at byte {position} is cut short")
         yield block
         position = block.end
 
 
-def decode_block(
-    start_ms: int,
-    block: Block,
-    body: bytes,
-    after_ms: int = -1,
-    upto_ms: int = sys.maxsize,
-) -> list[Frame]:
-    """Return the rows of a block with ``after_ms <= key_ms <= upto_ms``, in key order.
-
-    Raises:
-        BlockDamagedError: the body is short or the checksum is wrong.
-    """
-    if len(body) != block.length or block.body_crc != _checksum(body):
-        raise BlockDamagedError(f"the block at byte {block.position} fails its checksum")
-    count = block.rows
-    keys = unpack("I", body[: 4 * count])
-    sizes = unpack("I", body[12 * count : 16 * count])
-    position = 16 * count
-    marks: Iterable[int] = repeat(NO_MARK)
-    is_mark: list[bool] = []
-    if block.has_marks:
-        marks = unpack("q", body[position : position + 8 * count])
-        position += 8 * count
-        is_mark = [size == _MARK_SIZE for size in sizes]
-        sizes = array("I", [0 if m else s for s, m in zip(sizes, is_mark, strict=True)])
-    start, stop = 0, count
-    if after_ms > start_ms + block.first_ms:
-        start = bisect_left(keys, after_ms - start_ms)
-    if upto_ms < start_ms + block.last_ms:
-        stop = bisect_right(keys, upto_ms - start_ms)
-    offsets = unpack("q", body[4 * count + 8 * start : 4 * count + 8 * stop])
-    if start or stop < count:
-        position += sum(sizes[:start])
-        keys, sizes = keys[start:stop], sizes[start:stop]
-    ends = list(accumulate(sizes, initial=position))
-    payloads = [body[a:b] for a, b in pairwise(ends)]
-    if is_mark:
-        marks = marks[start:stop]  # type: ignore[index]
-        chosen = zip(payloads, is_mark[start:stop], strict=True)
-        payloads = [MARK_ONLY if m else p for p, m in chosen]
-    return list(zip([start_ms + k for k in keys], offsets, marks, payloads))  # noqa: B905
+def _header_bytes(data: bytes, at: int) -> int:
+    """Return the bytes of a header and its runs, as far as ``data`` has them."""
+    if len(data) - at < HEADER_BYTES:
+        return HEADER_BYTES
+    runs: int = HEADER.unpack_from(data, at)[5]
+    return HEADER_BYTES + _RUN_BYTES * runs
 
 
 def pack(kind: str, values: Iterable[int]) -> bytes:

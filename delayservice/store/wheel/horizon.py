@@ -1,15 +1,15 @@
-"""The durable word on what the slot files hold: one small file for all shards of a wheel.
+"""The horizon: a small file that says what the slot files of a wheel durably hold.
 
 ::
 
     horizon    magic      8 bytes   "DLYWHEEL"
-               version    u32       5
+               version    u32       6
                crc        u32       CRC32C of the rest
                content    msgpack, an array: the fields of ``Horizon`` in order
 
 It is written only after all that it speaks of is durable, into a temporary file that is renamed.
-What lies in slot files beyond the sizes that it states is cut off after a crash. A horizon that is
-missing or damaged means: start over at 0.
+Bytes of slot files beyond the sizes that it states are cut off after a crash. A wheel whose horizon
+is missing or damaged starts over at offset 0.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 NAME: Final = "horizon"
 _HEAD = Struct("<8sII")
 _MAGIC: Final = b"DLYWHEEL"
-_VERSION: Final = 5
+_VERSION: Final = 6
 
 
 class HorizonDamagedError(ValueError):
-    """The horizon is not as it was written. Never leaves the wheel."""
+    """The horizon is damaged. Callers within the wheel catch this."""
 
 
 class ShardRow(msgspec.Struct, array_like=True, frozen=True):
     """A shard's place in the wheel.
 
     Attributes:
-        number: its place in the columns of ``SlotRow``, and its number in blocks.
-        generation: blocks of its number and another generation are of no account.
+        number: its place in the columns of ``SlotRow``.
+        generation: names its runs in blocks.
         topic: hash of the topic's id, hexadecimal.
         partition: of the topic.
         stop_offset: the horizon S.
@@ -77,7 +77,7 @@ class SlotRow(msgspec.Struct, array_like=True, frozen=True):
         counts: records of each shard by its number, u32.
         firsts: lowest offset of a row, i64.
         stops: above the highest offset of a row or mark, i64; 0: the shard has nothing here.
-        floors: blocks of a shard below this position are of no account; most shards have none.
+        floors: by shard number, the position below which its blocks do not count; most have none.
         lost: what is to be read again.
     """
 
@@ -95,9 +95,9 @@ class Horizon(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         slot_ms: width of a slot.
-        next_generation: the first that no shard has had.
-        shards: in no order.
-        slots: those that hold anything, in no order.
+        next_generation: the lowest generation that no shard has had.
+        shards: all shards, in any order.
+        slots: the slots that hold anything, in any order.
     """
 
     slot_ms: int

@@ -1,8 +1,8 @@
 """The rows near the hand: windows of slots in key order, all of a worker within one bound.
 
-A window is a stretch of what a shard has in one slot. A slot that fits is one window; of a giant
-one, the headers and columns of its blocks are read first, and the payloads of one stretch after the
-other. Rows that come in later are taken into the window that they belong to.
+A window is a stretch of what a shard has in one slot. A slot that fits is one window. Of a giant
+slot, the end of each stretch is estimated by the headers of its blocks, and one stretch is read
+after the other. Rows that come in later are taken into the window that they belong to.
 """
 
 from __future__ import annotations
@@ -16,22 +16,13 @@ from typing import TYPE_CHECKING, Final
 from delayservice.core.cursor import OFFSET_MAX
 from delayservice.errors import SlotDamagedError
 from delayservice.store.base import NO_MARK
-from delayservice.store.wheel.block import (
-    HEADER_BYTES,
-    MARK_ONLY,
-    Block,
-    count_records,
-    decode_block,
-    parse_header,
-    sort_rows,
-)
+from delayservice.store.wheel.block import MARK_ONLY, Block, count_records, sort_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from delayservice.core.cursor import Key
     from delayservice.store.base import Frame
-    from delayservice.store.wheel.slot import Slot
 
 ROW_BYTES: Final = 200
 """What a row costs in memory beside its payload: a tuple, three integers, a bytes header."""
@@ -88,13 +79,15 @@ class Window:
     """A stretch of a shard's rows in a slot, in key order.
 
     Args:
+        start_ms: the slot's start.
         after: rows above this key are in it.
         budget: bytes of memory that its rows may take; for a moment twice that.
     """
 
-    __slots__ = ("_gone", "_rows", "after", "budget", "cost", "cut", "seen")
+    __slots__ = ("_gone", "_rows", "after", "budget", "cost", "counted", "cut", "seen", "start_ms")
 
-    def __init__(self, after: Key, budget: int) -> None:
+    def __init__(self, start_ms: int, after: Key, budget: int) -> None:
+        self.start_ms = start_ms
         self.after = after
         self.budget = budget
         self.cut: Key | None = None
@@ -102,11 +95,14 @@ class Window:
         self.seen = 0
         """How many of the shard's rows that wait for the file are in it."""
         self.cost = 0
+        """Bytes of memory that its rows take."""
+        self.counted = 0
+        """Bytes that ``Near`` has counted of it."""
         self._rows: list[Frame] = []
         self._gone = 0
 
     def covers(self, after: Key) -> bool:
-        """Return whether rows above ``after`` can be taken from here, or are known to be none."""
+        """Return whether all rows of the slot right above ``after`` are in this window."""
         return self.after <= after and (self.cut is None or after < self.cut)
 
     def take(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
@@ -180,7 +176,9 @@ class Window:
             self._settle()
 
     def drop_upto(self, key: Key) -> None:
-        """Forget rows up to ``key`` when they are most; only a take-over asks for them again."""
+        """Forget the rows up to ``key`` when they are more than half; only a take-over reads them
+        again.
+        """
         if key <= self.after:
             return
         rows = self._rows
@@ -201,102 +199,109 @@ class Near:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._windows: OrderedDict[Window, Callable[[], None]] = OrderedDict()
-        self._cost = 0
-
-    @property
-    def cost(self) -> int:
+        self._hands: OrderedDict[Window, Hand] = OrderedDict()
+        self.cost = 0
         """Bytes of memory that the windows take."""
-        self._cost = sum([window.cost for window in self._windows])
-        return self._cost
 
     @property
     def share(self) -> int:
         """Bytes of memory that one more window may take."""
-        share = self._bytes_max // max(_SHARES, 2 * len(self._windows))
+        share = self._bytes_max // max(_SHARES, 2 * len(self._hands))
         return max(share, min(_STRETCH_BYTES_MIN, self._bytes_max // _SHARES))
 
     @property
     def has_room(self) -> bool:
         """Return whether another window takes nothing from the others."""
-        return 2 * self._cost <= self._bytes_max
+        return 2 * self.cost <= self._bytes_max
 
-    def admit(self, window: Window, drop: Callable[[], None]) -> None:
+    def admit(self, window: Window, hand: Hand) -> None:
         """Count a window; those that were used least recently make room for it."""
-        self._windows[window] = drop
-        cost = self.cost
-        while cost > self._bytes_max and len(self._windows) > 1:
-            oldest, drop = self._windows.popitem(last=False)
-            cost -= oldest.cost
-            drop()
+        self._hands[window] = hand
+        self.count(window)
+        while self.cost > self._bytes_max and len(self._hands) > 1:
+            oldest = next(iter(self._hands))
+            self._hands[oldest].forget(oldest.start_ms)
 
     def use(self, window: Window) -> None:
         """Note that a window is in use."""
-        self._windows.move_to_end(window)
+        self._hands.move_to_end(window)
+
+    def count(self, window: Window) -> None:
+        """Note that what a window takes has changed."""
+        self.cost += window.cost - window.counted
+        window.counted = window.cost
 
     def forget(self, window: Window) -> None:
         """Count a window no longer."""
-        if self._windows.pop(window, None) is not None:
-            self._cost -= window.cost
+        del self._hands[window]
+        self.cost -= window.counted
 
 
-def stretch_end_ms(blocks: Sequence[Block], slot: Slot, after_ms: int, budget: int) -> int:
-    """Estimate up to which due time rows above ``after_ms`` take no more than ``budget`` bytes,
-    as if rows were spread evenly between the first and last of their block.
+def stretch_end_ms(costs: Sequence[tuple[int, int, int]], stop_ms: int, window: Window) -> int:
+    """Estimate up to which due time the rows above a window's start fit into its budget, as if rows
+    were spread evenly between the first and last of their block.
+
+    Args:
+        costs: of each block: its first key, the first above its last, bytes of memory.
+        stop_ms: the slot's exclusive end: the answer where all of it fits.
+        window: says where the stretch begins and what it may cost.
     """
-    sample = blocks[:: 1 + len(blocks) // _SAMPLES]
-    share = budget * len(sample) // max(len(blocks), 1)
-    costs = [(b.first_ms, b.last_ms + 1, b.length + ROW_BYTES * b.rows) for b in sample]
-    after = after_ms - slot.start_ms
-    low = after + 1  # so that there is progress whatever the budget
+    after_ms = window.after[0]
+    low = after_ms + 1  # so that there is progress whatever the budget
     high = max([last for _, last, _ in costs], default=0)
+    sample = costs[:: 1 + len(costs) // _SAMPLES]
+    share = window.budget * len(sample) / max(len(costs), 1)
 
     def cost_upto(ms: int) -> float:
         return sum(
-            cost * (min(last, ms) - max(first, after)) / (last - first)
-            for first, last, cost in costs
-            if min(last, ms) > max(first, after)
+            cost * (min(last, ms) - max(first, after_ms)) / (last - first)
+            for first, last, cost in sample
+            if min(last, ms) > max(first, after_ms)
         )
 
     if high <= low or cost_upto(high) <= share:
-        return slot.stop_ms
+        return stop_ms
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if cost_upto(middle) <= share else (low, middle)
-    return slot.start_ms + low
+    return low
 
 
 def read_stretch(
-    read: Callable[[int, int], bytes],
-    slot: Slot,
-    positions: Sequence[int],
+    read: Callable[[Block, int, int, int], list[Frame]],
+    stop_ms: int,
+    blocks: Sequence[Block],
+    generation: int,
     window: Window,
 ) -> None:
     """Fill an empty window from a slot's file.
 
     Args:
-        read: bytes of the file, by position and size.
-        slot: the slot.
-        positions: of the shard's blocks.
+        read: rows of a generation in a block, by the first and last key wanted.
+        stop_ms: the slot's exclusive end.
+        blocks: those that hold rows of the generation.
+        generation: of the shard's store.
         window: says where the stretch begins and what it may cost.
 
     Raises:
         BlockDamagedError, OSError: the file is damaged or missing.
     """
     after_ms = window.after[0]
-    blocks = []
-    for position in positions:
-        block = parse_header(read(position, HEADER_BYTES), slot.start_ms, position)
-        if slot.start_ms + block.last_ms >= after_ms:
-            blocks.append(block)
-    upto_ms = stretch_end_ms(blocks, slot, after_ms, window.budget)
-    if upto_ms < slot.stop_ms:
+    blocks = [block for block in blocks if block.last_ms >= after_ms]
+    costs = [(b.first_ms, b.last_ms + 1, _cost_within(b, generation)) for b in blocks]
+    upto_ms = stop_ms
+    if sum([cost for _, _, cost in costs]) > window.budget:
+        upto_ms = stretch_end_ms(costs, stop_ms, window)
+    if upto_ms < stop_ms:
         window.cut = (upto_ms, OFFSET_MAX)
     window.load(
-        decode_block(slot.start_ms, b, read(b.position + HEADER_BYTES, b.length), after_ms, upto_ms)
-        for b in blocks
-        if slot.start_ms + b.first_ms <= upto_ms
+        read(block, generation, after_ms, upto_ms) for block in blocks if block.first_ms <= upto_ms
     )
+
+
+def _cost_within(block: Block, generation: int) -> int:
+    start, stop = block.run(generation)
+    return block.bytes_of(stop - start) + ROW_BYTES * (stop - start)
 
 
 class Hand:
@@ -364,7 +369,7 @@ class Hand:
             window = self._windows.get(start_ms)
             if window is None or not window.covers(start):
                 return start[0]
-            self._refresh(window, start_ms)
+            self._refresh(window)
             first = window.take(start, OFFSET_MAX, 1)
             if first:
                 return first[0][0]
@@ -373,8 +378,8 @@ class Hand:
         return None
 
     def preload(self, ms: int) -> None:
-        """Load the slot that begins soon after ``ms`` before it is due, if there is room beside the
-        windows that are in use: there is time now, and none when it is due.
+        """Load the next slot if it begins soon after ``ms`` and there is room beside the windows in
+        use, so that its first rows are not late.
         """
         for start_ms in self._starts[bisect_right(self._starts, ms) :][:1]:
             is_soon = start_ms <= ms + _PRELOAD_MS and start_ms not in self._windows
@@ -386,7 +391,7 @@ class Hand:
         """Keep the rows that a window needs: they are about to go to the slot's file."""
         window = self._windows.get(start_ms)
         if window is not None:
-            self._refresh(window, start_ms)
+            self._refresh(window)
             window.seen = 0
 
     def passed(self, start_ms: int, key: Key) -> int:
@@ -416,22 +421,20 @@ class Hand:
         window = self._windows.get(start_ms)
         if window is not None and window.covers(start):
             window.drop_upto(start)
-            self._refresh(window, start_ms)
+            self._near.count(window)
+            self._refresh(window)
             if window.covers(start):
                 self._near.use(window)
                 return window
         self.forget(start_ms)
         window = self._load(start_ms, start)
         self._windows[start_ms] = window
-        self._near.admit(window, lambda: self._dropped(start_ms, window))
+        self._near.admit(window, self)
         return window
 
-    def _dropped(self, start_ms: int, window: Window) -> None:
-        if self._windows.get(start_ms) is window:
-            del self._windows[start_ms]
-
-    def _refresh(self, window: Window, start_ms: int) -> None:
-        rows = self._waiting.get(start_ms, ())
+    def _refresh(self, window: Window) -> None:
+        rows = self._waiting.get(window.start_ms, ())
         if window.seen < len(rows):
             window.add(rows[window.seen :])
             window.seen = len(rows)
+            self._near.count(window)

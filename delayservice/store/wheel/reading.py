@@ -1,8 +1,8 @@
-"""A wheel's files read without its owner: beside a running node, a stopped one, or a backup.
+"""Reads a wheel's files without its owner: beside a running node, a stopped one, or in a backup.
 
-Nothing is locked, written or opened for writing. What the horizon says is good is read, the rest
-is of no account (``docs/format-wheel.md``). Beside a running node files come and go: if one is not
-what the horizon says, the horizon is read again; a file that it no longer speaks of was pruned, any
+Files are not locked and only opened for reading. Only what the horizon vouches for is read
+(``docs/format-wheel.md``). A running node creates and removes files meanwhile: if a file is not
+what the horizon says, the horizon is read again. A file that it no longer speaks of was pruned; any
 other is damaged.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import StoreError
@@ -19,22 +20,17 @@ from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
 from delayservice.store.folder import read_format
 from delayservice.store.shards import ShardFolder
-from delayservice.store.wheel.block import (
-    HEADER_BYTES,
-    MARK_ONLY,
-    Block,
-    BlockDamagedError,
-    decode_block,
-    walk_blocks,
-)
+from delayservice.store.wheel.block import MARK_ONLY, Block, BlockDamagedError
 from delayservice.store.wheel.horizon import Horizon, HorizonDamagedError, Lost, read_horizon
-from delayservice.store.wheel.slot import FOLDER, Slot, file_name
+from delayservice.store.wheel.runs import FOLDER, RunReader, file_name
+from delayservice.store.wheel.slots import Slot
 from delayservice.store.wheel.wheel import FORMAT
 
 HOUR_MS: Final = 3_600_000
 _TRIES: Final = 3
+_Found = TypeVar("_Found")
 _DAMAGE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EIO})
-"""Errors of the medium; any other is about us (rights, limits) and is raised."""
+"""Errors that mean damage; any other (rights, limits) is raised."""
 
 
 class Damage(NamedTuple):
@@ -79,9 +75,8 @@ class Part(NamedTuple):
         start_ms: of the slot.
         stop_ms: its exclusive end.
         size: bytes of the file that are good.
-        number: of the shard.
         generation: of the shard's store.
-        floor: blocks below this position are of no account.
+        floor: blocks below this position do not count.
         records: in the file, lost ones among them.
         first_offset: lowest of a row.
         stop_offset: above the highest of a row or mark.
@@ -91,7 +86,6 @@ class Part(NamedTuple):
     start_ms: int
     stop_ms: int
     size: int
-    number: int
     generation: int
     floor: int
     records: int
@@ -104,10 +98,15 @@ class Part(NamedTuple):
         """The file, below the wheel's folder."""
         return f"{FOLDER}/{file_name(self.start_ms)}"
 
-    @property
-    def has_file(self) -> bool:
-        """Return whether the file has blocks that count."""
-        return self.size > self.floor
+    def blocks(self, reader: RunReader) -> list[Block]:
+        """Return the blocks of the file that count.
+
+        Raises:
+            BlockDamagedError, OSError: the file is damaged or missing.
+        """
+        if self.size <= self.floor:
+            return []
+        return reader.blocks(self.start_ms, self.size, self.generation, self.floor)
 
 
 class WheelState(NamedTuple):
@@ -127,10 +126,13 @@ class WheelState(NamedTuple):
     generation: int
     has_ids: bool
 
+    def part_from(self, start_ms: int) -> Part | None:
+        """Return the slot that begins at ``start_ms``; None: nothing of it is stored."""
+        return next((part for part in self.parts if part.start_ms == start_ms), None)
+
 
 def load_horizon(path: str) -> Horizon | None:
-    """Read the horizon of a wheel; None: nothing here can be trusted, so that a node would start
-    over from the log.
+    """Read the horizon of a wheel; None: it can't be trusted, and a node starts over from the log.
 
     Raises:
         StoreError: the folder is of another kind or a newer format, or may not be read.
@@ -182,7 +184,6 @@ def _parts_of(horizon: Horizon, number: int, generation: int) -> Iterator[Part]:
                 slot.start_ms,
                 slot.stop_ms,
                 slot.size,
-                number,
                 generation,
                 slot.floors.get(number, 0),
                 slot.counts[number],
@@ -206,7 +207,7 @@ def read_parts(
 ) -> Iterator[Rows | Damage]:
     """Yield what slots hold of a shard: each record once, with its mark, in no order.
 
-    Memory: 70 bytes for each record of a slot, and one block.
+    Memory: 70 bytes for each record of a slot, and a few blocks.
 
     Args:
         folder: the wheel and the shard.
@@ -216,38 +217,70 @@ def read_parts(
     Raises:
         StoreError: a file may not be read.
     """
-    files = Files(8, read_only=True)
-    try:
+    with open_reader(folder.path) as reader:
         for part in parts:
-            yield from _read_part(folder, files, part, bounds)
+            yield from _read_part(folder, reader, part, bounds)
+
+
+@contextmanager
+def open_reader(
+    path: str, bodies_bytes_max: int = 1 << 20, indexed_max: int = 1
+) -> Iterator[RunReader]:
+    """Open a wheel's slot files for reading.
+
+    Args:
+        path: the wheel's folder.
+        bodies_bytes_max: memory for blocks that several shards read.
+        indexed_max: slots whose headers are kept.
+    """
+    reader = RunReader(path, Files(8, read_only=True), bodies_bytes_max, indexed_max)
+    try:
+        yield reader
     finally:
-        files.close()
+        reader.close()
+
+
+def read_newest(
+    folder: ShardFolder,
+    reader: RunReader,
+    part: Part,
+    read: Callable[[Part], _Found],
+    is_damaged: Callable[[_Found], bool],
+) -> tuple[Part, _Found] | None:
+    """Read a slot, and anew by the newest horizon while it seems damaged; None: it was pruned."""
+    found = read(part)
+    for _ in range(_TRIES):
+        state = load_state(folder) if is_damaged(found) else None
+        if state is None:
+            break
+        known, newer = part, state.part_from(part.start_ms)
+        if newer is None:
+            return None
+        part = newer
+        reader.reopen(part.start_ms)
+        found = read(part)
+        if part == known:
+            break
+    return part, found
 
 
 def _read_part(
-    folder: ShardFolder, files: Files, part: Part, bounds: Bounds
+    folder: ShardFolder, reader: RunReader, part: Part, bounds: Bounds
 ) -> Iterator[Rows | Damage]:
-    blocks, damage = _headers(folder.path, files, part)
-    for _ in range(_TRIES):
-        if damage is None or part.lost is not None:
-            break
-        state = load_state(folder)
-        newer = part if state is None else _same_slot(state, part)
-        if newer is None:
-            return  # it was pruned meanwhile
-        if newer == part:
-            break
-        part = newer
-        blocks, damage = _headers(folder.path, files, part)
-    read = partial(files.read_at, f"{folder.path}/{part.name}")
+    newest = read_newest(
+        folder, reader, part, partial(_blocks, reader), lambda found: found[1] is not None
+    )
+    if newest is None:
+        return
+    part, (blocks, damage) = newest
     marks: dict[int, int] = {}
     seen: set[int] = set()
     for block in [block for block in blocks if block.has_marks]:
-        found, _ = _decode(read, part, block)
+        found, _ = _decode(reader, part, block)
         marks |= {offset: mark for _, offset, mark, _ in found if mark != NO_MARK}
     for block in blocks:
-        if bounds.meets(part.start_ms + block.first_ms, part.start_ms + block.last_ms + 1):
-            found, worse = _decode(read, part, block)
+        if bounds.meets(block.first_ms, block.last_ms + 1):
+            found, worse = _decode(reader, part, block)
             damage = damage or worse
             frames = _records(found, marks, seen, bounds)
             if frames:
@@ -256,47 +289,27 @@ def _read_part(
         yield damage
 
 
-def _same_slot(state: WheelState, part: Part) -> Part | None:
-    return next((one for one in state.parts if one.start_ms == part.start_ms), None)
-
-
-def _headers(path: str, files: Files, part: Part) -> tuple[list[Block], Damage | None]:
+def _blocks(reader: RunReader, part: Part) -> tuple[list[Block], Damage | None]:
     """Return a shard's blocks in a slot's file, and what is wrong with it."""
-    blocks: list[Block] = []
     damage = None
     if part.lost is not None:
         damage = _damaged(part, "the node has not read again yet what was damaged")
     try:
-        blocks.extend(shard_blocks(partial(files.read_at, f"{path}/{part.name}"), part))
-    except BlockDamagedError as exc:
-        damage = _damaged(part, str(exc))
-    except OSError as exc:
-        damage = _medium(part, exc)
-    return blocks, damage
+        return part.blocks(reader), damage
+    except (BlockDamagedError, OSError) as exc:
+        good = reader.good_blocks(part.start_ms, part.generation, part.floor)
+        return good, _why_damaged(part, exc)
 
 
-def shard_blocks(read: Callable[[int, int], bytes], part: Part) -> Iterator[Block]:
-    """Yield the blocks of a slot's file that count for a shard.
-
-    Raises:
-        BlockDamagedError, OSError: the file is damaged or missing; what came before is good.
-    """
-    for block in walk_blocks(read, part.start_ms, 0, part.size if part.has_file else 0):
-        is_here = (block.shard, block.generation) == (part.number, part.generation)
-        if is_here and block.position >= part.floor:
-            yield block
-
-
-def _decode(
-    read: Callable[[int, int], bytes], part: Part, block: Block
-) -> tuple[list[Frame], Damage | None]:
+def _decode(reader: RunReader, part: Part, block: Block) -> tuple[list[Frame], Damage | None]:
     try:
-        body = read(block.position + HEADER_BYTES, block.length)
-        return decode_block(part.start_ms, block, body), None
-    except BlockDamagedError as exc:
-        return [], _damaged(part, str(exc))
-    except OSError as exc:
-        return [], _medium(part, exc)
+        return reader.rows(part.start_ms, block, part.generation), None
+    except (BlockDamagedError, OSError) as exc:
+        return [], _why_damaged(part, exc)
+
+
+def _why_damaged(part: Part, exc: BlockDamagedError | OSError) -> Damage:
+    return _medium(part, exc) if isinstance(exc, OSError) else _damaged(part, str(exc))
 
 
 def _damaged(part: Part, why: str) -> Damage:

@@ -12,14 +12,14 @@ from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.errors import SlotDamagedError, StoreError
 from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
 from delayservice.store.wheel.block import MARK_ONLY, BlockDamagedError
-from delayservice.store.wheel.near import Hand, Window, read_stretch
+from delayservice.store.wheel.near import Hand, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from delayservice.store.wheel.horizon import Lost
-    from delayservice.store.wheel.slot import Slot
-    from delayservice.store.wheel.wheel import Shard, Wheel
+    from delayservice.store.wheel.slots import Shard, Slot
+    from delayservice.store.wheel.wheel import Wheel
 
 _SCAN_ROWS: Final = 1000
 REREAD_ROWS: Final = 50_000
@@ -48,6 +48,7 @@ class WheelStore(Store):
 
     def __init__(self, wheel: Wheel, topic: str, partition: int) -> None:
         self._wheel = wheel
+        self._slots = wheel.slots
         self._place = topic, partition
         self._attached: Shard | None = None
         self._scanning: WeakSet[Hand] = WeakSet()
@@ -76,7 +77,7 @@ class WheelStore(Store):
     def set_label(self, label: bytes) -> None:
         """See ``Store.set_label``: the next sync that begins takes it along."""
         self._shard.label = label
-        self._wheel.touch()
+        self._slots.has_changed = True
 
     def reset(self) -> None:
         """See ``Store.reset``."""
@@ -103,15 +104,15 @@ class WheelStore(Store):
         Raises:
             StoreError: the disk is full or fails.
         """
-        shard, wheel = self._shard, self._wheel
-        wheel.make_room()
+        shard = self._shard
+        self._wheel.make_room()
         if named or marks:
             shard.ids.append(named, marks, stop_offset)
-        wheel.take(shard, frames)
+        self._slots.take(shard, frames)
         if marks:
             rows = [(key_ms, offset, mark, MARK_ONLY) for _, key_ms, offset, mark in marks]
-            wheel.take(shard, rows)
-        wheel.count(shard, len(frames))
+            self._slots.take(shard, rows)
+        self._slots.count(shard, len(frames))
         shard.stop_offset = stop_offset
 
     # --- due -----------------------------------------------------------------------------------
@@ -145,23 +146,20 @@ class WheelStore(Store):
 
     def _make_hand(self, shard: Shard, chunk: int) -> Hand:
         load = partial(self._load, chunk)
-        slot_ms = self._wheel.options.slot_ms
-        return Hand(shard.starts, slot_ms, shard.waiting, load, self._wheel.near)
+        return Hand(shard.starts, self._slots.slot_ms, shard.waiting, load, self._wheel.near)
 
     def _load(self, chunk: int, start_ms: int, after: Key) -> Window:
         """Read a stretch of a slot; what is lost of it ends the stretch."""
-        shard, wheel = self._shard, self._wheel
-        slot = wheel.slots[start_ms]
-        window = Window(after, wheel.near.share)
+        shard, slots = self._shard, self._slots
+        slot = slots.by_start[start_ms]
+        window = Window(start_ms, after, self._wheel.near.share)
         lost = slot.lost.get(shard.number)
         if lost is not None and after >= (lost.from_ms - 1, OFFSET_MAX):
             raise self._damage(slot, lost, chunk)
         try:
-            if slot.held_by(shard.number):
-                positions = wheel.positions(shard, slot)
-                read_stretch(partial(wheel.read_at, slot), slot, positions, window)
+            slots.load(shard, slot, window)
         except (BlockDamagedError, OSError) as exc:
-            wheel.condemn(slot, str(exc))
+            slots.condemn(slot, str(exc))
             return self._load(chunk, start_ms, after)
         if lost is not None:
             window.end_with((lost.from_ms - 1, OFFSET_MAX))
@@ -184,7 +182,7 @@ class WheelStore(Store):
         found, count, stop_ms = [lost], lost.count, slot.stop_ms
         starts = self._shard.starts
         for start_ms in starts[starts.index(slot.start_ms) + 1 :]:
-            next_slot = self._wheel.slots[start_ms]
+            next_slot = self._slots.by_start[start_ms]
             following = next_slot.lost.get(number)
             if following is None or following.from_ms > start_ms or count > chunk:
                 break
@@ -196,7 +194,7 @@ class WheelStore(Store):
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """See ``Store.rebuild``. Rows that came after the damage was noticed are kept."""
-        shard, wheel = self._shard, self._wheel
+        shard = self._shard
         lost_ms: list[tuple[int, int]] = []
         for slot in self._slots_within(start_ms, stop_ms):
             lost = slot.lost.get(shard.number)
@@ -206,7 +204,7 @@ class WheelStore(Store):
                 except SlotDamagedError:  # all of it is read again when it is due
                     lost_ms.append((slot.start_ms, slot.stop_ms))
                 else:
-                    wheel.replace(shard, slot.start_ms, outside)
+                    self._slots.replace(shard, slot.start_ms, outside)
             elif start_ms <= lost.from_ms < stop_ms:
                 self._found_again(slot, lost, stop_ms)
             else:
@@ -217,12 +215,12 @@ class WheelStore(Store):
             if start_ms <= frame[0] < stop_ms
             and not any(start <= frame[0] < stop for start, stop in lost_ms)
         ]
-        wheel.take(shard, inside)
-        wheel.count(shard, len(inside))
+        self._slots.take(shard, inside)
+        self._slots.count(shard, len(inside))
 
     def _found_again(self, slot: Slot, lost: Lost, stop_ms: int) -> None:
         number = self._shard.number
-        self._wheel.touch()
+        self._slots.has_changed = True
         for hand in self._shard.hands():
             hand.forget(slot.start_ms)
         if stop_ms < slot.stop_ms:
@@ -230,7 +228,7 @@ class WheelStore(Store):
             return
         del slot.lost[number]
         slot.counts[number] -= lost.count
-        self._wheel.count(self._shard, -lost.count)
+        self._slots.count(self._shard, -lost.count)
 
     def _outside(self, slot: Slot, start_ms: int, stop_ms: int) -> list[Frame]:
         """Return the rows of a slot whose keys are not in a range."""
@@ -242,7 +240,7 @@ class WheelStore(Store):
         return kept
 
     def _slots_within(self, start_ms: int, stop_ms: int) -> list[Slot]:
-        slots = map(self._wheel.slots.__getitem__, list(self._shard.starts))
+        slots = map(self._slots.by_start.__getitem__, list(self._shard.starts))
         return [slot for slot in slots if slot.stop_ms > start_ms and slot.start_ms < stop_ms]
 
     # --- ids -----------------------------------------------------------------------------------
@@ -260,11 +258,11 @@ class WheelStore(Store):
 
     def prune(self, cursor: Cursor) -> None:
         """See ``Store.prune``: slots whose exclusive end is at or below K."""
-        shard, wheel = self._shard, self._wheel
-        wheel.advance()
+        shard = self._shard
+        self._wheel.advance()
         shard.cursor_key = cursor.key
-        while shard.starts and shard.starts[0] + wheel.options.slot_ms <= cursor.key[0]:
-            wheel.drop(shard, shard.starts[0])
+        while shard.starts and shard.starts[0] + self._slots.slot_ms <= cursor.key[0]:
+            self._slots.drop(shard, shard.starts[0])
         shard.ids.prune(cursor)
 
     def sync(self) -> int:
@@ -279,7 +277,7 @@ class WheelStore(Store):
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """See ``Store.lumps``: a lump for each slot. Nothing is read."""
         return [
-            (slot.start_ms, slot.stop_ms, self._wheel.records_in(self._shard, slot))
+            (slot.start_ms, slot.stop_ms, self._slots.records_in(self._shard, slot))
             for slot in self._slots_within(start_ms, stop_ms)
         ]
 
@@ -290,9 +288,9 @@ class WheelStore(Store):
         oldest_ms, passed = None, 0
         if shard.starts:
             first_ms, key = shard.starts[0], shard.cursor_key
-            oldest_ms = max(first_ms, min(key[0], first_ms + self._wheel.options.slot_ms))
+            oldest_ms = max(first_ms, min(key[0], first_ms + self._slots.slot_ms))
             passed = self._hand.passed(first_ms, key)
-        pending, stored = shard.pending - passed, self._wheel.bytes_of(shard)
+        pending, stored = shard.pending - passed, self._slots.bytes_of(shard)
         return StoreStats(pending, stored, oldest_ms, shard.durable_offset)
 
 

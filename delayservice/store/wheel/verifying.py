@@ -1,7 +1,7 @@
-"""What a wheel holds of one shard checked as a whole: every block that counts, every record, ids.
+"""Checks all that a wheel holds of one shard: every block that counts, every record, ids.
 
-Nothing is locked or written. Beside a running node files come and go: what seems damaged is looked
-at again by the newest horizon, and only what that still speaks of counts.
+Files are not locked and only opened for reading. A running node creates and removes files
+meanwhile: what seems damaged is read again by the newest horizon.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,13 +26,11 @@ from delayservice.store.rocks import guarded_read, prefix_of
 from delayservice.store.rocks_view import viewed_ids
 from delayservice.store.shards import ShardFolder, wheel_shards
 from delayservice.store.wheel.block import (
-    HEADER_BYTES,
     MARK_ONLY,
     Block,
     BlockDamagedError,
     bounds_of,
     count_records,
-    decode_block,
 )
 from delayservice.store.wheel.horizon import NAME, HorizonDamagedError, read_horizon
 from delayservice.store.wheel.reading import (
@@ -41,10 +38,10 @@ from delayservice.store.wheel.reading import (
     WheelState,
     load_horizon,
     load_state,
-    shard_blocks,
+    read_newest,
     unreadable,
 )
-from delayservice.store.wheel.slot import FOLDER, file_name
+from delayservice.store.wheel.runs import FOLDER, RunReader, file_name
 from delayservice.store.wheel.wheel import IDS_FOLDER
 
 if TYPE_CHECKING:
@@ -52,7 +49,6 @@ if TYPE_CHECKING:
 
     from delayservice.store.base import Frame
 
-_TRIES: Final = 3
 _KNOWN: Final = frozenset(
     {"LOCK", "VERSION", NAME, f"{NAME}.new", FOLDER, IDS_FOLDER, "quarantine"}
 )
@@ -60,7 +56,10 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 def verify_wheel(
-    shard: ShardFolder, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]
+    shard: ShardFolder,
+    now_ms: Callable[[], int],
+    on_progress: Callable[[int, int], None],
+    reader: RunReader,
 ) -> Verdict:
     """Check what a wheel holds of one shard; with the first shard also the folder's names.
 
@@ -68,6 +67,7 @@ def verify_wheel(
         shard: the wheel's folder, whose VERSION was checked, and the shard.
         now_ms: the wall clock, epoch milliseconds: what is due may have been settled.
         on_progress: told how many slots of how many were checked.
+        reader: of the wheel's files; what is read for one shard is not read again for the next.
 
     Raises:
         StoreError: a file may not be read.
@@ -80,7 +80,7 @@ def verify_wheel(
     )
     if state is None:
         return Verdict(0, 0, 0, (*_check_horizon(shard.path), *names))
-    check = _Check(shard, state, now_ms)
+    check = _Check(shard, state, now_ms, reader)
     for done, part in enumerate(state.parts):
         check.check_part(part)
         on_progress(done + 1, len(state.parts))
@@ -150,30 +150,34 @@ class _Read:
 class _Check:
     """The slots of one shard, one after the other."""
 
-    def __init__(self, shard: ShardFolder, state: WheelState, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        shard: ShardFolder,
+        state: WheelState,
+        now_ms: Callable[[], int],
+        reader: RunReader,
+    ) -> None:
         self.found: list[Finding] = []
         self.records = 0
         self.bytes = 0
         self._shard = shard
         self._state = state
         self._now_ms = now_ms
+        self._reader = reader
         self._named: dict[int, NamedRecord] = {}
         self._whole: list[Part] = []
 
     def check_part(self, part: Part) -> None:
-        """Check one slot; by a newer horizon, if it seems damaged and there is one."""
-        read = self._read(part, self._state.stop_offset)
-        for _ in range(_TRIES):
-            state = load_state(self._shard) if read.why else None
-            if state is None:
-                break
-            newer = next((one for one in state.parts if one.start_ms == part.start_ms), None)
-            if newer is None:
-                return  # pruned meanwhile
-            if newer == part:
-                break
-            part = newer
-            read = self._read(part, state.stop_offset)
+        """Check one slot."""
+        found = read_newest(
+            self._shard, self._reader, part, self._read, lambda read: bool(read.why)
+        )
+        if found is None:
+            return
+        last_offset, stop_offset = part.stop_offset - 1, self._state.stop_offset
+        part, read = found
+        if last_offset >= stop_offset:
+            read.suspect(f"it speaks of offset {last_offset}, and S is {stop_offset}")
         self._note(part, read)
         self.records += read.records
         self.bytes += read.bytes
@@ -196,17 +200,14 @@ class _Check:
         span, offsets = (part.start_ms, part.stop_ms), (part.first_offset, part.stop_offset)
         self.found.append(Finding(case, what, part.name, span, offsets))
 
-    def _read(self, part: Part, stop_offset: int) -> _Read:
+    def _read(self, part: Part) -> _Read:
         read = _Read()
-        files = Files(read_only=True)
         try:
-            self._read_blocks(files, part, read)
+            self._read_blocks(part, read)
             if part.lost is not None:
                 read.why = "damaged"
             elif read.records != part.records:
                 read.suspect(f"it holds {read.records} records, and not {part.records}")
-            if part.stop_offset > stop_offset:
-                read.suspect(f"it speaks of offset {part.stop_offset - 1}, and S is {stop_offset}")
         except BlockDamagedError as exc:
             read.why = str(exc)
         except OSError as exc:
@@ -215,17 +216,13 @@ class _Check:
             read.is_missing = exc.errno in _GONE
             missing = "the file is missing"
             read.why = missing if read.is_missing else f"it can't be read: {exc.strerror}"
-        finally:
-            files.close()
         return read
 
-    def _read_blocks(self, files: Files, part: Part, read: _Read) -> None:
-        read_at = partial(files.read_at, f"{self._shard.path}/{part.name}")
-        for block in shard_blocks(read_at, part):
-            body = read_at(block.position + HEADER_BYTES, block.length)
-            rows = decode_block(part.start_ms, block, body)
+    def _read_blocks(self, part: Part, read: _Read) -> None:
+        for block in part.blocks(self._reader):
+            rows = self._reader.rows(part.start_ms, block, part.generation)
             read.records += count_records(rows)
-            read.bytes += HEADER_BYTES + block.length
+            read.bytes += block.bytes_of(len(rows))
             _take(rows, read)
             read.suspect(_disorder(rows, block, part))
 
@@ -265,8 +262,7 @@ def _disorder(rows: list[Frame], block: Block, part: Part) -> str:
     at = f"the block at byte {block.position}"
     if any(above < below for below, above in pairwise(keys)):
         return f"{at} is out of order"
-    first_ms, last_ms = part.start_ms + block.first_ms, part.start_ms + block.last_ms
-    if (keys[0][0], keys[-1][0]) != (first_ms, last_ms) or len(rows) != block.rows:
+    if not block.first_ms <= keys[0][0] <= keys[-1][0] <= block.last_ms:
         return f"the header of {at} speaks of other rows"
     if not part.start_ms <= keys[0][0] <= keys[-1][0] < part.stop_ms:
         return f"{at} holds records of other slots"

@@ -1,0 +1,169 @@
+"""Reads the rows of shards from slot files; keeps headers and shared blocks for the next shard."""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Final
+
+from delayservice.store.wheel.block import Block, Body, walk_blocks
+
+if TYPE_CHECKING:
+    from delayservice.store.base import Frame
+    from delayservice.store.files import Files
+
+FOLDER: Final = "slots"
+
+_INDEXED_MAX: Final = 64
+"""Slots whose headers are kept in memory."""
+
+_PLACE_BITS: Final = 32
+
+
+@lru_cache(maxsize=4096)
+def file_name(start_ms: int) -> str:
+    """Name the file of a slot after its start in UTC: ``2026-11-21T02-00-10.000``."""
+    t = time.gmtime(start_ms // 1000)
+    day = f"{t.tm_year:04d}-{t.tm_mon:02d}-{t.tm_mday:02d}"
+    return f"{day}T{t.tm_hour:02d}-{t.tm_min:02d}-{t.tm_sec:02d}.{start_ms % 1000:03d}"
+
+
+class Index:
+    """The headers of a slot's file, and where the runs of each generation are."""
+
+    __slots__ = ("_runs", "blocks", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes of the file that it covers."""
+        self.blocks: list[Block] = []
+        self._runs: array[int] = array("Q")  # generation and index in ``blocks``, sorted
+
+    def extend(self, blocks: list[Block]) -> None:
+        """Take the blocks that follow."""
+        first = len(self.blocks)
+        self.blocks += blocks
+        runs = [
+            (generation << _PLACE_BITS) + place
+            for place, block in enumerate(blocks, first)
+            for generation in block.generations
+        ]
+        self._runs = array("Q", sorted([*self._runs, *runs]))
+        self.size = blocks[-1].end if blocks else self.size
+
+    def of(self, generation: int, floor: int) -> list[Block]:
+        """Return the blocks from position ``floor`` on that hold rows of a generation."""
+        low = bisect_left(self._runs, generation << _PLACE_BITS)
+        high = bisect_left(self._runs, (generation + 1) << _PLACE_BITS, low)
+        places = [run & ((1 << _PLACE_BITS) - 1) for run in self._runs[low:high]]
+        return [self.blocks[at] for at in places if self.blocks[at].position >= floor]
+
+
+class RunReader:
+    """Reads runs from the slot files of a wheel.
+
+    Headers of a slot are read once for all its shards, and so is a block that several of them
+    share, as long as it is kept.
+
+    Args:
+        path: the wheel's folder.
+        files: where bytes come from.
+        bodies_bytes_max: memory for the bodies of shared blocks.
+        indexed_max: slots whose headers are kept.
+    """
+
+    def __init__(
+        self, path: str, files: Files, bodies_bytes_max: int, indexed_max: int = _INDEXED_MAX
+    ) -> None:
+        self._path = path
+        self._files = files
+        self._bodies_bytes_max = bodies_bytes_max
+        self._indexed_max = indexed_max
+        self._indexes: OrderedDict[int, Index] = OrderedDict()
+        self._bodies: OrderedDict[Block, Body] = OrderedDict()
+        self.kept_bytes = 0
+        """Bytes of the bodies that are kept."""
+
+    def path_of(self, start_ms: int) -> str:
+        """Return a slot's file."""
+        return f"{self._path}/{FOLDER}/{file_name(start_ms)}"
+
+    def blocks(self, start_ms: int, size: int, generation: int, floor: int) -> list[Block]:
+        """Return the blocks that hold rows of a generation.
+
+        Args:
+            start_ms: the slot's start.
+            size: bytes of the file that are good.
+            generation: of the shard's store.
+            floor: blocks below this position do not count.
+
+        Raises:
+            BlockDamagedError, OSError: the file is damaged or missing.
+        """
+        index = self._indexes.get(start_ms)
+        if index is None:
+            index = self._indexes[start_ms] = Index()
+            if len(self._indexes) > self._indexed_max:
+                self._indexes.popitem(last=False)
+        self._indexes.move_to_end(start_ms)
+        if index.size < size:
+            read = partial(self._files.read_at, self.path_of(start_ms))
+            found: list[Block] = []
+            try:
+                found.extend(walk_blocks(read, start_ms, index.size, size))
+            finally:
+                index.extend(found)
+        return index.of(generation, floor)
+
+    def good_blocks(self, start_ms: int, generation: int, floor: int) -> list[Block]:
+        """Return the blocks that ``blocks`` met before the damage that it raised."""
+        return self._indexes[start_ms].of(generation, floor)
+
+    def rows(
+        self,
+        start_ms: int,
+        block: Block,
+        generation: int,
+        after_ms: int = -1,
+        upto_ms: int = sys.maxsize,
+    ) -> list[Frame]:
+        """Return the rows of a generation in a block with ``after_ms <= key_ms <= upto_ms``.
+
+        Raises:
+            BlockDamagedError, OSError: the file is damaged or missing.
+        """
+        body = self._bodies.get(block)
+        if body is None:
+            data = self._files.read_at(self.path_of(start_ms), block.body_position, block.length)
+            body = Body(start_ms, block, data)
+            if len(block.generations) > 1:
+                self._keep(block, body)
+        else:
+            self._bodies.move_to_end(block)
+        return body.rows(*block.run(generation), after_ms, upto_ms)
+
+    def _keep(self, block: Block, body: Body) -> None:
+        self._bodies[block] = body
+        self.kept_bytes += block.length
+        while self.kept_bytes > self._bodies_bytes_max:
+            self.kept_bytes -= self._bodies.popitem(last=False)[0].length
+
+    def forget(self, start_ms: int) -> None:
+        """Forget a slot whose file is gone or was replaced."""
+        self._indexes.pop(start_ms, None)
+
+    def reopen(self, start_ms: int) -> None:
+        """Forget a slot, and open files anew: by now there may be others of these names."""
+        self.forget(start_ms)
+        self._files.close()
+
+    def close(self) -> None:
+        """Forget all slots and close their files."""
+        self._files.close()
+        self._indexes.clear()
+        self._bodies.clear()
+        self.kept_bytes = 0

@@ -1,0 +1,390 @@
+"""The slots of a wheel: what each shard has in them, in memory and in files.
+
+A row waits in memory until its slot is flushed: then all rows of the slot that wait are appended to
+its file. A file is removed when no shard has anything in its slot.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import insort
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from delayservice.core.cursor import START_KEY, Key
+from delayservice.store.wheel.block import (
+    bounds_of,
+    count_records,
+    encode_blocks,
+    pack,
+    sort_rows,
+    unpack,
+)
+from delayservice.store.wheel.horizon import Lost, ShardRow, SlotRow
+from delayservice.store.wheel.near import cost_of, read_stretch
+from delayservice.store.wheel.runs import RunReader, file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from delayservice.store.base import Frame
+    from delayservice.store.files import Files
+    from delayservice.store.folder import StoreFolder
+    from delayservice.store.ids import IdIndex
+    from delayservice.store.wheel.near import Hand, Window
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Shard:
+    """What a wheel knows of one shard.
+
+    Attributes:
+        topic: hash of the topic's id.
+        partition: of the topic.
+        number: its place in the columns of slots.
+        generation: of what it stores: a store that starts over has a new one.
+        ids: its ids.
+        has_ids: whether the durable horizon speaks of ids.
+        stop_offset: S of what is in memory.
+        durable_offset: the durable horizon.
+        label: see ``Store.label``.
+        cursor_key: K of the newest cursor that it was pruned by.
+        starts: starts of the slots in which it has anything, sorted.
+        waiting: rows that are in no file yet, by the slot's start.
+        pending: records, settled ones that are not pruned yet among them.
+        hands: returns the readers of the shard, whose windows change with its rows.
+        is_open: whether a lane uses it.
+        idle_s: monotonic time at which it was closed.
+    """
+
+    topic: str
+    partition: int
+    number: int
+    generation: int
+    ids: IdIndex
+    has_ids: bool = False
+    stop_offset: int = 0
+    durable_offset: int = 0
+    label: bytes = b""
+    cursor_key: Key = START_KEY
+    starts: list[int] = field(default_factory=list)
+    waiting: dict[int, list[Frame]] = field(default_factory=dict)
+    pending: int = 0
+    hands: Callable[[], list[Hand]] = list
+    is_open: bool = False
+    idle_s: float = 0.0
+
+    def row(self) -> ShardRow:
+        """Return what the horizon is to say."""
+        has_ids = self.ids.in_use or (self.has_ids and not self.is_open)
+        place = (self.number, self.generation, self.topic, self.partition)
+        return ShardRow(*place, self.stop_offset, has_ids, self.label)
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """What is stored for keys in ``[start_ms, stop_ms)``.
+
+    Columns by shard number say what is in the file: they are dense, for a thousand shards in 720
+    slots are 720,000 cells.
+
+    Attributes:
+        start_ms: the start, epoch milliseconds.
+        stop_ms: the exclusive end.
+        size: bytes of the file.
+        counts: records of each shard in the file, lost ones among them.
+        firsts: lowest offset of each shard's rows.
+        stops: above the highest offset of each shard's rows and marks; 0: it has none.
+        floors: by shard number, the position below which its blocks do not count.
+        lost: by shard number, what is to be read again.
+        users: number of shards that have anything here, in the file or in memory.
+        waiting: numbers of the shards with rows that are not in the file yet.
+        dirty: written to since the last sync.
+    """
+
+    start_ms: int
+    stop_ms: int
+    size: int = 0
+    counts: array[int] = field(default_factory=lambda: array("I"))
+    firsts: array[int] = field(default_factory=lambda: array("q"))
+    stops: array[int] = field(default_factory=lambda: array("q"))
+    floors: dict[int, int] = field(default_factory=dict)
+    lost: dict[int, Lost] = field(default_factory=dict)
+    users: int = 0
+    waiting: set[int] = field(default_factory=set)
+    dirty: bool = False
+
+    @classmethod
+    def of_row(cls, row: SlotRow, slot_ms: int) -> Slot:
+        """Make a slot of what the horizon has."""
+        return cls(
+            row.start_ms,
+            row.start_ms + slot_ms,
+            row.size,
+            unpack("I", row.counts),
+            unpack("q", row.firsts),
+            unpack("q", row.stops),
+            row.floors,
+            {lost.shard: lost for lost in row.lost},
+        )
+
+    def row(self) -> SlotRow:
+        """Return what the horizon is to say."""
+        columns = pack("I", self.counts), pack("q", self.firsts), pack("q", self.stops)
+        return SlotRow(self.start_ms, self.size, *columns, self.floors, list(self.lost.values()))
+
+    def held_by(self, number: int) -> bool:
+        """Return whether the file has rows of a shard, or had some that are lost."""
+        return number < len(self.stops) and self.stops[number] > 0
+
+    def note(self, number: int, count: int, first: int, stop: int) -> None:
+        """Note rows of a shard: ``count`` records, of offsets ``[first, stop)``."""
+        more = number + 1 - len(self.stops)
+        if more > 0:
+            for column in (self.counts, self.firsts, self.stops):
+                column.frombytes(bytes(more * column.itemsize))
+        if self.stops[number]:
+            first, stop = min(first, self.firsts[number]), max(stop, self.stops[number])
+        self.firsts[number], self.stops[number] = first, stop
+        self.counts[number] += count
+
+    def clear(self, number: int) -> None:
+        """Forget what a shard has in the file; its blocks count until a floor or a newer generation
+        says otherwise.
+        """
+        if number < len(self.stops):
+            self.counts[number] = self.firsts[number] = self.stops[number] = 0
+        self.lost.pop(number, None)
+        self.floors.pop(number, None)
+
+    def lose(self, number: int) -> None:
+        """Note that what a shard had in the file is to be read again."""
+        first, stop, count = self.firsts[number], self.stops[number], self.counts[number]
+        self.lost[number] = Lost(number, self.start_ms, first, stop, count)
+
+
+class Slots:
+    """All slots of a wheel.
+
+    Args:
+        folder: the wheel's.
+        files: where effects go.
+        slot_ms: width of a slot.
+        bodies_bytes_max: memory for blocks that several shards read.
+
+    Attributes:
+        by_start: slots that hold anything, by their starts.
+        shards: by number.
+        buffer_bytes: memory of the rows that wait.
+        unsynced_bytes: memory of the rows that were taken since the last sync.
+        has_changed: whether there is anything that the durable horizon does not say.
+        has_names: whether files were created since the last sync.
+    """
+
+    def __init__(
+        self, folder: StoreFolder, files: Files, slot_ms: int, bodies_bytes_max: int
+    ) -> None:
+        self.slot_ms: Final = slot_ms
+        self._folder = folder
+        self._files = files
+        self._reader = RunReader(folder.path, files, bodies_bytes_max)
+        self.path_of: Final = self._reader.path_of
+        self.fill([], [])
+
+    def fill(self, shards: Iterable[Shard], rows: Iterable[SlotRow]) -> None:
+        """Begin with what a horizon has."""
+        self.by_start: dict[int, Slot] = {}
+        self.shards = {shard.number: shard for shard in shards}
+        self.buffer_bytes = self.unsynced_bytes = 0
+        self.has_changed = False
+        self.has_names = False
+        self._file_bytes = 0
+        self._records = 0
+        self._reader.close()
+        for row in rows:
+            slot = Slot.of_row(row, self.slot_ms)
+            for number, shard in self.shards.items():
+                if slot.held_by(number):
+                    shard.starts.append(slot.start_ms)
+                    self.count(shard, slot.counts[number])
+                    slot.users += 1
+            if slot.users:
+                self.by_start[slot.start_ms] = slot
+                self._file_bytes += slot.size
+        for shard in self.shards.values():
+            shard.starts.sort()
+
+    # --- rows ----------------------------------------------------------------------------------
+
+    def take(self, shard: Shard, rows: Sequence[Frame]) -> None:
+        """Put rows into their slots; ``pending`` is the caller's to count."""
+        waiting, slot_ms = shard.waiting, self.slot_ms
+        last = -1
+        for row in rows:
+            start_ms = row[0] - row[0] % slot_ms
+            if start_ms != last:
+                last = start_ms
+                run = waiting.get(start_ms)
+                if run is None:
+                    run = self._begin(shard, start_ms)
+                append = run.append
+            append(row)
+        cost = cost_of(rows)
+        self.buffer_bytes += cost
+        self.unsynced_bytes += cost
+        self.has_changed = True
+
+    def _begin(self, shard: Shard, start_ms: int) -> list[Frame]:
+        slot = self.by_start.get(start_ms)
+        if slot is None:
+            slot = self.by_start[start_ms] = Slot(start_ms, start_ms + self.slot_ms)
+        if not slot.held_by(shard.number):
+            insort(shard.starts, start_ms)
+            slot.users += 1
+        slot.waiting.add(shard.number)
+        run = shard.waiting[start_ms] = []
+        return run
+
+    def count(self, shard: Shard, records: int) -> None:
+        """Count more records of a shard, or fewer."""
+        shard.pending += records
+        self._records += records
+
+    def records_in(self, shard: Shard, slot: Slot) -> int:
+        """Return how many records a shard has in a slot, in the file and in memory."""
+        found = slot.counts[shard.number] if slot.held_by(shard.number) else 0
+        return found + count_records(shard.waiting.get(slot.start_ms, []))
+
+    def bytes_of(self, shard: Shard) -> int:
+        """Return the bytes that a shard takes on the disk and in memory, by its part of the
+        records.
+        """
+        stored = self._file_bytes + self.buffer_bytes
+        return stored * shard.pending // max(self._records, 1)
+
+    def drop(self, shard: Shard, start_ms: int) -> None:
+        """Forget what a shard has in a slot; the file goes with the last shard of it."""
+        slot = self.by_start[start_ms]
+        self._clear(shard, slot)
+        if not slot.users:
+            self._remove(slot)
+
+    def replace(self, shard: Shard, start_ms: int, rows: Sequence[Frame]) -> None:
+        """Have ``rows`` and no others in a slot of a shard."""
+        slot = self.by_start[start_ms]
+        self._clear(shard, slot)
+        if slot.size:
+            slot.floors[shard.number] = slot.size
+        self.take(shard, rows)
+        self.count(shard, count_records(rows))
+        if not slot.users:
+            self._remove(slot)
+
+    def _clear(self, shard: Shard, slot: Slot) -> None:
+        for hand in shard.hands():
+            hand.forget(slot.start_ms)
+        self.count(shard, -self.records_in(shard, slot))
+        self._unqueue(shard, slot)
+        slot.clear(shard.number)
+        shard.starts.remove(slot.start_ms)
+        slot.users -= 1
+        self.has_changed = True
+
+    def _unqueue(self, shard: Shard, slot: Slot) -> None:
+        self.buffer_bytes -= cost_of(shard.waiting.pop(slot.start_ms, []))
+        slot.waiting.discard(shard.number)
+
+    def _remove(self, slot: Slot) -> None:
+        del self.by_start[slot.start_ms]
+        self._reader.forget(slot.start_ms)
+        self._file_bytes -= slot.size
+        if slot.size:
+            self._files.remove(self.path_of(slot.start_ms))
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def load(self, shard: Shard, slot: Slot, window: Window) -> None:
+        """Fill an empty window from a slot's file, if the shard has rows there.
+
+        Raises:
+            BlockDamagedError, OSError: the file is damaged or missing.
+        """
+        if slot.held_by(shard.number) and slot.size:
+            floor = slot.floors.get(shard.number, 0)
+            blocks = self._reader.blocks(slot.start_ms, slot.size, shard.generation, floor)
+            read = partial(self._reader.rows, slot.start_ms)
+            read_stretch(read, slot.stop_ms, blocks, shard.generation, window)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the blocks that are kept for other shards to read."""
+        return self._reader.kept_bytes
+
+    def waiting(self) -> list[Slot]:
+        """Return the slots with rows that wait."""
+        return [slot for slot in self.by_start.values() if slot.waiting]
+
+    def flush_fullest(self, bytes_max: int) -> None:
+        """Flush the fullest slots, so that writes are large, until what is left is within bounds.
+
+        Raises:
+            StoreError: the disk is full or fails; nothing is lost.
+        """
+        for slot in sorted(self.waiting(), key=self._rows_waiting, reverse=True):
+            if self.buffer_bytes <= bytes_max:
+                return
+            self.flush(slot)
+
+    def _rows_waiting(self, slot: Slot) -> int:
+        return sum(len(self.shards[number].waiting[slot.start_ms]) for number in slot.waiting)
+
+    def flush(self, slot: Slot) -> None:
+        """Append the rows of a slot that wait to its file.
+
+        Raises:
+            StoreError: the disk is full or fails; nothing is lost.
+        """
+        start_ms = slot.start_ms
+        shards = sorted((self.shards[n] for n in slot.waiting), key=lambda one: one.generation)
+        runs = [(shard, sort_rows(shard.waiting[start_ms])) for shard in shards]
+        data = encode_blocks(start_ms, [(s.generation, rows) for s, rows in runs], slot.size)
+        self._files.write_at(self.path_of(start_ms), slot.size, data)
+        self.has_names = self.has_names or not slot.size
+        self._file_bytes += len(data)
+        slot.size, slot.dirty = slot.size + len(data), True
+        for shard, rows in runs:
+            for hand in shard.hands():
+                hand.before_flush(start_ms)
+            self._unqueue(shard, slot)
+            slot.note(shard.number, count_records(rows), *bounds_of(rows))
+
+    def check_file(self, slot: Slot) -> None:
+        """Cut what the horizon does not speak of, and condemn a file that lacks any of it."""
+        path = self.path_of(slot.start_ms)
+        size = self._files.size_of(path) if slot.size else 0
+        if size > slot.size:
+            self._files.cut(path, slot.size)
+        elif size < slot.size:
+            self.condemn(slot, f"the file has {max(size, 0)} bytes of {slot.size}")
+
+    def condemn(self, slot: Slot, reason: str) -> None:
+        """Put a damaged file into quarantine: all that its shards had there is to be read again."""
+        path = self.path_of(slot.start_ms)
+        _log.error("slot_condemned", path=path, why=reason, shards=slot.users)
+        if self._files.exists(path):
+            self._folder.quarantine(path, file_name(slot.start_ms))
+        self._reader.forget(slot.start_ms)
+        self._file_bytes -= slot.size
+        slot.size = 0
+        slot.floors.clear()
+        self.has_changed = True
+        for number, shard in self.shards.items():
+            if slot.held_by(number):
+                slot.lose(number)
+                for hand in shard.hands():
+                    hand.forget(slot.start_ms)
