@@ -45,6 +45,10 @@ TRANSACTION_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_500, 5_000
 """Upper bounds of the transaction time buckets, milliseconds."""
 
 
+REFUSED: Final = "refused"
+"""State of a slice that this node may not store, for it lacks the cluster secret."""
+
+
 class Histogram(msgspec.Struct):
     """Counts per bucket (not cumulative) and the sum of what was observed."""
 
@@ -138,7 +142,7 @@ class SliceMetrics(msgspec.Struct):
     slice: int
     counters: Counters = msgspec.field(default_factory=Counters)
     state: str = "starting"
-    """``starting``, ``catching_up``, ``replica`` or ``owner``."""
+    """``starting``, ``catching_up``, ``replica``, ``owner`` or ``refused``."""
     alarm: str = ""
     """What stops or endangers delivery, one sentence for people; empty while all is well."""
     epoch: int = 0

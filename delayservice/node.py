@@ -52,7 +52,7 @@ def run(settings: Settings) -> int:
         signal.signal(number, lambda *_: stopping.set())
     _log.info("starting", pid=os.getpid(), standalone=settings.standalone)
     lock = _lock_state_dir(settings)
-    secret = cluster_secret(settings)
+    known = (cluster_secret(settings), *settings.node.accepted_secrets())
     instance = node_instance(settings)
     if not _prepare_topics(settings, stopping):
         return 0
@@ -61,7 +61,7 @@ def run(settings: Settings) -> int:
     listening = hub.serve()
     if listening:
         _log.info("metrics_served", url=listening)
-    supervisor = Supervisor(settings, secret, instance, hub)
+    supervisor = Supervisor(settings, known, instance, hub)
     admin = AdminServer(settings, hub, lambda: supervisor.askers)
     try:
         asked_at = admin.serve()
@@ -172,12 +172,21 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps the workers alive."""
+    """Keeps the workers alive.
 
-    def __init__(self, settings: Settings, secret: bytes, instance: str, hub: MetricsHub) -> None:
+    Args:
+        settings: of the node.
+        cluster_secrets: what copies are verified by; the first signs them.
+        instance: tells this node from another one of the same name.
+        hub: takes what the workers report.
+    """
+
+    def __init__(
+        self, settings: Settings, cluster_secrets: tuple[bytes, ...], instance: str, hub: MetricsHub
+    ) -> None:
         self._settings = settings
         self._instance = instance
-        self._secret = secret
+        self._cluster_secrets = cluster_secrets
         self._hub = hub
         self._context = multiprocessing.get_context("spawn")
         self._children: dict[int, _Child] = {}
@@ -202,7 +211,7 @@ class Supervisor:
         asking, asked = self._context.Pipe()
         process = self._context.Process(
             target=run_worker,
-            args=(self._settings, self._secret, self._instance, index, its, asked),
+            args=(self._settings, self._cluster_secrets, self._instance, index, its, asked),
             name=f"delayservice-worker-{index}",
         )
         process.start()

@@ -58,6 +58,23 @@ def workers_default() -> int:
     return min(len(os.sched_getaffinity(0)), _WORKERS_MAX)
 
 
+def _content(name: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise SettingsError(f"node.{name} can't be read: {exc}") from exc
+
+
+def _secret(path: Path, text: bytes) -> bytes:
+    secret = text.strip()
+    if len(secret) < _SECRET_CHARS_MIN:
+        raise SettingsError(
+            f"{path} holds a secret of {len(secret)} bytes; "
+            f"the cluster secret needs {_SECRET_CHARS_MIN} at least"
+        )
+    return secret
+
+
 class Node(Section):
     """One process tree and what it keeps on disk."""
 
@@ -90,6 +107,11 @@ class Node(Section):
     cluster_secret_file: Path | None = Field(
         default=None, description="File with the cluster secret, instead of the secret itself."
     )
+    accepted_secrets_file: Path | None = Field(
+        default=None,
+        description="File with further secrets, one a line, that copies may be signed with as "
+        "well: while the cluster secret is replaced.",
+    )
     rack: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] = Field(
         default="", description="Where the node stands: copies of a slice go to different racks."
     )
@@ -117,16 +139,21 @@ class Node(Section):
             return self.cluster_secret.get_secret_value().encode()
         if self.cluster_secret_file is None:
             return None
-        try:
-            secret = self.cluster_secret_file.read_bytes().strip()
-        except OSError as exc:
-            raise SettingsError(f"node.cluster_secret_file can't be read: {exc}") from exc
-        if len(secret) < _SECRET_CHARS_MIN:
-            raise SettingsError(
-                f"{self.cluster_secret_file} holds {len(secret)} bytes; "
-                f"the cluster secret needs {_SECRET_CHARS_MIN} at least"
-            )
-        return secret
+        return _secret(
+            self.cluster_secret_file, _content("cluster_secret_file", self.cluster_secret_file)
+        )
+
+    def accepted_secrets(self) -> tuple[bytes, ...]:
+        """Give the secrets that copies may be signed with besides the cluster secret.
+
+        Raises:
+            SettingsError: their file can't be read or one of them is too short.
+        """
+        path = self.accepted_secrets_file
+        if path is None:
+            return ()
+        lines = _content("accepted_secrets_file", path).splitlines()
+        return tuple(_secret(path, line) for line in lines if line.strip())
 
 
 class Topics(Section):

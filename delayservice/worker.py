@@ -95,17 +95,17 @@ _log = structlog.get_logger(__name__)
 
 def run_worker(
     settings: Settings,
-    secret: bytes,
+    secrets: tuple[bytes, ...],
     instance: str,
     index: int,
     pipe: Connection,
     questions: Connection,
 ) -> None:
-    """Be worker ``index``: the entry of the process.
+    """Be worker ``index``: the entry of the process. The first of ``secrets`` signs copies.
 
     Ends with status 0 after SIGTERM, with another one when a slice failed.
     """
-    hidden = [*secret_values(settings), secret.decode("latin-1")]
+    hidden = [*secret_values(settings), *(secret.decode("latin-1") for secret in secrets)]
     logs.configure(settings.log, settings.node.node_id, index, secrets=hidden)
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
@@ -114,7 +114,7 @@ def run_worker(
     layout = wait_for_kafka(keeper.layout, stopping)
     if layout is STOPPED:
         return
-    worker = Worker(settings, secret, index, make_ownership(settings, instance, index), layout)
+    worker = Worker(settings, secrets, index, make_ownership(settings, instance, index), layout)
     _end_with_supervisor(pipe)
     answer_questions(questions, worker.answer)
     try:
@@ -181,7 +181,7 @@ class Worker:
     def __init__(
         self,
         settings: Settings,
-        secret: bytes,
+        secrets: tuple[bytes, ...],
         index: int,
         ownership: Ownership,
         layout: Layout,
@@ -212,12 +212,13 @@ class Worker:
         self._routes = Routes(
             dead_letter=settings.topics.dead_letter,
             outcomes=settings.topics.outcomes,
-            secret=secret,
+            secret=secrets[0],
             roll_window_ms=settings.roll_window_ms,
             roll_spread_ms=settings.roll_spread_ms,
             park_delays_ms=settings.delivery.park_delays_ms,
             cron_time=cron_time,
             held_ms=settings.delivery.held_ms,
+            accepted=secrets[1:],
         )
         self._disk = DiskWatch(
             settings.disk.watermarks, lambda: used_percent(settings.node.state_dir)

@@ -20,7 +20,7 @@ from delayservice.lanes.level import LevelLane
 from delayservice.lanes.ports import NO_TIME, ReadBack
 from delayservice.lanes.slice import Slice
 from delayservice.lanes.worker_loop import WorkerLoop
-from delayservice.metrics import SliceMetrics, encode_slice
+from delayservice.metrics import REFUSED, SliceMetrics, encode_slice
 from delayservice.turns import BusyError, Turns
 from ha.ownership import Ownership, Standing
 
@@ -341,7 +341,7 @@ class WorkerThread:
     def _tell_progress(self, slice_: Slice, sampled: _Sampled) -> None:
         """A copy that was wiped takes its time; say how far it is."""
         now_s = self._clock.monotonic_s()
-        is_behind = _is_behind(sampled)
+        is_behind = _is_behind(sampled) and not slice_.follower.refusal
         if is_behind == sampled.was_behind and now_s - sampled.told_s < PROGRESS_S:
             return
         if is_behind:
@@ -365,8 +365,9 @@ class WorkerThread:
         doubt = doubt_that_counts(self._gate.frozen(), is_owner=is_owner)
         stored = slice_.stored
         metrics.source_lag = sum(max(end - stored.get(t, 0), 0) for t, end in ends.items())
+        refusal = slice_.follower.refusal
         replica = "catching_up" if _is_behind(sampled) else "replica"
-        metrics.state = "owner" if is_owner else replica
+        metrics.state = "owner" if is_owner else REFUSED if refusal else replica
         metrics.epoch = slice_.epoch if is_owner else 0
         metrics.lag_s = sampled.lag_s if sampled.lag_s < float("inf") else -1.0
         # A store prunes in lumps, so it may count settled records; with nothing due, none waits.
@@ -381,7 +382,7 @@ class WorkerThread:
         foreign = self._checkpoint_alarm(slice_.number)
         if foreign and is_owner:
             self.loop.restate(slice_.number)
-        metrics.alarm = slice_.trouble or foreign or doubt or self._disk_alarm()
+        metrics.alarm = refusal or slice_.trouble or foreign or doubt or self._disk_alarm()
         sampled.published = encode_slice(metrics)
 
 

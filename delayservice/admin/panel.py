@@ -17,13 +17,14 @@ from delayservice.admin.history import History
 from delayservice.admin.inquiry import Inquiry
 from delayservice.admin.problems import Refusal
 from delayservice.core.entry import Row
+from delayservice.metrics import REFUSED
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import Settings
 
 _TOPICS_FRESH_S: Final = 5.0
 SURVEY_BYTES_MAX: Final = 32 << 20
 """So much of the dead-letter topic is read for one look at it."""
-NOT_THERE_YET: Final = frozenset({"starting", "catching_up"})
+NOT_THERE_YET: Final = frozenset({"starting", "catching_up", REFUSED})
 """States of a copy that can't take over soon."""
 _SURVEY_WAIT_S: Final = 5.0
 

@@ -28,6 +28,7 @@ from delayservice.core.question import (
     count_within,
 )
 from delayservice.core.times import DUE_STOP_MS, parse_instant_ms
+from delayservice.metrics import REFUSED
 from delayservice.metrics_export import NodeFacts
 from delayservice.metrics_hub import STALE_S
 from delayservice.settings_report import redacted
@@ -71,9 +72,10 @@ def health_routes(panel: Panel) -> APIRouter:
 
     @routes.get("/readyz", responses=described(503))
     async def readyz() -> models.Health:
-        """Whether the node could take over: every worker has reported, and no copy is catching up.
+        """Whether the node could take over: every worker has reported, no copy is catching up, and
+        the cluster secret is right.
 
-        Alarms are in `/v1/node`: they don't say that it should be asked no more.
+        Other alarms are in `/v1/node`: they don't say that it should be asked no more.
         """
         reasons = not_ready(panel.hub.facts())
         if reasons:
@@ -87,7 +89,10 @@ def not_ready(facts: NodeFacts) -> list[str]:
     """What a node that was started lacks yet; nothing: it could take over all that it keeps."""
     missing = facts.workers_missing
     reasons = [f"{missing} workers have not reported yet"] if missing else []
-    behind = [one.metrics.slice for one in facts.slices if one.metrics.state in NOT_THERE_YET]
+    refused = [one.metrics for one in facts.slices if one.metrics.state == REFUSED]
+    reasons += [f"slice {one.slice} is refused: {one.alarm}" for one in refused]
+    there = NOT_THERE_YET - {REFUSED}
+    behind = [one.metrics.slice for one in facts.slices if one.metrics.state in there]
     if behind:
         reasons.append(f"the copies of slices {', '.join(map(str, behind))} are catching up")
     return reasons

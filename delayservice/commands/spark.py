@@ -438,4 +438,4 @@ def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> dict[st
 
 def _secrets(settings: Settings) -> tuple[bytes, ...]:
     secret = settings.node.secret_bytes()
-    return () if secret is None else (secret,)
+    return () if secret is None else (secret, *settings.node.accepted_secrets())

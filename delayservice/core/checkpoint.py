@@ -9,15 +9,16 @@ One JSON object, written in the transaction that carries the outputs it accounts
 
 ``epoch`` counts take-overs of the slice, ``commit`` the commits of one: no two checkpoints are the
 same, so that one that is read back says which commit it belongs to. ``secret`` is a fingerprint of
-the cluster's secret, so that a node with another one refuses to serve instead of dead-lettering
-every copy. ``writer`` and ``claim`` say who wrote it under which claim (see ``claims``); version 1,
-which had one transactional id for each slice, has neither, and refuses to follow version 2. JSON
-because Spark, metrics and people read it too.
+the secret that its writer signs copies with: a node that lacks this secret can't tell copies from
+forgeries, so it stores and serves nothing of the slice. ``writer`` and ``claim`` say who wrote it
+under which claim (see ``claims``); version 1, which had one transactional id for each slice, has
+neither, and refuses to follow version 2. JSON because Spark, metrics and people read it too.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -34,6 +35,10 @@ _VERSIONS = (1, VERSION)
 
 class ForeignRecordError(DelayServiceError):
     """A record of the checkpoint topic is not what its key says: it is not believed."""
+
+
+class WrongSecretError(KafkaEdgeError):
+    """A slice is served with a cluster secret that this node does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,25 @@ class Checkpoint:
 def fingerprint(secret: bytes) -> str:
     """A name for a secret that does not give it away."""
     return hashlib.blake2b(secret, digest_size=8, person=b"delay-secret").hexdigest()
+
+
+def check_secret(checkpoint: Checkpoint, known: Collection[str]) -> None:
+    """Check that this node can verify the copies of the node that wrote a checkpoint.
+
+    Args:
+        checkpoint: of any slice.
+        known: fingerprints of this node's secrets.
+
+    Raises:
+        WrongSecretError: it can't.
+    """
+    if checkpoint.secret_fingerprint not in known:
+        raise WrongSecretError(
+            f"slice {checkpoint.slice_no} is served with another cluster secret (fingerprint "
+            f"{checkpoint.secret_fingerprint}) than this node has ({', '.join(known)}). Nothing of "
+            "it is stored here, or its rolled and parked records would be taken for forgeries; set "
+            "the secret that every node of this cluster uses, and restart this one"
+        )
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:

@@ -216,21 +216,8 @@ class Contracts:
         return Contracts((*kept, (from_offset, contract)))
 
     def encode(self) -> bytes:
-        """``to_json`` as bytes: what a store's label says of the records in it."""
+        """``to_json`` as bytes: what it takes in a checkpoint."""
         return msgspec.json.encode(self.to_json())
-
-    @classmethod
-    def decode(cls, data: bytes) -> Contracts:
-        """The contracts that ``encode`` wrote.
-
-        Raises:
-            ContractError: as ``from_json``, and when it is no JSON.
-        """
-        try:
-            return cls.from_json(msgspec.json.decode(data))
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            msg = f"contracts can't be read: {exc}"
-            raise ContractError(msg) from exc
 
     def needed_from(self, log_start: int) -> Contracts:
         """These without those of which the log holds no record any more: no node will read one."""

@@ -115,6 +115,8 @@ class RecordReader:
         self._partition = partition
         self._secrets = tuple(secrets)
         self._provenance = Provenance(topic, partition)
+        self.has_refused = False
+        """Whether a copy was read that none of ``secrets`` signed."""
         self.adopt(contracts)
 
     def adopt(self, contracts: Contracts) -> None:
@@ -323,6 +325,7 @@ class RecordReader:
     def _judge_copy(self, offset: int, original: Original) -> Entry:
         copy = read_copy(self._topic, self._partition, self._secrets, original)
         if copy is None:
+            self.has_refused = True
             raise RecordRefusedError(
                 COPY_FORGED,
                 f"{names.DELAY_COPY} or {names.DELAY_COPY_MAC} is not what this service wrote to "

@@ -64,6 +64,13 @@ class Routes:
     held_ms: int = 60_000
     """How long a record is put off at first whose target is paused, and up to half as long again: a
     backlog comes back spread over the rest."""
+    accepted: tuple[bytes, ...] = ()
+    """Secrets that copies may be signed with besides ``secret``, while one is replaced."""
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """What copies are verified by. The first signs them."""
+        return (self.secret, *self.accepted)
 
 
 class Targets(Protocol):

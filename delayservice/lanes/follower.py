@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from delayservice import faults
-from delayservice.core.checkpoint import Checkpoint, decode_checkpoint_of
+from delayservice.core.checkpoint import (
+    Checkpoint,
+    WrongSecretError,
+    check_secret,
+    decode_checkpoint_of,
+)
 from delayservice.core.lag import Lag
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.ports import Checkpoints, Clock, ReadBack
@@ -19,12 +24,22 @@ class Follower:
         slice_no: the slice.
         checkpoints: where they are read.
         clock: for the lag.
+        secrets: fingerprints of those that this node verifies copies by.
+
+    Attributes:
+        refusal: why nothing of this slice may be stored or served here until the node is restarted
+            with the right secret; empty: it may. It stays when the slice is served with a known
+            secret again: what the other one signed meanwhile may still be pending.
     """
 
-    def __init__(self, slice_no: int, checkpoints: Checkpoints, clock: Clock) -> None:
+    def __init__(
+        self, slice_no: int, checkpoints: Checkpoints, clock: Clock, secrets: Collection[str]
+    ) -> None:
         self._slice_no = slice_no
         self._checkpoints = checkpoints
         self._clock = clock
+        self._secrets = secrets
+        self.refusal = ""
         self._last: ReadBack | None = None
         self._newest: Checkpoint | None = None
         self._lag = Lag()
@@ -47,13 +62,21 @@ class Follower:
 
         Raises:
             KafkaEdgeError: it is no checkpoint of this slice.
+            WrongSecretError: the slice is refused from now on.
         """
+        if self.refusal:
+            return None
         read_back = self._checkpoints.read_back(self._slice_no)
         if read_back is None or read_back is self._last:
             return None
         self._last = read_back
         faults.point("before_prune")
         checkpoint = decode_checkpoint_of(self._slice_no, read_back.data)
+        try:
+            check_secret(checkpoint, self._secrets)
+        except WrongSecretError as wrong:
+            self.refusal = str(wrong)
+            raise
         self._follow(checkpoint, lanes, is_owner=is_owner)
         faults.point("after_prune")
         return read_back
@@ -80,7 +103,7 @@ class Follower:
         """Return how far a replica's copies are behind the owner's, seconds; infinite while that is
         not known.
         """
-        if not lanes:
+        if not lanes or self.refusal:
             return math.inf
         if self._newest is None and self._checkpoints.is_unserved(self._slice_no):
             self._lag.never_served(self._now_s)

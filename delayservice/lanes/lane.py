@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from delayservice.core.checkpoint import ShardCheckpoint
+from delayservice.core.checkpoint import ShardCheckpoint, fingerprint
 from delayservice.core.codec import Payload, decode_payload, turn_of
 from delayservice.core.contract import Contract, ContractError, Contracts
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.core.digest import HOUR_MS
 from delayservice.core.entry import COPY, Entry
 from delayservice.core.flow import Flow
+from delayservice.core.label import Label
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Frame
 from delayservice.core.record import RecordReader
@@ -60,7 +61,8 @@ class Lane:
         self.store = store
         self.verdicts = Verdicts()
         self._source = source
-        self._secrets = (routes.secret,)
+        self._secrets = routes.secrets
+        self._fingerprints = frozenset(map(fingerprint, self._secrets))
         self._flow = flow
         self._settler = Settler(topic, partition, routes, self.verdicts, flow, targets)
         self._targets = targets
@@ -71,10 +73,9 @@ class Lane:
         self._may_store = True
         self._mean_bytes = _FIRST_MEAN_BYTES
         self.shard = Shard(self._settler, store.open())
-        read_by = _contracts_of(store.label)
-        self._is_labelled = read_by is not None
-        """Whether ``contracts`` are those by which the store was filled."""
-        self.contracts = read_by or Contracts([(0, Contract())])
+        self._label = _label_of(store.label)
+        """How the store was filled; None: nothing says it."""
+        self.contracts = self._label.contracts if self._label else Contracts([(0, Contract())])
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
         self._position = -1
@@ -86,7 +87,8 @@ class Lane:
 
         A replica may have stored records by the old parameters before it heard that they end, in
         this life or in one before: those keys are wrong, so the store starts over. So it does when
-        nothing says by what its records were read.
+        nothing says by what its records were read, and when it refused a copy that may be signed
+        with a secret which is known only now.
 
         The store's label is right at every moment: it is set before anything is read by it, and
         what is here by then reads the same by both. So the pair of horizon and label that a crash
@@ -101,26 +103,38 @@ class Lane:
         if was_wrong:
             self.reset_store()
         else:
-            self._set_label()
+            self._set_label(has_refused=self._has_refused)
 
     def _is_read_otherwise(self, contracts: Contracts) -> bool:
-        """Whether the store may hold what these contracts read in another way."""
-        stored = self.shard.stored
-        if stored == 0 or (self._is_labelled and self.contracts.agree_below(stored, contracts)):
+        """Whether the store may hold what these contracts, and the secrets of this life, read in
+        another way.
+        """
+        stored, label = self.shard.stored, self._label
+        if stored == 0:
+            return False
+        why = "stored by unknown parameters"
+        if label is not None:
+            why = label.doubt(stored, contracts, self._fingerprints)
+        if not why:
             return False
         _log.warning(
             "contract_changed",
             topic=self.topic,
             partition=self.partition,
             stored=stored,
-            why="stored by other parameters" if self._is_labelled else "stored by unknown ones",
+            why=why,
             hint="the store is rebuilt from the log",
         )
         return True
 
-    def _set_label(self) -> None:
-        self.store.set_label(self.contracts.encode())
-        self._is_labelled = True
+    @property
+    def _has_refused(self) -> bool:
+        """Whether the store lacks a copy for want of the secret that it may be signed with."""
+        return self._label is not None and self._label.has_refused
+
+    def _set_label(self, *, has_refused: bool) -> None:
+        self._label = Label(self.contracts, self._fingerprints, has_refused)
+        self.store.set_label(self._label.encode())
 
     def step_down(self) -> None:
         """Settle no more. Whatever was interrupted, a run may be lost that was read and not stored,
@@ -211,7 +225,7 @@ class Lane:
         self.store.reset()
         self.shard.stored = 0
         if self._is_adopted:
-            self._set_label()
+            self._set_label(has_refused=False)
 
     def _go_to_wanted(self) -> None:
         wanted = self.shard.wanted
@@ -226,6 +240,8 @@ class Lane:
         if run.start != self._position:
             return 0  # read before a seek
         entries = self.reader.read_batch(run.rows)
+        if self.reader.has_refused and not self._has_refused:
+            self._set_label(has_refused=True)  # before the store goes past the copy
         if self._flow is not None and self._flow.has_rates:
             self._observe_turns(self._flow, entries)
         if self._targets is not None:
@@ -485,11 +501,11 @@ class Lane:
         self.store.close()
 
 
-def _contracts_of(label: bytes) -> Contracts | None:
+def _label_of(label: bytes) -> Label | None:
     """What a store's label says; None if that is nothing, or nothing that this version can follow:
     another may, so the store is left as it is until there is something to compare it with.
     """
     try:
-        return Contracts.decode(label)
+        return Label.decode(label)
     except ContractError:
         return None

@@ -93,7 +93,7 @@ class LevelLane:
         self.store = LogAsStore(self.shard)
         self.contracts = Contracts([(0, Contract())])
         self._source = source
-        self._secrets = (routes.secret,)
+        self._secrets = routes.secrets
         self._settler = Settler(topic, partition, routes, self.verdicts, flow, targets)
         self._park_topic = park_topic
         self._is_fit = False

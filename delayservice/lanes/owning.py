@@ -81,7 +81,7 @@ class Owning:
         clock: monotonic.
         gate: what the ensemble says, and what it is told.
         contract_of: what the settings ask for, by delay topic.
-        secret_fingerprint: of this node's cluster secret.
+        secrets: fingerprints of those that this node verifies copies by.
         rest_s: how long a slice that could not be served is left alone.
     """
 
@@ -97,7 +97,7 @@ class Owning:
         clock: Clock,
         gate: Gate,
         contract_of: Callable[[str], Contract],
-        secret_fingerprint: str,
+        secrets: Collection[str],
         rest_s: float,
     ) -> None:
         self._slices = slices
@@ -110,7 +110,7 @@ class Owning:
         self._clock = clock
         self._gate = gate
         self._contract_of = contract_of
-        self._secret = secret_fingerprint
+        self._secrets = secrets
         self._rest_s = rest_s
         self._roles: Mapping[int, Role] | None = None
         self._role_of: Mapping[int, Role] = {}
@@ -175,7 +175,9 @@ class Owning:
         role, phase, number = self.role(slice_.number), slice_.phase, slice_.number
         if phase is Phase.REPLICA:
             is_wanted = role is Role.OWNER and number not in self._resting_s
-            may_claim = self._transaction.writer and not self._is_leaving
+            may_claim = self._transaction.writer and not (
+                self._is_leaving or slice_.follower.refusal
+            )
             if is_wanted and slice_.lanes and may_claim:
                 slice_.phase = Phase.CLAIMING
                 self._transaction.changing.add(number)
@@ -323,9 +325,9 @@ class Owning:
             slices[number] = slice_.turn - 1
             lanes += slice_.lanes.values()
         stored = _stored(lanes)
-        me, secret, succession = self._transaction.writer, self._secret, self._succession
+        me, secrets, succession = self._transaction.writer, self._secrets, self._succession
         future = self._background.submit(
-            lambda: take_over(succession, me, slices, stored.keys(), secret, upgraded)
+            lambda: take_over(succession, me, slices, stored.keys(), secrets, upgraded)
         )
         self._take_overs.append(_TakeOver(future, tuple(numbers), stored))
 

@@ -13,11 +13,15 @@ from typing import Final
 import structlog
 
 from delayservice import faults
-from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint_of
+from delayservice.core.checkpoint import (
+    Checkpoint,
+    ShardCheckpoint,
+    check_secret,
+    decode_checkpoint_of,
+)
 from delayservice.core.claims import Tenure, names_to_fence
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
-from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.ports import Bounds, Place, Succession
 
@@ -53,7 +57,7 @@ def take_over(
     me: str,
     slices: Mapping[int, int],
     places: Collection[Place],
-    secret_fingerprint: str,
+    secrets: Collection[str],
     upgraded: Collection[int] = (),
 ) -> dict[int, Taken]:
     """Take over slices whose claims are committed; on a helper thread, for all of it waits.
@@ -63,7 +67,7 @@ def take_over(
         me: the own writer.
         slices: with the number above which the turn of the own claim of each is.
         places: the shards of these slices that are served here.
-        secret_fingerprint: of this node's cluster secret.
+        secrets: fingerprints of those that this node verifies copies by.
         upgraded: slices whose first checkpoint is committed, and which version 1 served before.
 
     Returns:
@@ -75,7 +79,7 @@ def take_over(
     claims = succession.await_claims(slices)
     wanted = succession.confirm(slices.keys())
     # Read before anything is fenced: a node with another secret must not fence one that serves.
-    newest = {n: _own_checkpoint(succession.newest(n), n, secret_fingerprint) for n in wanted}
+    newest = {n: _own_checkpoint(succession.newest(n), n, secrets) for n in wanted}
     names = {n: names_to_fence(claims[n], _tenure(newest[n]), me) for n in wanted}
     legacy = {
         writer
@@ -89,7 +93,7 @@ def take_over(
     bounds = succession.bounds([place for place in places if place[1] in wanted])
     taken = {}
     for number in wanted:
-        last = _own_checkpoint(found[number], number, secret_fingerprint)
+        last = _own_checkpoint(found[number], number, secrets)
         mine = {place: bound for place, bound in bounds.items() if place[1] == number}
         is_upgrade = _tenure(last) is None and succession.legacy_writer(number) is not None
         taken[number] = Taken(claims[number].offset, last, mine, names[number], is_upgrade)
@@ -101,17 +105,12 @@ def _tenure(checkpoint: Checkpoint | None) -> Tenure | None:
 
 
 def _own_checkpoint(
-    data: bytes | None, slice_no: int, secret_fingerprint: str
+    data: bytes | None, slice_no: int, secrets: Collection[str]
 ) -> Checkpoint | None:
     if data is None:
         return None
     checkpoint = decode_checkpoint_of(slice_no, data)
-    if checkpoint.secret_fingerprint != secret_fingerprint:
-        raise KafkaEdgeError(
-            f"slice {slice_no} was served with another cluster secret; set node.cluster_secret to "
-            "the one that every node of this cluster uses, or rolled and parked records would all "
-            "be taken for forgeries"
-        )
+    check_secret(checkpoint, secrets)
     return checkpoint
 
 

@@ -121,8 +121,7 @@ class Upkeep:
                 self._follow(slice_)
 
     def _follow(self, slice_: Slice) -> None:
-        if slice_.copies is not None:  # before the stores are pruned
-            slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)
+        _turn_copies(slice_)  # before the stores are pruned
         try:
             read_back = slice_.follower.prune(slice_.lanes, is_owner=slice_.phase in OWNED)
         except KafkaEdgeError as exc:
@@ -176,8 +175,10 @@ class Upkeep:
 
 
 def _turn_copies(slice_: Slice) -> bool:
-    """Do a little for the copies of a slice; return whether there is more to do at once."""
-    if slice_.copies is None:
+    """Do a little for the copies of a slice; return whether there is more to do at once. One that
+    lacks the secret of the slice would repair copies wrongly.
+    """
+    if slice_.copies is None or slice_.follower.refusal:
         return False
     slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)
     return slice_.copies.is_busy

@@ -113,11 +113,19 @@ class WorkerLoop:
         self._restated: set[int] = set()
         self._is_hungry = False
         """Whether more is due than the last turn could settle."""
-        secret = fingerprint(routes.secret)
+        self._secrets = tuple(map(fingerprint, routes.secrets))
         writing = writing or background
         self._agenda = Agenda()
         self._transaction = Transaction(
-            self.slices, self._agenda, sink, writing, clock, observer, limits, node_id, secret
+            self.slices,
+            self._agenda,
+            sink,
+            writing,
+            clock,
+            observer,
+            limits,
+            node_id,
+            self._secrets[0],
         )
         self._owning = Owning(
             self.slices,
@@ -130,7 +138,7 @@ class WorkerLoop:
             clock,
             gate,
             contract_of,
-            secret,
+            self._secrets,
             limits.rest_s,
         )
         self._upkeep = Upkeep(
@@ -141,7 +149,7 @@ class WorkerLoop:
             disk_level=disk_level,
             tended=tended,
             heard=self._heard_checkpoint,
-            interrupted=self._owning.interrupted_safely,
+            interrupted=self._not_followed,
         )
         self.wake = source.wake
         self.release_all = self._owning.release_all
@@ -269,7 +277,7 @@ class WorkerLoop:
         topic, number = run.place
         slice_ = self.slices.get(number)
         lane = None if slice_ is None else slice_.lanes.get(topic)
-        if slice_ is None or lane is None:  # dropped a moment ago
+        if slice_ is None or lane is None or slice_.follower.refusal:  # since a moment ago
             return False
         try:
             records = lane.ingest(run)
@@ -322,8 +330,17 @@ class WorkerLoop:
         if may_store != self._may_store:
             self._may_store = may_store
             for slice_ in self.slices.values():
-                for lane in slice_.lanes.values():
-                    lane.let_store(may_store=may_store)
+                self._let_store(slice_)
+
+    def _let_store(self, slice_: Slice) -> None:
+        may_store = self._may_store and not slice_.follower.refusal
+        for lane in slice_.lanes.values():
+            lane.let_store(may_store=may_store)
+
+    def _not_followed(self, slice_: Slice, why: str) -> None:
+        """A checkpoint can't be followed: the slice can't be served here, perhaps not stored."""
+        self._owning.interrupted_safely(slice_, why)
+        self._let_store(slice_)
 
     def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:
         """A checkpoint came back: an own one says how far the broker's clock is from ours."""
@@ -469,7 +486,7 @@ class WorkerLoop:
 
     def add_slice(self, number: int) -> Slice:
         """Keep a slice; it has no shards yet."""
-        follower = Follower(number, self._checkpoints, self._clock)
+        follower = Follower(number, self._checkpoints, self._clock, self._secrets)
         slice_ = Slice(number, Flow(self._flow_rules()), follower, self._copies_of(number))
         self.slices[number] = slice_
         self._upkeep.add(number)
@@ -481,8 +498,8 @@ class WorkerLoop:
         added = list(lanes)
         for lane in added:
             slice_.lanes[lane.topic] = lane
-            lane.let_store(may_store=self._may_store)
             lane.follow(Cursor())
+        self._let_store(slice_)
         slice_.follower.again()
         self._upkeep.follow_again(number)
         self._owning.join(slice_, added)

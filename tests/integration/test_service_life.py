@@ -102,7 +102,9 @@ def test_another_secret_is_refused_with_the_reason(bench: Bench) -> None:
     )
     await_true(
         lambda: any(
-            "another cluster secret" in e["why"] for e in stranger.events("take_over_failed")
+            "another cluster secret" in event["why"]
+            for name in ("take_over_failed", "slice_interrupted")
+            for event in stranger.events(name)
         ),
         "the second service says why it does not serve",
     )

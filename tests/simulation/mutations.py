@@ -34,6 +34,7 @@ from delayservice.core.codec import Payload
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.core.entry import CANCEL, FIRE, SCHEDULE, Entry
+from delayservice.core.label import Label
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Additions, Frame
 from delayservice.core.recurrence import CronTime, Recurrence, encode, recurrence_of
@@ -246,10 +247,27 @@ def label_is_ignored() -> AbstractContextManager[Any]:
 
     def adopt(original: Any, lane: Lane, contracts: Contracts) -> None:
         if not lane._is_adopted:
-            lane.contracts, lane._is_labelled = contracts, True
+            lane.contracts = contracts
+            lane._label = Label(contracts, lane._fingerprints)
         original(lane, contracts)
 
     return _replaced(Lane, "adopt", adopt)
+
+
+@contextmanager
+def any_secret_will_do() -> Iterator[None]:
+    """A node with a wrong secret stores past the copies that it refuses, and serves with the right
+    one what it has then.
+    """
+
+    def doubt(original: Any, label: Label, stop: int, contracts: Contracts, _: Any) -> str:
+        return str(original(label, stop, contracts, label.secrets))
+
+    with (
+        patch("delayservice.lanes.follower.check_secret", lambda *_: None),
+        _replaced(Label, "doubt", doubt),
+    ):
+        yield
 
 
 def store_is_kept_over_a_change() -> AbstractContextManager[Any]:
@@ -1042,6 +1060,7 @@ OTHERS: tuple[Mutation, ...] = (
     keys_follow_settings,
     label_is_ignored,
     store_is_kept_over_a_change,
+    any_secret_will_do,
     contracts_dropped_too_early,
     marks_dropped_too_early,
     tail_visible_after_crash,

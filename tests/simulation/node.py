@@ -113,6 +113,8 @@ class Node:
         self.name = name
         self.roles = dict.fromkeys(range(world.plan.slices), Role.REPLICA)
         self.frozen = False
+        self.has_wrong_secret = False
+        """In this life; the first owner of a slice has the right one."""
         self.skew_ms = 0
         self.loop: WorkerLoop | None = None
         self.jobs: list[Job] = []
@@ -249,6 +251,8 @@ class Node:
         plan = self.world.plan
         self._life += 1
         self.jobs.clear()
+        are_served = all(self.checkpoints.read_back(number) for number in self.roles)
+        self.has_wrong_secret = are_served and self.world.flip(plan.wrong_secret)
         self._connect()
         book = self._book
         self.loop = WorkerLoop(
@@ -294,7 +298,7 @@ class Node:
         return Routes(
             "delay_dead_letter",
             "delay_outcomes",
-            b"secret",
+            b"wrong" if self.has_wrong_secret else b"secret",
             window_ms,
             window_ms // 8,
             (150, 300),

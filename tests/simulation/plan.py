@@ -100,6 +100,8 @@ class Plan:
     """Targets and delay topics are paused and resumed."""
     slots_fail: bool = False
     lanes_change: bool = False
+    wrong_secret: float = 0.0
+    """Odds that a node is started with a secret that the others don't have."""
 
 
 THEMES: tuple[dict[str, Any], ...] = (
@@ -151,7 +153,8 @@ that a replica holds was read by the contracts that it hears of next.
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed. Every kind of trouble comes alone, in company, and not at all."""
     rng = Random(f"plan {seed}")
-    return replace(_draw(rng), **rng.choice(THEMES))
+    wrong_secret = Random(f"secret {seed}").choice((0.0,) * 9 + (0.4,))
+    return replace(_draw(rng), wrong_secret=wrong_secret, **rng.choice(THEMES))
 
 
 def _draw(rng: Random) -> Plan:

@@ -372,6 +372,8 @@ class World:
         for node in self.nodes:
             node.skew_ms = 0
             node.frozen = False
+            if node.has_wrong_secret:  # started again with the right one
+                node.stop()
             node.serve_all()
 
     def _grant(self, number: int, owner: Node | None) -> None:

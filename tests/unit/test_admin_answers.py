@@ -38,7 +38,7 @@ from delayservice.admin.server import admin_token
 from delayservice.core.partitioner import partition_for
 from delayservice.core.question import Pending
 from delayservice.errors import DelayServiceError, SettingsError
-from delayservice.metrics import SliceMetrics, encode_slice, encode_snapshot
+from delayservice.metrics import REFUSED, SliceMetrics, encode_slice, encode_snapshot
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import Settings, load
 from ha.members import Holding, Members
@@ -164,6 +164,13 @@ def test_a_node_is_not_ready_while_a_copy_is_behind_or_a_worker_has_not_reported
         "1 workers have not reported yet",
         "the copies of slices 3 are catching up",
     ]
+
+
+def test_a_node_that_lacks_the_cluster_secret_is_not_ready() -> None:
+    alarm = "slice 3 is served with another cluster secret"
+    hub = hub_of(settings(), SliceMetrics(3, state=REFUSED, alarm=alarm))
+    assert not_ready(hub.facts()) == [f"slice 3 is refused: {alarm}"]
+    assert hub.status().problems == [f"slice 3: {alarm}"]
 
 
 def test_a_failure_is_told_to_all_who_wait_and_found_out_once_a_second() -> None:

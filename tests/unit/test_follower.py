@@ -7,7 +7,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import create_autospec
 
-from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
+import pytest
+
+from delayservice.core.checkpoint import (
+    Checkpoint,
+    ShardCheckpoint,
+    WrongSecretError,
+    encode_checkpoint,
+)
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.lanes.follower import Follower
@@ -17,9 +24,9 @@ from delayservice.lanes.ports import Checkpoints, ReadBack
 CONTRACTS = Contracts([(0, Contract())])
 
 
-def checkpoint(offset: int, topic_id: str = "id") -> bytes:
+def checkpoint(offset: int, topic_id: str = "id", signed_by: str = "mine") -> bytes:
     shard = ShardCheckpoint(topic_id, Cursor((5, 5), offset), CONTRACTS)
-    return encode_checkpoint(Checkpoint(0, "n1", 1, "secret", {"topic": shard}))
+    return encode_checkpoint(Checkpoint(0, "n1", 1, signed_by, {"topic": shard}))
 
 
 class Replica:
@@ -36,7 +43,7 @@ class Replica:
         self.lane.store = SimpleNamespace(prune=self.pruned)
         self.pruned_to: list[Cursor] = []
         clock = SimpleNamespace(monotonic_s=lambda: self.now_s)
-        self.follower = Follower(0, self.checkpoints, cast("Any", clock))
+        self.follower = Follower(0, self.checkpoints, cast("Any", clock), ("mine", "also mine"))
 
     def pruned(self, cursor: Cursor) -> None:
         self.pruned_to.append(cursor)
@@ -97,3 +104,15 @@ def test_an_owner_prunes_by_the_checkpoint_and_keeps_its_own_contracts() -> None
     assert replica.pruned_to == [Cursor((5, 5), 40)]
     assert not replica.lane.adopt.called
     assert not replica.lane.follow.called
+
+
+def test_a_slice_that_is_served_with_an_unknown_secret_is_refused_until_the_restart() -> None:
+    replica = Replica(stored=40)
+    replica.hears(checkpoint(40, signed_by="also mine"))
+    assert replica.lag_s() == 0
+    with pytest.raises(WrongSecretError, match="another cluster secret"):
+        replica.hears(checkpoint(50, signed_by="a stranger's"))
+    replica.hears(checkpoint(60))  # what the stranger signed meanwhile may still be pending
+    assert "another cluster secret" in replica.follower.refusal
+    assert replica.pruned_to == [Cursor((5, 5), 40)]
+    assert math.isinf(replica.lag_s())

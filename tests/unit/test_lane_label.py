@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from delayservice.core.contract import Contract, Contracts
+from delayservice.core.checkpoint import fingerprint
+from delayservice.core.codec import Payload
+from delayservice.core.contract import Contract, ContractError, Contracts
+from delayservice.core.copies import write_copy
 from delayservice.core.cursor import Cursor
 from delayservice.core.entry import Headers, Row
+from delayservice.core.label import Label
 from delayservice.core.pending import NO_MARK
 from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
@@ -57,9 +61,17 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     return make
 
 
-def boot(make_store: MakeStore) -> Lane:
+def boot(make_store: MakeStore, *secrets: bytes) -> Lane:
+    first, *others = secrets or (b"secret",)
     routes = Routes(
-        "delay_dead_letter", "delay_outcomes", b"secret", LONG_MS, 0, (1_000,), cron_time
+        "delay_dead_letter",
+        "delay_outcomes",
+        first,
+        LONG_MS,
+        0,
+        (1_000,),
+        cron_time,
+        accepted=tuple(others),
     )
     lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", Log()), routes)
     lane.follow(Cursor())
@@ -223,5 +235,94 @@ def test_a_label_is_written_for_changes_only(make_store: MakeStore) -> None:
     adopt(lane, Contracts([(0, SHORT)]))
     assert lane.store.label == b"kept"
     adopt(lane, contracts.extended(3, LONG))
-    assert Contracts.decode(lane.store.label) == contracts.extended(3, LONG)
+    label = Label.decode(lane.store.label)
+    assert label == Label(contracts.extended(3, LONG), frozenset({fingerprint(b"secret")}))
     lane.close()
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+PLAIN = Contracts([(0, LONG)])
+
+
+def signed_run(start: int, secret: bytes) -> Run:
+    """One copy, as an owner signs it."""
+    payload: Payload = ("orders", -1, None, b"copied", [], START_MS + DELAY_MS, None)
+    copy = write_copy(
+        TOPIC, 0, secret, settles=0, source=b"s", base=start, at_ms=payload[5], payload=payload
+    )
+    return Run((TOPIC, 0), start, [(start, START_MS, *copy)], start + 1)
+
+
+def life(make_store: MakeStore, *secrets: bytes, signed: Sequence[bytes] = ()) -> list[int]:
+    """One life of a lane that reads a plain record and a copy by each of ``signed``; returns the
+    offsets that it kept from lives before.
+    """
+    lane = boot(make_store, *secrets)
+    adopt(lane, PLAIN)
+    kept = [offset for offset, _ in keys(lane)]
+    if signed:
+        read(lane, 1)
+    for offset, secret in enumerate(signed, 1):
+        assert lane.ingest(signed_run(offset, secret)) == 1
+    lane.close()
+    return kept
+
+
+def test_a_store_that_lacks_a_copy_for_want_of_its_secret_starts_over_with_it(
+    make_store: MakeStore,
+) -> None:
+    life(make_store, b"old", signed=[b"old", b"new"])
+    assert life(make_store, b"old") == [0, 1], "nothing has changed"
+    assert life(make_store, b"new", b"old") == [], "the second copy may have been good"
+    life(make_store, b"new", b"old", signed=[b"old", b"new"])
+    assert life(make_store, b"new", b"old") == [0, 1, 2]
+
+
+def test_a_store_that_refused_nothing_is_kept_whatever_secrets_come_and_go(
+    make_store: MakeStore,
+) -> None:
+    life(make_store, b"old", signed=[b"old"])
+    for secrets in ((b"old", b"new"), (b"new", b"old"), (b"new",), (b"other",)):
+        assert life(make_store, *secrets) == [0, 1]
+
+
+def test_a_secret_that_is_forgotten_rebuilds_nothing(make_store: MakeStore) -> None:
+    life(make_store, b"new", b"old", signed=[b"old", b"forged"])
+    assert life(make_store, b"new") == [0, 1]
+
+
+def test_a_refused_copy_is_known_of_after_another_contract_too(make_store: MakeStore) -> None:
+    life(make_store, b"old", signed=[b"new"])
+    lane = boot(make_store, b"old")
+    adopt(lane, PLAIN.extended(2, OTHER))
+    assert lane.shard.stored == 2
+    lane.close()
+    lane = boot(make_store, b"new")
+    adopt(lane, PLAIN.extended(2, OTHER))
+    assert lane.shard.stored == 0
+    lane.close()
+
+
+def test_a_label_is_read_as_it_was_written() -> None:
+    for has_refused in (False, True):
+        label = Label(PLAIN.extended(10, SHORT), frozenset({"a", "b"}), has_refused)
+        assert Label.decode(label.encode()) == label
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{", b"null", b"[]", b"{}", b"\xff", b"\0" * 8, PLAIN.encode()),
+        b'{"contracts":[],"secrets":[],"refused":false}',
+    ],
+)
+def test_what_is_no_label_is_an_error(data: bytes) -> None:
+    with pytest.raises(ContractError):
+        Label.decode(data)
+
+
+def test_a_label_with_a_contract_of_a_later_version_is_an_error() -> None:
+    data = Label(PLAIN, frozenset()).encode().replace(b'"version":2', b'"version":4')
+    with pytest.raises(ContractError, match="upgrade this node"):
+        Label.decode(data)

@@ -114,25 +114,6 @@ def test_contracts_survive_json() -> None:
     assert hash(again) == hash(contracts)
 
 
-def test_contracts_survive_as_a_label() -> None:
-    contracts = Contracts([(0, A), (10, Contract(allow=("a*",), default_target="b"))])
-    assert Contracts.decode(contracts.encode()) == contracts
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"null", b"[]", b"\xff", b'[{"from":0}]', b'["\xff"]', b"\0" * 8]
-)
-def test_a_label_that_holds_no_contracts_is_an_error(data: bytes) -> None:
-    with pytest.raises(ContractError):
-        Contracts.decode(data)
-
-
-def test_a_label_of_a_later_version_is_an_error() -> None:
-    data = Contracts([(0, A)]).encode().replace(b'"version":2', b'"version":4')
-    with pytest.raises(ContractError, match="upgrade this node"):
-        Contracts.decode(data)
-
-
 @pytest.mark.parametrize(
     ("one", "other", "agree_up_to"),
     [

@@ -164,8 +164,22 @@ def test_the_cluster_secret_comes_from_its_file_and_from_one_place_only(tmp_path
         f"node.cluster_secret_file={path}", "node.cluster_secret=0123456789abcdef"
     )
     path.write_text("short")
-    with pytest.raises(SettingsError, match="holds 5 bytes"):
+    with pytest.raises(SettingsError, match="of 5 bytes"):
         from_file.secret_bytes()
+
+
+def test_further_secrets_are_accepted_one_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "accepted"
+    path.write_text("0123456789abcdef\n\n fedcba9876543210 \n")
+    node = load(None, [f"node.accepted_secrets_file={path}"], {}).node
+    assert node.accepted_secrets() == (b"0123456789abcdef", b"fedcba9876543210")
+    assert load(None, [], {}).node.accepted_secrets() == ()
+    path.write_text("0123456789abcdef\nshort\n")
+    with pytest.raises(SettingsError, match="of 5 bytes"):
+        node.accepted_secrets()
+    path.unlink()
+    with pytest.raises(SettingsError, match="accepted_secrets_file can't be read"):
+        node.accepted_secrets()
 
 
 def test_targets_are_denied_unless_listed_and_a_topic_has_its_own_table() -> None:

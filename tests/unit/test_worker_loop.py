@@ -320,7 +320,44 @@ def test_a_node_with_another_secret_fences_nobody() -> None:
     stage.step(10, 5)
     assert stage.heritage.fenced == []
     assert not stage.of(0).is_owner
-    assert "cluster_secret" in stage.gate.given_up[0][1]
+    assert "another cluster secret" in stage.gate.given_up[0][1]
+
+
+def test_nothing_is_stored_or_claimed_of_a_slice_that_is_served_with_another_secret() -> None:
+    stage = Stage(0, 1)
+    for number in (0, 1):
+        stage.sink.claims.append(
+            (encode_key(number, "old"), encode_word(number, "old", "n2", CLAIM))
+        )
+        stage.sink.note_checkpoint(number, left_by("old", number, 0, number))
+        stage.write(number, 60_000)
+    stage.step(1_000, 2)
+    assert [stage.lane(number).shard.stored for number in (0, 1)] == [1, 1]
+    stage.sink.note_checkpoint(0, left_by("old", 0, 0, 0, "another"))
+    stage.step(1_000, 2)
+    for number in (0, 1):
+        stage.write(number, 60_000)
+    stage.step(1_000, 2)
+    assert [stage.lane(number).shard.stored for number in (0, 1)] == [1, 2]
+    assert stage.logs.paused == {(TOPIC, 0)}
+    stage.sink.note_checkpoint(0, left_by("new", 1, 0))
+    stage.gate.says(Role.OWNER, [0, 1])
+    stage.step(1_000, 4)
+    assert [stage.of(number).is_owner for number in (0, 1)] == [False, True]
+    assert {number for one in stage.sink.committed for number, _ in one.words} == {1}
+    assert stage.lane(0).shard.stored == 1
+
+
+def test_a_run_that_was_fetched_before_a_slice_was_refused_is_not_stored() -> None:
+    stage = Stage(0)
+    stage.sink.note_checkpoint(0, left_by("old", 0, 0))
+    stage.step(1_000)
+    stage.sink.note_checkpoint(0, left_by("old", 0, 0, 0, "another"))
+    stage.step(1_000)
+    stage.write(0, 60_000)
+    run = Run((TOPIC, 0), 0, stage.logs.rows[TOPIC, 0], 1)
+    assert not stage.loop._store(run)
+    assert stage.lane(0).shard.stored == 0
 
 
 def test_after_version_1_the_slice_is_fenced_and_read_again_behind_the_first_checkpoint() -> None:
