@@ -13,7 +13,12 @@ from typing import Final
 import structlog
 
 from delayservice import faults
-from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint_of
+from delayservice.core.checkpoint import (
+    NOTHING_READ,
+    Checkpoint,
+    ShardCheckpoint,
+    decode_checkpoint_of,
+)
 from delayservice.core.claims import Tenure, names_to_fence
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
@@ -135,7 +140,8 @@ def take_over_lane(
         )
         known = None
     lane.adopt(_agreed(lane, known, bounds, wanted))
-    lane.take_over(known.cursor if known else Cursor(), bounds)
+    cursor, last_read = (known.cursor, known.last_read) if known else (Cursor(), NOTHING_READ)
+    lane.take_over(cursor, bounds, last_read)
 
 
 def _agreed(
