@@ -44,6 +44,17 @@ class KafkaEdgeError(DelayServiceError):
     """Kafka refused or failed something; the text carries the broker's own words."""
 
 
+class LogTruncatedError(KafkaEdgeError):
+    """A log no longer holds what was read of it: its end was lost, and it has grown again.
+
+    ``is_stored``: what is gone from the log may be in the store, which has to start over.
+    """
+
+    def __init__(self, why: str, *, is_stored: bool) -> None:
+        super().__init__(why)
+        self.is_stored = is_stored
+
+
 class TransactionAbortedError(KafkaEdgeError):
     """The transaction was aborted for certain; nothing of it is visible. Settle the batch again.
 

@@ -27,7 +27,6 @@ from delayservice.core.dead_letters import (
 )
 from delayservice.core.entry import Row
 from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.ports import Bounds
 
 FIRST_LOOK: Final = 2
 """Offsets of each partition that a survey looks at first: so few that the newest are seen, however
@@ -113,11 +112,11 @@ class DeadLetterTopic:
         self._topic = topic
         self._config = consumer_config(client, "dlq")
         isolation = READ_UNCOMMITTED if last is None else READ_COMMITTED
-        whole = [log_bounds(admin, topic, p, isolation) for p in range(partitions)]
+        whole = [log_bounds(admin, topic, p, isolation)[:2] for p in range(partitions)]
         self.held = sum(end - start for start, end in whole)
         """Offsets that the topic holds."""
         self._bounds = [
-            Bounds(start if last is None else max(start, end - last), end) for start, end in whole
+            (start if last is None else max(start, end - last), end) for start, end in whole
         ]
 
     @property
@@ -169,7 +168,7 @@ class DeadLetterTopic:
         letters.sort(key=lambda letter: (letter.time_ms, letter.place), reverse=True)
         return Survey(letters, frozenset(replayed), self.held, looked_at)
 
-    def _looks(self) -> Iterator[tuple[int, Bounds]]:
+    def _looks(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """Parts of the partitions in turn, the newest first."""
         stops = [end for _, end in self._bounds]
         size = FIRST_LOOK
@@ -178,7 +177,7 @@ class DeadLetterTopic:
                 stop = stops[partition]
                 first = max(start, stop - size)
                 if first < stop:
-                    yield partition, Bounds(first, stop)
+                    yield partition, (first, stop)
                 stops[partition] = first
             size *= _MORE
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -33,7 +33,15 @@ STALE: Final = frozenset(
 """Answers of a broker that was the leader before, or is to become it."""
 _AGAIN_S: Final = 0.1
 
-_Answers = dict[Place, int | KafkaException]
+
+class _Found(NamedTuple):
+    """An offset, and the epoch of its leader; -1: the broker does not say."""
+
+    offset: int
+    leader_epoch: int
+
+
+_Answers = dict[Place, _Found | KafkaException]
 
 _log = structlog.get_logger(__name__)
 
@@ -52,7 +60,8 @@ def log_bounds(
     """
     place = (topic, partition)
     asked = [_asked(admin, [place], spec, isolation) for spec in (EARLIEST, LATEST)]
-    return Bounds(*(_known(answer)[place] for answer in asked))
+    first, end = (_known(answer)[place] for answer in asked)
+    return Bounds(first.offset, *end)
 
 
 def many_bounds(admin: AdminClient, places: Collection[Place]) -> dict[Place, Bounds]:
@@ -60,14 +69,14 @@ def many_bounds(admin: AdminClient, places: Collection[Place]) -> dict[Place, Bo
     is left out.
     """
     first, ends = (_found(_asked(admin, places, spec)) for spec in (EARLIEST, LATEST))
-    return {place: Bounds(first[place], end) for place, end in ends.items() if place in first}
+    return {p: Bounds(first[p].offset, *end) for p, end in ends.items() if p in first}
 
 
 def log_ends(admin: AdminClient, places: Collection[Place]) -> dict[Place, int]:
     """Return high watermarks, asked all at once; a partition whose leader does not answer is left
     out.
     """
-    return _found(_asked(admin, places, LATEST))
+    return _offsets(_found(_asked(admin, places, LATEST)))
 
 
 def offsets_of(
@@ -87,9 +96,9 @@ def offsets_of(
         wait=wait_fixed(_AGAIN_S),
     )
     try:
-        return _known(retrying(_asked, admin, places, spec, isolation))
+        return _offsets(_known(retrying(_asked, admin, places, spec, isolation)))
     except RetryError as exc:
-        return _known(exc.last_attempt.result())
+        return _offsets(_known(exc.last_attempt.result()))
 
 
 def offsets_since(admin: AdminClient, places: Collection[Place], time_ms: int) -> dict[Place, int]:
@@ -128,11 +137,16 @@ def _asked(
     return answers
 
 
-def _answer(future: Any) -> int | KafkaException:  # noqa: ANN401  # the client leaves it untyped
+def _answer(future: Any) -> _Found | KafkaException:  # noqa: ANN401  # the client leaves it untyped
     try:
-        return int(answer_of(future, ASK_TIMEOUT_S).offset)
+        answer = answer_of(future, ASK_TIMEOUT_S)
     except KafkaException as exc:
         return exc
+    return _Found(answer.offset, -1 if answer.leader_epoch is None else answer.leader_epoch)
+
+
+def _offsets(found: dict[Place, _Found]) -> dict[Place, int]:
+    return {place: answer.offset for place, answer in found.items()}
 
 
 def _stale(answers: _Answers) -> list[Place]:
@@ -143,7 +157,7 @@ def _stale(answers: _Answers) -> list[Place]:
     ]
 
 
-def _known(answers: _Answers) -> dict[Place, int]:
+def _known(answers: _Answers) -> dict[Place, _Found]:
     """All of them, or a ``KafkaEdgeError`` for the first that is missing."""
     found = _found(answers)
     for (topic, partition), answer in answers.items():
@@ -154,7 +168,7 @@ def _known(answers: _Answers) -> dict[Place, int]:
     return found
 
 
-def _found(answers: _Answers) -> dict[Place, int]:
+def _found(answers: _Answers) -> dict[Place, _Found]:
     found = {}
     for place, answer in answers.items():
         if isinstance(answer, KafkaException):

@@ -7,7 +7,8 @@ partition event, so those events are asked for, and a run says where it stops, n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from operator import methodcaller
+from itertools import groupby
+from operator import itemgetter, methodcaller
 from typing import Any, Final
 
 import structlog
@@ -23,6 +24,7 @@ from confluent_kafka.admin import AdminClient
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.errors import MISSING, answer_of, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
+from delayservice.core.checkpoint import NOTHING_READ, LastRead
 from delayservice.core.entry import UNREADABLE, Row
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.ports import Bounds, Place, Run, Trouble
@@ -47,6 +49,10 @@ BEHIND_WAIT_S: Final = 0.01
 """Longest wait for records at the head while partitions catch up."""
 
 _MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+
+_TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()  # noqa: SLF001
+"""Part of what the client says of a position that a new leader's log no longer holds (KIP-320); the
+code is the one of every position that is lost."""
 
 READ_HINT: Final = "give the service Read on this topic"
 
@@ -105,6 +111,7 @@ class KafkaSource:
         self._head = clients.consumer(self._config | fetching | dict(client))
         self._behind = clients.consumer(self._config | BEHIND)
         self._positions: dict[Place, int] = {}
+        self._last_read: dict[Place, LastRead] = {}
         self._held: set[Place] = set()
         self._catching_up: set[Place] = set()
         self._troubles: list[Trouble] = []
@@ -112,19 +119,27 @@ class KafkaSource:
 
     # --- position ------------------------------------------------------------------------------
 
-    def seek(self, place: Place, offset: int) -> None:
+    def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
         """Read from ``offset`` on; see the port."""
         if place in self._positions:
             self._unassign(place)
         self._catching_up.add(place)
+        self._last_read[place] = last_read
         self._assign(place, offset)
 
     def _consumer_of(self, place: Place) -> Consumer:
         return self._behind if place in self._catching_up else self._head
 
     def _assign(self, place: Place, offset: int) -> None:
+        """Begin right behind the last record that was read, where that is known: then the client
+        asks the broker whether the log still holds it. Between it and ``offset`` is no other.
+        """
         consumer = self._consumer_of(place)
-        consumer.incremental_assign([TopicPartition(*place, offset)])
+        epoch, last = self._last_read[place]
+        begin = TopicPartition(*place, offset)
+        if epoch >= 0 and last < offset:
+            begin = TopicPartition(*place, last + 1, leader_epoch=epoch)
+        consumer.incremental_assign([begin])
         self._positions[place] = offset
         if place in self._held:  # the client forgets a pause of what was not assigned
             consumer.pause([TopicPartition(*place)])
@@ -137,7 +152,7 @@ class KafkaSource:
         self._held.discard(place)
         if place in self._positions:
             self._unassign(place)
-            del self._positions[place]
+            del self._positions[place], self._last_read[place]
         self._catching_up.discard(place)
 
     def pause(self, place: Place) -> None:
@@ -185,7 +200,9 @@ class KafkaSource:
         rows: dict[Place, list[Row]] = {}
         stops: dict[Place, int] = {}
         ended: list[Place] = []
-        before = None
+        firsts: dict[Place, Any] = {}
+        lasts: dict[Place, Any] = {}
+        before = last = None
         for message in messages:
             place = (message.topic(), message.partition())
             error = message.error()
@@ -193,17 +210,44 @@ class KafkaSource:
                 self._take_event(place, message, error, stops, ended)
                 continue
             if place != before:  # seldom, and comparing costs less than looking it up
+                if before is not None:
+                    lasts[before] = last
                 before, add = place, rows.setdefault(place, []).append
+                firsts.setdefault(place, message)
             add(_row(message))
+            last = message
+        if before is not None:
+            lasts[before] = last
         for place, taken in rows.items():
             stops[place] = max(stops.get(place, 0), taken[-1][0] + 1)
         for place, stop in stops.items():
             start = self._positions.get(place)
             if start is not None and stop > start:
                 self._positions[place] = stop
-                yield Run(place, start, rows.get(place, []), stop)
+                run = Run(place, start, rows.get(place, []), stop)
+                yield from self._with_epochs(run, firsts, lasts, messages)
         for place in ended:
             self._go_to_head(place)
+
+    def _with_epochs(
+        self,
+        run: Run,
+        firsts: Mapping[Place, Any],
+        lasts: Mapping[Place, Any],
+        messages: Sequence[Any],
+    ) -> Iterator[Run]:
+        """The run, or one for each leader epoch in it. To ask each message for its epoch would cost
+        too much; they ascend, so what is the same for the first and the last is for all.
+        """
+        if not run.rows:
+            yield run
+            return
+        epoch = _epoch_of(lasts[run.place])
+        self._last_read[run.place] = LastRead(epoch, run.rows[-1][0])
+        if epoch == _epoch_of(firsts[run.place]):
+            yield run._replace(leader_epoch=epoch)
+        else:
+            yield from _split(run, messages)
 
     def _go_to_head(self, place: Place) -> None:
         if place in self._catching_up and place in self._positions:
@@ -224,7 +268,9 @@ class KafkaSource:
             if place in self._catching_up:
                 ended.append(place)
         elif error.code() in _MOVED:
-            self._troubles.append(Trouble(place, str(error), has_moved=True))
+            why = str(error)
+            is_truncated = _TRUNCATED in why
+            self._troubles.append(Trouble(place, why, has_moved=True, is_truncated=is_truncated))
         elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # the other topics go on
             _log.error("topic_not_readable", topic=place[0], partition=place[1], hint=READ_HINT)
         elif error.retriable() or error.code() < 0 or error.code() == NO_GROUP:
@@ -270,6 +316,27 @@ def _row(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every 
         # A header whose name is not UTF-8: the client raises once, and must not be asked again.
         headers = UNREADABLE
     return (message.offset(), message.timestamp()[1], message.key(), message.value(), headers)
+
+
+def _epoch_of(message: Any) -> int:  # noqa: ANN401  # as in ``_row``
+    epoch = message.leader_epoch()
+    return -1 if epoch is None else int(epoch)
+
+
+def _split(run: Run, messages: Sequence[Any]) -> Iterator[Run]:
+    """One run for each epoch: a leader has changed in the middle of this one."""
+    epochs = [
+        _epoch_of(message)
+        for message in messages
+        if message.error() is None and (message.topic(), message.partition()) == run.place
+    ]
+    pairs = zip(run.rows, epochs, strict=True)
+    parts = [(epoch, [row for row, _ in part]) for epoch, part in groupby(pairs, itemgetter(1))]
+    start = run.start
+    for (epoch, rows), after in zip(parts, [*parts[1:], None], strict=True):
+        stop = run.stop if after is None else after[1][0][0]
+        yield Run(run.place, start, rows, stop, epoch)
+        start = stop
 
 
 def _take(consumer: Consumer, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Any]:

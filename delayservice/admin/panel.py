@@ -102,7 +102,7 @@ class Panel:
         """
         if partition >= self.delay_topics.get(topic, 0):
             raise Refusal(404, f"{topic}:{partition} is no partition of a delay topic")
-        start, end = log_bounds(self._admin, topic, partition, READ_COMMITTED)
+        start, end, _ = log_bounds(self._admin, topic, partition, READ_COMMITTED)
         if not start <= offset < end:
             raise Refusal(
                 404, f"{topic}:{partition} holds offsets from {start} to {end - 1}, not {offset}"

@@ -5,14 +5,18 @@ One JSON object, written in the transaction that carries the outputs it accounts
     {"v": 2, "slice": 3, "node": "n1", "writer": "delayservice-n1-0-5c…", "claim": 17,
      "epoch": 7, "commit": 42, "secret": "9f0c…",
      "shards": {"delay_topic_any": {"topic_id": "…", "k": [key_ms, offset], "h": offset,
-                                    "contracts": [[from_offset, {…}], …]}}}
+                                    "contracts": [[from_offset, {…}], …],
+                                    "last": [leader_epoch, offset]}}}
 
 ``epoch`` counts take-overs of the slice, ``commit`` the commits of one: no two checkpoints are the
 same, so that one that is read back says which commit it belongs to. ``secret`` is a fingerprint of
 the secret that its writer signs copies with: a node that lacks this secret can't tell copies from
 forgeries, so it stores and serves nothing of the slice. ``writer`` and ``claim`` say who wrote it
 under which claim (see ``claims``); version 1, which had one transactional id for each slice, has
-neither, and refuses to follow version 2. JSON because Spark, metrics and people read it too.
+neither, and refuses to follow version 2. ``last`` is the newest record that the owner had read of
+the log, which may lie above ``h``: a log that was truncated and has grown again holds another one
+there, or none. It is left out where it is not known, and versions that do not know it ignore it.
+JSON because Spark, metrics and people read it too.
 """
 
 from __future__ import annotations
@@ -41,17 +45,34 @@ class WrongSecretError(KafkaEdgeError):
     """A slice is served with a cluster secret that this node does not have."""
 
 
+class LastRead(NamedTuple):
+    """A record of a log: its offset, and the epoch of the leader that appended it. -1: not known.
+
+    Leaders of a partition have ascending epochs, so a record that was read before a truncation is
+    told from one that was written in its place. An epoch without an offset says that no record up
+    to H had a higher one.
+    """
+
+    leader_epoch: int = -1
+    offset: int = -1
+
+
+NOTHING_READ: Final = LastRead()
+
+
 @dataclass(frozen=True, slots=True)
 class ShardCheckpoint:
     """The committed state of one shard.
 
     ``contracts`` is the list of parameters that keys depend on (design rule 2); ``topic_id`` tells
-    a recreated topic from the one that the offsets belong to.
+    a recreated topic from the one that the offsets belong to; ``last_read`` tells a log that was
+    truncated from the one that the owner read.
     """
 
     topic_id: str
     cursor: Cursor
     contracts: Contracts
+    last_read: LastRead = NOTHING_READ
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +133,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
                     "k": shard.cursor.key,
                     "h": shard.cursor.offset,
                     "contracts": shard.contracts.to_json(),
+                    **({"last": shard.last_read} if shard.last_read.leader_epoch >= 0 else {}),
                 }
                 for topic, shard in checkpoint.shards.items()
             },
@@ -223,6 +245,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
                     topic_id=shard["topic_id"],
                     cursor=Cursor((shard["k"][0], shard["k"][1]), shard["h"]),
                     contracts=Contracts.from_json(shard["contracts"]),
+                    last_read=LastRead(*shard.get("last", NOTHING_READ)),
                 )
                 for topic, shard in raw["shards"].items()
             },

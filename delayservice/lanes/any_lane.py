@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from delayservice.core.checkpoint import ShardCheckpoint
+from delayservice.core.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.outcome import Output
@@ -77,6 +77,10 @@ class AnyLane(Protocol):
         """Tells a recreated topic from the one before."""
 
     @property
+    def last_read(self) -> LastRead:
+        """The newest record that was read of the log, as far as it is known."""
+
+    @property
     def shard(self) -> ShardFacts:
         """How far it is."""
 
@@ -99,11 +103,20 @@ class AnyLane(Protocol):
     def step_down(self) -> None:
         """Settle no more, wherever that was interrupted."""
 
-    def take_over(self, cursor: Cursor, bounds: Bounds) -> None:
-        """Own the shard from ``cursor`` on; ``bounds`` were read after fencing."""
+    def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
+        """Return the cursor of a checkpoint as far as it holds for the log that was read here;
+        ``last_read``: as the checkpoint says.
+        """
 
-    def refit(self, bounds: Bounds) -> None:
-        """The log no longer holds the position: go on with what it holds, in the same role."""
+    def take_over(self, cursor: Cursor, bounds: Bounds, last_read: LastRead = NOTHING_READ) -> None:
+        """Own the shard from ``cursor`` on; ``bounds`` were read after fencing; ``last_read``: as
+        the checkpoint says.
+        """
+
+    def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
+        """Go on with what the log holds, in the same role: it no longer holds the position, or,
+        ``is_truncated``, what was read below it.
+        """
 
     # --- poll → store, due → settle --------------------------------------------------------------
 

@@ -94,10 +94,11 @@ class Follower:
         self._lag.heard({t: shard.cursor.offset for t, shard in known.items()}, self._now_s)
         for topic, shard in known.items():
             lane = lanes[topic]
-            lane.store.prune(shard.cursor)
+            cursor = lane.fit(shard.cursor, shard.last_read)
+            lane.store.prune(cursor)
             if not is_owner:
                 lane.adopt(shard.contracts)
-                lane.follow(shard.cursor)
+                lane.follow(cursor)
 
     def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
         """Return how far a replica's copies are behind the owner's, seconds; infinite while that is

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from delayservice.core.checkpoint import ShardCheckpoint, fingerprint
+from delayservice.core.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint, fingerprint
 from delayservice.core.codec import Payload, decode_payload, turn_of
 from delayservice.core.contract import Contract, ContractError, Contracts
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
@@ -26,7 +26,7 @@ from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.core.shard import CopyScan, Shard
 from delayservice.core.storing import is_user_record
 from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import KafkaEdgeError, SlotDamagedError
+from delayservice.errors import KafkaEdgeError, LogTruncatedError, SlotDamagedError
 from delayservice.lanes.ports import Bounds, Run, Source, Targets
 from delayservice.lanes.repair import Rereading, reread_slot
 from delayservice.store.base import Store
@@ -79,6 +79,16 @@ class Lane:
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
         self._position = -1
+        self.last_read = NOTHING_READ
+        self._committed_last = NOTHING_READ
+        """Of an owner: what its checkpoints say."""
+        self._epochs: list[LastRead] = []
+        """The first record that was read of each leader epoch, since the store began or in this
+        life."""
+        self._is_whole = self.shard.stored == 0
+        """Whether all that is stored was read in this life, from a log that has kept it since."""
+        self._doubts: list[LastRead] = []
+        """Records that the log has to hold still: nothing is settled before they are read again."""
 
     # --- roles ---------------------------------------------------------------------------------
 
@@ -147,42 +157,82 @@ class Lane:
     def follow(self, cursor: Cursor) -> None:
         """Store only, and keep up with the checkpoint."""
         self.shard.follow(cursor)
+        self._committed_last = NOTHING_READ
+        self._doubts.clear()
         self._go_to_wanted()
         self._hold_back()
 
-    def take_over(self, cursor: Cursor, bounds: Bounds) -> None:
-        """Own the shard from ``cursor`` on (rule 7); ``bounds`` were read after fencing."""
+    def take_over(self, cursor: Cursor, bounds: Bounds, last_read: LastRead = NOTHING_READ) -> None:
+        """Own the shard from ``cursor`` on (rule 7); ``bounds`` were read after fencing;
+        ``last_read``: as the checkpoint says.
+        """
+        newer = self._first_newer(cursor, last_read)
+        if newer is not None and self._is_whole:
+            cursor, last_read = Cursor(cursor.key, newer.offset), newer
+        elif newer is not None:
+            self._lose_end(cursor, bounds)
+        if self.shard.stored == 0 or last_read.offset >= bounds.end:
+            last_read = LastRead(last_read.leader_epoch)  # which tells what H had passed
         cursor = self._fit_to_log(cursor, bounds)
+        self._committed_last = last_read
+        known = (last_read, self.last_read)
+        self._doubts = [one for one in known if self._is_doubtful(one, bounds)]
         marked = self.store.marked_from(cursor.offset)
         self.shard.take_over(cursor, marked, bounds.end)
         self._go_to_wanted()
         self._hold_back()
 
-    def refit(self, bounds: Bounds) -> None:
-        """The log no longer holds the position: go on with what it holds, in the same role."""
+    def _is_doubtful(self, known: LastRead, bounds: Bounds) -> bool:
+        """Whether the log may have been truncated since this record was read, and has grown again:
+        it has another leader now, and nothing that has to be read in any case would show it.
+        """
+        return (
+            0 <= known.leader_epoch != bounds.leader_epoch
+            and bounds.start <= known.offset < self.shard.stored
+        )
+
+    def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
+        """Return the cursor of a checkpoint as far as it holds for the log that was read here."""
+        newer = self._first_newer(cursor, last_read)
+        return cursor if newer is None else Cursor(cursor.key, newer.offset)
+
+    def _first_newer(self, cursor: Cursor, last_read: LastRead) -> LastRead | None:
+        """Return the first record below H of a higher epoch than the writer of the checkpoint had
+        read by then: it stands in place of what the log has lost, and H has not passed it.
+        """
+        if last_read.leader_epoch < 0:
+            return None
+        newer = (first for first in self._epochs if first.leader_epoch > last_read.leader_epoch)
+        first = next(newer, None)
+        return first if first is not None and first.offset < cursor.offset else None
+
+    def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
+        """Go on with what the log holds, in the same role; see ``AnyLane``."""
+        cursor, last_read = self.shard.committed, self._committed_last
+        if is_truncated or bounds.start <= self._begun_at:  # else what is missing has expired
+            self._lose_end(cursor, bounds)
+            last_read = LastRead(last_read.leader_epoch)
         self._position = -1
         if self.shard.owned:
-            self.take_over(self.shard.committed, bounds)
+            self.take_over(cursor, bounds, last_read)
         else:
-            self.follow(self._fit_to_log(self.shard.committed, bounds))
+            self.follow(self._fit_to_log(cursor, bounds))
+
+    @property
+    def _begun_at(self) -> int:
+        """Where the client reads, or began to."""
+        is_known = self.last_read.leader_epoch >= 0 and self.last_read.offset < self._position
+        return self.last_read.offset + 1 if is_known else self._position
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
         """A log that no longer reaches H, or starts above it, was truncated or expired: what is
         gone is gone and is reported; what is there is served.
         """
         if cursor.offset > bounds.end or self.shard.stored > bounds.end:
-            _log.error(
-                "log_truncated",
-                topic=self.topic,
-                partition=self.partition,
-                end=bounds.end,
-                cursor_offset=cursor.offset,
-                stored=self.shard.stored,
-                hint="the log ends below what was read of it (unclean election, or records "
-                "deleted); the store is rebuilt from what the log holds now",
-            )
-            self.reset_store()
+            self._lose_end(cursor, bounds)
             cursor = Cursor(cursor.key, min(cursor.offset, bounds.end))
+        if self.last_read.offset + 1 < bounds.start:  # no position to begin from any more
+            self.last_read = NOTHING_READ
         needed = min(cursor.offset, self.shard.stored)
         if needed < bounds.start:
             if self.shard.stored < bounds.start and bounds.start > 0:
@@ -190,6 +240,21 @@ class Lane:
                 self._forget_names(bounds.start)
             cursor = Cursor(cursor.key, max(cursor.offset, bounds.start))
         return cursor
+
+    def _lose_end(self, cursor: Cursor, bounds: Bounds) -> None:
+        """Start over with a log that has lost its end; where, shows when it is read."""
+        _log.error(
+            "log_truncated",
+            topic=self.topic,
+            partition=self.partition,
+            end=bounds.end,
+            cursor_offset=cursor.offset,
+            stored=self.shard.stored,
+            hint="the log has lost records that were read of it (unclean election, or records "
+            "deleted); the store is rebuilt from what the log holds now",
+        )
+        self.reset_store()
+        self.last_read = NOTHING_READ
 
     def _report_lost(self, first: int, stop: int) -> None:
         """Offsets that retention deleted before this store had them. On a first start, or after the
@@ -224,13 +289,16 @@ class Lane:
         """Start the store over from the beginning of the log."""
         self.store.reset()
         self.shard.stored = 0
+        self._epochs.clear()
+        self._is_whole = True
         if self._is_adopted:
             self._set_label(has_refused=False)
 
     def _go_to_wanted(self) -> None:
-        wanted = self.shard.wanted
+        doubted = [known.offset for known in self._doubts]
+        wanted = min(doubted) if doubted else self.shard.wanted
         if self._is_adopted and wanted != self._position:
-            self._source.seek(self.place, wanted)
+            self._source.seek(self.place, wanted, self.last_read)
             self._position = wanted
 
     # --- poll → store --------------------------------------------------------------------------
@@ -239,6 +307,7 @@ class Lane:
         """Store one run of the log; returns its number of records."""
         if run.start != self._position:
             return 0  # read before a seek
+        self._prove(run)
         entries = self.reader.read_batch(run.rows)
         if self.reader.has_refused and not self._has_refused:
             self._set_label(has_refused=True)  # before the store goes past the copy
@@ -258,6 +327,38 @@ class Lane:
         self._go_to_wanted()
         self._hold_back()
         return len(entries)
+
+    def _prove(self, run: Run) -> None:
+        """See that this is the log that was read before, as far as it is read again.
+
+        Raises:
+            LogTruncatedError: it is not; the shard has to be fitted to it.
+        """
+        self._doubts = [known for known in self._doubts if known.offset >= run.stop]
+        for known in (self.last_read, self._committed_last):
+            if run.start <= known.offset < run.stop and not _holds(run, known):
+                raise self._truncated(f"offset {known.offset} no longer holds what was read there")
+        if not run.rows or run.leader_epoch < 0:
+            return
+        epoch, first, last = run.leader_epoch, run.rows[0][0], run.rows[-1][0]
+        if epoch > (self._epochs[-1][0] if self._epochs else -1):
+            self._epochs.append(LastRead(epoch, first))
+        if self.shard.owned:
+            before, h = self._committed_last, self.shard.committed.offset
+            if first < h and epoch > before.leader_epoch >= 0:
+                is_stored = not self._is_whole or self.shard.stored > first
+                self._position = -1
+                raise self._truncated(
+                    f"offset {first} was written after H had passed it", is_stored=is_stored
+                )
+            if last >= h and (last > before.offset or epoch > before.leader_epoch):
+                self._committed_last = LastRead(epoch, last)
+        if last > self.last_read.offset:
+            self.last_read = LastRead(epoch, last)
+
+    def _truncated(self, why: str, *, is_stored: bool = True) -> LogTruncatedError:
+        why = f"{self.topic}:{self.partition} {why}: the log has lost its end, and grown again"
+        return LogTruncatedError(why, is_stored=is_stored)
 
     @staticmethod
     def _expect(targets: Targets, entries: Sequence[Entry]) -> None:
@@ -329,7 +430,7 @@ class Lane:
         Kafka, safely.
         """
         full = self.shard.is_full or (
-            not self._may_store and self.shard.wanted >= self.shard.stored
+            not self._may_store and not self._doubts and self.shard.wanted >= self.shard.stored
         )
         if full != self._paused:
             hold = self._source.pause if full else self._source.resume
@@ -340,6 +441,8 @@ class Lane:
 
     def settle_late(self, now_ms: int, limit: int) -> list[Output]:
         """Walk H."""
+        if self._doubts:
+            return []
         return self.shard.advance_offset(now_ms, limit, self._pending_at)
 
     def _pending_at(self, key: Key) -> Payload:
@@ -367,7 +470,7 @@ class Lane:
         Each chunk is to be sent, or the transaction aborted and no other asked for.
         """
         shard = self.shard
-        if not shard.may_advance_key:
+        if self._doubts or not shard.may_advance_key:
             return
         upto_ms = shard.key_limit_ms(now_ms, self._unwalked_ms())
         after = shard.staged.key
@@ -478,7 +581,9 @@ class Lane:
 
     def checkpoint(self) -> ShardCheckpoint:
         """What a commit now would say of this shard."""
-        return ShardCheckpoint(self.topic_id, self.shard.staged, self.contracts)
+        return ShardCheckpoint(
+            self.topic_id, self.shard.staged, self.contracts, self._committed_last
+        )
 
     def committed(self) -> None:
         """The staged cursor is committed."""
@@ -499,6 +604,12 @@ class Lane:
         if self._paused:  # the client would remember it for the topic's next lane
             self._source.resume(self.place)
         self.store.close()
+
+
+def _holds(run: Run, known: LastRead) -> bool:
+    """Whether a run that covers the offset of a record holds that record."""
+    is_there = any(row[0] == known.offset for row in run.rows)
+    return is_there and run.leader_epoch in (known.leader_epoch, -1)
 
 
 def _label_of(label: bytes) -> Label | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from delayservice.core.checkpoint import ShardCheckpoint
+from delayservice.core.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.flow import Flow
@@ -88,6 +88,7 @@ class LevelLane:
         self.partition = partition
         self.place = (topic, partition)
         self.topic_id = topic_id
+        self.last_read = NOTHING_READ
         self.verdicts = Verdicts()
         self.shard = LevelShard(ahead.records, ahead.bytes)
         self.store = LogAsStore(self.shard)
@@ -122,7 +123,13 @@ class LevelLane:
         """Settle no more."""
         self.follow(self.shard.committed)
 
-    def take_over(self, cursor: Cursor, bounds: Bounds) -> None:
+    def fit(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
+        """Return the cursor of a checkpoint as it is."""
+        return cursor
+
+    def take_over(
+        self, cursor: Cursor, bounds: Bounds, _last_read: LastRead = NOTHING_READ
+    ) -> None:
         """Own the shard from ``cursor`` on; ``bounds`` were read after fencing."""
         cursor = self._fit_to_log(cursor, bounds)
         if not self._is_fit:
@@ -143,8 +150,8 @@ class LevelLane:
         self._position = cursor.offset
         self._hold_back()
 
-    def refit(self, bounds: Bounds) -> None:
-        """The log no longer holds the position: go on with what it holds, in the same role."""
+    def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:  # noqa: ARG002  # no store
+        """Go on with what the log holds, in the same role; see ``AnyLane``."""
         cursor = self.shard.committed
         if self.shard.owned:
             self.take_over(cursor, bounds)

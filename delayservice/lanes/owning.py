@@ -426,7 +426,7 @@ class Owning:
         slice_.trouble = ""
         slice_.setbacks = 0
         self._transaction.changing.discard(slice_.number)
-        self._transaction.forgettable += [(slice_.number, writer) for writer in slice_.fenced]
+        self._transaction.forgettable += [(slice_.number, w) for w in sorted(slice_.fenced)]
         slice_.fenced = frozenset()
         for lane in slice_.lanes.values():
             self._agenda.look_again(lane)

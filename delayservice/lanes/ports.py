@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from delayservice.core.checkpoint import NOTHING_READ, LastRead
 from delayservice.core.claims import Claimed
 from delayservice.core.entry import Row
 from delayservice.core.outcome import Output, Tally, Target
@@ -21,28 +22,36 @@ Place: TypeAlias = tuple[str, int]
 
 class Run(NamedTuple):
     """A gapless stretch ``[start, stop)`` of one delay topic's partition. ``rows`` may be fewer
-    than the offsets, for transaction markers and aborted records take offsets too.
+    than the offsets, for transaction markers and aborted records take offsets too. All rows were
+    appended by leaders of one epoch; -1: it is not known.
     """
 
     place: Place
     start: int
     rows: list[Row]
     stop: int
+    leader_epoch: int = -1
 
 
 class Trouble(NamedTuple):
-    """Why a partition can't be read. ``has_moved``: its log no longer holds the position."""
+    """Why a partition can't be read. ``has_moved``: its log no longer holds the position;
+    ``is_truncated``: because its end was lost, wherever it ends by now.
+    """
 
     place: Place
     why: str
     has_moved: bool
+    is_truncated: bool = False
 
 
 class Bounds(NamedTuple):
-    """``[start, end)`` of a log: the first offset that is retained, and the high watermark."""
+    """``[start, end)`` of a log: the first offset that is retained, and the high watermark.
+    ``leader_epoch``: of its present leader; -1: it is not known.
+    """
 
     start: int
     end: int
+    leader_epoch: int = -1
 
 
 NO_TIME: Final = -1
@@ -71,8 +80,10 @@ class ReadBack(NamedTuple):
 class Source(Protocol):
     """The delay topics' partitions of a worker, read committed."""
 
-    def seek(self, place: Place, offset: int) -> None:
-        """Read this partition from ``offset`` on; starts it if it was not read yet."""
+    def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
+        """Read this partition from ``offset`` on; starts it if it was not read yet. ``last_read``:
+        the last record below, if it is known; where the log holds another one, it has moved.
+        """
 
     def drop(self, place: Place) -> None:
         """Read this partition no longer."""

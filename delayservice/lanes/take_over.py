@@ -14,6 +14,7 @@ import structlog
 
 from delayservice import faults
 from delayservice.core.checkpoint import (
+    NOTHING_READ,
     Checkpoint,
     ShardCheckpoint,
     check_secret,
@@ -134,7 +135,8 @@ def take_over_lane(
         )
         known = None
     lane.adopt(_agreed(lane, known, bounds, wanted))
-    lane.take_over(known.cursor if known else Cursor(), bounds)
+    cursor, last_read = (known.cursor, known.last_read) if known else (Cursor(), NOTHING_READ)
+    lane.take_over(cursor, bounds, last_read)
 
 
 def _agreed(

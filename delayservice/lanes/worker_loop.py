@@ -24,7 +24,12 @@ from delayservice.core.disk import DiskLevel
 from delayservice.core.flow import Flow, FlowRules
 from delayservice.core.role import Role
 from delayservice.core.settle import Routes
-from delayservice.errors import KafkaEdgeError, OwnershipLostError, RefusedError
+from delayservice.errors import (
+    KafkaEdgeError,
+    LogTruncatedError,
+    OwnershipLostError,
+    RefusedError,
+)
 from delayservice.lanes.agenda import Agenda
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.copies import CopyKeeper
@@ -281,6 +286,9 @@ class WorkerLoop:
             return False
         try:
             records = lane.ingest(run)
+        except LogTruncatedError as exc:
+            self._refit(slice_, lane, str(exc), is_truncated=exc.is_stored)
+            return False
         except KafkaEdgeError as exc:
             if not lane.shard.owned:
                 lane.step_down()  # what was read is read again; an owner does when it lets go
@@ -307,20 +315,23 @@ class WorkerLoop:
         if not trouble.has_moved:
             self._owning.interrupted_safely(slice_, trouble.why)
             return
-        _log.warning("log_moved", topic=topic, partition=number, why=trouble.why)
+        self._refit(slice_, lane, trouble.why, is_truncated=trouble.is_truncated)
+
+    def _refit(self, slice_: Slice, lane: AnyLane, why: str, *, is_truncated: bool) -> None:
+        _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
         try:
-            if self._source.topic_id(topic) != lane.topic_id:
-                self.drop_lane(number, topic)
+            if self._source.topic_id(lane.topic) != lane.topic_id:
+                self.drop_lane(slice_.number, lane.topic)
                 return
             bounds = self._source.bounds(lane.place)
         except KafkaEdgeError as exc:
-            self._source.seek(lane.place, lane.shard.stored)
+            self._source.seek(lane.place, lane.shard.stored, lane.last_read)
             self._owning.interrupted_safely(slice_, str(exc))
             return
         if lane.shard.owned:
             self._settle_down()
         try:
-            lane.refit(bounds)
+            lane.refit(bounds, is_truncated=is_truncated)
         except KafkaEdgeError as exc:
             self._owning.interrupted_safely(slice_, str(exc))
         self._agenda.look_again(lane)

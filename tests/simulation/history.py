@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from delayservice.core.entry import Headers
 from delayservice.lanes.ports import Place
@@ -86,6 +86,7 @@ class Placed:
         at_ms: what the copy's key says.
         home: the shard of the user's record, if that is another.
         was_fired: it was parked when it was to be delivered at once, whenever it is due.
+        is_seen: consumers have it, although no transaction says that it was delivered.
         outcome: how it was settled; empty: it is pending.
         by: the user record that settled it, or -1.
         in_commit: the transaction that settled it.
@@ -102,6 +103,7 @@ class Placed:
     attempt: int = 1
     home: Place | None = None
     was_fired: bool = False
+    is_seen: bool = False
     outcome: str = ""
     by: int = -1
     in_commit: int = -1
@@ -152,6 +154,21 @@ class ShardHistory:
         """For people."""
         return f"{self.place[0]}:{self.place[1]}"
 
+    def cut(self, stop: int) -> ShardHistory:
+        """The same in a log that has lost everything from ``stop`` on: so has what a lost record
+        did to those below, unless K had passed them.
+        """
+        kept = {}
+        for offset, record in self.placed.items():
+            if offset < stop:
+                by = self.canceller_of(record)
+                is_undone = bool(record.outcome) and by is not None and by >= stop
+                is_undone = is_undone and self.key_of(record) > self.key
+                outcome, hit_by = ("", -1) if is_undone else (record.outcome, record.by)
+                kept[offset] = replace(record, outcome=outcome, by=hit_by)
+        h, h_before = min(self.h, stop), min(self.h_before, stop)
+        return ShardHistory(self.place, kept, self.key, h, h_before, list(self.contracts))
+
     def window_ms(self, offset: int) -> int:
         """How long after its timestamp the record at an offset is rolled."""
         _, window_ms, spread_ms = self.contracts[0]
@@ -171,6 +188,15 @@ class ShardHistory:
             return (record.due_ms, record.offset)
         roll_ms = record.timestamp_ms + self.window_ms(record.offset)
         return (max(min(record.due_ms, roll_ms), 1), record.offset)
+
+    def has_passed(self, record: Placed) -> bool:
+        """Rule 1: whether the cursor says that it is settled."""
+        passed = record.offset < self.h
+        if record.op in (SCHEDULE, COPY):
+            by = self.canceller_of(record)
+            passed = passed and self.key_of(record) <= self.key
+            passed = passed or (by is not None and by < self.h)
+        return passed
 
     def canceller_of(self, record: Placed) -> int | None:
         """The user record that settles this one if nothing else does: the next of its id."""

@@ -8,6 +8,7 @@ while its context is open.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -45,8 +46,9 @@ from delayservice.core.storing import bearing_ids
 from delayservice.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.owning import Owning
-from delayservice.lanes.ports import Place
+from delayservice.lanes.ports import Bounds, Place
 from delayservice.lanes.slice import Phase, Slice
+from delayservice.lanes.take_over import take_over_lane
 from delayservice.lanes.transaction import Timing, Transaction
 from tests.simulation.sim_log import CLAIMS_PLACE, OPEN, SimLog, Written, checkpoint_place
 from tests.simulation.sim_store import SimStore
@@ -1023,6 +1025,56 @@ def begins_at_once() -> AbstractContextManager[Any]:
     return _replaced(Settler, "_arm", arm)
 
 
+# --- logs that lose their end, topics made anew, at least once -----------------------------------
+
+
+def truncation_is_ignored() -> AbstractContextManager[Any]:
+    """A log that is as long as it was is taken for the same log."""
+
+    def refit(original: Any, lane: Lane, bounds: Bounds, **_: Any) -> None:
+        lane._position = -1
+        original(lane, bounds)
+
+    return _replaced(Lane, "refit", refit)
+
+
+def leader_is_not_asked() -> AbstractContextManager[Any]:
+    """A new owner settles what it has stored, whoever leads the partition by now."""
+    return patch.object(Lane, "_is_doubtful", lambda *_: False)
+
+
+def epoch_is_not_committed() -> AbstractContextManager[Any]:
+    """H stays where it was, above what was written in place of lost records."""
+
+    def take_over(original: Any, lane: Lane, cursor: Cursor, bounds: Bounds, *_: Any) -> None:
+        original(lane, cursor, bounds)
+
+    return _replaced(Lane, "take_over", take_over)
+
+
+@contextmanager
+def recreated_topic_keeps_its_cursor() -> Iterator[None]:
+    """Topics are known by their names."""
+
+    def wrong(lane: Any, known: ShardCheckpoint | None, *args: Any) -> None:
+        if known is not None:
+            known = dataclasses.replace(known, topic_id=lane.topic_id)
+        take_over_lane(lane, known, *args)
+
+    with patch("delayservice.lanes.owning.take_over_lane", wrong):
+        yield
+
+
+def direct_is_not_awaited() -> AbstractContextManager[Any]:
+    """At least once: the checkpoint is committed before the targets have their records."""
+
+    def flush(original: Any, sink: KafkaSink, producer: Any) -> None:
+        if producer is not sink._direct:
+            original(sink, producer)
+
+    return _replaced(KafkaSink, "_flush", flush)
+
+
 OWNERSHIP: tuple[Mutation, ...] = (
     latest_claim,
     no_fence,
@@ -1098,6 +1150,15 @@ CLIENTS: tuple[Mutation, ...] = (
     batches_grow_again,
 )
 """Mistakes with what the clients of Kafka say."""
+
+LOGS: tuple[Mutation, ...] = (
+    truncation_is_ignored,
+    leader_is_not_asked,
+    epoch_is_not_committed,
+    recreated_topic_keeps_its_cursor,
+    direct_is_not_awaited,
+)
+"""Mistakes with logs that are not what they were, and with records that are seen at once."""
 
 KINDS: tuple[Mutation, ...] = (
     fire_overlaps_roll,

@@ -120,6 +120,8 @@ class Node:
         self.jobs: list[Job] = []
         tidy = world.plan.retention
         self.disks = {p: SimStore(self._rng(), self.point, tidy=tidy) for p in world.precise}
+        self._topic_ids: dict[Place, str] = {}
+        """Of what the disks hold."""
         self.clock = SimClock(self)
         self._life = 0
         self._frames: list[tuple[int, str]] = []
@@ -153,7 +155,7 @@ class Node:
                 checkpoint_topic=CHECKPOINTS,
                 claims_topic=CLAIMS,
                 checkpoint_partition=lambda number: checkpoint_place(number)[1],
-                exactly_once=True,
+                exactly_once=not self.world.plan.at_least_once,
                 partitioner="",
                 client={},
             ),
@@ -255,6 +257,9 @@ class Node:
         self.has_wrong_secret = are_served and self.world.flip(plan.wrong_secret)
         self._connect()
         book = self._book
+        if plan.truncates:  # a store does not say of which log it is
+            for disk in self.disks.values():
+                disk.wipe()
         self.loop = WorkerLoop(
             node_id=self.name,
             source=self._source,
@@ -336,6 +341,10 @@ class Node:
         assert self.loop is not None
         (topic, number), plan = place, self.world.plan
         slice_ = self.loop.slices.get(number) or self.loop.add_slice(number)
+        topic_id = self.world.log.topics[topic].topic_id
+        if self._topic_ids.get(place, topic_id) != topic_id:
+            self.disks[place] = SimStore(self._rng(), self.point, tidy=plan.retention)
+        self._topic_ids[place] = topic_id
         store: Store = self.disks[place]
         if self._make_store is not None:
             store = self._make_store(self.name, place)
@@ -450,6 +459,21 @@ class Node:
         else:
             self.trace(f"serves {place} no longer")
             self._guarded(partial(self.loop.drop_lane, number, topic))
+
+    def see_topics(self) -> None:
+        """See which topics were made anew, and serve those; as a worker's thread does, between two
+        turns.
+        """
+        if not self.world.plan.recreates or self.loop is None or self.is_running:
+            return
+        for place in self.served:
+            if self.loop is None:  # it crashed meanwhile
+                return
+            lane = self.loop.slices[place[1]].lanes[place[0]]
+            if lane.topic_id != self.world.log.topics[place[0]].topic_id:
+                self.trace(f"drops {place}, which was made anew")
+                self._guarded(partial(self.loop.drop_lane, place[1], place[0]))
+        self.serve_all()
 
     def serve_all(self) -> None:
         """Serve every topic of every slice again."""

@@ -55,6 +55,40 @@ class Tenure(NamedTuple):
 NOBODY = Tenure("", -1, 0, 0)
 
 
+class Past(NamedTuple):
+    """What a shard was until its log was truncated or its topic made anew. Whoever has not seen
+    that yet still goes by it.
+
+    Attributes:
+        history: its records, and what became of them.
+        topic_id: of the topic.
+        stop: what was written from there on is lost.
+        epoch: of the leader that lacks it; None: the topic is gone.
+    """
+
+    history: ShardHistory
+    topic_id: str
+    stop: int
+    epoch: int | None
+
+    def is_believed(self, fields: dict[str, Any], hit: set[int]) -> bool:
+        """Whether the writer of a checkpoint has not seen what came after. ``hit``: what it settles
+        with it.
+        """
+        if fields["topic_id"] != self.topic_id:
+            return False
+        if self.epoch is None:
+            return True
+        # Who goes by it has not gone back, has read no newer record, has read what it passed, and
+        # does not settle again what a lost record had settled.
+        epoch, offset = fields.get("last", (-1, -1))
+        before, h = self.history.h, fields["h"]
+        passed = [o for o in self.history.placed if before <= o < h]
+        again = [o for o in hit if o in self.history.placed and self.history.placed[o].outcome]
+        is_read = epoch < self.epoch and all(o <= offset for o in passed)
+        return h >= before and is_read and not again
+
+
 class Oracle:
     """All shards of all slices."""
 
@@ -78,6 +112,13 @@ class Oracle:
         self._windows = windows
         self._heads: dict[Place, int] = {}
         """H of each shard as the transaction at hand commits it."""
+        self._past: dict[Place, list[Past]] = {}
+        self._lost: set[str] = set()
+        """Sources of records that logs have lost: an original may be gone, or its copy."""
+        self._passed: Counter[Place] = Counter()
+        """How many of those nobody goes by any more: each checkpoint stands on the one before."""
+        self._seen: dict[Place, ShardHistory] = {}
+        """The shards as the writer of the transaction at hand knows them."""
         self._to_follow: dict[str, tuple[Placed, set[int | None]]] = {}
         """By source: occurrences that this transaction delivered, and when the next may be due."""
 
@@ -85,9 +126,71 @@ class Oracle:
 
     def user_wrote(self, written: Written, wish: Wish) -> None:
         """A user's record is committed."""
-        self.shards[written.place].placed[written.offset] = Placed.by_user(
-            written.offset, wish, written.timestamp_ms
-        )
+        if written.is_lost:
+            return
+        self._place(self.shards[written.place], written, wish)
+        for past in reversed(self._past.get(written.place, [])):
+            if past.epoch is None or written.offset >= past.stop:
+                break
+            self._place(past.history, written, wish)
+
+    @staticmethod
+    def _place(shard: ShardHistory, written: Written, wish: Wish) -> None:
+        placed = Placed.by_user(written.offset, wish, written.timestamp_ms)
+        shard.placed[written.offset] = placed
+
+    def truncated(self, place: Place, topic_id: str, stop: int, epoch: int) -> None:
+        """A log has lost everything from ``stop`` on; its leader's epoch tells."""
+        before = self.shards[place]
+        self._past.setdefault(place, []).append(Past(before, topic_id, stop, epoch))
+        gone = [record for offset, record in before.placed.items() if offset >= stop]
+        self._lost |= {record.source(place) for record in gone}
+        self.shards[place] = before.cut(stop)
+
+    def recreated(self, place: Place, topic_id: str) -> None:
+        """The topic of this id is gone, another has its name."""
+        self._past.setdefault(place, []).append(Past(self.shards[place], topic_id, 0, None))
+        self.shards[place] = ShardHistory(place)
+
+    def _see(self, place: Place, fields: dict[str, Any], hit: set[int]) -> ShardHistory:
+        pasts = self._past.get(place, [])
+        while self._passed[place] < len(pasts):
+            past = pasts[self._passed[place]]
+            if past.is_believed(fields, hit):
+                return past.history
+            self._passed[place] += 1
+        return self.shards[place]
+
+    def _carry_on(self) -> None:
+        """What was settled by an earlier knowledge of a log is settled, as far as it is still
+        there.
+        """
+        for place, seen in self._seen.items():
+            pasts = self._past.get(place, [])
+            at = next((n for n, past in enumerate(pasts) if past.history is seen), None)
+            for n in range(len(pasts) if at is None else at, len(pasts)):
+                if pasts[n].epoch is None:
+                    break
+                later = pasts[n + 1].history if n + 1 < len(pasts) else self.shards[place]
+                kept = pasts[n].history.cut(pasts[n].stop)
+                later.placed.update(kept.placed)
+                later.key, later.contracts = max(later.key, kept.key), kept.contracts
+                later.h = max(later.h, kept.h)
+
+    def seen_at_once(self, written: Written) -> None:
+        """A record was delivered outside of any transaction: it may come again, as long as it is
+        pending for whoever sent it.
+        """
+        headers = dict(written.headers)
+        place, offset = _settled_in(headers), _number(headers["delay-settles"])
+        shard = self.shards[place]
+        record = shard.placed.get(offset)
+        where = f"{shard.name} offset {offset}"
+        if record is None:
+            raise ViolationError(f"{where} is no record, but delivered")
+        _require(written.topic not in ("delay_dead_letter", "delay_outcomes"), f"{where}: at once")
+        _check_delivery(shard, replace(record, by=-1), written, where)  # whatever came of it since
+        record.is_seen = True
 
     # --- what the service did ------------------------------------------------------------------
 
@@ -106,6 +209,8 @@ class Oracle:
             for topic, fields in checkpoint["shards"].items()
         }
         self._heads = {place: fields["h"] for place, fields in said.items()}
+        hit = _hit(transaction)
+        self._seen = {p: self._see(p, fields, hit.get(p, set())) for p, fields in said.items()}
         self._to_follow.clear()
         settled = Counter(
             self._take_output(written)[1]
@@ -120,11 +225,17 @@ class Oracle:
             self._check_tenure(slice_no, checkpoint, transaction.writer, settled[slice_no])
         for place, fields in said.items():
             self._read_checkpoint(place, fields, transaction)
-        for place, shard in self.shards.items():
+        for place in self.shards:
             if place[1] in checkpoints:
+                shard = self._shard(place)
                 self._check_order(shard, transaction)
+                self._settle_seen(shard)
                 self._check_settled(shard)
                 self._check_controls(shard)
+        self._carry_on()
+
+    def _shard(self, place: Place) -> ShardHistory:
+        return self._seen.get(place) or self.shards[place]
 
     def _take_output(self, written: Written) -> Place:
         copied = written.place in self.shards
@@ -154,7 +265,7 @@ class Oracle:
         if written.topic == "delay_outcomes":
             outcome = _text(headers["delay-outcome"])
         place = _settled_in(headers)
-        shard = self.shards[place]
+        shard = self._shard(place)
         record = self._settle(shard, _number(headers["delay-settles"]), outcome)
         where = f"{shard.name} offset {record.offset}"
         if outcome == "delivered":
@@ -222,7 +333,7 @@ class Oracle:
         if named is None:
             return shard
         topic, _, partition = named.rpartition(":")
-        return self.shards[topic, int(partition)]
+        return self._shard((topic, int(partition)))
 
     def _copy(
         self, shard: ShardHistory, written: Written, fields: dict[str, Any], where: str
@@ -295,12 +406,13 @@ class Oracle:
     def _read_checkpoint(
         self, place: Place, said: dict[str, Any], transaction: Transaction
     ) -> None:
-        shard = self.shards[place]
+        shard = self._shard(place)
         key, where = (said["k"][0], said["k"][1]), shard.name
         _require(key >= shard.key, f"{where}: K went back from {shard.key} to {key}")
         _require(said["h"] >= shard.h, f"{where}: H went back from {shard.h} to {said['h']}")
         stable = self._last_stable(place, transaction)
-        _require(said["h"] <= stable, f"{where}: H {said['h']} is beyond what is stable, {stable}")
+        is_true = said["h"] <= stable or shard is not self.shards[place]
+        _require(is_true, f"{where}: H {said['h']} is beyond what is stable, {stable}")
         windows = [
             (c["from"], c["contract"]["roll_window_ms"], c["contract"]["roll_spread_ms"])
             for c in said["contracts"]
@@ -333,14 +445,18 @@ class Oracle:
             _require(key > before, f"{shard.name}: {key} was delivered after {before}")
             last[written.place] = key
 
+    def _settle_seen(self, shard: ShardHistory) -> None:
+        """What consumers have is delivered when the cursor passes it, if nothing else was said."""
+        for record in shard.placed.values():
+            if record.is_seen and not record.outcome and shard.has_passed(record):
+                record.outcome = "delivered"
+                record.in_commit = self.commits
+                self.outcomes["delivered"] = self.outcomes.get("delivered", 0) + 1
+
     def _check_settled(self, shard: ShardHistory) -> None:
         """Rule 1."""
         for record in shard.placed.values():
-            passed = record.offset < shard.h
-            if record.op in (SCHEDULE, COPY):
-                by = shard.canceller_of(record)
-                passed = passed and shard.key_of(record) <= shard.key
-                passed = passed or (by is not None and by < shard.h)
+            passed = shard.has_passed(record)
             if passed != bool(record.outcome):
                 raise ViolationError(
                     f"{shard.name} offset {record.offset} ({record.op}) "
@@ -409,7 +525,20 @@ class Oracle:
                 elif record.wish.cron and not record.number:
                     ends.append("begun")
         for source, outcomes in final.items():
+            if source in self._lost and not outcomes:
+                continue
             _require(len(outcomes) == 1, f"{source} ended as {outcomes}")
+
+
+def _hit(transaction: Transaction) -> dict[Place, set[int]]:
+    """What the outputs of a transaction settle, copies aside."""
+    found: dict[Place, set[int]] = {}
+    for written in transaction.records:
+        headers = dict(written.headers)
+        if "delay-settles" in headers:
+            offset = _number(headers["delay-settles"])
+            found.setdefault(_settled_in(headers), set()).add(offset)
+    return found
 
 
 def _settled_in(headers: dict[str, bytes | None]) -> Place:

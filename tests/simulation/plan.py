@@ -94,6 +94,12 @@ class Plan:
     """Users write on when all is well again, and every record has to be in time."""
     intruder: float = 0.0
     """Odds that something else writes to the service's own topics when Kafka gets round to it."""
+    at_least_once: bool = False
+    """Targets get their records outside of transactions, and perhaps again."""
+    truncates: bool = False
+    """Leaders are elected that lack the end of a log."""
+    recreates: bool = False
+    """Delay topics are deleted, and made anew under their names."""
     retention: bool = False
     targets_fail: bool = False
     pauses: bool = False
@@ -138,6 +144,24 @@ THEMES: tuple[dict[str, Any], ...] = (
     {"asked": 0.4, "records": 24, "near": 0.8, "batch_records": 3},
 )
 """What some plans are bent towards: protocols break where two rare things meet."""
+FIRST_OF_KINDS = 80_000
+"""The first seed of the kinds of plan that were added last; those below stay what they were."""
+
+
+_NO_COPIES: dict[str, Any] = (
+    {"roll_window_ms": NO_ROLL_MS, "other_roll_window_ms": None, "far": 0.0, "recurring": 0.0}
+    | {"rate_per_s": 0.0, "targets_fail": False, "pauses": False, "asked": 0.0, "abort": 0.0}
+    | {"levels": (), "stuck": "", "retention": False, "slots_fail": False, "lanes_change": False}
+    | {"load": False}
+)
+TRUNCATED = _NO_COPIES | {"truncates": True, "records": 16, "append": 0.1, "near": 0.4}
+RECREATED = _NO_COPIES | {"recreates": True, "records": 16, "append": 0.05}
+AT_LEAST_ONCE: dict[str, Any] = {"at_least_once": True, "recurring": 0.0}
+KINDS: tuple[dict[str, Any], ...] = (TRUNCATED, RECREATED, AT_LEAST_ONCE, {})
+"""Logs lose what was written to them. No copies: one may be lost and its original kept, or the
+other way round, and what becomes of the record then is nobody's promise. Or targets get their
+records at least once.
+"""
 
 
 SETTINGS_DIFFER: dict[str, Any] = (
@@ -154,7 +178,8 @@ def draw_plan(seed: int) -> Plan:
     """The plan of a seed. Every kind of trouble comes alone, in company, and not at all."""
     rng = Random(f"plan {seed}")
     wrong_secret = Random(f"secret {seed}").choice((0.0,) * 9 + (0.4,))
-    return replace(_draw(rng), wrong_secret=wrong_secret, **rng.choice(THEMES))
+    plan = replace(_draw(rng), wrong_secret=wrong_secret, **rng.choice(THEMES))
+    return replace(plan, **rng.choice(KINDS)) if seed >= FIRST_OF_KINDS else plan
 
 
 def _draw(rng: Random) -> Plan:

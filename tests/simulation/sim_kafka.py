@@ -86,7 +86,8 @@ class SimKafka:
         self._node = node
 
     def _producer(self, options: Mapping[str, Any]) -> Any:  # stands for the client's
-        return SimProducer(self._node, options)
+        kind = SimProducer if "transactional.id" in options else SimDirectProducer
+        return kind(self._node, options)
 
     def _consumer(self, options: Mapping[str, Any]) -> Any:  # the same
         return SimConsumer(self._node, options)
@@ -142,7 +143,7 @@ class SimProducer:
         self._node = node
         self._world = node.world
         self._log = node.world.log
-        self._id: str = options["transactional.id"]
+        self._id: str = options.get("transactional.id", "")
         self._report: Callable[..., None] | None = options.get("on_delivery")
         self._epoch: Epoch = (-1, -1)
         self._state = _NEW
@@ -278,15 +279,18 @@ class SimProducer:
             return
         failed = world.flip(world.plan.abort * 0.5) and world.rng.choice(PASSING)
         if not failed or failed == APPENDED:
-            self._transaction = self._transaction or self._log.begin(self._id)
             for queued in batch:
-                record = (queued.key, queued.value, queued.headers)
-                self._log.append(place, world.now_ms, record, self._transaction, queued.sent)
+                self._append(place, queued)
                 self._node.trace(f"writes {place} {queued.key!r} {(queued.value or b'-')[:90]!r}")
         if failed:
             self._fail(batch, failed)
         else:
             self._forget(batch)
+
+    def _append(self, place: Place, queued: _Queued) -> None:
+        self._transaction = self._transaction or self._log.begin(self._id)
+        record = (queued.key, queued.value, queued.headers)
+        self._log.append(place, self._world.now_ms, record, self._transaction, queued.sent)
 
     def _is_held_up(self, topic: Topic, place: Place, batch: list[_Queued]) -> bool:
         """Whether these records wait in the client, or fail there: their partition is not there, or
@@ -397,17 +401,45 @@ class SimProducer:
         self._node.trace("aborts")
 
 
+class SimDirectProducer(SimProducer):
+    """An idempotent producer without transactions: a record that fails concerns no other, and what
+    is at the broker is seen at once.
+    """
+
+    def __init__(self, node: Node, options: Mapping[str, Any]) -> None:
+        super().__init__(node, options)
+        self._state = _BEGUN
+
+    def _append(self, place: Place, queued: _Queued) -> None:
+        record = (queued.key, queued.value, queued.headers)
+        written = self._log.append(place, self._world.now_ms, record, None, queued.sent)
+        self._world.oracle.seen_at_once(written)
+
+    def _may_add(self, _place: Place, _batch: list[_Queued]) -> bool:
+        return True
+
+    def _break(self, _state: str, _code: int) -> None:
+        """The next record is sent all the same."""
+
+
 # --- consumer ------------------------------------------------------------------------------------
 
 
 class SimMessage:
     """A record, or an event, as a consumer gives it."""
 
-    __slots__ = ("_error", "_offset", "_place", "_written")
+    __slots__ = ("_error", "_offset", "_place", "_written", "epoch")
 
     def __init__(
-        self, place: Place, offset: int, written: Written | None, error: KafkaError | None
+        self,
+        place: Place,
+        offset: int,
+        written: Written | None,
+        error: KafkaError | None,
+        epoch: int = -1,
     ) -> None:
+        """``epoch``: of the leader by which the client knows the position behind it."""
+        self.epoch = epoch
         self._place = place
         self._offset = offset
         self._written = written
@@ -447,6 +479,10 @@ class SimMessage:
         """See the client."""
         return None if self._written is None else self._written.value
 
+    def leader_epoch(self) -> int | None:
+        """See the client."""
+        return None if self._written is None else self._written.leader_epoch
+
     def headers(self) -> Headers:
         """See the client."""
         return [] if self._written is None else list(self._written.headers)
@@ -474,6 +510,9 @@ class SimConsumer:
         self._given: dict[Place, int] = {}
         """Next offset to give."""
         self._lives: dict[Place, int] = {}
+        self._fetched_epochs: dict[Place, int] = {}
+        """Leader epoch of what lies right below the next offset to fetch; -1: it is not known."""
+        self._given_epochs: dict[Place, int] = {}
         self._ended: dict[Place, int] = {}
         """Where the end was last told."""
         self._paused: set[Place] = set()
@@ -496,6 +535,9 @@ class SimConsumer:
             if place in self._given:
                 raise _raised(KafkaError._CONFLICT, f"{place} is assigned")
             self._fetched[place] = self._given[place] = partition.offset
+            epoch: int | None = partition.leader_epoch
+            known = -1 if epoch is None else epoch
+            self._fetched_epochs[place] = self._given_epochs[place] = known
             self._lives[place] = self._life(place)
             self._ended.pop(place, None)
             self._paused.discard(place)
@@ -522,6 +564,7 @@ class SimConsumer:
             self._drop(place)
             if place in self._fetched:
                 self._fetched[place] = self._given[place]
+                self._fetched_epochs[place] = self._given_epochs[place]
 
     def _drop(self, place: Place) -> None:
         self._queue = [message for message in self._queue if message.place != place]
@@ -558,6 +601,7 @@ class SimConsumer:
         for message in taken:
             if message.place in self._given:
                 self._given[message.place] = message.after
+                self._given_epochs[message.place] = message.epoch
         return taken
 
     def _fetch(self) -> None:
@@ -566,8 +610,11 @@ class SimConsumer:
             if place in self._paused:
                 continue
             partition = self._log.partition(place)
-            if not partition.start <= position <= partition.end or self._is_lost(place):
+            epoch = self._fetched_epochs[place]
+            if self._is_lost(place) or not partition.start <= position <= partition.end:
                 self._lose(place, position, partition.start)
+            elif epoch >= 0 and self._log.end_of_epoch(place, epoch) < position:
+                self._lose(place, position, partition.start, _TRUNCATION)
             elif world.flip(world.plan.broken_call * 0.3):
                 self._tell(place, position, KafkaError.UNKNOWN_TOPIC_OR_PART)
             else:
@@ -578,17 +625,18 @@ class SimConsumer:
         """Whether this is another log than the one that was assigned."""
         return self._life(place) != self._lives[place]
 
-    def _lose(self, place: Place, position: int, start: int) -> None:
+    def _lose(self, place: Place, position: int, start: int, why: str = "") -> None:
         """The log does not hold the position."""
         if self._resets:
             self._fetched[place], self._lives[place] = start, self._life(place)
         else:
             del self._fetched[place]
-            self._tell(place, position, KafkaError._AUTO_OFFSET_RESET)
+            self._tell(place, position, KafkaError._AUTO_OFFSET_RESET, why)
 
-    def _tell(self, place: Place, position: int, code: int) -> None:
-        error = KafkaError(code)
-        self._queue.append(SimMessage(place, position, None, error))
+    def _tell(self, place: Place, position: int, code: int, why: str = "") -> None:
+        error = KafkaError(code, why) if why else KafkaError(code)
+        epoch = self._fetched_epochs[place]
+        self._queue.append(SimMessage(place, position, None, error, epoch))
         if code != KafkaError._PARTITION_EOF:
             self._node.trace(f"hears {error.name()} of {place} at {position}")
 
@@ -599,9 +647,13 @@ class SimConsumer:
             if few == 0:
                 return
             few -= 1
-            self._queue.append(SimMessage(place, written.offset, written, None))
+            epoch = written.leader_epoch
+            self._queue.append(SimMessage(place, written.offset, written, None, epoch))
             self._fetched[place] = written.offset + 1
-        self._fetched[place] = max(self._fetched[place], end)
+            self._fetched_epochs[place] = epoch
+        if end > self._fetched[place]:
+            self._fetched[place] = end
+            self._fetched_epochs[place] = partition.written[end - 1].leader_epoch
         if self._ended.get(place) != end:
             self._ended[place] = end
             self._tell(place, end, KafkaError._PARTITION_EOF)
@@ -627,6 +679,7 @@ def _answered(answer: Answer | KafkaError) -> Future[Answer]:
     return future
 
 
+_TRUNCATION = KafkaError(KafkaError._LOG_TRUNCATION).str()
 _NO_ANSWER = KafkaError(KafkaError._TIMED_OUT, "no answer")
 
 
@@ -654,17 +707,21 @@ class SimAdmin:
             place: _answered(
                 _NO_ANSWER
                 if self._is_broken(f"bounds of {place.topic}")
-                else SimpleNamespace(offset=self._offset(place, spec, isolation_level))
+                else self._bound(place, spec, isolation_level)
             )
             for place, spec in wanted.items()
         }
 
-    def _offset(self, place: TopicPartition, spec: OffsetSpec, isolation: IsolationLevel) -> int:
+    def _bound(
+        self, place: TopicPartition, spec: OffsetSpec, isolation: IsolationLevel
+    ) -> SimpleNamespace:
         partition = self._log.partition((place.topic, place.partition))
+        epoch = partition.leader_epoch
         if spec._value == _EARLIEST:
-            return partition.start
+            return SimpleNamespace(offset=partition.start, leader_epoch=epoch)
         is_committed = isolation is IsolationLevel.READ_COMMITTED
-        return partition.last_stable if is_committed else partition.end
+        end = partition.last_stable if is_committed else partition.end
+        return SimpleNamespace(offset=end, leader_epoch=epoch)
 
     def describe_topics(self, topics: Any, **_: object) -> dict[str, Future[Any]]:
         """What topics are there, and who may use them."""

@@ -35,10 +35,12 @@ class Written:
     """One offset of a partition. A marker has no transaction of its own, key or value.
 
     Attributes:
+        first_offset: of a marker's transaction, in this partition.
         serial: what was written later anywhere has a higher one.
         sender_ms: what the sending node's clock said when it decided to send.
         skew_ms: how far that was ahead of the world's clock.
         is_gone: compaction has removed it.
+        is_lost: the log has lost it, with everything after it.
     """
 
     place: Place
@@ -50,6 +52,9 @@ class Written:
     transaction: Transaction | None
     serial: int
     is_marker: bool = False
+    leader_epoch: int = 0
+    is_lost: bool = False
+    first_offset: int = -1
     sender_ms: int = 0
     skew_ms: int = 0
     is_gone: bool = False
@@ -92,6 +97,7 @@ class Partition:
 
     def __init__(self) -> None:
         self.start = 0
+        self.leader_epoch = 0
         self.written: list[Written] = []
         self.pinning: dict[int, int] = {}
         """Number of a transaction without its marker here, to its first offset."""
@@ -212,6 +218,7 @@ class SimLog:
             self._next_serial(),
         )
         written.sender_ms, written.skew_ms = sent
+        written.leader_epoch = partition.leader_epoch
         partition.written.append(written)
         if transaction is not None:
             transaction.records.append(written)
@@ -277,11 +284,12 @@ class SimLog:
         partition = self.partition(place)
         if partition.pinning.pop(transaction.number, None) is None:
             return  # its records were truncated, or their topic was made anew
-        partition.written.append(
-            Written(
-                place, partition.end, 0, None, None, [], None, self._next_serial(), is_marker=True
-            )
+        marker = Written(
+            place, partition.end, 0, None, None, [], None, self._next_serial(), is_marker=True
         )
+        marker.leader_epoch = partition.leader_epoch
+        marker.first_offset = transaction.first_offsets[place]
+        partition.written.append(marker)
 
     # --- transactional ids ---------------------------------------------------------------------
 
@@ -326,7 +334,59 @@ class SimLog:
             is_over = written.value is None and written.key in alone and place == CLAIMS_PLACE
             written.is_gone = not is_last or is_over
 
+    def elect(self, place: Place) -> None:
+        """Another leader takes a partition."""
+        self.partition(place).leader_epoch += 1
+
+    def cuts(self, place: Place) -> list[int]:
+        """Where a log may be truncated: a marker goes with what it marks, or stays."""
+        partition = self.partition(place)
+        marked = [(w.first_offset, w.offset) for w in partition.written if w.is_marker]
+        return [
+            stop
+            for stop in range(partition.start, partition.end)
+            if not any(first < stop <= marker for first, marker in marked)
+        ]
+
+    def truncate(self, place: Place, stop: int) -> None:
+        """A leader is elected that lacks what was written from ``stop`` on."""
+        partition = self.partition(place)
+        self._lose(place, partition.written[stop:], stop)
+        del partition.written[stop:]
+        self.elect(place)
+
+    def fill(self, place: Place, end: int, now_ms: int) -> None:
+        """Make a log as long as it was, with what nobody sees."""
+        while self.partition(place).end < end:
+            transaction = self.begin()
+            self.append(place, now_ms, (None, b"aborted", []), transaction)
+            self.decide(transaction, commit=False)
+
+    def recreate(self, name: str) -> None:
+        """A topic is deleted, and another is made that has its name."""
+        topic = self.topics[name]
+        topic.life += 1
+        for number in range(topic.partitions):
+            place = (name, number)
+            self._lose(place, self.partition(place).written, 0)
+            self._partitions[place] = Partition()
+
+    def _lose(self, place: Place, lost: list[Written], stop: int) -> None:
+        pinning = self.partition(place).pinning
+        for written in lost:
+            written.is_lost = True
+            transaction = written.transaction
+            if transaction is not None and transaction.first_offsets.get(place, -1) >= stop:
+                del transaction.first_offsets[place]
+                pinning.pop(transaction.number, None)
+
     # --- read ----------------------------------------------------------------------------------
+
+    def end_of_epoch(self, place: Place, leader_epoch: int) -> int:
+        """``OffsetForLeaderEpoch``: where the first later epoch begins, or the log ends."""
+        partition = self.partition(place)
+        later = (w.offset for w in partition.written if w.leader_epoch > leader_epoch)
+        return next(later, partition.end)
 
     def visible(self, place: Place, start: int, *, committed: bool) -> Iterator[Written]:
         """What a reader sees from ``start`` on, read committed or not."""

@@ -10,12 +10,21 @@ from tests.simulation.mutations import (
     CLIENTS,
     KINDS,
     LISTED,
+    LOGS,
     OTHERS,
     OWNERSHIP,
     Mutation,
     key_does_not_wait_after_abort,
 )
-from tests.simulation.plan import NO_ROLL_MS, SETTINGS_DIFFER, TOPICS, draw_plan
+from tests.simulation.plan import (
+    AT_LEAST_ONCE,
+    NO_ROLL_MS,
+    RECREATED,
+    SETTINGS_DIFFER,
+    TOPICS,
+    TRUNCATED,
+    draw_plan,
+)
 from tests.simulation.schedule import run_schedule, silenced
 
 SEEDS = 1_500
@@ -114,6 +123,11 @@ BENT: dict[str, dict[str, Any]] = {
     "batches_grow_again": UNTROUBLED
     | {"targets_fail": True, "records": 250, "near": 0.99, "again": 0.0, "ids": 4, "slices": 1}
     | {"append": 0.4, "actions": 600, "transaction_interval_ms": 60},
+    "truncation_is_ignored": TRUNCATED,
+    "leader_is_not_asked": TRUNCATED | {"moves": 0.2, "actions": 200},
+    "epoch_is_not_committed": TRUNCATED,
+    "recreated_topic_keeps_its_cursor": RECREATED,
+    "direct_is_not_awaited": AT_LEAST_ONCE | {"near": 0.9},
     "label_is_ignored": SETTINGS_DIFFER,
     "store_is_kept_over_a_change": SETTINGS_DIFFER,
     # Needs a copy that is read with the wrong secret, and a take-over with the right one.
@@ -136,7 +150,7 @@ transaction.
 
 @pytest.mark.parametrize(
     "mutation",
-    LISTED + OWNERSHIP + OTHERS + CLIENTS + KINDS,
+    LISTED + OWNERSHIP + OTHERS + CLIENTS + LOGS + KINDS,
     ids=lambda mutation: mutation.__name__,
 )
 def test_the_mistake_is_caught(mutation: Mutation) -> None:

@@ -16,7 +16,7 @@ from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks
 from tests.simulation.node import MakeStore
-from tests.simulation.plan import SETTINGS_DIFFER, Plan, draw_plan
+from tests.simulation.plan import FIRST_OF_KINDS, SETTINGS_DIFFER, Plan, draw_plan
 from tests.simulation.schedule import replay_command, run_schedule, silenced
 from tests.wheels import LoneStore
 
@@ -50,6 +50,17 @@ def test_promises_hold_where_settings_differ_and_replicas_restart() -> None:
         for seed in range(70_000, 70_000 + BLOCK):
             verdict = run_schedule(seed, plan=replace(draw_plan(seed), **SETTINGS_DIFFER))
             assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_and_targets_get_more(
+    block: int,
+) -> None:
+    first = FIRST_OF_KINDS + block * BLOCK
+    with silenced():
+        for seed in range(first, first + BLOCK):
+            verdict = run_schedule(seed)
+            assert verdict.broken is None, f"{verdict.broken}; see: {replay_command(seed)}"
 
 
 def test_a_schedule_replays_from_its_seed() -> None:

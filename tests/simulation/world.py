@@ -68,6 +68,9 @@ class World:
         """Topics of which the cluster says only that they have no leader yet."""
         self.holds_helpers = False
         """Whether helpers begin nothing at once, in calm times either."""
+        self.longest: dict[Place, int] = {}
+        """Ends of logs before they were truncated. Who took a shard over waits until it has grown
+        as long again, if nothing that it had read is lost."""
         self._turns_left = 0
         self.unanswered: list[Job] = []
         """What helpers will not get on with."""
@@ -182,7 +185,9 @@ class World:
         elif choice == 5:
             self._coordinate()
         elif choice == 6:
-            rng.choice(self.nodes).look_up()
+            node = rng.choice(self.nodes)
+            node.look_up()
+            node.see_topics()
         else:
             self._spoil_own_topics()
 
@@ -276,6 +281,10 @@ class World:
             self._expire(rng.choice(self.places))
         if plan.lanes_change and rng.random() < 0.6:
             node.change_lanes()
+        if plan.truncates:
+            self._elect(rng.choice(self.precise))
+        if plan.recreates and rng.random() < 0.3:
+            self._recreate(rng.choice(plan.topics))
         if rng.random() < 0.1:
             node.frozen = not node.frozen
 
@@ -312,6 +321,30 @@ class World:
         if self.plan.clock_wrong and self.rng.random() < 0.3:
             node.skew_ms = self.rng.choice((-2_000, -300, 300, 2_000, 0, 0))
             self.trace(f"{node.name}'s clock is {node.skew_ms} ms ahead")
+
+    def _elect(self, place: Place) -> None:
+        """Another leader takes a delay topic's partition, and perhaps lacks the end of it."""
+        cuts = self.log.cuts(place)
+        if not cuts or self.rng.random() < 0.3:
+            self.log.elect(place)
+            self.trace(f"{place} has another leader")
+            return
+        stop = self.rng.choice(cuts)
+        self.longest[place] = max(self.longest.get(place, 0), self.log.partition(place).end)
+        self.log.truncate(place, stop)
+        epoch = self.log.partition(place).leader_epoch
+        self.oracle.truncated(place, self.log.topics[place[0]].topic_id, stop, epoch)
+        self.trace(f"{place} ends at {stop} now")
+
+    def _recreate(self, name: str) -> None:
+        topic = self.log.topics[name]
+        for number in range(topic.partitions):
+            self.oracle.recreated((name, number), topic.topic_id)
+        self.log.recreate(name)
+        self.trace(f"{name} is made anew")
+        self._turns_left = 0
+        for node in self.nodes:  # what is read by the old name until then is not told apart
+            node.see_topics()
 
     def _expire(self, place: Place) -> None:
         """Retention is longer than the roll window: it deletes what is settled, but no canceller
@@ -369,6 +402,8 @@ class World:
         self._judge_anew()
         self.users.write_all()
         self.strangers.undo()
+        for place, end in self.longest.items():
+            self.log.fill(place, end, self.now_ms)
         for node in self.nodes:
             node.skew_ms = 0
             node.frozen = False
@@ -445,6 +480,7 @@ class World:
         for node in self.nodes:
             for job in [job for job in node.jobs if job not in self.unanswered]:
                 node.finish(job)
+            node.see_topics()
             node.step()
             node.tail()  # at once: a late answer says little about a clock
 

@@ -98,7 +98,7 @@ class Logs:
             asked += headers or []
             rows.append((len(rows), now_ms, None, b"%d" % len(rows), asked))
 
-    def seek(self, place: Place, offset: int) -> None:
+    def seek(self, place: Place, offset: int, _last: object = None) -> None:
         self.positions[place] = offset
 
     def drop(self, place: Place) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from delayservice.core.checkpoint import (
     Checkpoint,
+    LastRead,
     ShardCheckpoint,
     decode_checkpoint,
     encode_checkpoint,
@@ -29,6 +31,18 @@ def checkpoint(tenure: Tenure | None) -> Checkpoint:
 @pytest.mark.parametrize("tenure", [None, Tenure("delayservice-n1-0-5c", 17)])
 def test_what_is_written_is_read(tenure: Tenure | None) -> None:
     assert decode_checkpoint(encode_checkpoint(checkpoint(tenure))) == checkpoint(tenure)
+
+
+def test_what_was_read_of_the_log_is_written_where_it_is_known() -> None:
+    shard = replace(SHARDS["delay_topic_any"], last_read=LastRead(5, 77))
+    said = replace(checkpoint(Tenure("w", 17)), shards={"delay_topic_any": shard})
+    raw = json.loads(encode_checkpoint(said))
+    assert raw["v"] == 2
+    assert raw["shards"]["delay_topic_any"]["last"] == [5, 77]
+    assert decode_checkpoint(encode_checkpoint(said)) == said
+    del raw["shards"]["delay_topic_any"]["last"]  # as it was written before
+    assert decode_checkpoint(json.dumps(raw).encode()) == checkpoint(Tenure("w", 17))
+    assert json.loads(encode_checkpoint(checkpoint(Tenure("w", 17)))) == raw
 
 
 def test_version_2_names_its_writer_and_the_claim_under_which_it_served() -> None:

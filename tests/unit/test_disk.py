@@ -108,7 +108,7 @@ class Log:
         self.state = "fetching"
         self.position = -1
 
-    def seek(self, _place: Place, offset: int) -> None:
+    def seek(self, _place: Place, offset: int, _last: object = None) -> None:
         self.position = offset
 
     def pause(self, _place: Place) -> None:

@@ -29,7 +29,7 @@ class Log:
         self.position: int | None = None
         self.is_paused = False
 
-    def seek(self, _place: Place, offset: int) -> None:
+    def seek(self, _place: Place, offset: int, _last: object = None) -> None:
         self.position = offset
 
     def drop(self, _place: Place) -> None:

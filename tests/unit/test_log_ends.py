@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 from connectors.kafka import log_ends as module
 from connectors.kafka.log_ends import LATEST, log_bounds, log_ends, offsets_of
 from delayservice.errors import KafkaEdgeError
+from delayservice.lanes.ports import Bounds
 
 PLACE = ("delay_topic_a", 0)
 
@@ -29,7 +30,7 @@ class Broker:
         code = next(self.errors, None)
         answer: Future[Any] = Future()
         if code is None:
-            answer.set_result(SimpleNamespace(offset=7))
+            answer.set_result(SimpleNamespace(offset=7, leader_epoch=3))
         else:
             answer.set_exception(KafkaException(KafkaError(code)))
         return dict.fromkeys(wanted, answer)
@@ -48,6 +49,10 @@ def test_where_a_leader_is_elected_the_question_is_asked_again(code: int) -> Non
     broker = Broker(iter([code, code]))
     assert offsets_of(admin_of(broker), [PLACE], LATEST) == {PLACE: 7}
     assert broker.looked_up == [PLACE[0]] * 2
+
+
+def test_bounds_name_the_epoch_of_the_leader() -> None:
+    assert log_bounds(admin_of(Broker(iter([]))), *PLACE) == Bounds(7, 7, 3)
 
 
 def test_any_other_refusal_is_told_at_once() -> None:

@@ -1,0 +1,315 @@
+"""A log that lost its end and grew again: what was lost is dropped, what is new is delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError
+
+from connectors.kafka.clients import KAFKA
+from connectors.kafka.source import KafkaSource
+from delayservice.core.checkpoint import NOTHING_READ, LastRead
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.outcome import DELIVERED
+from delayservice.core.settle import Routes
+from delayservice.cron import cron_time
+from delayservice.errors import LogTruncatedError
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import Bounds, Place, Run
+from delayservice.store.memory import MemoryStore
+
+PLACE = ("delay_topic_any", 0)
+WRITTEN_MS = 1_000_000
+DUE_MS = WRITTEN_MS + 1_000
+ROUTES = Routes("letters", "outcomes", b"secret", 3_600_000, 0, (), cron_time)
+OLD, NEW = 3, 5
+"""Leader epochs."""
+
+
+class Log:
+    """A partition and its reader. ``epochs``: of the leader that appended each offset."""
+
+    def __init__(self, epochs: Sequence[int], store: MemoryStore | None = None) -> None:
+        self.epochs = list(epochs)
+        self.leader_epoch = self.epochs[-1]
+        self.seeks: list[tuple[int, LastRead]] = []
+        self.lane = Lane(*PLACE, "id", store or MemoryStore(), cast("Any", self), ROUTES)
+        self.lane.adopt(Contracts([(0, Contract(allow=("*",)))]))
+
+    def seek(self, _place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
+        self.seeks.append((offset, last_read))
+
+    def pause(self, _place: Place) -> None: ...
+
+    def resume(self, _place: Place) -> None: ...
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(0, len(self.epochs), self.leader_epoch)
+
+    def truncate(self, stop: int, end: int) -> None:
+        """The end is lost, and another leader has written as far as ``end``."""
+        self.epochs[stop:] = [NEW] * (end - stop)
+        self.leader_epoch = NEW
+
+    def read(self) -> None:
+        """Read to the end, as the loop does: whatever the lane seeks."""
+        at = self.seeks[-1][0]
+        while at < len(self.epochs):
+            epoch, offsets = next(groupby(range(at, len(self.epochs)), self.epochs.__getitem__))
+            taken = list(offsets)
+            before = len(self.seeks)
+            try:
+                self.lane.ingest(
+                    Run(PLACE, at, [_row(n, epoch) for n in taken], taken[-1] + 1, epoch)
+                )
+            except LogTruncatedError as exc:
+                self.lane.refit(self.bounds, is_truncated=exc.is_stored)
+            at = taken[-1] + 1 if len(self.seeks) == before else self.seeks[-1][0]
+
+    def settle(self, now_ms: int = DUE_MS) -> list[tuple[int, int]]:
+        """What is delivered and committed now: offsets, and the epochs of their leaders."""
+        outputs = self.lane.settle_late(now_ms, 1_000)
+        for chunk in self.lane.settle_due(now_ms, 1_000, 1 << 20):
+            outputs += chunk
+        assert all(output[0] == DELIVERED for output in outputs)
+        self.lane.committed()
+        return sorted((output[7], int(output[4] or b"")) for output in outputs)
+
+
+def _row(offset: int, epoch: int) -> Any:
+    headers = [("delay-at", b"%d" % DUE_MS), ("delay-target-topic", b"orders")]
+    return (offset, WRITTEN_MS, None, b"%d" % epoch, headers)
+
+
+def owner_of(log: Log, settled: bool = True) -> Log:  # noqa: FBT001, FBT002  # a parameter of tests
+    log.lane.take_over(Cursor(), log.bounds)
+    log.read()
+    if settled:
+        assert log.settle() == [(offset, OLD) for offset in range(len(log.epochs))]
+    return log
+
+
+def test_an_owner_that_hears_of_it_delivers_what_was_written_in_place_of_what_is_lost() -> None:
+    log = owner_of(Log([OLD] * 10))
+    assert log.lane.checkpoint().last_read == LastRead(OLD, 9)
+    log.truncate(4, 12)
+    log.lane.refit(log.bounds, is_truncated=True)
+    assert log.settle() == []
+    log.read()
+    assert log.settle() == [(offset, NEW) for offset in range(4, 12)]
+    assert log.lane.checkpoint().cursor.offset == 12
+    assert log.lane.checkpoint().last_read == LastRead(NEW, 11)
+
+
+def test_what_was_stored_and_is_lost_is_not_delivered() -> None:
+    log = owner_of(Log([OLD] * 10), settled=False)
+    log.truncate(4, 12)
+    log.lane.refit(log.bounds, is_truncated=True)
+    log.read()
+    assert log.settle() == [*((n, OLD) for n in range(4)), *((n, NEW) for n in range(4, 12))]
+
+
+def test_a_position_that_the_log_has_not_lost_to_retention_was_truncated() -> None:
+    log = owner_of(Log([OLD] * 10))
+    log.truncate(4, 12)
+    log.lane.refit(log.bounds)
+    log.read()
+    assert log.settle() == [(offset, NEW) for offset in range(4, 12)]
+
+
+@pytest.mark.parametrize("end", [8, 10, 14])
+def test_a_new_owner_that_has_read_the_old_log_asks_before_it_settles(end: int) -> None:
+    before = owner_of(Log([OLD] * 10))
+    checkpoint = before.lane.checkpoint()
+    log = Log([OLD] * 10)
+    log.lane.follow(Cursor())
+    log.read()
+    log.truncate(4, end)
+    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
+    assert log.settle() == []
+    log.read()
+    assert log.settle() == [(offset, NEW) for offset in range(4, end)]
+
+
+def test_a_new_owner_with_an_empty_store_finds_where_the_log_was_cut() -> None:
+    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
+    log = Log([*[OLD] * 4, *[NEW] * 8])
+    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
+    log.read()
+    assert log.settle() == [(offset, NEW) for offset in range(4, 12)]
+
+
+def test_a_copy_that_has_read_the_new_log_knows_how_far_an_older_checkpoint_holds() -> None:
+    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
+    log = Log([*[OLD] * 4, *[NEW] * 8])
+    log.lane.follow(Cursor())
+    log.read()
+    assert log.lane.fit(checkpoint.cursor, checkpoint.last_read).offset == 4
+    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
+    log.read()
+    assert log.settle() == [(offset, NEW) for offset in range(4, 12)]
+
+
+def test_the_next_owner_after_that_delivers_nothing_again() -> None:
+    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
+    log = Log([*[OLD] * 4, *[NEW] * 8])
+    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
+    log.read()
+    log.settle()
+    checkpoint = log.lane.checkpoint()
+    heir = Log(log.epochs)
+    heir.lane.take_over(checkpoint.cursor, heir.bounds, checkpoint.last_read)
+    heir.read()
+    assert heir.settle() == []
+
+
+def test_another_leader_alone_costs_one_record_that_is_read_again() -> None:
+    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
+    log = Log([OLD] * 10)
+    log.lane.follow(Cursor())
+    log.read()
+    log.leader_epoch = NEW
+    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
+    assert log.seeks[-1][0] == 9
+    log.read()
+    assert log.lane.shard.stored == 10
+    log.epochs += [NEW]
+    log.read()
+    assert log.settle() == [(10, NEW)]
+
+
+def test_under_the_same_leader_nothing_is_read_again() -> None:
+    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
+    log = Log([OLD] * 10)
+    log.lane.follow(Cursor())
+    log.read()
+    before = len(log.seeks)
+    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
+    assert len(log.seeks) == before
+
+
+def test_it_begins_right_behind_what_it_read_last_so_that_the_client_asks_for_it() -> None:
+    log = owner_of(Log([OLD] * 10))
+    log.lane.step_down()
+    assert log.seeks[-1] == (10, LastRead(OLD, 9))
+
+
+# --- the client ---------------------------------------------------------------------------------
+
+
+class Message:
+    """A record, or an error."""
+
+    def __init__(self, offset: int, epoch: int | None, error: KafkaError | None = None) -> None:
+        self._offset, self._epoch, self._error = offset, epoch, error
+
+    def topic(self) -> str:
+        return PLACE[0]
+
+    def partition(self) -> int:
+        return PLACE[1]
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+    def leader_epoch(self) -> int | None:
+        return self._epoch
+
+    def timestamp(self) -> tuple[int, int]:
+        return (2, WRITTEN_MS)
+
+    def key(self) -> None: ...
+
+    def value(self) -> None: ...
+
+    def headers(self) -> None: ...
+
+
+class Consumer:
+    """Gives what a test puts into ``messages``."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.assigned: list[Any] = []
+
+    def incremental_assign(self, partitions: Sequence[Any]) -> None:
+        self.assigned += partitions
+
+    def incremental_unassign(self, _partitions: Sequence[Any]) -> None: ...
+
+    def poll(self, _timeout: float) -> Message | None:
+        return self.messages.pop(0) if self.messages else None
+
+    def consume(self, _count: int, _timeout: float) -> list[Message]:
+        taken, self.messages = self.messages, []
+        return taken
+
+
+def source() -> tuple[KafkaSource, Consumer, Consumer]:
+    """A source, with its consumers at the head and behind."""
+    made: list[Consumer] = []
+
+    def consumer(_options: object) -> Any:
+        made.append(Consumer())
+        return made[-1]
+
+    clients = replace(KAFKA, consumer=consumer)
+    reader = KafkaSource({}, cast("Any", None), "n1", clients=clients)
+    head, behind = made
+    return reader, head, behind
+
+
+def _ended(offset: int) -> Message:
+    return Message(offset, None, KafkaError(KafkaError._PARTITION_EOF))
+
+
+def test_a_run_holds_records_of_one_leader_epoch() -> None:
+    made, _, behind = source()
+    made.seek(PLACE, 0)
+    behind.messages = [Message(n, OLD if n < 3 else NEW) for n in range(5)]
+    runs = [(run.start, len(run.rows), run.stop, run.leader_epoch) for run in made.poll(0, 100)]
+    assert runs == [(0, 3, 3, OLD), (3, 2, 5, NEW)]
+
+
+def test_an_epoch_that_the_client_does_not_know_is_none() -> None:
+    made, _, behind = source()
+    made.seek(PLACE, 0)
+    behind.messages = [Message(0, None)]
+    assert [run.leader_epoch for run in made.poll(0, 100)] == [-1]
+
+
+def test_a_position_is_assigned_with_the_last_record_below_it() -> None:
+    made, head, behind = source()
+    made.seek(PLACE, 7, LastRead(OLD, 4))
+    assert (behind.assigned[0].offset, behind.assigned[0].leader_epoch) == (5, OLD)
+    behind.messages = [Message(7, NEW), _ended(9)]  # what lies at 8 is a marker
+    assert [(run.start, run.stop) for run in made.poll(0, 100)] == [(7, 9)]
+    assert (head.assigned[0].offset, head.assigned[0].leader_epoch) == (8, NEW)
+
+
+def test_a_position_above_which_records_were_read_is_assigned_as_it_is() -> None:
+    made, _, behind = source()
+    made.seek(PLACE, 3, LastRead(OLD, 4))
+    assert behind.assigned[0].offset == 3
+
+
+@pytest.mark.parametrize(("why", "is_truncated"), [("", True), ("Broker: out of range", False)])
+def test_a_truncation_is_told_from_a_position_that_is_lost_otherwise(
+    why: str,
+    is_truncated: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    made, _, behind = source()
+    made.seek(PLACE, 7)
+    why = why or KafkaError(KafkaError._LOG_TRUNCATION).str()
+    behind.messages = [Message(7, None, KafkaError(KafkaError._AUTO_OFFSET_RESET, why))]
+    made.poll(0, 100)
+    assert [(t.has_moved, t.is_truncated) for t in made.take_troubles()] == [(True, is_truncated)]
