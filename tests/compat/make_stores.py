@@ -24,10 +24,10 @@ FORMATS: Final = {
     ("wheel", 2): "2c007b0",
     ("wheel", 3): "8efa3a4",
     ("wheel", 5): "d84b661",
-    ("wheel", 6): "HEAD",
+    ("wheel", 6): "0f4db62",
     ("rocksdb", 1): "82f3011",
     ("rocksdb", 2): "8efa3a4",
-    ("rocksdb", 3): "a060441",
+    ("rocksdb", 3): "d84b661",
     ("rocksdb", 4): "916d33e",
 }
 """A commit whose code writes each format. No service ever wrote format 4 of the wheel."""
