@@ -463,7 +463,7 @@ class Node:
         if not self.world.plan.recreates or self.loop is None or self.is_running:
             return
         for place in self.served:
-            if self.loop is None:  # it crashed meanwhile
+            if place not in self.served:  # it crashed meanwhile
                 return
             lane = self.loop.slices[place[1]].lanes[place[0]]
             if lane.topic_id != self.world.log.topics[place[0]].topic_id:
