@@ -65,7 +65,15 @@ def silenced() -> Iterator[None]:
         patch("delayservice.lanes.worker_loop._SHARE_MIN", 1),  # a few records are many here
         ExitStack() as patches,
     ):
-        for module in ("sink", "source", "succession", "targets", "checkpoints", "rights"):
+        for module in (
+            "sink",
+            "source",
+            "succession",
+            "targets",
+            "checkpoints",
+            "rights",
+            "log_ends",
+        ):
             if hasattr(importlib.import_module(f"connectors.kafka.{module}"), "_log"):
                 patches.enter_context(patch(f"connectors.kafka.{module}._log", quiet))
         for name, value in SHORT.items():
