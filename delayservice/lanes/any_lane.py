@@ -77,10 +77,6 @@ class AnyLane(Protocol):
         """Tells a recreated topic from the one before."""
 
     @property
-    def last_read(self) -> LastRead:
-        """The newest record that was read of the log, as far as it is known."""
-
-    @property
     def shard(self) -> ShardFacts:
         """How far it is."""
 
@@ -102,6 +98,11 @@ class AnyLane(Protocol):
 
     def step_down(self) -> None:
         """Settle no more, wherever that was interrupted."""
+
+    def last_below(self, offset: int) -> LastRead:
+        """Return the last record below ``offset`` if it was read, and no other lies between; else
+        ``NOTHING_READ``.
+        """
 
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
         """Return the cursor of a checkpoint as far as it holds for the log that was read here;

@@ -79,7 +79,9 @@ class Lane:
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
         self._position = -1
-        self.last_read = NOTHING_READ
+        self._last_read = NOTHING_READ
+        self._read_stop = 0
+        """Where that reading stopped: no record lies between ``_last_read`` and here."""
         self._committed_last = NOTHING_READ
         """Of an owner: what its checkpoints say."""
         self._epochs: list[LastRead] = []
@@ -175,7 +177,7 @@ class Lane:
             last_read = LastRead(last_read.leader_epoch)  # which tells what H had passed
         cursor = self._fit_to_log(cursor, bounds)
         self._committed_last = last_read
-        known = (last_read, self.last_read)
+        known = (last_read, self._last_read)
         self._doubts = [one for one in known if self._is_doubtful(one, bounds)]
         marked = self.store.marked_from(cursor.offset)
         self.shard.take_over(cursor, marked, bounds.end)
@@ -221,8 +223,13 @@ class Lane:
     @property
     def _begun_at(self) -> int:
         """Where the client reads, or began to."""
-        is_known = self.last_read.leader_epoch >= 0 and self.last_read.offset < self._position
-        return self.last_read.offset + 1 if is_known else self._position
+        last_read = self.last_below(self._position)
+        return self._position if last_read is NOTHING_READ else last_read.offset + 1
+
+    def last_below(self, offset: int) -> LastRead:
+        """Return the last record below ``offset``, where it was read; see ``AnyLane``."""
+        is_known = self._last_read.offset < offset <= self._read_stop
+        return self._last_read if is_known else NOTHING_READ
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
         """A log that no longer reaches H, or starts above it, was truncated or expired: what is
@@ -231,8 +238,8 @@ class Lane:
         if cursor.offset > bounds.end or self.shard.stored > bounds.end:
             self._lose_end(cursor, bounds)
             cursor = Cursor(cursor.key, min(cursor.offset, bounds.end))
-        if self.last_read.offset + 1 < bounds.start:  # no position to begin from any more
-            self.last_read = NOTHING_READ
+        if self._last_read.offset + 1 < bounds.start:  # no position to begin from any more
+            self._last_read = NOTHING_READ
         needed = min(cursor.offset, self.shard.stored)
         if needed < bounds.start:
             if self.shard.stored < bounds.start and bounds.start > 0:
@@ -254,7 +261,7 @@ class Lane:
             "deleted); the store is rebuilt from what the log holds now",
         )
         self.reset_store()
-        self.last_read = NOTHING_READ
+        self._last_read = NOTHING_READ
 
     def _report_lost(self, first: int, stop: int) -> None:
         """Offsets that retention deleted before this store had them. On a first start, or after the
@@ -298,7 +305,7 @@ class Lane:
         doubted = [known.offset for known in self._doubts]
         wanted = min(doubted) if doubted else self.shard.wanted
         if self._is_adopted and wanted != self._position:
-            self._source.seek(self.place, wanted, self.last_read)
+            self._source.seek(self.place, wanted, self.last_below(wanted))
             self._position = wanted
 
     # --- poll → store --------------------------------------------------------------------------
@@ -335,9 +342,11 @@ class Lane:
             LogTruncatedError: it is not; the shard has to be fitted to it.
         """
         self._doubts = [known for known in self._doubts if known.offset >= run.stop]
-        for known in (self.last_read, self._committed_last):
+        for known in (self._last_read, self._committed_last):
             if run.start <= known.offset < run.stop and not _holds(run, known):
                 raise self._truncated(f"offset {known.offset} no longer holds what was read there")
+        if not run.rows and run.start <= self._read_stop:
+            self._read_stop = max(self._read_stop, run.stop)
         if not run.rows or run.leader_epoch < 0:
             return
         epoch, first, last = run.leader_epoch, run.rows[0][0], run.rows[-1][0]
@@ -353,8 +362,8 @@ class Lane:
                 )
             if last >= h and (last > before.offset or epoch > before.leader_epoch):
                 self._committed_last = LastRead(epoch, last)
-        if last > self.last_read.offset:
-            self.last_read = LastRead(epoch, last)
+        if last > self._last_read.offset:
+            self._last_read, self._read_stop = LastRead(epoch, last), run.stop
 
     def _truncated(self, why: str, *, is_stored: bool = True) -> LogTruncatedError:
         why = f"{self.topic}:{self.partition} {why}: the log has lost its end, and grown again"

@@ -88,7 +88,6 @@ class LevelLane:
         self.partition = partition
         self.place = (topic, partition)
         self.topic_id = topic_id
-        self.last_read = NOTHING_READ
         self.verdicts = Verdicts()
         self.shard = LevelShard(ahead.records, ahead.bytes)
         self.store = LogAsStore(self.shard)
@@ -122,6 +121,10 @@ class LevelLane:
     def step_down(self) -> None:
         """Settle no more."""
         self.follow(self.shard.committed)
+
+    def last_below(self, _offset: int) -> LastRead:
+        """Nothing: a level topic is read from its cursor on."""
+        return NOTHING_READ
 
     def fit(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
         """Return the cursor of a checkpoint as it is."""

@@ -325,7 +325,8 @@ class WorkerLoop:
                 return
             bounds = self._source.bounds(lane.place)
         except KafkaEdgeError as exc:
-            self._source.seek(lane.place, lane.shard.stored, lane.last_read)
+            stored = lane.shard.stored
+            self._source.seek(lane.place, stored, lane.last_below(stored))
             self._owning.interrupted_safely(slice_, str(exc))
             return
         if lane.shard.owned:

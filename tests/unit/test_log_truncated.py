@@ -313,3 +313,29 @@ def test_a_truncation_is_told_from_a_position_that_is_lost_otherwise(
     behind.messages = [Message(7, None, KafkaError(KafkaError._AUTO_OFFSET_RESET, why))]
     made.poll(0, 100)
     assert [(t.has_moved, t.is_truncated) for t in made.take_troubles()] == [(True, is_truncated)]
+
+
+class KeptStore(MemoryStore):
+    """As after a restart: what it holds is there when it is opened again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset()
+
+    def open(self) -> int:
+        return self.sync()
+
+
+def test_a_position_is_proved_only_by_a_record_with_no_other_in_between() -> None:
+    store = KeptStore()
+    owner_of(Log([OLD] * 6, store), settled=False)
+    log = Log([OLD] * 8, store)
+    log.lane.take_over(Cursor(), log.bounds)
+    assert log.seeks == [(0, NOTHING_READ)]
+    log.lane.ingest(Run(PLACE, 0, [_row(offset, OLD) for offset in range(3)], 3, OLD))
+    log.lane.step_down()
+    assert log.seeks[-1] == (6, NOTHING_READ), "offset 2 says nothing of 3 to 5"
+    log.read()
+    log.lane.ingest(Run(PLACE, 8, [], 9, OLD))  # a transaction's marker
+    log.lane.step_down()
+    assert log.seeks[-1] == (9, LastRead(OLD, 7))
