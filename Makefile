@@ -54,7 +54,7 @@ format: $(STAMP)  ## put the code in its format and repair what ruff can
 # All parts run even when one fails.
 test: check browser-tools  ## check, then every test; ARGS reach pytest
 	@status=0; \
-	$(BIN)/pytest -n auto -m "not cluster and not fault" $(ARGS) || status=1; \
+	$(BIN)/pytest -n auto --dist worksteal -m "not cluster and not fault" $(ARGS) || status=1; \
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/spark --durations=25 \
 		-m "cluster and not fault and not long" $(ARGS) || status=1; \
 	$(BIN)/pytest tests/spark tests/faults --durations=10 \

@@ -15,6 +15,7 @@ from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.core.pending import NO_MARK, Frame, Lump, Mark, Named
 from delayservice.errors import SlotDamagedError
 from delayservice.store.base import Store, StoreStats
+from tests.simulation.history import ViolationError
 
 SLOT_MS = 100
 
@@ -110,7 +111,11 @@ class SimStore(Store):
         self._point("before append")
         if self._tidy:
             self._drop_invisible()
-        self._drop_unconfirmed({frame[1] for frame in frames}, stop_offset)
+        appended = {frame[1] for frame in frames}
+        twice = [o for o in self._frames.keys() & appended if o < self._stop_offset]
+        if twice:
+            raise ViolationError(f"offsets {twice} are below S and appended a second time")
+        self._drop_unconfirmed(appended, stop_offset)
         for key_ms, offset, mark, payload in frames:
             self._frames[offset] = (key_ms, payload)
             self._pruned.pop(offset, None)
