@@ -7,7 +7,6 @@ from confluent_kafka.cimpl import NewTopic
 
 from connectors.kafka.log_ends import EARLIEST, LATEST, log_bounds, log_ends, offsets_of
 from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.lanes.ports import Bounds
 from tests.integration.bench import await_true
 
 TOPIC = "moved"
@@ -38,4 +37,4 @@ def test_a_client_asks_the_new_leader_when_the_old_one_refuses() -> None:
         assert offsets_of(patient, [PLACE], EARLIEST) == {PLACE: 0}
         what = "the new leader is asked by a client that does not wait"
         await_true(lambda: log_ends(other, [PLACE]) == {PLACE: 2}, what, LEADER_S)
-        assert log_bounds(other, *PLACE) == Bounds(0, 2)
+        assert log_bounds(other, *PLACE)[:2] == (0, 2)

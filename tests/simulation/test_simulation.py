@@ -16,7 +16,7 @@ from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks
 from tests.simulation.node import MakeStore
-from tests.simulation.plan import FIRST_OF_KINDS, SETTINGS_DIFFER, Plan, draw_plan
+from tests.simulation.plan import SEEDS_OF_LOSS, SETTINGS_DIFFER, Plan, draw_plan
 from tests.simulation.schedule import replay_command, run_schedule, silenced
 from tests.wheels import LoneStore
 
@@ -56,7 +56,7 @@ def test_promises_hold_where_settings_differ_and_replicas_restart() -> None:
 def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_and_targets_get_more(
     block: int,
 ) -> None:
-    first = FIRST_OF_KINDS + block * BLOCK
+    first = SEEDS_OF_LOSS.start + block * BLOCK
     with silenced():
         for seed in range(first, first + BLOCK):
             verdict = run_schedule(seed)
