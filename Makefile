@@ -101,7 +101,7 @@ define install
 endef
 
 fault-tools:  ## install what the fault suite needs of Debian, if root and missing
-	$(call install,ip nft faketime,iproute2 nftables faketime)
+	$(call install,ip nft cc,iproute2 nftables gcc libc6-dev)
 
 alert-tools:  ## install what the tests of alerts need of Debian, if root and missing
 	$(call install,promtool prometheus,prometheus)

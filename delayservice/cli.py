@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import typer
 
 from delayservice import __version__
-from delayservice.commands import admin, bench, dlq, offline, spark
+from delayservice.commands import admin, bench, dlq, offline, spark, zookeeper
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import (
     BootstrapOption,
@@ -56,7 +56,7 @@ def _options(
 @app.command(epilog="Example: [bold]delayservice run -c delayservice.toml --set node.workers=2[/]")
 def run(config: ConfigOption = None, sets: SetOption = None) -> None:
     """Run a node until it is told to stop (SIGTERM or Ctrl-C)."""
-    settings = load_settings(config, sets)
+    settings = load(config, sets, is_node=True).settings
     settings.kafka.client_config("admin")  # fails early when no broker is named
     from delayservice.node import run as run_node
 
@@ -277,6 +277,7 @@ app.command(epilog=offline.VERIFY_EPILOG)(offline.verify)
 admin.add_to(app)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(spark.app, name="spark")
+app.add_typer(zookeeper.app, name="zookeeper")
 
 
 def main() -> None:

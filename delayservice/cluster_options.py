@@ -8,9 +8,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from delayservice.errors import SettingsError
-from delayservice.units import DAY_MS, DurationMs, DurationS, Section
+from delayservice.units import DAY_MS, DurationMs, DurationS, ListText, Section
 
 _SESSION_S_MAX = 60
+_ACL_ID = r"^[^\s:]+(:[A-Za-z0-9+/]{27}=)?$"
 _HOSTS = r"^$|^[^\s,/@]+:\d{1,5}(,[^\s,/@]+:\d{1,5})*$"
 
 
@@ -41,6 +42,11 @@ class ZooKeeper(Section):
     password_file: Path | None = Field(
         default=None, description="File with the password, instead of the password itself."
     )
+    accepted: Annotated[tuple[Annotated[str, Field(pattern=_ACL_ID)], ...], ListText] = Field(
+        default=(),
+        description="Others who may write what the nodes write, while the user or the password is "
+        "replaced: names of users for sasl, `user:digest` for digest.",
+    )
     tls: bool = Field(
         default=False, description="Encrypt, and check the server's certificate and host name."
     )
@@ -59,6 +65,10 @@ class ZooKeeper(Section):
             raise ValueError(f"auth = {self.auth!r} needs username and password")
         if self.auth == "none" and (self.username or has_password):
             raise ValueError("username and password need auth = 'digest' or 'sasl'")
+        if self.auth == "none" and self.accepted:
+            raise ValueError("accepted needs auth = 'digest' or 'sasl'")
+        if any((":" in one) != (self.auth == "digest") for one in self.accepted):
+            raise ValueError("accepted names users for sasl, and 'user:digest' for digest")
         if not self.tls and (self.tls_ca_file or self.tls_cert_file or self.tls_key_file):
             raise ValueError("tls_ca_file, tls_cert_file and tls_key_file need tls = true")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,26 +25,36 @@ def used_percent(folder: Path) -> float:
 
 
 class DiskWatch:
-    """One for a worker; its thread looks, the threads of its slices ask for the level.
+    """One for a worker; a thread of its own looks, for the disk may hang, and others ask.
 
     Attributes:
         level: as of the last look.
         used: percent of the disk, as of then.
     """
 
-    def __init__(self, marks: Watermarks, look: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        marks: Watermarks,
+        look: Callable[[], float],
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._marks = marks
         self._look = look
+        self._monotonic_s = monotonic_s
+        self._looking_since_s: float | None = None
         self.level = DiskLevel.ROOM
         self.used = 0.0
 
     def look(self) -> None:
         """Look once."""
+        self._looking_since_s = self._monotonic_s()
         try:
             self.used = self._look()
         except OSError as exc:
             _log.warning("disk_not_seen", why=str(exc))
             return
+        finally:
+            self._looking_since_s = None
         before, self.level = self.level, self._marks.level(self.level, self.used)
         self._tell(before)
 
@@ -59,6 +70,12 @@ class DiskWatch:
             _log.warning("disk_fills_up", used_percent=used, stop_percent=self._marks.stop)
         elif self.level == DiskLevel.FULL:
             _log.error("disk_full", used_percent=used)
+
+    @property
+    def waiting_s(self) -> float:
+        """How long the look that is under way has had no answer, seconds."""
+        since_s = self._looking_since_s
+        return 0.0 if since_s is None else self._monotonic_s() - since_s
 
     @property
     def alarm(self) -> str:

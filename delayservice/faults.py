@@ -1,4 +1,4 @@
-"""Named points where a demo or a test makes a process stop, die or exit.
+"""Named points where a demo or a test makes a process stop, hang, die or exit.
 
 ``DELAYSERVICE_FAULT=NAME:ACTION:N`` acts on the Nth time that the point is passed in a process, and
 ``NAME:ACTION:/FILE`` whenever that file is there, which it removes: somebody else says when. Unset,
@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from delayservice.errors import SettingsError
@@ -33,6 +34,8 @@ POINTS: Mapping[str, str] = MappingProxyType(
 """Every point there is, and what has happened when it is passed."""
 
 EXIT_STATUS = 70
+HANG_S = 25.0
+"""How long a thread hangs, seconds."""
 
 
 def _exit() -> None:
@@ -46,8 +49,15 @@ def _stop() -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
+def _hang(seconds: float | None) -> None:
+    """Let this thread stand still while the others of the process go on; None: for ever."""
+    threading.Event().wait(seconds)
+
+
 _ACTIONS: Mapping[str, Callable[[], None]] = {
     "stop": _stop,
+    "hang": partial(_hang, HANG_S),
+    "stick": partial(_hang, None),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "exit": _exit,
 }

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from delayservice.core.census import OTHERS, TopicCounts
+from delayservice.core.outcome import PAST_DUE, RESUMED
 from delayservice.errors import DelayServiceError
 
 LATENESS_BOUNDS_MS = (
@@ -42,11 +44,11 @@ LATENESS_BOUNDS_MS = (
 """Upper bounds of the lateness buckets, milliseconds, inclusive; one more bucket is above all."""
 
 TRANSACTION_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
-"""Upper bounds of the transaction time buckets, milliseconds."""
+"""Upper bounds of the buckets for times of transactions and turns, milliseconds."""
 
 
-REFUSED: Final = "refused"
-"""State of a slice that this node may not store, for it lacks the cluster secret."""
+TARGETS_MAX: Final = 20
+"""Pairs of delay topic and target that have figures of their own."""
 
 
 class Histogram(msgspec.Struct):
@@ -92,6 +94,69 @@ def _transaction_times() -> Histogram:
     return Histogram.empty(TRANSACTION_BOUNDS_MS)
 
 
+def histogram_of(lateness_ms: Collection[int]) -> Histogram:
+    """Sort lateness into its buckets, milliseconds, in any order. Fast when ascending or descending
+    already, as a batch in key order is.
+    """
+    found, ordered, below = _lateness(), sorted(lateness_ms), 0
+    for index, bound in enumerate(LATENESS_BOUNDS_MS):
+        upto = bisect_right(ordered, bound, below)
+        found.counts[index] = upto - below
+        below = upto
+    found.counts[-1] = len(ordered) - below
+    found.sum_ms = float(sum(ordered))
+    return found
+
+
+class WorkerMetrics(msgspec.Struct):
+    """What belongs to a worker and to no slice. Single-threaded: its loop writes it.
+
+    Attributes:
+        cpu_s: CPU time of the process, seconds.
+        memory_bytes: resident memory of the process.
+        turns: time of the loop's turns without the wait for records.
+        transactions: time of committed transactions, begin to commit.
+        targets: lateness by delay topic and target; bounded, the rest counts for
+            ``census.OTHERS``.
+        apart: lateness that is counted apart, by kind (``outcome.PAST_DUE``, ``outcome.RESUMED``).
+    """
+
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    turns: Histogram = msgspec.field(default_factory=_transaction_times)
+    transactions: Histogram = msgspec.field(default_factory=_transaction_times)
+    targets: dict[str, dict[str, Histogram]] = msgspec.field(default_factory=dict)
+    apart: dict[str, Histogram] = msgspec.field(
+        default_factory=lambda: {PAST_DUE: _lateness(), RESUMED: _lateness()}
+    )
+
+    def observe_target(self, topic: str, target: str, lateness: Histogram) -> None:
+        """Count deliveries to a target; the first ``TARGETS_MAX`` have counts of their own."""
+        of_topic = self.targets.setdefault(topic, {})
+        if target not in of_topic and sum(map(len, self.targets.values())) >= TARGETS_MAX:
+            target = OTHERS
+        of_topic.setdefault(target, _lateness()).add(lateness)
+
+    def add(self, other: WorkerMetrics) -> None:
+        """Count in what another life of the worker, or another worker, has counted."""
+        self.cpu_s += other.cpu_s
+        self.turns.add(other.turns)
+        self.transactions.add(other.transactions)
+        for kind, lateness in other.apart.items():
+            self.apart.setdefault(kind, _lateness()).add(lateness)
+        for topic, targets in other.targets.items():
+            mine = self.targets.setdefault(topic, {})
+            for target, lateness in targets.items():
+                mine.setdefault(target, _lateness()).add(lateness)
+
+
+def observe_s(histogram: Histogram, seconds: float) -> None:
+    """Count one time in a histogram with the buckets of ``TRANSACTION_BOUNDS_MS``."""
+    milliseconds = seconds * 1_000
+    histogram.counts[bisect_left(TRANSACTION_BOUNDS_MS, milliseconds)] += 1
+    histogram.sum_ms += milliseconds
+
+
 class Counters(msgspec.Struct):
     """What only grows, since the worker started."""
 
@@ -108,7 +173,7 @@ class Counters(msgspec.Struct):
     over_cap: int = 0
     """Records beyond the cap of their second (``delivery.slot_records_max``)."""
     lateness: Histogram = msgspec.field(default_factory=_lateness)
-    transaction_time: Histogram = msgspec.field(default_factory=_transaction_times)
+    """Of deliveries that were neither past due when they were written nor put off."""
 
     def add(self, other: Counters) -> None:
         """Add all of ``other``."""
@@ -120,7 +185,6 @@ class Counters(msgspec.Struct):
             for name, count in its.items():
                 mine[name] = mine.get(name, 0) + count
         self.lateness.add(other.lateness)
-        self.transaction_time.add(other.transaction_time)
 
     def since(self, before: Counters) -> Counters:
         """Return what was counted after ``before``."""
@@ -132,7 +196,6 @@ class Counters(msgspec.Struct):
             self.aborts - before.aborts,
             self.over_cap - before.over_cap,
             self.lateness.since(before.lateness),
-            self.transaction_time.since(before.transaction_time),
         )
 
 
@@ -141,25 +204,33 @@ class SliceMetrics(msgspec.Struct):
 
     slice: int
     counters: Counters = msgspec.field(default_factory=Counters)
-    state: str = "starting"
-    """``starting``, ``catching_up``, ``replica``, ``owner`` or ``refused``."""
+    state: str = "replica"
+    """``owner``, ``replica``, or of what is neither owned nor could be, ``cause``."""
+    cause: str = ""
+    """Why this node may not own it (``core.electability.Cause``); empty: it may."""
+    reason: str = ""
+    """The same for people, one sentence."""
     alarm: str = ""
     """What stops or endangers delivery, one sentence for people; empty while all is well."""
     epoch: int = 0
     """Of this node's ownership; 0 while another node owns the slice."""
     lag_s: float = -1.0
     """How far the copy is behind the owner's, seconds; negative while nobody knows."""
-    clock_frozen: bool = False
-    """Whether the clock guard holds K still."""
     storing_stopped: bool = False
     """Whether the disk is too full to store more."""
     damaged: int = 0
     """Stretches of the copies that the last scan of the disk could not read."""
+    lost_offsets: int = 0
+    """Offsets that retention deleted before they were settled, as the newest checkpoint says."""
     pending: int = 0
-    """Records in the stores that are not settled, as good as ``Store.stats`` knows."""
+    """Records that wait; cancelled, replaced and fired ones do not count, as far as the copy was
+    read."""
     store_bytes: int = 0
     oldest_due_ms: int | None = None
     """Due time of the first pending record, epoch milliseconds; None when there is none."""
+    topics: dict[str, TopicCounts] = msgspec.field(default_factory=dict)
+    """What waits, by delay topic; empty while another node owns the slice, so that sums over the
+    nodes count each record once."""
     cursor_age_s: float = 0.0
     """Seconds since the cursor was last committed, or was last seen with nothing to commit."""
     source_lag: int = 0
@@ -179,31 +250,15 @@ class SliceMetrics(msgspec.Struct):
         rejected = self.counters.rejected
         rejected[code] = rejected.get(code, 0) + count
 
-    def observe_lateness(self, lateness_ms: Collection[int]) -> None:
-        """Take the lateness of every record of a committed batch, milliseconds, in any order.
-
-        Fast when ascending or descending already, as a batch in key order is.
+    def observe_lateness(self, lateness_ms: Collection[int]) -> Histogram:
+        """Take the lateness of every record of a committed batch, milliseconds, in any order;
+        return what was added.
         """
-        ordered = sorted(lateness_ms)
-        if not ordered:
-            return
-        counters = self.counters
-        counters.early += bisect_left(ordered, 0)
-        counts = counters.lateness.counts
-        below = 0
-        for index, bound in enumerate(LATENESS_BOUNDS_MS):
-            upto = bisect_right(ordered, bound, below)
-            counts[index] += upto - below
-            below = upto
-        counts[-1] += len(ordered) - below
-        counters.lateness.sum_ms += sum(ordered)
-
-    def observe_transaction(self, seconds: float) -> None:
-        """Take the time of one committed transaction, begin to commit."""
-        milliseconds = seconds * 1_000
-        times = self.counters.transaction_time
-        times.counts[bisect_left(TRANSACTION_BOUNDS_MS, milliseconds)] += 1
-        times.sum_ms += milliseconds
+        added = histogram_of(lateness_ms)
+        if min(lateness_ms, default=0) < 0:
+            self.counters.early += sum(late < 0 for late in lateness_ms)
+        self.counters.lateness.add(added)
+        return added
 
     def add_abort(self) -> None:
         """Count a transaction that was aborted or whose outcome is unknown."""
@@ -250,6 +305,9 @@ class _Packing(msgspec.Struct):
     slices_there: int = 0
     pauses: PauseFacts | None = None
     topics_age_s: float = 0.0
+    verdict: tuple[str, str] = ("", "")
+    turn_s: float = 0.0
+    worker: WorkerMetrics = msgspec.field(default_factory=WorkerMetrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +325,10 @@ class Snapshot:
         pauses: None: the worker has not heard yet what is paused.
         topics_age_s: time since the delay topics were last looked at with success, or since the
             start, seconds.
+        verdict: why the worker may own no slice, as a cause and for people; empty: it may.
+        turn_s: how long the present turn of its loop has lasted, seconds: what the loop reports of
+            its slices is that old.
+        worker: what belongs to no slice.
     """
 
     pid: int
@@ -278,6 +340,9 @@ class Snapshot:
     slices_there: int = 0
     pauses: PauseFacts | None = None
     topics_age_s: float = 0.0
+    verdict: tuple[str, str] = ("", "")
+    turn_s: float = 0.0
+    worker: WorkerMetrics = field(default_factory=WorkerMetrics)
 
     @property
     def slices(self) -> Collection[SliceMetrics]:
@@ -306,13 +371,17 @@ def encode_snapshot(
     slices_there: int = 0,
     pauses: PauseFacts | None = None,
     topics_age_s: float = 0.0,
+    verdict: tuple[str, str] = ("", ""),
+    turn_s: float = 0.0,
+    worker: WorkerMetrics | None = None,
 ) -> bytes:
     """Pack a worker's slices, each from ``encode_slice``, for ``MetricsHub.update``; ``pid`` is the
     worker's own.
     """
     packed = [msgspec.Raw(packed) for packed in slices]
     told = list(problems), disk_used_percent, audit, slices_there, pauses, topics_age_s
-    return _encode(_Packing(pid, _STARTED_NS, packed, *told))
+    more = verdict, turn_s, worker or WorkerMetrics()
+    return _encode(_Packing(pid, _STARTED_NS, packed, *told, *more))
 
 
 def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING) -> Snapshot:
@@ -329,6 +398,7 @@ def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING)
     """
     try:
         packing = _decode(data)
+        _check_worker(packing.worker)
         packed = {key: known.get(key) or _unpack_slice(key) for key in map(bytes, packing.slices)}
     except msgspec.DecodeError as exc:
         raise DelayServiceError(
@@ -345,20 +415,26 @@ def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING)
         packing.slices_there,
         packing.pauses,
         packing.topics_age_s,
+        packing.verdict,
+        packing.turn_s,
+        packing.worker,
     )
 
 
 def _unpack_slice(packed: bytes) -> SliceMetrics:
     metrics = _decode_slice(packed)
-    _check_buckets(metrics.counters)
+    _check_sizes([metrics.counters.lateness], LATENESS_BOUNDS_MS)
     return metrics
 
 
-def _check_buckets(counters: Counters) -> None:
-    if (len(counters.lateness.counts), len(counters.transaction_time.counts)) != (
-        len(LATENESS_BOUNDS_MS) + 1,
-        len(TRANSACTION_BOUNDS_MS) + 1,
-    ):
+def _check_worker(worker: WorkerMetrics) -> None:
+    _check_sizes((worker.turns, worker.transactions), TRANSACTION_BOUNDS_MS)
+    by_target = [one for targets in worker.targets.values() for one in targets.values()]
+    _check_sizes([*worker.apart.values(), *by_target], LATENESS_BOUNDS_MS)
+
+
+def _check_sizes(histograms: Iterable[Histogram], bounds: Sequence[int]) -> None:
+    if any(len(one.counts) != len(bounds) + 1 for one in histograms):
         raise DelayServiceError(
             "a worker sent histograms with other buckets; restart the node, so that all its "
             "processes are of one version"

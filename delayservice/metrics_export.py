@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -16,7 +17,9 @@ from prometheus_client.core import (
     Metric,
 )
 
+from delayservice.core.census import TopicCounts
 from delayservice.core.outcome import OUTCOME_NAMES
+from delayservice.core.question import HORIZONS_MS
 from delayservice.metrics import (
     LATENESS_BOUNDS_MS,
     TRANSACTION_BOUNDS_MS,
@@ -25,13 +28,15 @@ from delayservice.metrics import (
     Histogram,
     PauseFacts,
     SliceMetrics,
+    WorkerMetrics,
 )
+from delayservice.units import format_duration
 
 _MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFacts:
+class ProcessFacts:
     """One worker process."""
 
     worker: int
@@ -39,6 +44,9 @@ class WorkerFacts:
     restarts: int
     silent_s: float
     disk_used_percent: float = 0.0
+    cpu_ratio: float | None = None
+    memory_bytes: int = 0
+    turn_ms_p99: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +58,29 @@ class SliceFacts:
     cursor_age_s: float
 
 
+class Unelectable(NamedTuple):
+    """What a worker may not own, and why.
+
+    Attributes:
+        worker: which one.
+        slice: one that it has a copy of; None: all of them.
+        cause: one of ``core.electability.Cause``.
+        reason: the same for people, one sentence.
+    """
+
+    worker: int
+    slice: int | None
+    cause: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """A node at one moment; ``totals`` by slice, since the node started."""
 
     node_id: str
     version: str
-    workers: Sequence[WorkerFacts]
+    workers: Sequence[ProcessFacts]
     slices: Sequence[SliceFacts]
     totals: dict[int, Counters]
     audit: AuditFacts | None = None
@@ -67,11 +91,16 @@ class NodeFacts:
     """What belongs to no slice, one sentence each."""
     slices_there: int | None = None
     """How many slices the delay topics make; None before a worker has told."""
+    topics: Mapping[str, TopicCounts] = field(default_factory=dict)
+    """What waits in the slices that this node owns, by delay topic."""
+    worker_totals: Mapping[int, WorkerMetrics] = field(default_factory=dict)
+    """What belongs to no slice, by worker, since the node started."""
     pauses: PauseFacts | None = None
     """None before a worker has heard what is paused."""
     topics_age_s: float | None = None
     """Time since the delay topics were last looked at with success, of the worker for which that is
     the longest; None before a worker has told."""
+    unelectable: Sequence[Unelectable] = ()
 
 
 def export(facts: NodeFacts) -> Iterator[Metric]:
@@ -83,11 +112,15 @@ def export(facts: NodeFacts) -> Iterator[Metric]:
     )
     yield from _of_node(facts)
     yield from _of_workers(facts.workers)
+    yield _of_verdicts(facts.unelectable)
     yield from _gauges(facts.slices)
+    yield from _of_topics(facts.topics)
     yield from _of_audit(facts.audit)
     yield from _of_pauses(facts.pauses)
     yield from _counters(facts.totals)
     yield from _histograms(facts.totals)
+    yield from _worker_totals(facts.worker_totals)
+    yield from _lateness_of_targets(facts.worker_totals)
 
 
 def _of_node(facts: NodeFacts) -> Iterator[Metric]:
@@ -122,18 +155,21 @@ def _of_node(facts: NodeFacts) -> Iterator[Metric]:
     yield restarts
 
 
-def _of_workers(workers: Sequence[WorkerFacts]) -> Iterator[Metric]:
+def _of_workers(workers: Sequence[ProcessFacts]) -> Iterator[Metric]:
     silent = GaugeMetricFamily(
         "delay_worker_silent_seconds", "Time since a worker last reported.", labels=["worker"]
     )
     disk = GaugeMetricFamily(
         "delay_disk_used_ratio", "Used part of the disk of the stores.", labels=["worker"]
     )
+    memory = GaugeMetricFamily(
+        "delay_worker_memory_bytes", "Resident memory of a worker process.", labels=["worker"]
+    )
     for worker in workers:
+        memory.add_metric([str(worker.worker)], worker.memory_bytes)
         disk.add_metric([str(worker.worker)], worker.disk_used_percent / 100)
         silent.add_metric([str(worker.worker)], worker.silent_s)
-    yield silent
-    yield disk
+    yield from (silent, disk, memory)
 
 
 def _of_audit(audit: AuditFacts | None) -> Iterator[Metric]:
@@ -171,16 +207,23 @@ def _of_pauses(pauses: PauseFacts | None) -> Iterator[Metric]:
     yield from (since, count)
 
 
+def _of_verdicts(unelectable: Sequence[Unelectable]) -> Metric:
+    found = GaugeMetricFamily(
+        "delay_unelectable",
+        "1 while a worker may not own a slice, or any (slice all), for a reason.",
+        labels=["worker", "slice", "reason"],
+    )
+    for one in unelectable:
+        slice_ = "all" if one.slice is None else str(one.slice)
+        found.add_metric([str(one.worker), slice_, one.cause], 1)
+    return found
+
+
 def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
     labels = ["slice"]
     owned = GaugeMetricFamily("delay_owned", "1 while this node delivers the slice.", labels=labels)
     alarm = GaugeMetricFamily(
         "delay_alarm", "1 while something stops or endangers delivery; see status.", labels=labels
-    )
-    frozen = GaugeMetricFamily(
-        "delay_clock_frozen",
-        "1 while the clock can't be trusted and nothing is delivered.",
-        labels=labels,
     )
     stopped = GaugeMetricFamily(
         "delay_storing_stopped", "1 while the disk is too full to store more.", labels=labels
@@ -188,6 +231,11 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
     damaged = GaugeMetricFamily(
         "delay_copy_damaged",
         "Stretches of the copy that the last scan of the disk could not read.",
+        labels=labels,
+    )
+    lost = GaugeMetricFamily(
+        "delay_lost_offsets",
+        "Offsets that retention deleted before they were settled, of the newest ranges.",
         labels=labels,
     )
     pending = GaugeMetricFamily("delay_pending", "Records that wait.", labels=labels)
@@ -217,9 +265,9 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
         metrics, at = facts.metrics, [str(facts.metrics.slice)]
         owned.add_metric(at, int(metrics.state == "owner"))
         alarm.add_metric(at, int(bool(metrics.alarm)))
-        frozen.add_metric(at, int(metrics.clock_frozen))
         stopped.add_metric(at, int(metrics.storing_stopped))
         damaged.add_metric(at, metrics.damaged)
+        lost.add_metric(at, metrics.lost_offsets)
         pending.add_metric(at, metrics.pending)
         size.add_metric(at, metrics.store_bytes)
         age.add_metric(at, facts.cursor_age_s)
@@ -230,8 +278,34 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
             behind.add_metric(at, metrics.lag_s)
         if metrics.oldest_due_ms is not None:
             oldest.add_metric(at, metrics.oldest_due_ms / _MS)
-    yield from (owned, alarm, frozen, stopped, damaged, pending, size, oldest, age, lag, epoch)
+    yield from (owned, alarm, stopped, damaged, lost, pending, size, oldest, age, lag, epoch)
     yield behind
+
+
+def _of_topics(topics: Mapping[str, TopicCounts]) -> Iterator[Metric]:
+    due = GaugeMetricFamily(
+        "delay_pending_due",
+        "Records that wait in the slices that the node owns, and are due within a time.",
+        labels=["topic", "within"],
+    )
+    pending = GaugeMetricFamily(
+        "delay_target_pending",
+        "Records that wait for a target, parked ones included.",
+        labels=["topic", "target"],
+    )
+    parked = GaugeMetricFamily(
+        "delay_target_parked",
+        "Records whose target failed, and which wait to be tried again.",
+        labels=["topic", "target"],
+    )
+    for topic, counts in sorted(topics.items()):
+        for horizon_ms, count in zip(HORIZONS_MS, counts.within, strict=False):
+            due.add_metric([topic, format_duration(horizon_ms)], count)
+        due.add_metric([topic, "any"], counts.pending)
+        for target, waiting in sorted(counts.targets.items()):
+            pending.add_metric([topic, target], waiting.pending)
+            parked.add_metric([topic, target], waiting.parked)
+    yield from (due, pending, parked)
 
 
 def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:
@@ -270,20 +344,60 @@ def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:
 
 def _histograms(totals: dict[int, Counters]) -> Iterator[Metric]:
     lateness = HistogramMetricFamily(
-        "delay_lateness_seconds", "Delivery time minus due time.", labels=["slice"]
-    )
-    times = HistogramMetricFamily(
-        "delay_transaction_seconds", "Time of a transaction, begin to commit.", labels=["slice"]
+        "delay_lateness_seconds",
+        "Delivery time minus due time, of what was neither past due nor put off.",
+        labels=["slice"],
     )
     for number, counters in sorted(totals.items()):
-        _add(lateness, str(number), counters.lateness, LATENESS_BOUNDS_MS)
-        _add(times, str(number), counters.transaction_time, TRANSACTION_BOUNDS_MS)
+        _add(lateness, [str(number)], counters.lateness, LATENESS_BOUNDS_MS)
     yield lateness
-    yield times
+
+
+def _worker_totals(totals: Mapping[int, WorkerMetrics]) -> Iterator[Metric]:
+    labels = ["worker"]
+    cpu = CounterMetricFamily(
+        "delay_worker_cpu_seconds", "CPU time of a worker process.", labels=labels
+    )
+    turns = HistogramMetricFamily(
+        "delay_worker_turn_seconds",
+        "Time of a turn of a worker's loop, without the wait for records.",
+        labels=labels,
+    )
+    times = HistogramMetricFamily(
+        "delay_transaction_seconds", "Time of a transaction, begin to commit.", labels=labels
+    )
+    for number, metrics in totals.items():
+        at = [str(number)]
+        cpu.add_metric(at, metrics.cpu_s)
+        _add(turns, at, metrics.turns, TRANSACTION_BOUNDS_MS)
+        _add(times, at, metrics.transactions, TRANSACTION_BOUNDS_MS)
+    yield from (cpu, turns, times)
+
+
+def _lateness_of_targets(totals: Mapping[int, WorkerMetrics]) -> Iterator[Metric]:
+    targets = HistogramMetricFamily(
+        "delay_target_lateness_seconds",
+        "Delivery time minus due time by target, of what was neither past due nor put off.",
+        labels=["topic", "target"],
+    )
+    apart = HistogramMetricFamily(
+        "delay_apart_lateness_seconds",
+        "Delivery time minus the time of writing, or that until which a record was put off.",
+        labels=["kind"],
+    )
+    together = WorkerMetrics()
+    for metrics in totals.values():
+        together.add(metrics)
+    for topic, by_target in sorted(together.targets.items()):
+        for target, lateness in sorted(by_target.items()):
+            _add(targets, [topic, target], lateness, LATENESS_BOUNDS_MS)
+    for kind, lateness in together.apart.items():
+        _add(apart, [kind], lateness, LATENESS_BOUNDS_MS)
+    yield from (targets, apart)
 
 
 def _add(
-    family: HistogramMetricFamily, number: str, histogram: Histogram, bounds_ms: Sequence[int]
+    family: HistogramMetricFamily, labels: list[str], histogram: Histogram, bounds_ms: Sequence[int]
 ) -> None:
     """Prometheus wants cumulative buckets, bounds in seconds, the last without bound."""
     total = 0
@@ -292,4 +406,4 @@ def _add(
     for name, count in zip(names, histogram.counts, strict=True):
         total += count
         buckets.append((name, total))
-    family.add_metric([number], buckets=buckets, sum_value=histogram.sum_ms / _MS)
+    family.add_metric(labels, buckets=buckets, sum_value=histogram.sum_ms / _MS)

@@ -7,9 +7,10 @@ A restart of the whole node starts at zero, which Prometheus understands as a co
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from socket import AF_INET6
 from typing import NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -21,21 +22,26 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import CollectorRegistry
 
 from delayservice import __version__
+from delayservice.core.census import TopicCounts, largest, with_others
+from delayservice.core.electability import WorkerFacts, electability
 from delayservice.errors import DelayServiceError
 from delayservice.metrics import (
     LATENESS_BOUNDS_MS,
+    TARGETS_MAX,
+    TRANSACTION_BOUNDS_MS,
     Counters,
     PauseFact,
     PauseFacts,
     SliceMetrics,
     Snapshot,
+    WorkerMetrics,
     decode_snapshot,
 )
-from delayservice.metrics_export import NodeFacts, SliceFacts, WorkerFacts, export
+from delayservice.metrics_export import NodeFacts, ProcessFacts, SliceFacts, Unelectable, export
 from delayservice.settings import Settings
 
-STALE_S = 15.0
-"""A worker that has sent nothing for so long hangs: it is meant to send every second."""
+SLICES_NAMED_MAX = 10
+"""Slices that one problem names; the others are counted."""
 
 
 class SliceStatus(msgspec.Struct, omit_defaults=False):
@@ -60,12 +66,36 @@ class SliceStatus(msgspec.Struct, omit_defaults=False):
 
 
 class WorkerStatus(msgspec.Struct):
-    """One worker process in ``/status``."""
+    """One worker process in ``/status``.
+
+    Attributes:
+        cpu_ratio: part of a core that it took between its last two reports; None: it had one.
+        turn_ms_p99: 99th percentile of its loop's turns between them, an upper bound, without the
+            wait for records.
+        transaction_ms_p99: of its transactions since the node started.
+    """
 
     worker: int
     pid: int
     restarts: int
     silent_s: float
+    cpu_ratio: float | None = None
+    memory_bytes: int = 0
+    turn_ms_p99: int | None = None
+    transaction_ms_p99: int | None = None
+
+
+class TargetStatus(msgspec.Struct):
+    """One target in ``/status``: what waits for it in the slices that the node owns, and what was
+    delivered since the node started, but for what was past due or put off.
+    """
+
+    topic: str
+    target: str
+    pending: int = 0
+    parked: int = 0
+    delivered: int = 0
+    lateness_ms_p99: int | None = None
 
 
 class NodeStatus(msgspec.Struct):
@@ -82,16 +112,40 @@ class NodeStatus(msgspec.Struct):
     """Somebody wanted it so: the node is no less healthy for it."""
     paused_others: int = 0
     """So much more is paused."""
+    targets: list[TargetStatus] = []
+    """Those with the most records by name, the most parked ones first."""
 
 
 class _Worker:
-    """The last snapshot of one worker and the totals of its slices' earlier lives."""
+    """The last two snapshots of one worker, and when they came."""
 
-    __slots__ = ("arrived_s", "snapshot")
+    __slots__ = ("arrived_s", "before", "snapshot")
 
     def __init__(self, snapshot: Snapshot, arrived_s: float) -> None:
         self.snapshot = snapshot
         self.arrived_s = arrived_s
+        self.before: tuple[WorkerMetrics, float] | None = None
+
+    def take(self, snapshot: Snapshot, arrived_s: float) -> None:
+        """Take the next one."""
+        self.before = self.snapshot.worker, self.arrived_s
+        self.snapshot = snapshot
+        self.arrived_s = arrived_s
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """Part of a core between the two."""
+        if self.before is None or self.arrived_s <= self.before[1]:
+            return None
+        metrics, arrived_s = self.before
+        return (self.snapshot.worker.cpu_s - metrics.cpu_s) / (self.arrived_s - arrived_s)
+
+    @property
+    def turn_ms_p99(self) -> int | None:
+        """99th percentile of the turns between the two."""
+        turns = self.snapshot.worker.turns
+        between = turns if self.before is None else turns.since(self.before[0].turns)
+        return between.quantile_ms(0.99, TRANSACTION_BOUNDS_MS)
 
 
 class NodeTotals(NamedTuple):
@@ -128,6 +182,8 @@ class MetricsHub:
         self._workers: dict[int, _Worker] = {}
         self._restarts: dict[int, int] = {}
         self._past: dict[int, Counters] = {}
+        self._waits_for = ""
+        self._past_workers: dict[int, WorkerMetrics] = {}
         self._total = Counters()
         """Of all slices, dropped ones included; what changed is added, so that it never costs a
         walk over all of them."""
@@ -155,8 +211,7 @@ class MetricsHub:
                 self._workers[worker_index] = _Worker(snapshot, self._now_s())
                 return
             self._keep_dropped(known.snapshot, snapshot)
-            known.snapshot = snapshot
-            known.arrived_s = self._now_s()
+            known.take(snapshot, self._now_s())
 
     def _add_to_total(self, old: Snapshot | None, new: Snapshot) -> None:
         """Add what the slices have counted since the snapshot before."""
@@ -167,6 +222,10 @@ class MetricsHub:
             earlier = before.get(metrics.slice)
             counted = metrics.counters
             self._total.add(counted if earlier is None else counted.since(earlier))
+
+    def kafka_missing(self, why: str) -> None:
+        """Note why there are no workers yet: the node waits for Kafka; empty: it does not."""
+        self._waits_for = why
 
     def forget(self, worker_index: int) -> None:
         """Note that a worker is gone: its gauges vanish, its counters stay.
@@ -179,7 +238,10 @@ class MetricsHub:
     def _count_loss(self, worker_index: int) -> None:
         self._restarts[worker_index] = self._restarts.get(worker_index, 0) + 1
         gone = self._workers.pop(worker_index, None)
-        for metrics in gone.snapshot.slices if gone is not None else ():
+        if gone is None:
+            return
+        self._past_workers.setdefault(worker_index, WorkerMetrics()).add(gone.snapshot.worker)
+        for metrics in gone.snapshot.slices:
             self._keep(metrics)
 
     def _keep_dropped(self, old: Snapshot, new: Snapshot) -> None:
@@ -206,7 +268,7 @@ class MetricsHub:
         with self._lock:
             now_s = self._now_s()
             live = [
-                (index, metrics, now_s - worker.arrived_s)
+                (index, metrics, now_s - worker.arrived_s + worker.snapshot.turn_s)
                 for index, worker in sorted(self._workers.items())
                 for metrics in worker.snapshot.slices
             ]
@@ -216,12 +278,15 @@ class MetricsHub:
             for _, metrics, _ in live:
                 totals.setdefault(metrics.slice, Counters()).add(metrics.counters)
             workers = [
-                WorkerFacts(
+                ProcessFacts(
                     index,
                     worker.snapshot.pid,
                     self._restarts.get(index, 0),
                     now_s - worker.arrived_s,
                     worker.snapshot.disk_used_percent,
+                    worker.cpu_ratio,
+                    worker.snapshot.worker.memory_bytes,
+                    worker.turn_ms_p99,
                 )
                 for index, worker in sorted(self._workers.items())
             ]
@@ -232,10 +297,14 @@ class MetricsHub:
             slices_there = max((one.slices_there for one in snapshots), default=None)
             pauses = self._newest_pauses()
             topics_age_s = max((one.topics_age_s for one in snapshots), default=None)
-        # The age of a silent worker's cursor goes on growing.
+            unelectable = [
+                found for n in range(self._workers_wanted) for found in self._unelectable(n)
+            ]
+            worker_totals = self._worker_totals()
+        # The age of the cursor goes on growing while a worker is silent or its loop hangs.
         slices = [
-            SliceFacts(index, metrics, metrics.cursor_age_s + silent_s)
-            for index, metrics, silent_s in live
+            SliceFacts(index, metrics, metrics.cursor_age_s + old_s)
+            for index, metrics, old_s in live
         ]
         return NodeFacts(
             self._node_id,
@@ -248,9 +317,37 @@ class MetricsHub:
             workers_missing=self._workers_wanted - len(workers),
             problems=list(problems),  # each once: every worker sees the same topics
             slices_there=slices_there,
+            topics=_topics_of(slices),
+            worker_totals=worker_totals,
             pauses=pauses,
             topics_age_s=topics_age_s,
+            unelectable=unelectable,
         )
+
+    def _unelectable(self, worker_index: int) -> Iterator[Unelectable]:
+        """What a worker may not own, and why: all of its slices, or some."""
+        worker = self._workers.get(worker_index)
+        silent_s = math.inf if worker is None else self._now_s() - worker.arrived_s
+        seen = WorkerFacts(kafka=self._waits_for) if self._waits_for else WorkerFacts(silent_s)
+        verdict = electability(seen)
+        cause, reason = verdict.cause.value, verdict.reason
+        if worker is not None and verdict.may_own:
+            cause, reason = worker.snapshot.verdict
+        if cause:
+            yield Unelectable(worker_index, None, cause, reason)
+            return
+        for metrics in worker.snapshot.slices if worker is not None else ():
+            if metrics.cause:
+                yield Unelectable(worker_index, metrics.slice, metrics.cause, metrics.reason)
+
+    def _worker_totals(self) -> dict[int, WorkerMetrics]:
+        """What each worker has counted in all its lives."""
+        totals: dict[int, WorkerMetrics] = {}
+        for number, past in self._past_workers.items():
+            totals.setdefault(number, WorkerMetrics()).add(past)
+        for number, worker in self._workers.items():
+            totals.setdefault(number, WorkerMetrics()).add(worker.snapshot.worker)
+        return dict(sorted(totals.items()))
 
     def _newest_pauses(self) -> PauseFacts | None:
         """Every worker hears of every pause; whoever reported last speaks for all."""
@@ -259,26 +356,17 @@ class MetricsHub:
         return heard[-1] if heard else None
 
     def status(self) -> NodeStatus:
-        """Give what ``/status`` shows. Healthy: every worker is there and reports, and no
-        slice has an alarm.
+        """Give what ``/status`` shows. Healthy: the node may own all that it has a copy of, and
+        no slice has an alarm.
         """
         facts = self.facts()
-        problems = [
-            f"worker {worker.worker} (pid {worker.pid}) is silent for {worker.silent_s:.0f} s"
-            for worker in facts.workers
-            if worker.silent_s > STALE_S
-        ]
+        problems = why_not_electable(facts)
         problems += [
-            f"slice {s.metrics.slice}: {s.metrics.alarm}" for s in facts.slices if s.metrics.alarm
+            f"slice {s.metrics.slice}: {s.metrics.alarm}"
+            for s in facts.slices
+            if s.metrics.alarm and s.metrics.alarm != s.metrics.reason
         ]
         problems += facts.problems
-        if not facts.workers:
-            problems.append("no worker has reported yet")
-        elif facts.workers_missing:
-            problems.append(
-                f"{facts.workers_missing} of {self._workers_wanted} workers are not there: lost, "
-                "or not reported yet"
-            )
         pauses = facts.pauses or PauseFacts([], {}, None)
         return NodeStatus(
             node_id=facts.node_id,
@@ -286,13 +374,11 @@ class MetricsHub:
             uptime_s=round(self._now_s() - self._started_s, 3),
             healthy=not problems,
             problems=problems,
-            workers=[
-                WorkerStatus(w.worker, w.pid, w.restarts, round(w.silent_s, 3))
-                for w in facts.workers
-            ],
+            workers=[_worker_status(w, facts.worker_totals[w.worker]) for w in facts.workers],
             slices=[_slice_status(s, facts.totals[s.metrics.slice]) for s in facts.slices],
             paused=pauses.told,
             paused_others=sum(pauses.counts.values()) - len(pauses.told),
+            targets=_target_statuses(facts),
         )
 
     def serve(self) -> str | None:
@@ -343,8 +429,73 @@ class MetricsHub:
         return _answer(start, "404 Not Found", "text/plain", b"there are /metrics and /status\n")
 
 
+def why_not_electable(facts: NodeFacts) -> list[str]:
+    """Return what the node may not own and why, a sentence for each cause; empty: it may own all
+    that it has a copy of.
+    """
+    said = [f"worker {one.worker}: {one.reason}" for one in facts.unelectable if one.slice is None]
+    slices: dict[str, list[Unelectable]] = {}
+    for one in facts.unelectable:
+        if one.slice is not None:
+            slices.setdefault(one.cause, []).append(one)
+    for found in slices.values():
+        named = ", ".join(str(one.slice) for one in found[:SLICES_NAMED_MAX])
+        more = len(found) - SLICES_NAMED_MAX
+        which = f"slices {named}" if len(found) > 1 else f"slice {named}"
+        said.append(f"{which}{f' and {more} more' if more > 0 else ''}: {found[0].reason}")
+    return said
+
+
 def _life(snapshot: Snapshot) -> tuple[int, int]:
     return snapshot.pid, snapshot.started_ns
+
+
+def _topics_of(slices: Iterable[SliceFacts]) -> dict[str, TopicCounts]:
+    """Add up what waits in all slices, by delay topic and target."""
+    topics: dict[str, TopicCounts] = {}
+    for facts in slices:
+        for topic, counts in facts.metrics.topics.items():
+            topics.setdefault(topic, TopicCounts(0, [], {})).add(counts)
+    pairs = {
+        (topic, target): waiting
+        for topic, counts in topics.items()
+        for target, waiting in counts.targets.items()
+    }
+    named = largest(pairs, TARGETS_MAX)
+    for topic, counts in topics.items():
+        counts.targets = with_others(counts.targets, {t for name, t in named if name == topic})
+    return topics
+
+
+def _target_statuses(facts: NodeFacts) -> list[TargetStatus]:
+    found: dict[tuple[str, str], TargetStatus] = {}
+    for topic, counts in facts.topics.items():
+        for target, (pending, parked) in counts.targets.items():
+            found[topic, target] = TargetStatus(topic, target, pending, parked)
+    together = WorkerMetrics()
+    for metrics in facts.worker_totals.values():
+        together.add(metrics)
+    for topic, targets in together.targets.items():
+        for target, lateness in targets.items():
+            one = found.setdefault((topic, target), TargetStatus(topic, target))
+            one.delivered = sum(lateness.counts)
+            one.lateness_ms_p99 = lateness.quantile_ms(0.99, LATENESS_BOUNDS_MS)
+    return sorted(
+        found.values(), key=lambda one: (-one.parked, -one.pending, one.topic, one.target)
+    )
+
+
+def _worker_status(facts: ProcessFacts, totals: WorkerMetrics) -> WorkerStatus:
+    return WorkerStatus(
+        facts.worker,
+        facts.pid,
+        facts.restarts,
+        round(facts.silent_s, 3),
+        None if facts.cpu_ratio is None else round(facts.cpu_ratio, 3),
+        facts.memory_bytes,
+        facts.turn_ms_p99,
+        totals.transactions.quantile_ms(0.99, TRANSACTION_BOUNDS_MS),
+    )
 
 
 def _slice_status(facts: SliceFacts, totals: Counters) -> SliceStatus:

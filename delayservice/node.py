@@ -14,6 +14,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -27,6 +28,7 @@ from connectors.kafka.topics import TopicKeeper
 from delayservice import logs
 from delayservice.admin.server import AdminServer
 from delayservice.asking import Asker
+from delayservice.core.electability import SILENT_S_MAX
 from delayservice.errors import SettingsError
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import Settings
@@ -39,6 +41,11 @@ RESTART_WAIT_S_MAX = 30.0
 STEADY_S = 60.0
 """A worker that lived this long starts again with the shortest wait."""
 
+_TURN_S: Final = 1.0
+_GRACE_S: Final = 5.0
+"""A worker is ended so much later than it counts as silent, seconds."""
+_FIRST_REPORT_S_MAX: Final = 60.0
+"""Longest time until a worker that was started reports, seconds; a busy machine takes its time."""
 _STOPPED: Final = (0, -signal.SIGTERM)
 """How a worker ends that was asked to; by the signal itself when it had not begun yet."""
 _log = structlog.get_logger(__name__)
@@ -54,27 +61,21 @@ def run(settings: Settings) -> int:
     lock = _lock_state_dir(settings)
     known = (cluster_secret(settings), *settings.node.accepted_secrets())
     instance = node_instance(settings)
-    if not _prepare_topics(settings, stopping):
-        return 0
-    remove_strangers(settings)
     hub = MetricsHub(settings)
-    listening = hub.serve()
-    if listening:
-        _log.info("metrics_served", url=listening)
     supervisor = Supervisor(settings, known, instance, hub)
     admin = AdminServer(settings, hub, lambda: supervisor.askers)
     try:
-        asked_at = admin.serve()
-        if asked_at:
+        # Before Kafka is reached: a node that waits for it has to say so.
+        if listening := hub.serve():
+            _log.info("metrics_served", url=listening)
+        if asked_at := admin.serve():
             _log.info("admin_served", url=asked_at)
-        supervisor.run(stopping)
+        if _prepare_topics(settings, stopping, hub.kafka_missing):
+            hub.kafka_missing("")
+            remove_strangers(settings)
+            supervisor.run(stopping)
         admin.stop()
         return supervisor.stop()
-    except BaseException:
-        # Python waits for its child processes at the end: a node without a head would go on.
-        _log.exception("supervisor_failed")
-        supervisor.kill()
-        raise
     finally:
         admin.close()
         hub.close()
@@ -82,10 +83,15 @@ def run(settings: Settings) -> int:
         _log.info("stopped")
 
 
-def _prepare_topics(settings: Settings, stopping: threading.Event) -> bool:
-    """Create what is missing; a cluster that is down is waited for. False: told to stop."""
+def _prepare_topics(
+    settings: Settings, stopping: threading.Event, waits: Callable[[str], None]
+) -> bool:
+    """Create what is missing; a cluster that is down is waited for, and ``waits`` called with the
+    reason. False: told to stop.
+    """
+    waits("it has not answered yet")
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
-    return wait_for_kafka(keeper.prepare, stopping) is not STOPPED
+    return wait_for_kafka(keeper.prepare, stopping, waits) is not STOPPED
 
 
 def _lock_state_dir(settings: Settings) -> IO[bytes]:
@@ -169,6 +175,9 @@ class _Child:
     pipe: Connection
     asker: Asker
     started_s: float
+    silent_s: float = 0.0
+    """Time without a report, as far as the supervisor itself was awake."""
+    has_reported: bool = False
 
 
 class Supervisor:
@@ -200,18 +209,34 @@ class Supervisor:
 
     def run(self, stopping: threading.Event) -> None:
         """Until told to stop."""
-        for index in range(self._settings.node.workers):
-            self._start(index)
-        while not stopping.is_set():
-            self._listen(1.0)
-            self._restart_dead()
+        try:
+            for index in range(self._settings.node.workers):
+                self._start(index)
+            while not stopping.is_set():
+                began_s = time.monotonic()
+                self._listen(_TURN_S)
+                self._end_silent(min(time.monotonic() - began_s, _TURN_S))
+                self._restart_dead()
+        except BaseException:
+            # Python waits for its child processes at the end: a node without a head would go on.
+            _log.exception("supervisor_failed")
+            self.kill()
+            raise
 
     def _start(self, index: int) -> None:
         mine, its = self._context.Pipe()
         asking, asked = self._context.Pipe()
         process = self._context.Process(
             target=run_worker,
-            args=(self._settings, self._cluster_secrets, self._instance, index, its, asked),
+            args=(
+                self._settings,
+                self._cluster_secrets,
+                self._instance,
+                index,
+                self._restarts.get(index, 0),
+                its,
+                asked,
+            ),
             name=f"delayservice-worker-{index}",
         )
         process.start()
@@ -232,6 +257,19 @@ class Supervisor:
                 self._hub.update(index, ready.recv_bytes())
             except (EOFError, OSError):
                 self._buried(index)
+                continue
+            self._children[index].silent_s = 0.0
+            self._children[index].has_reported = True
+
+    def _end_silent(self, elapsed_s: float) -> None:
+        """End the workers that hang or are stopped, which is as safe as any crash."""
+        for index, child in self._children.items():
+            child.silent_s += elapsed_s
+            limit_s = SILENT_S_MAX + _GRACE_S if child.has_reported else _FIRST_REPORT_S_MAX
+            if child.silent_s > limit_s:
+                _log.error("worker_silent", worker=index, silent_s=round(child.silent_s))
+                child.silent_s = 0.0
+                child.process.kill()
 
     def _buried(self, index: int) -> None:
         child = self._children.pop(index)

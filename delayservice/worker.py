@@ -26,18 +26,18 @@ from connectors.kafka.control_topics import ControlReader, ControlTopic
 from connectors.kafka.copies import CopyLog, RepairWatcher
 from connectors.kafka.log_ends import log_ends
 from connectors.kafka.pauses import PauseWatcher
-from connectors.kafka.reach import KafkaReach
 from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
+from connectors.kafka.topic_terms import compresses
 from connectors.kafka.topics import DelayTopic, Layout, TopicKeeper
 from delayservice import logs
 from delayservice.answering import answer
 from delayservice.asking import Answer, answer_questions
 from delayservice.clock import ClockWatch, SystemClock
 from delayservice.contracts import contract_for
-from delayservice.core.checkpoint import decode_checkpoint
+from delayservice.core.checkpoint import decode_checkpoint, longest_waits_ms
 from delayservice.core.digest_rows import Place, retired_row
 from delayservice.core.flow import FlowRules
 from delayservice.core.question import HeldTopics, Question, Standings
@@ -52,7 +52,7 @@ from delayservice.lanes.copies import CopyKeeper
 from delayservice.lanes.digests import ScanTurns, SliceDigests
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.level import FetchAhead, LevelLane
-from delayservice.lanes.limits import Limits
+from delayservice.lanes.limits import limits_of
 from delayservice.lanes.slice import Slice
 from delayservice.lanes.worker_loop import WorkerLoop
 from delayservice.metrics import AuditFacts, encode_snapshot
@@ -63,8 +63,9 @@ from delayservice.store.base import Store
 from delayservice.stores import Stores
 from delayservice.topic_watch import TopicWatcher
 from delayservice.turns import Turns
-from delayservice.waiting import STOPPED, wait_for_kafka
+from delayservice.waiting import STOPPED, reporting, wait_for_kafka
 from delayservice.worker_thread import MetricsObserver, Wanted, WorkerGate, WorkerThread
+from delayservice.worker_watch import WorkerWatch
 from ha.elected import ElectedOwnership
 from ha.leaders import StableLeaders
 from ha.notes import NodeNote
@@ -72,19 +73,17 @@ from ha.ownership import Ownership, Standalone
 from ha.placement import SliceFacts
 
 TURN_S = 1.0
-REACH_TURN_S = 0.5
 ALERT_S = 0.3
 """From when an heir is named until the slice is let go: its loop has heard of it by then, and has
 begun to open a writer."""
 PUBLISHED_PER_S = 200
 """Slices whose metrics go to the supervisor in a second: with more of them, less often."""
+PUBLISHED_EVERY_S_MAX = 5.0
 STOP_TIMEOUT_S = 20.0
 FLUSH_TIMEOUT_S = 2.0
 COMMANDS_KEPT = 10_000
 QUIET_MEASURED = 64
 """Slices to which nothing happens whose logs are measured with each refresh of the topics."""
-_TOLERANCE_MS = 60_000
-"""By so much a broker's clock may be behind when it stamps a record that is rolled later."""
 HELPERS = 4
 """Threads for take-overs and for what else asks Kafka and waits."""
 EXIT_FAILED = 70
@@ -98,10 +97,12 @@ def run_worker(
     secrets: tuple[bytes, ...],
     instance: str,
     index: int,
+    crashes: int,
     pipe: Connection,
     questions: Connection,
 ) -> None:
     """Be worker ``index``: the entry of the process. The first of ``secrets`` signs copies.
+    ``crashes``: lives in a row before this one that ended soon after their start.
 
     Ends with status 0 after SIGTERM, with another one when a slice failed.
     """
@@ -111,13 +112,16 @@ def run_worker(
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
-    layout = wait_for_kafka(keeper.layout, stopping)
-    if layout is STOPPED:
-        return
-    worker = Worker(settings, secrets, index, make_ownership(settings, instance, index), layout)
     _end_with_supervisor(pipe)
-    answer_questions(questions, worker.answer)
     try:
+        with reporting(pipe.send_bytes) as report:
+            layout = wait_for_kafka(keeper.layout, stopping, report.waits)
+            if layout is STOPPED:
+                return
+            ownership = make_ownership(settings, instance, index)
+            worker = Worker(settings, secrets, index, ownership, layout, crashes)
+            answer_questions(questions, worker.answer)
+            worker.begin()
         failed = worker.run(stopping, pipe.send_bytes)
     except BaseException:  # noqa: BLE001  # nobody is left to handle it
         # Left to itself the process would wait for its slices, which nobody stops any more.
@@ -185,6 +189,7 @@ class Worker:
         index: int,
         ownership: Ownership,
         layout: Layout,
+        crashes: int = 0,
     ) -> None:
         self._settings = settings
         self._stores = Stores(settings, index)
@@ -194,9 +199,16 @@ class Worker:
         self._clock = SystemClock()
         self._clock_watch = ClockWatch(self._clock, settings.delivery.clock_tolerance_ms)
         self._admin = admin_client(settings.kafka.client_config("admin"))
-        self._keeper = TopicKeeper(self._admin, settings)
+        self._keeper = TopicKeeper(
+            self._admin, settings, lambda: longest_waits_ms(self._checkpoints.newest_of_all())
+        )
         self._pauses = PauseWatcher(settings.topics.pauses, self._forget_fit)
-        self._targets = TargetTopics(self._admin, why_paused=self._why_paused)
+        self._targets = TargetTopics(
+            self._admin,
+            why_paused=self._why_paused,
+            compresses=compresses(settings.kafka.client_config("producer")),
+            own=(settings.topics.dead_letter, settings.topics.outcomes),
+        )
         self._name = f"{settings.node.node_id}-{index}"
         self._checkpoints = KafkaCheckpoints(
             settings.topics.checkpoint,
@@ -243,10 +255,20 @@ class Worker:
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
         self._asking: list[threading.Thread] = []
         self._thread = self._make_thread()
+        self._watch = WorkerWatch(
+            settings,
+            self._name,
+            self._admin,
+            ownership,
+            self._clock,
+            self._clock_watch,
+            self._disk,
+            lambda: self._thread.turn_s,
+            crashes,
+        )
 
-    def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
-        """Serve until told to stop; whether anything failed."""
-        garbage = GarbageCollector()
+    def begin(self) -> None:
+        """Start all threads; Kafka is asked, which may take a while."""
         self._checkpoints.start()
         self._refresh()
         self._thread.start()
@@ -256,19 +278,17 @@ class Worker:
         )
         looking.start()
         self._asking.append(looking)
-        if not self._settings.standalone:
-            reach = KafkaReach(self._admin, self._settings.topics.checkpoint)
-            self._repeat(
-                "kafka-reach", REACH_TURN_S, lambda: self._ownership.fit(is_fit=reach.check())
-            )
+        self._watch.start(self._repeat)
         client = self._settings.kafka.client_config("consumer")
         ControlReader(self._control_topics(), client, self._name)
+
+    def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
+        """Serve until told to stop; whether anything failed."""
+        garbage = GarbageCollector()
         while not stopping.is_set():
             self._place()
             if self._has_failed:
                 break
-            if self._settings.node.store != "memory":
-                self._disk.look()
             self._publish(publish)
             if self._copy_log is not None:
                 self._copy_log.serve()
@@ -325,13 +345,16 @@ class Worker:
     def _publish(self, publish: Callable[[bytes], None]) -> None:
         slices = self._thread.published
         now_s = self._clock.monotonic_s()
-        if now_s - self._published_s < len(slices) / PUBLISHED_PER_S:
+        if now_s - self._published_s < min(len(slices) / PUBLISHED_PER_S, PUBLISHED_EVERY_S_MAX):
             return
         self._published_s = now_s
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
             told = self._problems(), self._disk.used, self._audit_facts, len(self._facts)
             paused = pause_facts(self._pauses.newest)
-            publish(encode_snapshot(os.getpid(), slices, *told, paused, self._topics.age_s))
+            verdict, turn_s = self._watch.verdict, self._thread.turn_s
+            rest = paused, self._topics.age_s, (verdict.cause.value, verdict.reason), turn_s
+            worker = self._thread.worker_metrics
+            publish(encode_snapshot(os.getpid(), slices, *told, *rest, worker=worker))
 
     @property
     def _audit_facts(self) -> AuditFacts | None:
@@ -539,7 +562,6 @@ class Worker:
             turns=self._scan_turns,
             scan_interval_ms=settings.digests.scan_interval_ms,
             store_kind=settings.node.store,
-            far_ms=settings.roll_window_ms - settings.roll_spread_ms - _TOLERANCE_MS,
         )
         keeper = CopyKeeper(digests, log, settings.node.node_id, self._clock)
         self._keepers[slice_no] = keeper
@@ -575,23 +597,3 @@ class Worker:
             settings.delivery.slot_records_max,
             settings.delivery.slot_policy,
         )
-
-
-def limits_of(settings: Settings) -> Limits:
-    """Return the bounds of a worker's transactions: a node's budget is shared by its workers.
-
-    At least once, a transaction carries cursors and shows no record; nothing is settled while it is
-    committed, so it is committed as rarely as may be.
-    """
-    delivery = settings.delivery
-    visible_at_commit = delivery.mode == "exactly_once"
-    budget_ms = 1000 * settings.node.workers / delivery.transactions_per_s_max
-    interval_ms_max = max(delivery.transaction_interval_ms_max, budget_ms)
-    interval_ms_min = max(delivery.transaction_interval_ms_min, budget_ms)
-    return Limits(
-        transaction_records=delivery.batch_records_max,
-        transaction_bytes=int(delivery.batch_bytes_max),
-        visible_at_commit=visible_at_commit,
-        transaction_interval_ms_min=interval_ms_min if visible_at_commit else interval_ms_max,
-        transaction_interval_ms_max=interval_ms_max,
-    )

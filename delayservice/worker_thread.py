@@ -6,21 +6,31 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import process_time
 from typing import Final, NamedTuple
 
 import structlog
 
 from connectors.kafka.topics import DelayTopic
-from delayservice.clock import NOT_COMPARED, Clock, ClockWatch
+from delayservice.clock import Clock, ClockWatch
 from delayservice.core.checkpoint import Checkpoint
+from delayservice.core.electability import CopyFacts, WorkerFacts, electability
 from delayservice.core.outcome import OUTCOME_NAMES, Tally
 from delayservice.core.role import Role
 from delayservice.lanes.any_lane import AnyLane
+from delayservice.lanes.counting import LaneCounts, count_slice, topic_counts
 from delayservice.lanes.level import LevelLane
 from delayservice.lanes.ports import NO_TIME, ReadBack
 from delayservice.lanes.slice import Slice
 from delayservice.lanes.worker_loop import WorkerLoop
-from delayservice.metrics import REFUSED, SliceMetrics, encode_slice
+from delayservice.metrics import (
+    SliceMetrics,
+    WorkerMetrics,
+    encode_slice,
+    histogram_of,
+    observe_s,
+)
+from delayservice.process_memory import memory_bytes
 from delayservice.turns import BusyError, Turns
 from ha.ownership import Ownership, Standing
 
@@ -28,6 +38,10 @@ CATCHING_UP_S = 5.0
 PROGRESS_S = 5.0
 """How often a copy that is catching up says how far it is."""
 ENDS_AGE_S_MAX = 10.0
+COUNTING_SHARE = 0.02
+"""Counting takes no more of a core: while much is due a count reads the disk for tens of
+milliseconds, and stands the longer."""
+SAMPLE_S = 1.0
 STOP_WAIT_S = 15.0
 """How long slices may take to be released at the end."""
 
@@ -70,13 +84,6 @@ class WorkerGate:
             self._watch.heard_answer(broker_ms, read_back.boot_ms, sent_s, acknowledged_s)
 
 
-def doubt_that_counts(doubt: str | None, *, is_owner: bool) -> str | None:
-    """Return what of the clock's doubt is worth an alarm: a clock that was never compared stops an
-    owner, and a replica has no commit to compare it by.
-    """
-    return None if doubt == NOT_COMPARED and not is_owner else doubt
-
-
 @dataclass(slots=True)
 class _Sampled:
     """The metrics of one slice, and what was last told of its progress."""
@@ -91,6 +98,10 @@ class _Sampled:
     before."""
     seen: tuple[Mapping[str, int], Checkpoint | None] | None = None
     """What was stored, and the newest checkpoint."""
+    counts: dict[str, LaneCounts] = field(default_factory=dict)
+    """What waited in each lane."""
+    count_again_s: float = float("-inf")
+    """Until when they stand, monotonic seconds."""
 
 
 class _LogEnds(NamedTuple):
@@ -108,12 +119,15 @@ class MetricsObserver:
 
     def __init__(self) -> None:
         self.sampled: dict[int, _Sampled] = {}
+        self.worker = WorkerMetrics()
 
     def of(self, slice_no: int) -> SliceMetrics:
         """Return the metrics of a slice."""
         found = self.sampled.get(slice_no)
         if found is None:
-            metrics = SliceMetrics(slice=slice_no)
+            unknown = electability(WorkerFacts(), CopyFacts())
+            cause = unknown.cause.value
+            metrics = SliceMetrics(slice_no, state=cause, cause=cause, reason=unknown.reason)
             found = self.sampled.setdefault(slice_no, _Sampled(metrics, encode_slice(metrics)))
         return found.metrics
 
@@ -124,22 +138,28 @@ class MetricsObserver:
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
         """Outputs were committed."""
         metrics = self.of(slice_no)
-        for kind, count in enumerate(tally.counts):
+        for number, count in enumerate(tally.counts):
             if count:
-                metrics.add_settled(OUTCOME_NAMES[kind], count)
-        metrics.observe_lateness([now_ms - due_ms for due_ms in tally.due_ms])
+                metrics.add_settled(OUTCOME_NAMES[number], count)
+        for (topic, target), dues_ms in tally.delivered.items():
+            added = metrics.observe_lateness([now_ms - due_ms for due_ms in dues_ms])
+            self.worker.observe_target(topic, target, added)
+        for kind, since_ms in tally.apart.items():  # a broker's clock may be ahead of this one
+            late_ms = [max(now_ms - since, 0) for since in since_ms]
+            self.worker.apart[kind].add(histogram_of(late_ms))
         for code in tally.codes:
             metrics.add_rejected(code)
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """A transaction ended. It is counted once, for the first slice that it carried."""
-        if not slices:
-            return
-        metrics = self.of(min(slices))
+        """A transaction ended. An abort is counted once, for the first slice that it carried."""
         if committed:
-            metrics.observe_transaction(seconds)
-        else:
-            metrics.add_abort()
+            observe_s(self.worker.transactions, seconds)
+        elif slices:
+            self.of(min(slices)).add_abort()
+
+    def turned(self, seconds: float) -> None:
+        """The loop has made a turn."""
+        observe_s(self.worker.turns, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +215,12 @@ class WorkerThread:
         self._checkpoint_alarm = checkpoint_alarm
         self._retired = retired
         self._turns = turns
+        self._worker_metrics = WorkerMetrics()
+        self._sampled_s = float("-inf")
         self._wanted = Wanted()
         self._served: Wanted | None = None
         self._stopping = threading.Event()
+        self._turn_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="worker-loop")
         ownership.on_change(self.loop.wake)
 
@@ -230,6 +253,17 @@ class WorkerThread:
         """Take where the logs of slices ended, by delay topic, when that was asked, monotonic."""
         for number, its_ends in ends.items():
             self._log_ends[number] = _LogEnds(asked_s, its_ends)
+
+    @property
+    def turn_s(self) -> float:
+        """How long the present turn of the loop has lasted, seconds; any thread may ask."""
+        since_s = self._turn_since_s
+        return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
+
+    @property
+    def worker_metrics(self) -> WorkerMetrics:
+        """What belongs to no slice, as of about a second ago; never changed once it is given."""
+        return self._worker_metrics
 
     @property
     def published(self) -> list[bytes]:
@@ -265,8 +299,11 @@ class WorkerThread:
         with self._turns.working():
             try:
                 while not self._stopping.is_set():
+                    self._turn_since_s = self._clock.monotonic_s()
                     self._serve_wanted()
                     self.loop.step()
+                    self._sample_worker()
+                self._turn_since_s = None
                 self._end()
             except BaseException as exc:  # noqa: BLE001  # whatever it is, the worker has to know
                 self.failure = exc
@@ -317,6 +354,14 @@ class WorkerThread:
 
     # --- metrics -------------------------------------------------------------------------------
 
+    def _sample_worker(self) -> None:
+        """Copy what belongs to no slice once a second, for other threads to read."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._sampled_s >= SAMPLE_S:
+            self._sampled_s = now_s
+            self._worker_metrics = taken = WorkerMetrics(process_time(), memory_bytes())
+            taken.add(self._observer.worker)
+
     def _tended(self, slice_: Slice) -> bool:
         """Publish a slice packed, so that other threads never read what the loop writes; return
         whether it is still behind, and its progress waited for.
@@ -324,7 +369,7 @@ class WorkerThread:
         self._observer.of(slice_.number)
         sampled = self._observer.sampled[slice_.number]
         sampled.lag_s = slice_.lag_s(self._recent_ends(slice_.number))
-        standing = Standing(slice_.stored, sampled.lag_s)
+        standing = Standing(slice_.stored, sampled.lag_s, slice_.follower.refusal)
         self._ownership.standing(slice_.number, standing)
         self._sample(slice_, sampled)
         seen = standing.stored, slice_.follower.newest
@@ -360,29 +405,35 @@ class WorkerThread:
         for lane in lanes:
             if isinstance(lane, LevelLane):  # it fetches no more than it needs
                 lane.shard.reaches(ends.get(lane.topic, 0))
-        due = [lane.next_due_ms() for lane in lanes]
-        stats = [lane.store.stats() for lane in lanes]
-        doubt = doubt_that_counts(self._gate.frozen(), is_owner=is_owner)
+        now_ms, now_s = self._clock.wall_ms(), self._clock.monotonic_s()
+        is_time = now_s >= sampled.count_again_s
+        sampled.counts = count_slice(slice_.lanes, now_ms, sampled.counts, is_time=is_time)
+        if is_time:
+            took_s = self._clock.monotonic_s() - now_s
+            sampled.count_again_s = now_s + took_s * len(self.loop.slices) / COUNTING_SHARE
+        counts = sampled.counts.values()
+        dues = [one.next_due_ms for one in counts if one.next_due_ms is not None]
         stored = slice_.stored
         metrics.source_lag = sum(max(end - stored.get(t, 0), 0) for t, end in ends.items())
-        refusal = slice_.follower.refusal
-        replica = "catching_up" if _is_behind(sampled) else "replica"
-        metrics.state = "owner" if is_owner else REFUSED if refusal else replica
+        verdict = self._ownership.verdict(slice_.number)
+        metrics.cause, metrics.reason = verdict.cause.value, verdict.reason
+        metrics.state = "owner" if is_owner else metrics.cause or "replica"
         metrics.epoch = slice_.epoch if is_owner else 0
         metrics.lag_s = sampled.lag_s if sampled.lag_s < float("inf") else -1.0
-        # A store prunes in lumps, so it may count settled records; with nothing due, none waits.
-        metrics.pending = sum(s.pending for s, at in zip(stats, due, strict=True) if at is not None)
-        metrics.store_bytes = sum(s.bytes for s in stats)
-        metrics.oldest_due_ms = min((at for at in due if at is not None), default=None)
+        metrics.pending = sum(one.pending for one in counts)
+        shown = sampled.counts if is_owner else {}
+        metrics.topics = {topic: topic_counts(one, now_ms) for topic, one in shown.items()}
+        metrics.store_bytes = sum(lane.store.stats().bytes for lane in lanes)
+        metrics.oldest_due_ms = min(dues, default=None)
         metrics.cursor_age_s = self.loop.uncommitted_s(slice_)
         metrics.damaged = slice_.damaged
-        metrics.clock_frozen = doubt is not None
+        metrics.lost_offsets = slice_.follower.lost_offsets
         metrics.storing_stopped = bool(self._disk_alarm())
         metrics.counters.over_cap = slice_.flow.over_cap
         foreign = self._checkpoint_alarm(slice_.number)
         if foreign and is_owner:
             self.loop.restate(slice_.number)
-        metrics.alarm = refusal or slice_.trouble or foreign or doubt or self._disk_alarm()
+        metrics.alarm = slice_.trouble or foreign or self._disk_alarm()
         sampled.published = encode_slice(metrics)
 
 

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import structlog
 
 from delayservice.cluster_options import Placement, ZooKeeper
+from delayservice.core.electability import Verdict, WorkerFacts, electability
 from delayservice.core.role import Role
 from delayservice.errors import DelayServiceError
 from ha.effect_runner import EffectRunner
@@ -91,6 +92,8 @@ class ElectedOwnership:
         self._is_prepared = False
         self._is_registered = False
         self._rival = ""
+        self._unusable = ""
+        """Why ZooKeeper did not answer, or refused, the last time."""
         self._beat_due_s = float("-inf")
         self._step_due_s = float("inf")
         self._quiet_since_s = boot_s()
@@ -171,10 +174,11 @@ class ElectedOwnership:
 
     def standing(self, slice_no: int, standing: Standing) -> None:
         """How far this node's copy is."""
+        now_s = self._lease.now_s()
         with self._lock:
-            could = self._election.may_own(slice_no)
+            could = self._election.verdict(slice_no, now_s).may_own
             self._election.standing(slice_no, standing)
-            can = self._election.may_own(slice_no)
+            can = self._election.verdict(slice_no, now_s).may_own
         if can and not could:
             self._wake.set()
 
@@ -200,12 +204,30 @@ class ElectedOwnership:
         except EnsembleError as exc:
             raise DelayServiceError(str(exc)) from exc
 
-    def fit(self, *, is_fit: bool) -> None:
-        """Whether this node reaches Kafka."""
+    def judge(self, facts: WorkerFacts) -> Verdict:
+        """Take what is known about this worker; return whether it may own."""
+        facts = facts._replace(zookeeper=self._trouble)
         with self._lock:
-            is_news = self._election.fit(is_fit=is_fit)
+            is_news = self._election.judge(facts)
         if is_news:
             self._wake.set()
+        return electability(facts)
+
+    def verdict(self, slice_no: int) -> Verdict:
+        """Return whether this worker may own a slice of which it keeps a copy."""
+        with self._lock:
+            return self._election.verdict(slice_no, self._lease.now_s())
+
+    @property
+    def _trouble(self) -> str:
+        """Why no slice can be owned in this session; empty: they can. A connection that is away for
+        less than the lease is no trouble yet.
+        """
+        if self._is_registered and self._lease.is_valid:
+            return ""
+        if self._rival:
+            return f"node_id {self._me.node_id} is in use by another node: {self._rival}"
+        return self._unusable or "there is no session yet"
 
     def close(self) -> None:
         """Hand over what can be handed over, and leave."""
@@ -253,7 +275,9 @@ class ElectedOwnership:
             self._changes.put(EVERYTHING)  # with the next beat
             self._is_prepared = False
             self._beat_due_s = self._lease.now_s() + _RETRY_S
+            self._unusable = str(exc)
             if isinstance(exc, RefusedError):
+                self._unusable += f"; {_LOGIN_HINT}"
                 self._beat_due_s += _REFUSED_S
                 self._complain("zookeeper_refuses", str(exc), _LOGIN_HINT)
         if not self._ensemble.is_connected:
@@ -422,6 +446,7 @@ class ElectedOwnership:
         self._beat_due_s = now_s + timeout_s / _BEATS_PER_SESSION
         quiet_s = now_s - self._quiet_since_s
         why, is_refused = self._ensemble.trouble, self._ensemble.is_refused
+        self._unusable = f"the login was refused; {_LOGIN_HINT}" if is_refused else why
         if why or self._is_connected or quiet_s > _PATIENCE_S:
             hint = _LOGIN_HINT if is_refused else "storing goes on, delivery waits"
             self._complain("waiting_for_zookeeper", why or "no answer", hint)

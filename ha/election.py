@@ -15,13 +15,18 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from delayservice.core.electability import (
+    CopyFacts,
+    Verdict,
+    WorkerFacts,
+    electability,
+    rest_s,
+)
 from delayservice.core.role import Role
 from ha.notes import LifeNote, NodeNote, OwnerNote
 from ha.ownership import Standing
 from ha.placement import Member, SliceFacts, place, rank_owners
 
-_COOL_S = 5.0
-_COOL_S_MAX = 60.0
 _UNKNOWN = Standing({}, math.inf)
 
 
@@ -68,6 +73,7 @@ class Pace:
         first_s: whoever is not the first waits so much longer for a slice that it sees for the
             first time: when a cluster starts, no copy is ready at once.
         heir_s: so much longer everybody else leaves a slice to a living heir.
+        last_s: a worker that may own as the last resort only waits so much longer.
     """
 
     stagger_s: float = 0.15
@@ -77,6 +83,7 @@ class Pace:
     first_s: float = 1.0
     heir_s: float = 2.0
     handed_s: float = 60.0
+    last_s: float = 3.0
 
 
 class Seat(NamedTuple):
@@ -102,9 +109,15 @@ class _Slice:
     giver: OwnerNote | None = None
     """Of a slice that another handed over: who, as long as that node has not gone."""
     trouble: str = ""
+    """Why its loop can't serve it, while it is owned."""
     is_giving_up: bool = False
     failures: int = 0
-    cool_until_s: float = -math.inf
+    """How often in a row it was left because it could not be served, and why the last time."""
+    failure: str = ""
+    rest_until_s: float = -math.inf
+
+
+_UNKNOWN_SLICE = _Slice()
 
 
 class Election:
@@ -149,7 +162,7 @@ class Election:
         """Slices of which there is something on the disk, among them those not heard of yet."""
         self._is_registered = False
         self._is_leaving = False
-        self._is_fit = True
+        self._facts_here = WorkerFacts()
         self._wake_s = math.inf
 
     # --- told ----------------------------------------------------------------------------------
@@ -256,11 +269,11 @@ class Election:
         if state is not None:
             state.standing = standing
 
-    def fit(self, *, is_fit: bool) -> bool:
-        """Whether this node reaches Kafka; gives whether that is news."""
-        is_news = is_fit != self._is_fit
-        self._is_fit = is_fit
-        return is_news
+    def judge(self, facts: WorkerFacts) -> bool:
+        """Take what is known about this worker; return whether the verdict on it has changed."""
+        before = electability(self._facts_here).cause
+        self._facts_here = facts
+        return electability(facts).cause is not before
 
     def leave(self) -> None:
         """Hand everything over; claim nothing more."""
@@ -300,7 +313,7 @@ class Election:
         """Names of the workers whose progress has to be known: possible heirs, and those that
         relieve this node of a copy.
         """
-        wanted = [(n, node_id) for n in self.owned for node_id in self._candidates(n)]
+        wanted = [(n, node_id) for n in self.owned for node_id in self._relief(n)]
         for slice_no in self._kept:
             placed = self._placed.get(slice_no, frozenset())
             if self._me.node_id not in placed:
@@ -313,19 +326,22 @@ class Election:
         state = self._slices.get(slice_no)
         return None if state is None else state.seat
 
-    def may_own(self, slice_no: int) -> bool:
-        """Whether this copy is good enough to own the slice."""
-        state = self._slices.get(slice_no)
-        return state is not None and state.standing.lag_s <= self._pace.lag_s_max
+    def verdict(self, slice_no: int, now_s: float) -> Verdict:
+        """Whether this worker may own a slice of which it keeps a copy."""
+        state = self._slices.get(slice_no, _UNKNOWN_SLICE)
+        standing, left_s = state.standing, state.rest_until_s - now_s
+        copy = CopyFacts(
+            standing.lag_s, self._pace.lag_s_max, standing.refusal, state.failure, left_s
+        )
+        return electability(self._facts_here, copy)
 
     def life(self, now_s: float) -> LifeNote:
         """What the others are to know of this worker. It offers to own what it would claim."""
-        able = (n for n in sorted(self._slices) if self.may_own(n) and self._is_fit)
         return LifeNote(
             self._me.node_id,
             self._me.instance,
             self._worker,
-            tuple(n for n in able if self._slices[n].cool_until_s <= now_s),
+            tuple(n for n in sorted(self._slices) if self.verdict(n, now_s).may_own),
             {n: sum(s.standing.stored.values()) for n, s in sorted(self._slices.items())},
         )
 
@@ -338,12 +354,11 @@ class Election:
         if seat is None:
             return Role.REPLICA
         if seat.is_mine:
-            stopped = state.is_handing_over or state.trouble or not self._is_fit
+            stopped = state.is_handing_over or state.trouble
             return Role.REPLICA if stopped else Role.OWNER
         expected = self._me.node_id == (seat.owner.heir if seat.owner else self._first(slice_no))
-        # An heir does not rest: who may not claim now is none, however long nobody else does.
-        is_able = self.may_own(slice_no) and self._is_fit and state.cool_until_s <= now_s
-        return Role.HEIR if expected and is_able else Role.REPLICA
+        is_able = expected and self.verdict(slice_no, now_s).may_own
+        return Role.HEIR if is_able else Role.REPLICA
 
     # --- who should ----------------------------------------------------------------------------
 
@@ -416,9 +431,10 @@ class Election:
         return None
 
     def _as_owner(self, slice_no: int, state: _Slice, now_s: float) -> Effect | None:
-        if state.trouble or not self._is_fit:
-            self._cool_down(state, now_s)
-            return Resign(slice_no, state.trouble or "Kafka is out of reach")
+        why = state.trouble or self._why_to_leave(slice_no)
+        if why:
+            self._give_up(state, why, now_s)
+            return Resign(slice_no, why)
         if state.is_handing_over:
             return None if state.is_settling else Resign(slice_no, "handed over")
         if not state.is_settling and not self._is_leaving:
@@ -434,12 +450,26 @@ class Election:
             self._wake_s = now_s
         return None
 
-    def _cool_down(self, state: _Slice, now_s: float) -> None:
+    def _why_to_leave(self, slice_no: int) -> str:
+        """Why an own slice is to be left at once; empty: it is not, or no other node may own it."""
+        reason = electability(self._facts_here).reason
+        if reason and any(self._is_ready(n, slice_no) for n in self._relief(slice_no)):
+            return reason
+        return ""
+
+    def _relief(self, slice_no: int) -> tuple[str, ...]:
+        """The nodes that may relieve this owner of a slice: all others when it should not own."""
+        if electability(self._facts_here).may_own:
+            return self._candidates(slice_no)
+        return tuple(n for n in self._ranked.get(slice_no, ()) if n != self._me.node_id)
+
+    def _give_up(self, state: _Slice, why: str, now_s: float) -> None:
         """Leave the slice alone for a while, once for each time that it could not be served."""
         if not state.is_giving_up:
             state.is_giving_up = True
             state.failures += 1
-            state.cool_until_s = now_s + min(_COOL_S * 2 ** (state.failures - 1), _COOL_S_MAX)
+            state.trouble = state.failure = why  # also if resigning fails and the reason passes
+            state.rest_until_s = now_s + rest_s(state.failures)
 
     def _heir(self, slice_no: int, state: _Slice, now_s: float) -> str:
         """Whom to hand over to; nobody when empty."""
@@ -459,15 +489,19 @@ class Election:
     def _as_candidate(self, slice_no: int, state: _Slice, now_s: float) -> Effect | None:
         ranked = self._ranked.get(slice_no, ())
         me = self._me.node_id
-        if me not in ranked or not self._is_fit or not self.may_own(slice_no):
+        rested_s = max(now_s, state.rest_until_s)
+        verdict = self.verdict(slice_no, rested_s)
+        if me not in ranked or not (verdict.may_own or verdict.is_last_resort):
             return None
         wait_s = ranked.index(me) * self._pace.stagger_s
         if state.heir == me:
             wait_s = 0.0
         elif state.heir in ranked:
             wait_s += self._pace.heir_s
+        if verdict.is_last_resort:
+            wait_s += self._pace.last_s
         claim_s = state.since_s + wait_s if wait_s else now_s
-        if self._is_over(max(claim_s, state.cool_until_s), now_s):
+        if self._is_over(max(claim_s, rested_s), now_s):
             return Claim(slice_no)
         return None
 

@@ -7,12 +7,12 @@ its log, at a level that shows the session's password as well, and there, too, w
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from kazoo.client import KazooClient
 from kazoo.retry import KazooRetry
-from kazoo.security import make_acl, make_digest_acl
+from kazoo.security import ACL, make_acl, make_digest_acl
 
 from delayservice.cluster_options import ZooKeeper
 
@@ -65,7 +65,7 @@ def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
             if options.auth == "sasl"
             else None
         ),
-        default_acl=_acl(options, password),
+        default_acl=acl_of(options),
         use_ssl=options.tls,
         verify_certs=True,
         check_hostname=options.tls,
@@ -75,11 +75,13 @@ def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
     )
 
 
-def _acl(options: ZooKeeper, password: str) -> list[Any] | None:
+def acl_of(options: ZooKeeper) -> list[ACL] | None:
+    """Who may do what with what is written; None: anybody may do everything."""
+    accepted = [make_acl(options.auth, one, all=True) for one in options.accepted]
     if options.auth == "digest":
-        return [make_digest_acl(options.username, password, all=True)]
+        return [make_digest_acl(options.username, options.secret(), all=True), *accepted]
     if options.auth == "sasl":
-        return [make_acl("sasl", options.username, all=True)]
+        return [make_acl("sasl", options.username, all=True), *accepted]
     return None
 
 

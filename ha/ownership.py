@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from delayservice.core.electability import CopyFacts, Verdict, WorkerFacts, electability
 from delayservice.core.role import Role
 from ha.members import Members, survey_of
 from ha.notes import LifeNote, NodeNote, OwnerNote
@@ -13,11 +15,13 @@ from ha.placement import SliceFacts
 
 class Standing(NamedTuple):
     """How far a node's copy of a slice is: ``stored`` by delay topic is S, ``lag_s`` how long ago
-    the owner was where this copy is now (infinite: nobody knows).
+    the owner was where this copy is now (infinite: nobody knows); ``refusal`` why nothing of the
+    slice may be stored (empty: it may).
     """
 
     stored: Mapping[str, int]
     lag_s: float
+    refusal: str = ""
 
 
 class Ownership(Protocol):
@@ -71,8 +75,11 @@ class Ownership(Protocol):
             DelayServiceError: it can't be asked now.
         """
 
-    def fit(self, *, is_fit: bool) -> None:
-        """Whether this node reaches Kafka: one that does not owns nothing."""
+    def judge(self, facts: WorkerFacts) -> Verdict:
+        """Take what is known about this worker, but for ZooKeeper; return whether it may own."""
+
+    def verdict(self, slice_no: int) -> Verdict:
+        """Return whether this worker may own a slice of which it keeps a copy."""
 
     def close(self) -> None:
         """Hand over what can be handed over, and leave."""
@@ -89,6 +96,8 @@ class Standalone:
         self._slices: frozenset[int] = frozenset()
         self._roles: Mapping[int, Role] = {}
         self._on_change: Callable[[], None] = lambda: None
+        self._facts = WorkerFacts()
+        self._standings: dict[int, Standing] = {}
 
     def roles(self) -> Mapping[int, Role]:
         """Return the role of owner for every slice of this worker's share."""
@@ -121,7 +130,8 @@ class Standalone:
         """There is nobody else."""
 
     def standing(self, slice_no: int, standing: Standing) -> None:
-        """Nobody compares."""
+        """Note it, for people."""
+        self._standings[slice_no] = standing
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
         """This worker's share."""
@@ -141,8 +151,15 @@ class Standalone:
         owner = OwnerNote(name, self._me.instance, self._worker, 0)
         return survey_of([self._me], [life], dict.fromkeys(self._slices, owner))
 
-    def fit(self, *, is_fit: bool) -> None:
-        """There is nobody else."""
+    def judge(self, facts: WorkerFacts) -> Verdict:
+        """Return it; there is no other node that could own."""
+        self._facts = facts
+        return electability(facts)
+
+    def verdict(self, slice_no: int) -> Verdict:
+        """Return what is to be said of the slice."""
+        standing = self._standings.get(slice_no, Standing({}, math.inf))
+        return electability(self._facts, CopyFacts(standing.lag_s, refusal=standing.refusal))
 
     def close(self) -> None:
         """Nothing to leave."""

@@ -136,6 +136,11 @@ class KafkaCheckpoints:
         """Return the newest checkpoint of a slice that was tailed; see the port."""
         return self._tailed.get(slice_no)
 
+    def newest_of_all(self) -> list[bytes]:
+        """Return the newest checkpoint of each slice that was tailed. Any thread may ask."""
+        with self._changed:
+            return [read_back.data for read_back in self._tailed.values()]
+
     def is_unserved(self, slice_no: int) -> bool:
         """Return whether there is no checkpoint of a slice; see the port."""
         return self._is_searched and slice_no not in self._tailed and not self.alarm(slice_no)

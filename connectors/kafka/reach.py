@@ -1,7 +1,7 @@
-"""Whether this node reaches Kafka at all.
+"""Finds out whether this node reaches Kafka at all.
 
 An owner with nothing to commit does not notice that it is cut off: no records come, and no error
-either. So somebody has to ask.
+either. So this node asks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ _log = structlog.get_logger(__name__)
 class KafkaReach:
     """Asks every other second, and without a break while there is no answer.
 
+    Attributes:
+        trouble: why Kafka can't be reached; empty: it can.
+
     Args:
         admin: the client to ask with.
         topic: any topic that exists.
@@ -39,22 +42,24 @@ class KafkaReach:
         self._monotonic_s = monotonic_s
         self._asked_s = float("-inf")
         self._missed = 0
+        self.trouble = ""
 
-    def check(self) -> bool:
-        """Whether Kafka answers; blocks for two seconds when it does not."""
+    def check(self) -> None:
+        """Ask when it is time; blocks for two seconds when there is no answer."""
         if self._monotonic_s() - self._asked_s < _EVERY_S:
-            return self._missed < _LOST_AFTER
-        was_lost = self._missed >= _LOST_AFTER
+            return
+        why = ""
         try:
             self._admin.list_topics(self._topic, timeout=_ANSWER_S)
             self._missed = 0
             self._asked_s = self._monotonic_s()
         except KafkaException as exc:
             self._missed += 1  # and ask again at once
-            _log.debug("kafka_did_not_answer", why=str(exc))
-        is_lost = self._missed >= _LOST_AFTER
+            why = str(exc)
+            _log.debug("kafka_did_not_answer", why=why)
+        was_lost, is_lost = bool(self.trouble), self._missed >= _LOST_AFTER
+        self.trouble = why if is_lost else ""
         if is_lost and not was_lost:
-            _log.error("kafka_lost", hint="this node owns nothing until a broker answers again")
+            _log.error("kafka_lost", why=why, hint="slices go to nodes that reach Kafka")
         elif was_lost and not is_lost:
             _log.info("kafka_found")
-        return not is_lost

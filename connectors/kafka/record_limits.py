@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from connectors.kafka.targets import TargetTopics
+from delayservice.core.batch import batch_bytes
 from delayservice.core.outcome import Output
 
 _LIMITS_MAX: Final = 1_000
 """Topics whose limits are remembered; after that they are found anew."""
 _NO_LIMIT: Final = 2**31
-_BATCH_BYTES: Final = 61
-"""The header of a record batch, version 2."""
 
 
 class RecordLimits:
@@ -60,38 +59,37 @@ class RecordLimits:
                 self._limits.clear()
             self._limits[topic] = limit
 
-    def outgrown(self, outputs: Sequence[Output]) -> set[int]:
-        """Return the offsets of outputs that are too large for certain: all at once, for the client
-        stops at the first that the broker refuses. A limit may have been raised meanwhile, so it is
-        asked again before anything is refused by it.
+    def outgrown(self, outputs: Sequence[Output]) -> dict[int, str]:
+        """Return the offsets of outputs that are too large for certain, with their topics: all at
+        once, for the client stops at the first that the broker refuses. A limit may have been
+        raised meanwhile, so it is asked again before anything is refused by it.
         """
         if not self._limits or self._compresses:
-            return set()
+            return {}
         suspects = [output for output in outputs if self._exceeds(output)]
         for topic in {output[1] for output in suspects}:
             self._learn(topic)
-        return {output[7] for output in suspects if self._exceeds(output)}
+        return {output[7]: output[1] for output in suspects if self._exceeds(output)}
 
     def _exceeds(self, output: Output) -> bool:
-        return _bytes_min(output) > self._limits.get(output[1], _NO_LIMIT)
+        return _bytes_of(output) > self._limits.get(output[1], _NO_LIMIT)
 
     def must_flush(self, output: Output) -> bool:
         """Return whether a batch with this output would be too large."""
         topic = output[1]
-        return self._batched.get(topic, 0) + _bytes_min(output) > self._limits.get(topic, _NO_LIMIT)
+        return self._batched.get(topic, 0) + _bytes_of(output) > self._limits.get(topic, _NO_LIMIT)
 
     def sent(self, output: Output) -> None:
         """Count an output into the batch that is being made for its topic."""
         topic = output[1]
-        self._batched[topic] = self._batched.get(topic, 0) + _bytes_min(output)
+        self._batched[topic] = self._batched.get(topic, 0) + _bytes_of(output)
 
     def flushed(self) -> None:
         """Note that nothing that was sent waits for its batch any longer."""
         self._batched.clear()
 
 
-def _bytes_min(output: Output) -> int:
-    """Return what an output takes at least in a batch of its own, uncompressed, in bytes."""
+def _bytes_of(output: Output) -> int:
+    """Return what an output takes in a batch of its own, uncompressed, in bytes."""
     _, _, _, key, value, headers, _, _ = output
-    content = len(key or b"") + len(value or b"")
-    return _BATCH_BYTES + content + sum(len(n) + len(v or b"") + 2 for n, v in headers)
+    return batch_bytes(key, value, headers)

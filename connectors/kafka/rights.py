@@ -49,9 +49,19 @@ _HIDDEN: Final = Access(0, frozenset())
 
 
 def ask_access(
-    admin: AdminClient, topics: Collection[str], timeout_s: float = ASK_TIMEOUT_S
+    admin: AdminClient,
+    topics: Collection[str],
+    timeout_s: float = ASK_TIMEOUT_S,
+    *,
+    may_lack: bool = False,
 ) -> dict[str, Access]:
     """How this client may use each of these topics.
+
+    Args:
+        admin: asks.
+        topics: their names.
+        timeout_s: how long to wait for the answer, seconds.
+        may_lack: leave out a topic of which the cluster says nothing, as long as it does of others.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.
@@ -64,11 +74,15 @@ def ask_access(
         request_timeout=timeout_s,
     )
     found = {}
+    unanswered: KafkaEdgeError | None = None
     for name, future in asked.items():
         try:
             topic = answer_of(future, timeout_s)
         except KafkaException as exc:
-            found[name] = _without_answer(name, error_of(exc))
+            try:
+                found[name] = _without_answer(name, error_of(exc))
+            except KafkaEdgeError as none:
+                unanswered = none
             continue
         allowed = topic.authorized_operations
         operations = None if allowed is None else frozenset(allowed)
@@ -80,6 +94,8 @@ def ask_access(
             min((len(one.replicas) for one in partitions), default=0),
             str(topic.topic_id),
         )
+    if unanswered is not None and not (may_lack and found):
+        raise unanswered
     return found
 
 

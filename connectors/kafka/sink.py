@@ -33,6 +33,7 @@ from connectors.kafka.errors import (
 )
 from connectors.kafka.record_limits import RecordLimits
 from connectors.kafka.targets import TargetTopics
+from connectors.kafka.topic_terms import BATCH_BYTES, compresses
 from delayservice import faults
 from delayservice.core.claims import WRITER, encode_key
 from delayservice.core.codes import TOO_LARGE
@@ -60,8 +61,6 @@ UNACKNOWLEDGED_S: Final = 3.0
 up everything else of this worker. A busy broker that goes on acknowledging is waited for."""
 SLOW_COMMIT_S: Final = 10.0
 """A commit slower than this may have been retried inside the client: the producer is given up."""
-
-_COMPRESSION: Final = ("compression.type", "compression.codec")
 
 _log = structlog.get_logger(__name__)
 
@@ -97,7 +96,7 @@ class SinkOptions:
     def _common(self) -> dict[str, str | int | float | bool]:
         return {
             "batch.num.messages": 10_000,
-            "batch.size": 1_000_000,
+            "batch.size": BATCH_BYTES,
             "message.max.bytes": 16 * 1024 * 1024,  # the topic decides, not the client
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 65_536,  # large values must not pile up here
@@ -156,9 +155,9 @@ class KafkaSink:
         self._throttled_until_s = 0.0
         self._slices: set[int] = set()
         """Slices whose checkpoints the commit carries."""
-        compression = (options.client.get(name, "none") for name in _COMPRESSION)
-        compresses = any(codec != "none" for codec in compression)
-        self._limits = RecordLimits(targets, compresses=compresses)
+        self._limits = RecordLimits(targets, compresses=compresses(options.client))
+        self._refused: set[tuple[Place, int, str]] = set()
+        """Records that a topic refused, whatever was made of them since."""
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -217,6 +216,7 @@ class KafkaSink:
         self._refusals.clear()
         self._purged = set()
         self._limits.flushed()
+        self._targets.flushed()
 
     @property
     def _fenced_producer(self) -> Producer:
@@ -252,8 +252,9 @@ class KafkaSink:
 
     def _produce(self, producer: Producer, place: Place, outputs: Sequence[Output]) -> None:
         produce: Callable[..., None] = producer.produce
-        for offset in self._limits.outgrown(outputs):
-            self._refusals[place, offset] = (TOO_LARGE, "larger than its topic's max.message.bytes")
+        for offset, topic in self._limits.outgrown(outputs).items():
+            reason = (TOO_LARGE, f"larger than max.message.bytes of {topic}")
+            self._refuse(place, offset, topic, reason)
         if self._refusals:
             return
         suspects, limits = self._suspects, self._limits
@@ -331,8 +332,8 @@ class KafkaSink:
             self._limits.note_refused(topic)
         if error.code() in REFUSALS:
             self._suspects.add(topic)
-        elif error.code() in LOST_TARGETS:
-            self._targets.forget(topic)  # asked again, found unfit, and parked
+        if error.code() in REFUSALS or error.code() in LOST_TARGETS:
+            self._targets.forget(topic)  # asked again, and judged by what it takes now
 
     def _note_record(
         self, place: Place, offset: int, topic: str, error: KafkaError | None, _message: object
@@ -344,9 +345,18 @@ class KafkaSink:
         if error.code() in LOST_TARGETS:
             self._targets.forget(topic)  # asked again, found unfit, and parked
         elif error.code() in REFUSALS and topic in self._suspects:
-            self._refusals[place, offset] = (REFUSALS[error.code()], error.str())
+            self._refuse(place, offset, topic, (REFUSALS[error.code()], error.str()))
         elif error.code() in REFUSALS:  # perhaps it was in a batch with the one to blame
             self._suspects.add(topic)
+
+    def _refuse(self, place: Place, offset: int, topic: str, reason: tuple[str, str]) -> None:
+        """Note that a topic refuses a record for good. A topic that refuses what was made of it as
+        well takes nothing for a while: else the same would be sent and aborted for ever.
+        """
+        self._refusals[place, offset] = reason
+        if (place, offset, topic) in self._refused:
+            self._targets.give_up({(topic, -1)})
+        self._refused.add((place, offset, topic))
 
     # --- commit --------------------------------------------------------------------------------
 
@@ -373,6 +383,7 @@ class KafkaSink:
         started_s = self._monotonic_s()
         self._commit_transaction(producer)
         self._suspects.clear()
+        self._refused.clear()
         self._forget()
         if self._monotonic_s() - started_s > SLOW_COMMIT_S:
             self.discard()  # the next turn claims anew, if this node is the owner still

@@ -1,12 +1,12 @@
-"""What is known of target topics: judged from cached metadata, so that a bad target is found when a
-record is settled and never by a transaction that fails.
+"""Judges target topics from cached metadata, so that a bad target is found when a record is settled
+and never by a transaction that fails.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 import structlog
@@ -20,20 +20,32 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from connectors.kafka.errors import answer_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.rights import WRITE, Access, ask_access
+from connectors.kafka.topic_terms import CONFIGS, TopicTerms
 from delayservice.core.codes import (
     TARGET_ASKED,
     TARGET_DOWN,
+    TARGET_LATER,
     TARGET_PAUSED,
     TARGET_UNAUTHORIZED,
     TARGET_UNKNOWN,
 )
+from delayservice.core.entry import Headers
 from delayservice.core.outcome import Target
 from delayservice.errors import KafkaEdgeError
 
 _RECHECK_S: Final = 0.25
-"""How old the answer about a bad target may be when a record asks for it."""
+"""How old the answer may be by which a target is found bad. Its topic may have been made since the
+record was parked, which is up to minutes ago."""
 _ANSWER_S: Final = 0.5
-"""How long a shard waits for what is not known of a target; then the record is parked."""
+"""How long a shard waits for a new answer; then it judges by what is known."""
+_AWAITED_PER_S: Final = 20
+"""For so many topics shards wait in one second. Records for more are put off, so that a
+flood of new targets holds up nothing else."""
+_TERMS_S: Final = 5.0
+"""How old the settings may be of a topic that takes less than others."""
+_TOLD_PER_S: Final = 1.0
+_TOLD_AT_ONCE: Final = 20
+"""Log lines about bad targets."""
 _GIVEN_UP_S: Final = 1.0
 _GIVEN_UP_MAX_S: Final = 60.0
 """How long nothing is sent to a partition that did not acknowledge in time: at first, and at most,
@@ -41,8 +53,9 @@ when that happens again and again. Each time holds up everything else for two se
 _UNSERVED_TIMEOUT_S: Final = 1.0
 """A transaction is open meanwhile, and whoever asks asks again."""
 _KNOWN_MAX: Final = 10_000
-"""Topics that are remembered; beyond, those that were asked for the longest ago are forgotten. As
-many are sought at once."""
+"""Topics that are remembered; beyond, a tenth of them is forgotten: first those that nothing can be
+written to, then those that were asked for the longest ago. As many are sought at once."""
+_KEPT: Final = 0.9
 _ASKED_MAX: Final = 500
 """Topics of one request."""
 
@@ -66,6 +79,9 @@ class TargetTopics:
         admin: to ask with.
         monotonic_s: the clock.
         why_paused: why nothing is to be delivered to a topic; None: it is.
+        compresses: whether records are compressed on their way.
+        own: topics of the service's own that it writes to: taken for good while the cluster says
+            nothing of them, for they were when the service started.
     """
 
     def __init__(
@@ -73,7 +89,11 @@ class TargetTopics:
         admin: AdminClient,
         monotonic_s: Callable[[], float] = time.monotonic,
         why_paused: Callable[[str], str | None] = lambda _: None,
+        *,
+        compresses: bool = False,
+        own: Collection[str] = (),
     ) -> None:
+        self._own = frozenset(own)
         self.fit: set[Target] = set()
         self._why_paused = why_paused
         self._admin = admin
@@ -81,11 +101,21 @@ class TargetTopics:
         self._known: dict[str, Access] = {}
         self._asked_s: dict[str, float] = {}
         self._sought: dict[str, float] = {}
+        self._wanted_s: dict[str, float] = {}
+        """By topic: since when a record has wanted a new answer, monotonic seconds."""
         self._in_sync_needed: dict[str, int] = {}
         """By topic without enough copies in sync: how many it needs."""
+        self._terms = TopicTerms(compresses=compresses)
+        self._awaited_s: dict[str, float] = {}
+        """Topics that a shard began to wait for lately, and when, monotonic seconds."""
         self._down: dict[Target, _Down] = {}
+        self._unread: set[str] = set()
+        """Topics of which the log says that their settings can't be read."""
         self._told: set[Target] = set()
         """Those of which the log says that they are bad."""
+        self._untold = 0
+        self._may_tell = float(_TOLD_AT_ONCE)
+        self._told_s = monotonic_s()
         self._lock = threading.Lock()
         self._changes = 0
         self._wake = threading.Event()
@@ -100,34 +130,82 @@ class TargetTopics:
             return TARGET_PAUSED, paused
         changes = self._changes
         found = self._judge(target)
+        now_s = self._monotonic_s()
         if found is None:
             self._told.discard(target)
+            if not self._terms.are_usual(topic):
+                self._look_again(topic, now_s, _TERMS_S)
+                return None
             with self._lock:
                 if changes == self._changes:
                     self.fit.add(target)
             return None
-        now_s = self._monotonic_s()
-        if topic not in self._known:
-            since_s = self._seek(topic, now_s)
-            if now_s - since_s < _ANSWER_S:
-                return TARGET_ASKED, f"topic {topic} is being looked up"
-        elif now_s - self._asked_s.get(topic, _NEVER_S) >= _RECHECK_S:
-            self._seek(topic, now_s)
-        self._tell(target, found[1])
+        if not self._is_given_up(target) and not self._is_answered(topic, now_s):
+            return self._awaited(topic, now_s), f"topic {topic} is being looked up"
+        if topic in self._own and topic not in self._known:
+            return None
+        self._tell(target, found[1], now_s)
         return found
 
-    def _tell(self, target: Target, why: str) -> None:
-        """Log that a target is bad, once until it is good again."""
-        if target not in self._told:
-            if len(self._told) >= _KNOWN_MAX:
-                self._told.clear()
-            self._told.add(target)
-            _log.warning("target_blocked", target=f"{target[0]}:{target[1]}", why=why)
+    def _is_answered(self, topic: str, now_s: float) -> bool:
+        """Return whether what is known of a bad target is new enough, or no new answer comes."""
+        asked_s = self._asked_s.get(topic, _NEVER_S)
+        is_new = now_s - asked_s < _RECHECK_S or asked_s > self._wanted_s.get(topic, now_s)
+        if is_new or now_s - self._seek(topic, now_s) >= _ANSWER_S:
+            self._wanted_s.pop(topic, None)
+            return True
+        if len(self._wanted_s) >= _KNOWN_MAX:
+            self._wanted_s.clear()
+        self._wanted_s.setdefault(topic, now_s)
+        return False
+
+    def _awaited(self, topic: str, now_s: float) -> str:
+        """Return whether a shard may wait for what is asked about a topic, as a code."""
+        awaited = self._awaited_s
+        if topic not in awaited and len(awaited) >= _AWAITED_PER_S:
+            awaited = {one: since_s for one, since_s in awaited.items() if now_s - since_s < 1}
+            self._awaited_s = awaited
+            if len(awaited) >= _AWAITED_PER_S:
+                return TARGET_LATER
+        awaited.setdefault(topic, now_s)
+        return TARGET_ASKED
+
+    def refusal(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> tuple[str, str] | None:
+        """Return why a topic does not take this record; see the port."""
+        return self._terms.refusal(topic, key, value, headers)
+
+    def flushed(self) -> None:
+        """Note that the transaction is over."""
+        self._terms.flushed()
+
+    def _tell(self, target: Target, why: str, now_s: float) -> None:
+        """Log that a target is bad, once until it is good again; of very many, some."""
+        if target in self._told:
+            return
+        if len(self._told) >= _KNOWN_MAX:
+            self._told.clear()
+        self._told.add(target)
+        gained = (now_s - self._told_s) * _TOLD_PER_S
+        self._may_tell, self._told_s = min(self._may_tell + gained, _TOLD_AT_ONCE), now_s
+        if self._may_tell < 1:
+            self._untold += 1
+            return
+        self._may_tell -= 1
+        more, self._untold = self._untold, 0
+        name = f"{target[0]}:{target[1]}"
+        _log.warning("target_blocked", target=name, why=why, others_before=more)
 
     def expect(self, targets: Collection[Target]) -> None:
         """Look up in the background what is not known; see the port."""
         for topic in {topic for topic, _ in targets} - self._known.keys():
             self._seek(topic, self._monotonic_s())
+
+    def _look_again(self, topic: str, now_s: float, after_s: float) -> None:
+        """Have a topic looked up if what is known of it is older than this."""
+        if now_s - self._asked_s.get(topic, _NEVER_S) >= after_s:
+            self._seek(topic, now_s)
 
     def _seek(self, topic: str, now_s: float) -> float:
         """Have a topic looked up; return since when that is wanted, monotonic seconds. While too
@@ -142,13 +220,15 @@ class TargetTopics:
 
     def _judge(self, target: Target) -> tuple[str, str] | None:
         topic, partition = target
-        if self._down and self._is_down(target):
+        if self._is_given_up(target):
             return TARGET_DOWN, f"topic {topic} does not acknowledge records in time"
         needed = self._in_sync_needed.get(topic, 0)
         return _obstacle(self._known.get(topic), topic, partition, needed)
 
-    def _is_down(self, target: Target) -> bool:
-        """Whether a target was given up a moment ago; by key, any of its partitions counts."""
+    def _is_given_up(self, target: Target) -> bool:
+        """Return whether a target was given up recently; by key, any of its partitions counts."""
+        if not self._down:
+            return False
         now_s, (topic, partition) = self._monotonic_s(), target
         return any(
             one[0] == topic
@@ -170,6 +250,7 @@ class TargetTopics:
         with self._lock:
             self._known.pop(topic, None)
             self._asked_s.pop(topic, None)
+            self._terms.forget([topic])
         self.changed()
 
     def give_up(self, targets: Collection[Target]) -> None:
@@ -214,30 +295,35 @@ class TargetTopics:
         if is_news:
             self.changed()
 
-    def _in_sync_missing(self, topic: str, access: Access) -> int:
-        """Return how many copies in sync a topic needs and lacks; 0: it has enough, or there is no
-        leader, for whose election the client waits.
-        """
-        in_sync = min(access.in_sync, default=access.copies)
-        if in_sync == 0 or in_sync >= access.copies:
-            return 0
-        needed = int(self._config(topic, "min.insync.replicas") or 1)
-        return needed if in_sync < needed else 0
-
     def record_bytes_max(self, topic: str) -> int | None:
         """Return the topic's ``max.message.bytes``, or None when the cluster does not say."""
-        value = self._config(topic, "max.message.bytes")
+        value = self._configs([topic], ASK_TIMEOUT_S).get(topic, {}).get("max.message.bytes")
         return None if value is None else int(value)
 
-    def _config(self, topic: str, name: str) -> str | None:
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        try:
-            entries = answer_of(self._admin.describe_configs([resource])[resource], ASK_TIMEOUT_S)
-        except KafkaException as exc:
-            _log.warning("topic_config_not_read", topic=topic, why=str(exc))
-            return None
-        entry = entries.get(name)
-        return None if entry is None else entry.value
+    def _configs(self, topics: Collection[str], timeout_s: float) -> dict[str, dict[str, str]]:
+        """Return settings of topics, as far as the cluster tells."""
+        if not topics:
+            return {}
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        found = {}
+        for resource, future in self._admin.describe_configs(resources).items():
+            try:
+                entries = answer_of(future, timeout_s)
+            except KafkaException as exc:
+                self._tell_unread(resource.name, str(exc))
+                continue
+            self._unread.discard(resource.name)
+            values = {name: entries[name].value for name in CONFIGS if name in entries}
+            found[resource.name] = {n: value for n, value in values.items() if value is not None}
+        return found
+
+    def _tell_unread(self, topic: str, why: str) -> None:
+        """Log that a topic's settings can't be read, once until they can be."""
+        if topic not in self._unread:
+            if len(self._unread) >= _KNOWN_MAX:
+                self._unread.clear()
+            self._unread.add(topic)
+            _log.warning("topic_config_not_read", topic=topic, why=why)
 
     # --- asking the cluster --------------------------------------------------------------------
 
@@ -255,53 +341,89 @@ class TargetTopics:
         if not sought:
             return
         try:
-            self._ask(sought, ASK_TIMEOUT_S)
+            found = self._ask(sought, ASK_TIMEOUT_S)
         except KafkaEdgeError as exc:
             _log.debug("targets_not_seen", why=str(exc))
-            return
+            found = frozenset()
         with self._lock:
-            for topic in sought:
-                self._sought.pop(topic, None)
-            if self._sought:
+            if len(self._sought) > len(sought):
                 self._wake.set()
+            for topic in sought:  # those without an answer queue behind the others
+                since_s = self._sought.pop(topic, None)
+                if topic not in found and since_s is not None:
+                    self._sought[topic] = since_s
 
-    def _ask(self, topics: Collection[str], timeout_s: float) -> None:
+    def _ask(self, topics: Collection[str], timeout_s: float) -> Collection[str]:
         """Ask the cluster, without the lock: who knows enough must not wait for who does not.
         Copies in sync are counted before a topic is known: were a record for one that lacks some in
-        a transaction, that could not be ended.
+        a transaction, that could not be ended. Returns those that the cluster answered for.
         """
         if not topics:
-            return
-        found = ask_access(self._admin, topics, timeout_s)
+            return ()
+        found = ask_access(self._admin, topics, timeout_s, may_lack=True)
+        wanted = [topic for topic, access in found.items() if self._wants_config(topic, access)]
+        configs = self._configs(wanted, timeout_s)
         missing = {
             topic: needed
-            for topic, access in found.items()
-            if (needed := self._in_sync_missing(topic, access))
+            for topic, config in configs.items()
+            if (needed := _in_sync_missing(found[topic], config))
         }
         now_s = self._monotonic_s()
         with self._lock:
             changed = bool(missing) or any(
                 self._known.get(topic, access) != access for topic, access in found.items()
             )
+            for topic, config in configs.items():
+                changed = self._terms.learn(topic, config) or changed
             self._known |= found
             self._asked_s |= dict.fromkeys(found, now_s)
             for topic, needed in list(self._in_sync_needed.items()):
                 if topic in found and min(found[topic].in_sync, default=0) >= needed:
                     del self._in_sync_needed[topic]
             self._in_sync_needed |= missing
-            changed = self._forget_oldest() or changed
+            changed = self._forget_some() or changed
         if changed:
             self.changed()
+        return found.keys()
 
-    def _forget_oldest(self) -> bool:
-        """Forget what is too much; return whether there was any."""
-        extra = len(self._known) - _KNOWN_MAX
-        if extra > 0:
-            for topic in sorted(self._known, key=lambda t: self._asked_s.get(t, _NEVER_S))[:extra]:
-                del self._known[topic]
-                self._asked_s.pop(topic, None)
-                self._in_sync_needed.pop(topic, None)
-        return extra > 0
+    def _wants_config(self, topic: str, access: Access) -> bool:
+        """Return whether a topic's settings have to be read."""
+        if not access.partitions or access.lacks(WRITE):
+            return False
+        is_usual = topic in self._terms and self._terms.are_usual(topic)
+        return not is_usual or min(access.in_sync, default=0) < access.copies
+
+    def _forget_some(self) -> bool:
+        """Forget what is too much; return whether any of it could be written to."""
+        if len(self._known) <= _KNOWN_MAX:
+            return False
+        order = sorted(
+            self._known, key=lambda t: (_is_good(self._known[t]), self._asked_s.get(t, _NEVER_S))
+        )
+        extra = order[: len(order) - int(_KNOWN_MAX * _KEPT)]
+        is_any_good = _is_good(self._known[extra[-1]])
+        self._terms.forget(extra)
+        for topic in extra:
+            del self._known[topic]
+            self._asked_s.pop(topic, None)
+            self._in_sync_needed.pop(topic, None)
+        return is_any_good
+
+
+def _is_good(access: Access) -> bool:
+    """Return whether a topic is there and may be written to."""
+    return access.partitions > 0 and not access.lacks(WRITE)
+
+
+def _in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
+    """Return how many copies in sync a topic needs and lacks; 0: it has enough, or there is no
+    leader, for whose election the client waits.
+    """
+    in_sync = min(access.in_sync, default=access.copies)
+    if in_sync == 0 or in_sync >= access.copies:
+        return 0
+    needed = int(config.get("min.insync.replicas", "1"))
+    return needed if in_sync < needed else 0
 
 
 def _obstacle(

@@ -7,7 +7,7 @@ less, and what is stored would be late.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
@@ -79,8 +79,17 @@ class Layout:
 class TopicKeeper:
     """Finds delay topics, creates what is missing, and judges what is there."""
 
-    def __init__(self, admin: KafkaAdmin, settings: Settings) -> None:
+    def __init__(
+        self,
+        admin: KafkaAdmin,
+        settings: Settings,
+        waits_ms: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        """``waits_ms``: how long records of delay topics may have to stay in the log by the
+        contracts in force, ms: see ``longest_waits_ms``.
+        """
         self._admin = admin
+        self._waits_ms = waits_ms
         self._settings = settings
         self._levels = settings.levels.by_topic
 
@@ -191,7 +200,7 @@ class TopicKeeper:
             grown = f"{topics.checkpoint} had {layout.checkpoint_partitions} partitions"
             found.append((f"{grown} and has {partitions}: {_GROWN}", False))
         found += [
-            (f"{name} does not exist: a transaction with a record for it is aborted", False)
+            (f"{name} does not exist: what would be written there waits, with its shard", False)
             for name in (topics.dead_letter, topics.outcomes)
             if name not in existing
         ]
@@ -265,6 +274,7 @@ class TopicKeeper:
         letters = configs[topics.dead_letter]
         letter_bytes = None if letters is None else int(letters.get("max.message.bytes", "0"))
         access = ask_access(self._admin, names)
+        waits_ms = self._waits_ms()
         found = []
         for name in names:
             topic_id = access[name].topic_id
@@ -276,22 +286,24 @@ class TopicKeeper:
             risks: tuple[str, ...] = (_UNREADABLE,)
             if config is not None:
                 problems = (*_problems(config), *problems)
-                risks = tuple(self._risks(name, config, letter_bytes))
+                risks = tuple(self._risks(name, config, letter_bytes, waits_ms.get(name, 0)))
             brokers = existing[name]
             found.append(DelayTopic(name, topic_id, len(brokers), problems, brokers, risks))
         return found + gone
 
     def _risks(
-        self, name: str, config: Mapping[str, str], letter_bytes: int | None
+        self, name: str, config: Mapping[str, str], letter_bytes: int | None, waits_ms: int
     ) -> Iterable[str]:
-        needed_ms = self._retention_ms_needed(name)
+        allowance_ms = self._settings.outage.allowance_ms
+        needed_ms = max(self._retention_ms_needed(name), waits_ms + allowance_ms)
         retention_ms = int(config.get("retention.ms", "-1"))
         if 0 <= retention_ms < needed_ms:
             waits = "level's delay" if name in self._levels else "roll window"
             less = "" if name in self._levels else "delivery.roll_window_ms or "
             yield (
-                f"retention.ms is {retention_ms}; the {waits} and the outage allowance need "
-                f"{needed_ms}: raise retention.ms, or lower {less}outage.allowance_ms"
+                f"retention.ms is {retention_ms}; the {waits}, as set or as its records are read, "
+                f"and the outage allowance need {needed_ms}: raise retention.ms, or lower "
+                f"{less}outage.allowance_ms"
             )
         if int(config.get("retention.bytes", "-1")) >= 0:
             yield (

@@ -230,6 +230,11 @@ def _with_shards(
         elif ids.get(topic) not in (None, last.topic_id):
             notes.append(f"{topic}:{partition} was made anew, and nobody has served the new one")
         else:
+            notes += [
+                f"{topic}:{partition} lost the offsets {lost.first} to {lost.stop - 1}: retention "
+                f"deleted them before they were settled; from {lost.unread} on they were not stored"
+                for lost in last.lost
+            ]
             began = first.cursor if first.topic_id == last.topic_id else Cursor()
             shards.append(
                 ShardCut(

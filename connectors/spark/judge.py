@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from delayservice.core.codes import (
+    CONTROL_LOST,
     COPY_FORGED,
     CRON_INVALID,
     HEADER_INVALID,
@@ -85,6 +86,7 @@ _AT_DELIVERY: Final = frozenset(
         TOO_LARGE,
         CRON_INVALID,
         ZONE_INVALID,
+        CONTROL_LOST,
     }
 )
 """Codes of dead letters of records that keep the contract."""

@@ -117,7 +117,7 @@ def _fields(row: Pending) -> dict[str, object]:
 
 
 class PendingPage(BaseModel):
-    """Some of what waits, in due order."""
+    """Some of what waits, in the order in which it is looked at next."""
 
     records: list[PendingRecord]
     next: str | None = Field(
@@ -161,6 +161,10 @@ class Timeline(BaseModel):
 
     now_ms: int
     unit_ms: int
+    coarse_from_ms: int | None = Field(
+        description="From here on counts are known for longer intervals only, and are spread "
+        "evenly over these; null: each bucket is exact."
+    )
     buckets: list[Bucket]
     slices_elsewhere: list[int]
 
@@ -289,6 +293,10 @@ class WorkerState(BaseModel):
     pid: int
     restarts: int
     silent_s: float
+    cpu_ratio: float | None = Field(description="Part of a core in about the last second.")
+    memory_bytes: int
+    turn_ms_p99: int | None = Field(description="Turns of its loop in about the last second.")
+    transaction_ms_p99: int | None = Field(description="Since the node started.")
 
 
 class Pause(BaseModel):
@@ -300,6 +308,17 @@ class Pause(BaseModel):
     name: str = Field(description="The topic; of targets, `*` and `?` stand for any.")
     at_ms: int
     reason: str
+
+
+class TargetState(BaseModel):
+    """What waits for one target in the slices that this node owns."""
+
+    topic: str = Field(description="Delay topic.")
+    target: str = Field(description="Target topic; `(other)`: all without a row of their own.")
+    pending: int
+    parked: int = Field(description="Those of them whose target failed: they are tried again.")
+    delivered: int = Field(description="Since the node started, on time or late.")
+    lateness_ms_p99: int | None = Field(description="Of these, an upper bound.")
 
 
 class NodeState(BaseModel):
@@ -314,6 +333,7 @@ class NodeState(BaseModel):
     slices: list[SliceState]
     paused: list[Pause] = Field(description="What is paused, as far as it fits.")
     paused_others: int = Field(description="So much more is paused.")
+    targets: list[TargetState] = Field(description="The largest ones, most parked first.")
 
 
 class Sample(BaseModel):

@@ -118,7 +118,6 @@ class Pages:
         pauses = _part(lambda: pauses_of(panel))
         findings = page_health.findings_of(
             panel.hub.status(),
-            panel.settings.node.workers,
             cluster.value,
             pauses.value or [],
             now_ms,

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from delayservice.admin import models
-from delayservice.metrics_hub import NodeStatus
+from delayservice.metrics_hub import NodeStatus, TargetStatus
 
 BEHIND_MS: Final = 2_000
 """A record that waits so long after it was due shows that something is slow."""
+
+_PARKED_SHOWN: Final = 3
+"""Targets with parked records that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,6 @@ class Finding:
 
 def findings_of(
     status: NodeStatus,
-    workers_wanted: int,
     cluster: models.Cluster | None,
     pauses: Sequence[models.Pause],
     now_ms: int,
@@ -39,26 +41,37 @@ def findings_of(
 
     Args:
         status: of this node.
-        workers_wanted: how many processes it is meant to have.
         cluster: None: nobody can tell now.
         pauses: what people have paused.
         now_ms: epoch milliseconds.
     """
-    found = [*_of_node(status, workers_wanted), *map(_of_pause, pauses)]
+    parked = [one for one in status.targets if one.parked]
+    found = [*_of_node(status), *map(_of_pause, pauses), *_of_parked(parked)]
     if cluster is not None:
         found += _of_cluster(cluster, now_ms)
     return sorted(found, key=lambda finding: finding.level)
 
 
-def _of_node(status: NodeStatus, workers_wanted: int) -> Iterator[Finding]:
+def _of_node(status: NodeStatus) -> Iterator[Finding]:
     for text in status.problems:
         yield Finding("problem", text, "The run-book in docs/operations.md explains it.")
-    missing = workers_wanted - len(status.workers)
-    if status.workers and missing > 0:
+
+
+def _of_parked(parked: Sequence[TargetStatus]) -> Iterator[Finding]:
+    """Records whose target failed; of many targets, the ones with the most."""
+    for one in parked[:_PARKED_SHOWN]:
         yield Finding(
-            "problem",
-            f"{missing} of {workers_wanted} worker processes do not report.",
-            "They may be starting: look again in a few seconds, then into the node's log.",
+            "warning",
+            f"{one.parked:,} records of {one.topic} for target {one.target} are parked.",
+            "The target is missing or can't be written to. They are tried again, and are "
+            "dead-lettered after the last try: see DelayTargetParked in docs/operations.md.",
+        )
+    others = sum(one.parked for one in parked[_PARKED_SHOWN:])
+    if others:
+        yield Finding(
+            "warning",
+            f"{others:,} records for other targets are parked.",
+            "The table of targets below names them.",
         )
 
 
@@ -96,8 +109,8 @@ def _of_slice(held: models.Slice, now_ms: int) -> Iterator[Finding]:
     if behind:
         yield Finding(
             "warning",
-            f"The copy of slice {held.slice} on {', '.join(behind)} has not caught up.",
-            "It may not take over yet. Its lag falls by itself while the node is well.",
+            f"{', '.join(behind)} may not take over slice {held.slice}.",
+            "`delayservice status` says why on that node. A copy catches up by itself.",
         )
     due_ms = held.here.oldest_due_ms if held.here is not None else None
     owned = held.here is not None and held.here.state == "owner"

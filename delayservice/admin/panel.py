@@ -17,15 +17,13 @@ from delayservice.admin.history import History
 from delayservice.admin.inquiry import Inquiry
 from delayservice.admin.problems import Refusal
 from delayservice.core.entry import Row
-from delayservice.metrics import REFUSED
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import Settings
 
 _TOPICS_FRESH_S: Final = 5.0
 SURVEY_BYTES_MAX: Final = 32 << 20
 """So much of the dead-letter topic is read for one look at it."""
-NOT_THERE_YET: Final = frozenset({"starting", "catching_up", REFUSED})
-"""States of a copy that can't take over soon."""
+_GOOD_STATES: Final = frozenset({"owner", "replica"})
 _SURVEY_WAIT_S: Final = 5.0
 
 
@@ -89,7 +87,7 @@ class Panel:
     def is_catching_up(self, slice_no: int) -> bool:
         """Whether this node's copy of a slice is so far behind that it may know of what is gone."""
         return any(
-            one.metrics.slice == slice_no and one.metrics.state in NOT_THERE_YET
+            one.metrics.slice == slice_no and one.metrics.state not in _GOOD_STATES
             for one in self.hub.facts().slices
         )
 

@@ -13,12 +13,14 @@ from msgspec import Meta
 
 from delayservice.admin import models
 from delayservice.admin.models import ID_CHARS_MAX
-from delayservice.admin.panel import NOT_THERE_YET, Panel
+from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.core.codes import RecordRefusedError
 from delayservice.core.cursor import OFFSET_MAX
 from delayservice.core.dead_letters import Heading
+from delayservice.core.electability import SILENT_S_MAX
 from delayservice.core.question import (
+    HORIZONS_MS,
     HOUR_MS,
     MINUTE_MS,
     SECOND_MS,
@@ -28,15 +30,9 @@ from delayservice.core.question import (
     count_within,
 )
 from delayservice.core.times import DUE_STOP_MS, parse_instant_ms
-from delayservice.metrics import REFUSED
-from delayservice.metrics_export import NodeFacts
-from delayservice.metrics_hub import STALE_S
+from delayservice.metrics_hub import why_not_electable
 from delayservice.settings_report import redacted
 
-HORIZONS_MS: Final = (
-    *(5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000),
-    *(HOUR_MS, 2 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS),
-)
 UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 SCAN_MAX: Final = 20_000
 """Records that each shard looks at for one page: some 10 ms of its time."""
@@ -64,7 +60,7 @@ def health_routes(panel: Panel) -> APIRouter:
     @routes.get("/healthz", responses=described(503))
     async def healthz() -> models.Health:
         """Whether the node lives: no worker hangs."""
-        silent = [w for w in panel.hub.facts().workers if w.silent_s > STALE_S]
+        silent = [w for w in panel.hub.facts().workers if w.silent_s > SILENT_S_MAX]
         if silent:
             said = ", ".join(f"{w.worker} for {w.silent_s:.0f} s" for w in silent)
             raise Refusal(503, f"workers are silent: {said}")
@@ -72,30 +68,16 @@ def health_routes(panel: Panel) -> APIRouter:
 
     @routes.get("/readyz", responses=described(503))
     async def readyz() -> models.Health:
-        """Whether the node could take over: every worker has reported, no copy is catching up, and
-        the cluster secret is right.
+        """Whether the node may own every slice that it has a copy of; if not, why.
 
         Other alarms are in `/v1/node`: they don't say that it should be asked no more.
         """
-        reasons = not_ready(panel.hub.facts())
+        reasons = why_not_electable(panel.hub.facts())
         if reasons:
             raise Refusal(503, "; ".join(reasons))
         return models.Health(status="ok")
 
     return routes
-
-
-def not_ready(facts: NodeFacts) -> list[str]:
-    """What a node that was started lacks yet; nothing: it could take over all that it keeps."""
-    missing = facts.workers_missing
-    reasons = [f"{missing} workers have not reported yet"] if missing else []
-    refused = [one.metrics for one in facts.slices if one.metrics.state == REFUSED]
-    reasons += [f"slice {one.slice} is refused: {one.alarm}" for one in refused]
-    there = NOT_THERE_YET - {REFUSED}
-    behind = [one.metrics.slice for one in facts.slices if one.metrics.state in there]
-    if behind:
-        reasons.append(f"the copies of slices {', '.join(map(str, behind))} are catching up")
-    return reasons
 
 
 def reading_routes(panel: Panel) -> APIRouter:
@@ -230,7 +212,10 @@ def _add_pending(routes: APIRouter, panel: Panel) -> None:
             str | None, Query(max_length=1_000, description="`next` of a page.")
         ] = None,
     ) -> models.PendingPage:
-        """Pending records of this node's copies, in due order, a page at a time."""
+        """Pending records of this node's copies, a page at a time, in the order in which they are
+        looked at next: by due time, parked ones by their next try, and what is due beyond the roll
+        window by its roll time.
+        """
         from_ms = _epoch_ms(from_)
         to_ms = DUE_STOP_MS if to is None else _epoch_ms(to)
         if beyond_window is None:
@@ -281,9 +266,16 @@ def timeline_of(panel: Panel, unit: str, buckets: int) -> models.Timeline:
     first_ms = now_ms // unit_ms * unit_ms
     lumps = panel.inquiry.horizon().lumps
     starts = [first_ms + number * unit_ms for number in range(buckets)]
+    stop_ms = first_ms + buckets * unit_ms
+    coarse = [
+        max(start, first_ms)
+        for start, stop, _ in lumps
+        if stop - start > unit_ms and start < stop_ms and stop > first_ms
+    ]
     return models.Timeline(
         now_ms=now_ms,
         unit_ms=unit_ms,
+        coarse_from_ms=min(coarse, default=None),
         buckets=[
             models.Bucket(start_ms=start, count=count_within(lumps, start, start + unit_ms))
             for start in starts

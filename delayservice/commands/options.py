@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 if TYPE_CHECKING:
     from delayservice.settings import Loaded, Settings
+
+INSTALLED: Final = Path("/etc/delayservice/delayservice.toml")
+"""Where deployments put the configuration. Commands that ask or change something find it there, so
+that a run-book works as it stands; a node is given its own."""
 
 ConfigOption = Annotated[
     Path | None,
@@ -19,7 +23,7 @@ ConfigOption = Annotated[
         "-c",
         envvar="DELAYSERVICE_CONFIG",
         dir_okay=False,
-        help="Configuration file (TOML).",
+        help=f"Configuration file (TOML). All commands but run default to {INSTALLED}.",
     ),
 ]
 SetOption = Annotated[
@@ -32,15 +36,16 @@ BootstrapOption = Annotated[
 ]
 
 
-def load(config: Path | None, sets: list[str] | None) -> Loaded:
-    """The settings and where each comes from.
+def load(config: Path | None, sets: list[str] | None, *, is_node: bool = False) -> Loaded:
+    """The settings and where each comes from; ``is_node``: of what is to run here.
 
     Raises:
         SettingsError: see ``settings.load``.
     """
     from delayservice.settings import load_with_origins  # noqa: PLC0415  # help is read more often
 
-    return load_with_origins(config, sets or [], os.environ)
+    installed = INSTALLED if INSTALLED.is_file() and not is_node else None
+    return load_with_origins(config or installed, sets or [], os.environ)
 
 
 def load_settings(

@@ -41,7 +41,7 @@ def pending(
         str | None, typer.Option("--target", "-t", help="Target topic; * and ? stand for any.")
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Delay topic.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="As many at most, first due first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="As many at most, next looked at first.")] = 50,
     beyond_window: Annotated[
         bool,
         typer.Option("--beyond-window", help="Also what is rolled before it is due; slower."),

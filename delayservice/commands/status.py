@@ -13,7 +13,7 @@ from delayservice.commands.console import out
 from delayservice.core.provenance import printable
 from delayservice.errors import DelayServiceError
 from delayservice.metrics import PauseFact
-from delayservice.metrics_hub import NodeStatus, SliceStatus
+from delayservice.metrics_hub import NodeStatus, SliceStatus, TargetStatus
 
 TIMEOUT_S = 5.0
 
@@ -60,6 +60,8 @@ def show(status: NodeStatus) -> None:
         out.print(
             f"  {status.paused_others:,} more are paused: delayservice pauses", style="yellow"
         )
+    for target in [one for one in status.targets if one.parked]:
+        out.print(f"  {_parked(target)}", style="yellow", markup=False)
     if status.slices:
         out.print(_table(status.slices))
 
@@ -68,6 +70,11 @@ def _paused(pause: PauseFact) -> str:
     """Name and reason are what somebody wrote: nothing in them may steer the terminal."""
     reason = f": {pause.reason}" if pause.reason else ""
     return printable(f"{pause.kind} {pause.name} is paused since {_instant(pause.at_ms)}{reason}")
+
+
+def _parked(target: TargetStatus) -> str:
+    """Say what is parked: the target is missing, or can't be written to."""
+    return f"{target.parked:,} records of {target.topic} for target {target.target} are parked"
 
 
 def _table(slices: list[SliceStatus]) -> Table:

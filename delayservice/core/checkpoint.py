@@ -6,7 +6,8 @@ One JSON object, written in the transaction that carries the outputs it accounts
      "epoch": 7, "commit": 42, "secret": "9f0c…",
      "shards": {"delay_topic_any": {"topic_id": "…", "k": [key_ms, offset], "h": offset,
                                     "contracts": [[from_offset, {…}], …],
-                                    "last": [leader_epoch, offset]}}}
+                                    "last": [leader_epoch, offset],
+                                    "lost": [[first, unread, stop], …]}}}
 
 ``epoch`` counts take-overs of the slice, ``commit`` the commits of one: no two checkpoints are the
 same, so that one that is read back says which commit it belongs to. ``secret`` is a fingerprint of
@@ -15,14 +16,17 @@ forgeries, so it stores and serves nothing of the slice. ``writer`` and ``claim`
 under which claim (see ``claims``); version 1, which had one transactional id for each slice, has
 neither, and refuses to follow version 2. ``last`` is the newest record that the owner had read of
 the log, which may lie above ``h``: a log that was truncated and has grown again holds another one
-there, or none. It is left out where it is not known, and versions that do not know it ignore it.
+there, or none. ``lost`` are offsets that H skipped, for retention had deleted them (see
+``losses``). Both are left out where there is nothing to say, and versions that do not know them
+ignore them.
 JSON because Spark, metrics and people read it too.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -31,6 +35,7 @@ import msgspec
 from delayservice.core.claims import Tenure
 from delayservice.core.contract import ContractError, Contracts
 from delayservice.core.cursor import Cursor
+from delayservice.core.losses import Lost
 from delayservice.errors import DelayServiceError, KafkaEdgeError
 
 VERSION = 2
@@ -66,13 +71,15 @@ class ShardCheckpoint:
 
     ``contracts`` is the list of parameters that keys depend on (design rule 2); ``topic_id`` tells
     a recreated topic from the one that the offsets belong to; ``last_read`` tells a log that was
-    truncated from the one that the owner read.
+    truncated from the one that the owner read; ``lost`` are the newest ranges of offsets that H
+    skipped.
     """
 
     topic_id: str
     cursor: Cursor
     contracts: Contracts
     last_read: LastRead = NOTHING_READ
+    lost: tuple[Lost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
                     "h": shard.cursor.offset,
                     "contracts": shard.contracts.to_json(),
                     **({"last": shard.last_read} if shard.last_read.leader_epoch >= 0 else {}),
+                    **({"lost": shard.lost} if shard.lost else {}),
                 }
                 for topic, shard in checkpoint.shards.items()
             },
@@ -220,6 +228,42 @@ def _is_newer(data: bytes) -> bool:
         return False
 
 
+class _Wait(msgspec.Struct):
+    roll_window_ms: int
+    level_ms: int = 0
+
+
+class _Contract(msgspec.Struct):
+    contract: _Wait
+
+
+class _ShardWaits(msgspec.Struct):
+    contracts: list[_Contract]
+
+
+class _Waits(msgspec.Struct):
+    shards: dict[str, _ShardWaits]
+
+
+_decode_waits = msgspec.json.Decoder(_Waits).decode
+
+
+def longest_waits_ms(checkpoints: Iterable[bytes]) -> dict[str, int]:
+    """Return how long records of each delay topic may have to stay in its log, ms: the longest
+    roll window or level of all contracts that records in it are read by. What can't be read is left
+    out.
+    """
+    longest: dict[str, int] = {}
+    for data in checkpoints:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            for topic, shard in _decode_waits(data).shards.items():
+                waits = [
+                    one.contract.level_ms or one.contract.roll_window_ms for one in shard.contracts
+                ]
+                longest[topic] = max([longest.get(topic, 0), *waits])
+    return longest
+
+
 def decode_checkpoint(data: bytes) -> Checkpoint:
     """Bytes to checkpoint.
 
@@ -246,6 +290,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
                     cursor=Cursor((shard["k"][0], shard["k"][1]), shard["h"]),
                     contracts=Contracts.from_json(shard["contracts"]),
                     last_read=LastRead(*shard.get("last", NOTHING_READ)),
+                    lost=tuple(Lost(*one) for one in shard.get("lost", ())),
                 )
                 for topic, shard in raw["shards"].items()
             },

@@ -24,6 +24,8 @@ TARGET_PAUSED = "target-paused"
 """Of no dead letter: why records of a target are put off."""
 TARGET_ASKED = "target-asked"
 """Of no dead letter: the cluster is being asked about the target, and the shard waits for that."""
+TARGET_LATER = "target-later"
+"""Of no dead letter: the target takes the record, but not now; it is put off for a moment."""
 TOO_LARGE = "too-large"
 OP_INVALID = "op-invalid"
 CRON_INVALID = "cron-invalid"
@@ -31,6 +33,7 @@ ZONE_INVALID = "zone-invalid"
 HEADER_TOO_LARGE = "header-too-large"
 HEADER_INVALID = "header-invalid"
 COPY_FORGED = "copy-forged"
+CONTROL_LOST = "control-lost"
 SLOT_FULL = "slot-full"
 
 EXPLANATIONS: dict[str, str] = {
@@ -54,6 +57,7 @@ EXPLANATIONS: dict[str, str] = {
     HEADER_TOO_LARGE: "An input header or the id is over its size limit.",
     HEADER_INVALID: "A header's name is not UTF-8.",
     COPY_FORGED: "The record claims to be the service's own copy, and its signature is wrong.",
+    CONTROL_LOST: "Retention deleted, unread, what may have cancelled, replaced or fired it.",
 }
 """Code to explanation; the keys are all codes there are."""
 

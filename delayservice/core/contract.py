@@ -228,14 +228,15 @@ class Contracts:
         """Whether both read every offset below ``stop`` by the same parameters.
 
         Where one begins later because its first contracts were dropped, the other has to know the
-        one with which it begins: then it knew those before.
+        one with which it begins: then it knew those before. One that begins at ``stop`` or above is
+        not compared: no offset below was read by it.
         """
         first = max(self._starts[0], other._starts[0])
         if stop == 0:
             return True
         if first not in self._starts or first not in other._starts:
             return False
-        compared = {first, *(at for at in (*self._starts, *other._starts) if first <= at < stop)}
+        compared = {at for at in (*self._starts, *other._starts) if first <= at < stop}
         return all(self.at(start) == other.at(start) for start in compared)
 
     def to_json(self) -> list[dict[str, object]]:

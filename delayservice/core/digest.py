@@ -12,7 +12,6 @@ hashed with the id instead. Its payload is compared when single records are (``d
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -115,17 +114,6 @@ class SlotSums:
             self._hours.pop(hour, None)
         return HourRow(hour * HOUR_MS, slots)
 
-    def counts(self) -> Counter[int]:
-        """How many records are in each slot, by its start in epoch milliseconds."""
-        return Counter(
-            {
-                hour * HOUR_MS + index * SLOT_MS: _parts(amount)[0]
-                for hour, amounts in self._hours.items()
-                for index, amount in enumerate(amounts)
-                if amount
-            }
-        )
-
     def totals(self) -> tuple[int, int, int]:
         """Hours, count and hash of all slots together."""
         held = [sum(amounts) for amounts in self._hours.values() if any(amounts)]
@@ -192,17 +180,6 @@ class ShardDigest:
         self.stored = stop
         if len(self._later) > LATER_MAX:
             self._count(self._later[-1][0] + 1)
-
-    def counts(self) -> Counter[int] | None:
-        """How many records are in each slot, by its start in epoch milliseconds, what waits for H
-        included; None while nobody knows.
-        """
-        if self.sums is None:
-            return None
-        counts = self.sums.counts()
-        for _, key_ms, _, amount in self._later:
-            counts[key_ms // SLOT_MS * SLOT_MS] += _parts(amount)[0]
-        return counts
 
     def reset(self) -> None:
         """The store has forgotten everything, and starts over."""

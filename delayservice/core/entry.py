@@ -16,6 +16,9 @@ INVALID = 3
 """Breaks the contract: to be dead-lettered."""
 FIRE = 4
 """Delivers the pending record of its id now."""
+CONTROL_LOST = 5
+"""In place of a record that marked another one in the store, and is no longer in the log: a cancel,
+a replacement or a fire."""
 
 Headers: TypeAlias = list[Header]
 
@@ -36,6 +39,7 @@ COPY       at_ms                  or None     ``Payload``    base: int, rule 12
 CANCEL     0                      bytes       ``Original``   None
 FIRE       0                      bytes       ``Original``   None
 INVALID    0                      None        ``Original``   ``(code, detail)``
+*_LOST     0                      None        ``Original``   None
 =========  =====================  ==========  =============  ==================
 
 The last two columns depend on the kind, which no type checker narrows in an unpacked tuple, and a

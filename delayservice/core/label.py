@@ -1,7 +1,13 @@
 """A store's label: how the records in the store were read.
 
-One JSON object: ``{"contracts": […], "secrets": ["9f0c…"], "refused": false}``. Before, a label was
-the list of contracts alone; such a store is rebuilt, for nothing says by which secret it was read.
+One JSON object::
+
+    {"contracts": […], "secrets": ["9f0c…"], "refused": false, "gaps": [[first, stop, below], …],
+     "last": [leader_epoch, offset], "read_to": offset}
+
+``gaps`` is missing where there are none, ``last`` and ``read_to`` where they are not known. Before,
+a label was the list of contracts alone; such a store is rebuilt, for nothing says by which secret
+it was read.
 """
 
 from __future__ import annotations
@@ -11,7 +17,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from delayservice.core.checkpoint import NOTHING_READ, LastRead
 from delayservice.core.contract import ContractError, Contracts
+from delayservice.core.losses import Gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +30,18 @@ class Label:
         contracts: the parameters of their keys (design rule 2).
         secrets: fingerprints of the secrets by which copies were verified.
         has_refused: whether a copy was read that none of these secrets signed. It was not stored.
+        gaps: offsets that retention had deleted before they could be read.
+        last: a record that the log held when this was written: tells the log from one that has
+            lost its end, and grown again.
+        read_to: no other record lies between that one and here.
     """
 
     contracts: Contracts
     secrets: frozenset[str]
     has_refused: bool = False
+    gaps: tuple[Gap, ...] = ()
+    last: LastRead = NOTHING_READ
+    read_to: int = 0
 
     def doubt(self, stop: int, contracts: Contracts, secrets: AbstractSet[str]) -> str:
         """Return why records below ``stop`` may be read otherwise by these contracts and secrets;
@@ -45,6 +60,8 @@ class Label:
                 "contracts": self.contracts.to_json(),
                 "secrets": sorted(self.secrets),
                 "refused": self.has_refused,
+                **({"gaps": self.gaps} if self.gaps else {}),
+                **({"last": self.last, "read_to": self.read_to} if self.last.offset >= 0 else {}),
             }
         )
 
@@ -61,13 +78,17 @@ class Label:
             msg = f"a store's label can't be read: {exc}"
             raise ContractError(msg) from exc
         contracts = Contracts.from_json(facts.contracts)
-        return cls(contracts, frozenset(facts.secrets), facts.refused)
+        secrets = frozenset(facts.secrets)
+        return cls(contracts, secrets, facts.refused, facts.gaps, facts.last, facts.read_to)
 
 
 class _Facts(msgspec.Struct):
     contracts: list[object]
     secrets: list[str]
     refused: bool
+    gaps: tuple[Gap, ...] = ()
+    last: LastRead = NOTHING_READ
+    read_to: int = 0
 
 
 _decode = msgspec.json.Decoder(_Facts).decode

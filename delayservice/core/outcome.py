@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from delayservice.core.codec import Header
@@ -45,8 +45,15 @@ Target: TypeAlias = tuple[str, int]
 
 Output: TypeAlias = tuple[int, str, int, bytes | None, bytes | None, list[Header], int, int]
 """``(outcome, topic, partition, key, value, headers, due_ms, offset)``: a record to be written, and
-the source ``offset`` that it settles. ``partition`` -1 means: by key. A tuple, for each delivered
-record is one (``bench whole`` pays for it)."""
+the source ``offset`` that it settles. ``partition`` -1 means: by key. A delivered record may have
+been put off, for its target failed or was paused, or by a limit: then ``due_ms`` is the instant
+until which, as a negative number. A tuple, for each delivered record is one (``bench whole`` pays
+for it)."""
+
+PAST_DUE: Final = "past_due"
+RESUMED: Final = "resumed"
+"""Deliveries whose lateness is counted apart: due before they were written, and put off."""
+_NOTHING_PAST: Final[Mapping[int, int]] = {}
 
 
 class Tally:
@@ -56,11 +63,13 @@ class Tally:
     Attributes:
         records: how many there are.
         counts: how many of each outcome, by its number.
-        due_ms: of those that are delivered.
+        delivered: due times of those that are delivered, by delay topic and target.
+        apart: of those that are counted apart, by kind: when they were written, or until when they
+            were put off.
         codes: ``delay-error`` of those that are dead-lettered.
     """
 
-    __slots__ = ("codes", "counts", "due_ms", "records")
+    __slots__ = ("apart", "codes", "counts", "delivered", "records")
 
     def __init__(self) -> None:
         """Nothing yet."""
@@ -70,19 +79,47 @@ class Tally:
         """Start anew; what was handed out before is left as it is."""
         self.records = 0
         self.counts = [0] * len(OUTCOME_NAMES)
-        self.due_ms: list[int] = []
+        self.delivered: dict[tuple[str, str], list[int]] = {}
+        self.apart: dict[str, list[int]] = {}
         self.codes: list[str] = []
 
-    def add(self, outputs: Sequence[Output]) -> None:
-        """Count these."""
-        delivered = [output[6] for output in outputs if output[0] == DELIVERED]
+    def add(
+        self,
+        outputs: Sequence[Output],
+        topic: str,
+        written_ms: Mapping[int, int] = _NOTHING_PAST,
+    ) -> None:
+        """Count outputs of a delay topic; ``written_ms``: by offset, when those records were
+        written that were due before.
+        """
+        due_ms = [output[6] for output in outputs if output[0] == DELIVERED]
         self.records += len(outputs)
-        self.due_ms += delivered
-        self.counts[DELIVERED] += len(delivered)
-        if len(delivered) == len(outputs):
+        self.counts[DELIVERED] += len(due_ms)
+        if due_ms:
+            target = outputs[0][1]
+            one_target = len({output[1] for output in outputs}) == 1
+            if one_target and not written_ms and min(due_ms) >= 0:  # nearly always
+                self.delivered.setdefault((topic, target), []).extend(due_ms)
+            else:
+                self._add_one_by_one(outputs, topic, written_ms)
+        if len(due_ms) == len(outputs):
             return
         for output in outputs:
             if output[0] != DELIVERED:
                 self.counts[output[0]] += 1
             if output[0] == DEAD_LETTERED:
                 self.codes.append((dict(output[5])[DELAY_ERROR] or b"").decode())
+
+    def _add_one_by_one(
+        self, outputs: Sequence[Output], topic: str, written_ms: Mapping[int, int]
+    ) -> None:
+        for output in outputs:
+            if output[0] != DELIVERED:
+                continue
+            since_ms, written = output[6], written_ms.get(output[7])
+            if since_ms < 0:
+                self.apart.setdefault(RESUMED, []).append(-since_ms)
+            elif written is not None:
+                self.apart.setdefault(PAST_DUE, []).append(written)
+            else:
+                self.delivered.setdefault((topic, output[1]), []).append(since_ms)

@@ -6,7 +6,6 @@ a page can be merged from theirs and asked on for from where it ended.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, TypeAlias
 
@@ -23,6 +22,11 @@ Position: TypeAlias = tuple[int, str, int, int]
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
+HORIZONS_MS: Final = (
+    *(5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000),
+    *(HOUR_MS, 2 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS),
+)
+"""How far ahead what waits is counted."""
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -224,14 +228,15 @@ def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
     """The same records in fewer lumps: by the second for what is near, then by the minute for two
     days, then by the hour.
     """
-    counts: Counter[tuple[int, int]] = Counter()
+    counts: dict[tuple[int, int], int] = {}
     for start_ms, stop_ms, count in lumps:
         ahead_ms = start_ms - now_ms
         width = HOUR_MS if ahead_ms > 48 * HOUR_MS else MINUTE_MS
         if stop_ms - start_ms <= SECOND_MS and ahead_ms < 10 * MINUTE_MS:
             width = SECOND_MS
         start = start_ms // width * width
-        counts[start, max(start + width, stop_ms)] += count
+        lump = start, max(start + width, stop_ms)
+        counts[lump] = counts.get(lump, 0) + count
     return [(start, stop, count) for (start, stop), count in counts.items() if count]
 
 

@@ -5,25 +5,30 @@ The shard decides *that* a record is settled, this module decides *how*.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
 from delayservice.core import outcome
 from delayservice.core.codec import Header, Payload, next_attempt, turn_of, with_turn
 from delayservice.core.codes import (
+    CONTROL_LOST,
     CRON_INVALID,
     SLOT_FULL,
     TARGET_ASKED,
+    TARGET_LATER,
     TARGET_PAUSED,
+    TARGET_REFUSED,
+    TOO_LARGE,
     RecordRefusedError,
 )
 from delayservice.core.copies import CONTINUES, write_copy
 from delayservice.core.entry import Original
 from delayservice.core.flow import Flow
+from delayservice.core.letters import asked_again, is_large, without_content
 from delayservice.core.names import (
     DELAY_FIRED_BY,
     DELAY_OUTCOME,
@@ -31,7 +36,7 @@ from delayservice.core.names import (
     DELAY_SETTLES,
     DELAY_SHARD,
 )
-from delayservice.core.outcome import Output, Target
+from delayservice.core.outcome import Output
 from delayservice.core.record import Provenance, dead_letter_headers
 from delayservice.core.recurrence import (
     CronTime,
@@ -43,10 +48,17 @@ from delayservice.core.recurrence import (
     recurrence_of,
 )
 from delayservice.core.spread import spread_ms
+from delayservice.core.writable import AnyTarget, Targets
 
 _HELD_PARTS: Final = 8
 _HELD_TIMES_MAX: Final = 10
-"""What has been due for so long is put off for an eighth of that, ten times ``held_ms`` at most."""
+"""What has been due for so long is put off for an eighth of that, ten times as long as at first at
+most."""
+_LATER_MS: Final = 200
+"""How long a record is put off at first that its target takes, but not now."""
+_SERVICE_TOPIC_MS: Final = 2_000
+"""The same, where the dead-letter or the outcomes topic takes nothing."""
+_BY_KEY: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,36 +83,6 @@ class Routes:
     def secrets(self) -> tuple[bytes, ...]:
         """What copies are verified by. The first signs them."""
         return (self.secret, *self.accepted)
-
-
-class Targets(Protocol):
-    """What is known of target topics; answers at once."""
-
-    @property
-    def fit(self) -> Container[Target]:
-        """Targets that can be written to as far as is known."""
-
-    def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to now, as code and detail; None: it can. With the
-        code ``TARGET_ASKED`` the shard waits: the cluster is being asked.
-        """
-
-
-class _All:
-    """Contains everything."""
-
-    def __contains__(self, _: object) -> bool:
-        return True
-
-
-class AnyTarget:
-    """Targets that can all be written to."""
-
-    fit: Container[Target] = _All()
-
-    def obstacle(self, target: Target) -> tuple[str, str] | None:  # noqa: ARG002  # fit has all
-        """Return None."""
-        return None
 
 
 @dataclass(slots=True)
@@ -205,23 +187,65 @@ class Settler:
             limited = self._limit(self._flow, offset, key_ms, payload, now_ms, base)
             if limited is not None:
                 return limited
-        return output if due_ms <= now_ms else (outcome.FIRED, *output[1:])
+        if due_ms > now_ms:
+            output = (outcome.FIRED, *output[1:])
+        elif key_ms > due_ms:
+            output = (*output[:6], -key_ms, offset)
+        return output
 
     def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
         """Deliver, unless it is too late or the target can't take it; None: wait."""
         target, partition, key, value, headers, due_ms, meta = payload
         if meta is not None:
             if meta[3] is not None and now_ms > meta[3]:
+                if not self.may_tell:
+                    return self._wait_for_service_topic(offset, payload, now_ms, base)
                 return self._outcome(outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None)
             recurrence = recurrence_of(meta)
             if recurrence is not None and not recurrence.number:
                 return self._arm(offset, payload, recurrence, now_ms, base)
-        if (target, partition) not in self.targets.fit:
-            obstacle = self.targets.obstacle((target, partition))
-            if obstacle is not None:
-                return self._settle_blocked(obstacle, offset, payload, now_ms, base)
+            if recurrence is not None and self._lacks_letter(offset, payload, now_ms):
+                return self._wait_for_service_topic(offset, payload, now_ms, base)
         sent = headers + self._provenance.headers(offset, due_ms, meta)
+        if (target, partition) not in self.targets.fit or is_large(value, headers):
+            reason = self.targets.obstacle((target, partition))
+            reason = reason or self.targets.refusal(target, key, value, sent)
+            if reason is not None:
+                return self._settle_blocked(reason, offset, payload, now_ms, base)
         return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
+
+    @property
+    def may_tell(self) -> bool:
+        """Whether outcomes can be written."""
+        return self._takes(self._routes.outcomes)
+
+    def _takes(self, topic: str) -> bool:
+        """Return whether a topic of the service's own can be written to."""
+        own = (topic, _BY_KEY)
+        return own in self.targets.fit or self.targets.obstacle(own) is None
+
+    def _wait_for_service_topic(
+        self, offset: int, payload: Payload, now_ms: int, base: int
+    ) -> Output | None:
+        """Put a record off whose end can't be written down now; None: it has to wait."""
+        recurrence = recurrence_of(payload[6])
+        is_armed = recurrence is None or recurrence.number
+        if self.copies_to is None or not is_armed:
+            return None
+        again = (*payload[:6], next_attempt(payload[6]))
+        at_ms = self._later_ms(offset, payload, now_ms, _SERVICE_TOPIC_MS)
+        return self._copy(outcome.PARKED, offset, again, at_ms, base)
+
+    def _lacks_letter(self, offset: int, payload: Payload, now_ms: int) -> bool:
+        """Return whether the schedule ends here with a dead letter that can't be written now."""
+        if self._takes(self._routes.dead_letter):
+            return False
+        source = self._provenance.source(offset, payload[6])
+        try:
+            following(payload, source, now_ms, self._routes.cron_time)
+        except RecordRefusedError:
+            return True
+        return False
 
     def fire(self, offset: int, payload: Payload, now_ms: int, by: int) -> Output | None:
         """The output that settles a pending record now, whenever it is due, because the record at
@@ -259,12 +283,13 @@ class Settler:
 
     def _arm(
         self, offset: int, payload: Payload, recurrence: Recurrence, now_ms: int, base: int
-    ) -> Output:
+    ) -> Output | None:
         """The copy with the first occurrence of a cron schedule."""
         try:
             first = self._first(offset, payload, recurrence)
         except RecordRefusedError as exc:
-            return self._dead_letter_payload(offset, payload, exc.code, exc.detail)
+            reason = (exc.code, exc.detail)
+            return self._end_with_letter(reason, offset, payload, now_ms, base)
         return self._copy(outcome.ROLLED, offset, first, self._at_ms(offset, first, now_ms), base)
 
     def _first(self, offset: int, payload: Payload, recurrence: Recurrence) -> Payload:
@@ -301,22 +326,71 @@ class Settler:
         detail: str,
         due_ms: int = 0,
         source: bytes | None = None,
+    ) -> Output | None:
+        """The output that carries a record to the dead-letter topic, with the reason; None: that
+        topic takes nothing now, and the record has to wait.
+        """
+        topic = self._routes.dead_letter
+        if not self._takes(topic):
+            return None
+        reason = (code, detail)
+        if offset not in self._verdicts.stripped:
+            letter = self._letter(offset, original, reason, due_ms, source)
+            found = self._letter_refusal(letter)
+            if found is None:
+                return letter
+            if found[0] == TARGET_LATER:
+                return None
+        letter = self._letter(offset, original, reason, due_ms, source, is_stripped=True)
+        found = self._letter_refusal(letter)
+        return None if found is not None and found[0] == TARGET_LATER else letter
+
+    def _letter_refusal(self, letter: Output) -> tuple[str, str] | None:
+        _, topic, partition, key, value, headers, _, _ = letter
+        if (topic, partition) in self.targets.fit and not is_large(value, headers):
+            return None
+        return self.targets.refusal(topic, key, value, headers)
+
+    def _letter(
+        self,
+        offset: int,
+        original: Original,
+        reason: tuple[str, str],
+        due_ms: int,
+        source: bytes | None,
+        *,
+        is_stripped: bool = False,
     ) -> Output:
-        """The output that carries a record to the dead-letter topic, with the reason."""
+        """The dead letter of a record; ``is_stripped``: one that says only where it is."""
         key, value, headers = original
+        code, detail = reason
         self._verdicts.refusal(offset)
-        if offset in self._verdicts.stripped:
-            held = sum(len(part or b"") for _, part in headers) + len(value or b"")
-            detail = (
-                f"its key, value and headers ({held:,} bytes) are left out, for the dead-letter "
-                f"topic refused them; read them at the source; {detail}"
-            )
-            key, value, headers = None, None, []
+        if is_stripped:
+            (key, value, headers), told = without_content(original)
+            detail = told + detail
         source = source or self._source_prefix + b"%d" % offset
         lettered = dead_letter_headers(headers, code, detail, source)
         lettered += self._provenance.settles(offset, source)
         topic = self._routes.dead_letter
-        return (outcome.DEAD_LETTERED, topic, -1, key, value, lettered, due_ms, offset)
+        return (outcome.DEAD_LETTERED, topic, _BY_KEY, key, value, lettered, due_ms, offset)
+
+    def undecided(self, offset: int, payload: Payload, by: int | None) -> Output | None:
+        """The dead letter of a record that may have been cancelled, replaced or fired; None: it
+        can't be written now.
+
+        Args:
+            offset: the record's.
+            payload: what it is.
+            by: the offset of the record that did it, which the log lost before it was carried out;
+                None: whether there was one is not known.
+        """
+        detail = (
+            "records that were written after it expired before they were read here, and one of "
+            "them may have settled it before"
+            if by is None
+            else f"the record at offset {by} was to cancel, replace or fire it, and expired first"
+        )
+        return self._dead_letter_payload(offset, payload, CONTROL_LOST, detail)
 
     def cancelled(self, kind: int, victim_offset: int, record_id: bytes, by: int) -> Output:
         """The outcome of a record that the record at ``by`` cancelled or replaced."""
@@ -331,44 +405,44 @@ class Settler:
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
         """Park, or dead letter after the last attempt, because of an obstacle; None: wait."""
-        if reason[0] == TARGET_ASKED:
+        code = reason[0]
+        if code == TARGET_ASKED:
             return None
-        if reason[0] == TARGET_PAUSED:
+        if code == TARGET_LATER:
+            return self._give_turn(offset, payload, now_ms, base)
+        if code == TARGET_PAUSED:
             return None if self.copies_to is None else self._hold(offset, payload, now_ms, base)
         attempt = payload[6][2] if payload[6] is not None else 1
-        if attempt > len(self._routes.park_delays_ms) or self.copies_to is None:
-            return self._dead_letter_payload(offset, payload, *reason)
+        is_final = code in (TOO_LARGE, TARGET_REFUSED) or attempt > len(self._routes.park_delays_ms)
+        if is_final or self.copies_to is None:
+            return self._end_with_letter(reason, offset, payload, now_ms, base)
         return self._park(offset, payload, now_ms, base, attempt)
 
-    def _dead_letter_payload(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
-        """A dead letter of a valid record: its headers say again what it asked for, so that it can
-        be replayed.
+    def _end_with_letter(
+        self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
+    ) -> Output | None:
+        """The dead letter of a valid record. While its topic takes nothing the record is put off;
+        None: it has to wait.
         """
-        target, partition, key, value, headers, due_ms, meta = payload
-        asked: list[Header] = [
-            *headers,
-            ("delay-at", b"%d" % due_ms),
-            ("delay-target-topic", target.encode()),
-        ]
-        recurrence = recurrence_of(meta)
-        if recurrence is not None:
-            asked += recurrence.headers()
-        if partition >= 0:
-            asked.append(("delay-target-partition", b"%d" % partition))
-        if meta is not None and meta[0] is not None:
-            asked.append(("delay-id", meta[0]))
-        if meta is not None and meta[3] is not None:
-            asked.append(("delay-expires-at", b"%d" % meta[3]))
-        source = self._provenance.source(offset, meta)
-        return self.dead_letter(offset, (key, value, asked), code, detail, due_ms, source)
+        letter = self._dead_letter_payload(offset, payload, *reason)
+        return letter or self._wait_for_service_topic(offset, payload, now_ms, base)
+
+    def _dead_letter_payload(
+        self, offset: int, payload: Payload, code: str, detail: str
+    ) -> Output | None:
+        """A dead letter of a valid record, or None; see ``dead_letter``."""
+        source = self._provenance.source(offset, payload[6])
+        return self.dead_letter(offset, asked_again(payload), code, detail, payload[5], source)
 
     def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
         """What is left of a schedule whose next occurrence can't be computed here: it settles
         nothing, for the occurrence at ``offset`` is delivered.
         """
         rest = left_after(payload)
-        kind, topic, partition, key, value, headers, due_ms, _ = self._dead_letter_payload(
-            offset, rest, code, detail
+        source = self._provenance.source(offset, rest[6])
+        is_stripped = offset in self._verdicts.stripped
+        kind, topic, partition, key, value, headers, due_ms, _ = self._letter(
+            offset, asked_again(rest), (code, detail), rest[5], source, is_stripped=is_stripped
         )
         told: list[Header] = [
             (name, b"%d" % CONTINUES if name == DELAY_SETTLES else text) for name, text in headers
@@ -399,7 +473,8 @@ class Settler:
             place_ms = flow.second_ms(self.topic, due_ms, now_ms)
             if place_ms is not None and flow.dead_letters:
                 detail = f"more records are due in the second of {due_ms} than it takes"
-                return self._dead_letter_payload(offset, payload, SLOT_FULL, detail)
+                reason = (SLOT_FULL, detail)
+                return self._end_with_letter(reason, offset, payload, now_ms, base)
             if place_ms is not None and place_ms > now_ms:
                 return self._pace(offset, payload, place_ms, now_ms, base)
         turn_ms = turn_of(meta)
@@ -418,22 +493,45 @@ class Settler:
         return self._copy(outcome.PACED, offset, payload, bounded_ms, base)
 
     def _park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
+        """Put a record off whose target fails. The log must still hold the copy then: it waits no
+        longer than one that is rolled.
+        """
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
+        at_ms = min(at_ms, self._at_ms(offset, (*payload[:5], at_ms, None), now_ms))
         again = (*payload[:6], next_attempt(payload[6]))
         return self._copy(outcome.PARKED, offset, again, at_ms, base)
 
-    def _hold(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
-        """Put off what goes to a paused target, longer as the pause lasts: a backlog is written
-        anew each time. That is no attempt, so it may last; only what is fired before its time has
-        to be told from what is rolled.
+    def _give_turn(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
+        """Put a record off that its target takes in a moment, as one that is over a limit; None: it
+        has to wait.
         """
-        held_ms = self._routes.held_ms
-        wait_ms = min(max(held_ms, (now_ms - payload[5]) // _HELD_PARTS), _HELD_TIMES_MAX * held_ms)
-        at_ms = now_ms + wait_ms + spread_ms(offset, wait_ms // 2)
-        at_ms = min(at_ms, self._at_ms(offset, (*payload[:5], at_ms, None), now_ms))
+        if self.copies_to is None:
+            return None
+        at_ms = self._later_ms(offset, payload, now_ms, _LATER_MS)
+        if payload[5] > now_ms and not _was_tried(payload):
+            again = (*payload[:6], next_attempt(payload[6]))
+        else:
+            again = (*payload[:6], with_turn(payload[6], at_ms))
+        return self._copy(outcome.PACED, offset, again, at_ms, base)
+
+    def _hold(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
+        """Put off what goes to a paused target. That is no attempt, so it may last; only what is
+        fired before its time has to be told from what is rolled.
+        """
+        at_ms = self._later_ms(offset, payload, now_ms, self._routes.held_ms)
         if payload[5] > now_ms and not _was_tried(payload):
             payload = (*payload[:6], next_attempt(payload[6]))
         return self._copy(outcome.PARKED, offset, payload, at_ms, base)
+
+    def _later_ms(self, offset: int, payload: Payload, now_ms: int, at_first_ms: int) -> int:
+        """The key of a record that is put off, longer as the reason lasts: a backlog is written
+        anew each time.
+        """
+        wait_ms = min(
+            max(at_first_ms, (now_ms - payload[5]) // _HELD_PARTS), _HELD_TIMES_MAX * at_first_ms
+        )
+        at_ms = now_ms + wait_ms + spread_ms(offset, wait_ms // 2)
+        return min(at_ms, self._at_ms(offset, (*payload[:5], at_ms, None), now_ms))
 
     def _copy(
         self,

@@ -14,28 +14,48 @@ number are those of the design, section 5.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from delayservice.core import outcome
 from delayservice.core.codec import Payload, decode_payload
 from delayservice.core.cursor import Cursor, Key
-from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID, SCHEDULE, Entry
+from delayservice.core.entry import (
+    CANCEL,
+    CONTROL_LOST,
+    COPY,
+    FIRE,
+    INVALID,
+    SCHEDULE,
+    Entry,
+    Original,
+)
+from delayservice.core.losses import Gap
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Additions, Frame
 from delayservice.core.recurrence import recurs
 from delayservice.core.settle import Settler
 from delayservice.core.storing import LatestUnmarked, RecentNames, Scans, additions, bearing_ids
 
-_FIRES_MAX: Final = 16
-"""In one walk: each reads a record that may lie anywhere, and takes up to 25 ms."""
 _HOLD_BACK_MS: Final = 250
 """How long K waits at most for controls that H has not passed yet: design section 5."""
+
+_NO_CONTENT: Final[Original] = (None, None, [])
 
 PendingAt: TypeAlias = Callable[[Key], Payload]
 """What is pending at a key: asked for the few records that are fired, which may be due years ahead
 and were not read yet.
 """
+
+MayRead: TypeAlias = Callable[[], bool]
+"""Whether there is time to read another record that is fired: each may lie anywhere."""
+
+
+def at_will() -> bool:
+    """Read without a bound."""
+    return True
 
 
 class CopyScan(NamedTuple):
@@ -58,6 +78,7 @@ class Shard:
         committed: the cursor as last committed, which is what routes records to the store.
         staged: the cursor that the outputs staged so far will commit.
         is_held: whether the last walk of K stopped at a record that has to wait.
+        doubts: gaps in which records may have settled others that this store holds.
     """
 
     def __init__(
@@ -75,7 +96,11 @@ class Shard:
         self._queue: list[Entry] = []
         self._passed: list[Entry] = []
         self._rewalk = 0
+        self._reads = 0
         self.is_held = False
+        self.doubts: tuple[Gap, ...] = ()
+        self._log_start = 0
+        """Of the log at take-over: what lies below can't be walked."""
         self._x_of_copies: dict[int, int] = {}
         self._victims: dict[int, dict[Key, None]] = {}
         self._in_flight = _Flights()
@@ -96,21 +121,28 @@ class Shard:
         self.owned = False
         self.committed = self.staged = cursor
 
-    def take_over(self, cursor: Cursor, marked: Iterable[tuple[int, Key]], end: int) -> None:
-        """Own the shard from ``cursor`` on (rule 7).
+    def take_over(
+        self, cursor: Cursor, marked: Iterable[tuple[int, Key]], end: int, log_start: int = 0
+    ) -> None:
+        """Own the shard from ``cursor`` on (rule 7). Where the log has lost what H has to walk, H
+        stops only at the offsets of marks: they are all that is known.
 
         Args:
             cursor: the latest checkpoint, read after the old owner was fenced.
             marked: ``Store.marked_from(cursor.offset)``: marks that H has not passed yet.
             end: L, the high watermark read after the old owner was fenced.
+            log_start: the first offset that the log holds; all below it was stored, or skipped.
         """
         self._forget_walk()
         self.owned = True
         self.committed = self.staged = cursor
-        self.read = self.seen = cursor.offset
+        self.read = self.seen = max(cursor.offset, log_start)
         self.end = end
+        self._log_start = log_start
         for mark, key in marked:
             self._victims.setdefault(mark, {})[key] = None
+        expired = sorted(mark for mark in self._victims if mark < log_start)
+        self._queue += [(mark, CONTROL_LOST, 0, None, _NO_CONTENT, None) for mark in expired]
 
     def _forget_walk(self) -> None:
         self._clear_queue()
@@ -238,32 +270,39 @@ class Shard:
 
     # --- settle --------------------------------------------------------------------------------
 
-    def advance_offset(self, now_ms: int, limit: int, pending_at: PendingAt) -> list[Output]:
+    def advance_offset(
+        self, now_ms: int, limit: int, pending_at: PendingAt, may_read: MayRead = at_will
+    ) -> list[Output]:
         """Walk H over what is queued, K fixed (rules 8 and 9); at most about ``limit`` outputs.
-        ``pending_at`` is asked for what is fired.
+        ``pending_at`` is asked for what is fired: for one record, and as long as ``may_read`` says
+        so for more.
 
-        Stops early at a late record that is not due (the clock stepped back), and at a canceller
-        whose victim's own copy is still on its way back from the log (rule 14).
+        Stops early at a late record that is not due (the clock stepped back), at a canceller whose
+        victim's own copy is still on its way back from the log (rule 14), and at what has to be
+        written to a topic of the service that takes nothing now.
         """
         outputs: list[Output] = []
-        if not self.caught_up:
+        is_caught_up = self.caught_up
+        if not is_caught_up and self.staged.offset >= self._log_start:
             return outputs
         queue, passed = self._queue, self._passed
         k = self.staged.key
         k_ms = k[0]
-        walked = fires = 0
-        for entry in queue:
+        walked = self._reads = 0
+        log_start = self._log_start
+        for entry in queue if is_caught_up else [e for e in queue if e[0] < log_start]:
             # Plain pending records, nearly all, are passed in this line and forgotten: what a batch
             # takes in memory is taken again by the next while it is in the cache (bench whole).
             if entry[2] <= k_ms or entry[1] != SCHEDULE or entry[3] is not None:
-                fires += entry[1] == FIRE
-                if fires > _FIRES_MAX:
+                if entry[1] >= FIRE and self._reads and not may_read():
                     break
                 if len(outputs) >= limit or not self._pass(entry, k, now_ms, pending_at, outputs):
                     break
                 passed.append(entry)
             walked += 1
         reached = queue[walked][0] if walked < len(queue) else self.read
+        if not is_caught_up:
+            reached = min(reached, log_start)
         del queue[:walked]
         if not queue and not passed:
             self._queue_bytes = 0
@@ -281,27 +320,58 @@ class Shard:
         """H passes one record that may need settling; False when H has to wait there."""
         offset, kind, key_ms, record_id, payload, extra = entry
         if kind == INVALID:
-            outputs.append(self._settler.dead_letter(offset, payload, *extra))
-            return True
+            return _took([self._settler.dead_letter(offset, payload, *extra)], outputs)
+        if kind == CONTROL_LOST:
+            victims = self._pending_victims(offset, k)
+            read = [self._queued(v[1]) or self._read(v, pending_at) for v in victims]
+            letters = [
+                self._settler.undecided(victim[1], payload, offset)
+                for victim, payload in zip(victims, read, strict=True)
+            ]
+            return _took(letters, outputs)
         cancels: list[Output] | None = []
         if kind != COPY and record_id is not None:
-            if self._awaits_copy(record_id, offset):
-                return False
-            if kind == FIRE:
-                cancels = self._fire_victims(offset, record_id, k, now_ms, pending_at)
-            else:
-                cancels = self._cancel_victims(kind, offset, record_id, k)
+            cancels = self._act_on_victims(kind, offset, record_id, k, now_ms, pending_at)
         if cancels is None:
             return False
         if kind <= COPY and (key_ms, offset) <= k:
             x = self._x_of_copies.get(offset, NO_MARK)
             if not 0 <= x < offset:  # else dead on arrival
-                late = self._settler.settle(offset, key_ms, payload, now_ms, offset + 1)
+                late = self._settle_doubted(offset, key_ms, payload, now_ms, offset + 1)
                 if late is None:
                     return False
                 cancels += self._with_following(late, offset, payload, now_ms, offset + 1)
         outputs += cancels
         return True
+
+    def _act_on_victims(
+        self,
+        kind: int,
+        offset: int,
+        record_id: bytes,
+        k: Key,
+        now_ms: int,
+        pending_at: PendingAt,
+    ) -> list[Output] | None:
+        """What the user record at ``offset`` does to those of its id; None: H has to wait there."""
+        if self._awaits_copy(record_id, offset):
+            return None
+        has_outcome = kind != SCHEDULE or bool(self._pending_victims(offset, k))
+        if has_outcome and not self._settler.may_tell:
+            return None
+        if kind == FIRE:
+            return self._fire_victims(offset, record_id, k, now_ms, pending_at)
+        return self._cancel_victims(kind, offset, record_id, k)
+
+    def _settle_doubted(
+        self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
+    ) -> Output | None:
+        """The settlement of a record, or the dead letter of one that may have been settled by what
+        this node has never read; None: it has to wait.
+        """
+        if self._is_doubtful(offset, payload):
+            return self._settler.undecided(offset, payload, None)
+        return self._settler.settle(offset, key_ms, payload, now_ms, base)
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
         """Return whether an own roll of this id is not ingested yet; its offset must be known to be
@@ -324,8 +394,12 @@ class Shard:
         """
         fired: list[tuple[Output, int, Payload]] = []
         for victim in self._pending_victims(offset, k):
-            payload = self._settler.pending_occurrence(victim[1], pending_at(victim))
-            output = self._settler.fire(victim[1], payload, now_ms, offset)
+            found = self._queued(victim[1]) or self._read(victim, pending_at)
+            payload = self._settler.pending_occurrence(victim[1], found)
+            if self._is_doubtful(victim[1], payload):
+                output = self._settler.undecided(victim[1], payload, None)
+            else:
+                output = self._settler.fire(victim[1], payload, now_ms, offset)
             if output is None:
                 return None
             fired.append((output, victim[1], payload))
@@ -335,6 +409,26 @@ class Shard:
         own = outcome.FIRED if outputs else outcome.NOT_PENDING
         outputs.append(self._settler.control(own, offset, record_id))
         return outputs
+
+    def _is_doubtful(self, offset: int, payload: Payload) -> bool:
+        """Whether a record may have been settled by what this node has never read."""
+        meta = payload[6]
+        if not self.doubts or meta is None or meta[0] is None:
+            return False
+        is_copy = meta[1] is not None
+        return any(gap.concerns(offset, is_copy=is_copy) for gap in self.doubts)
+
+    def _queued(self, offset: int) -> Payload | None:
+        """Return what H has yet to pass at an offset: a copy that came back late is in no store."""
+        at = bisect_left(self._queue, offset, key=itemgetter(0))
+        if at == len(self._queue) or self._queue[at][0] != offset or self._queue[at][1] > COPY:
+            return None
+        payload: Payload = self._queue[at][4]
+        return payload
+
+    def _read(self, victim: Key, pending_at: PendingAt) -> Payload:
+        self._reads += 1
+        return pending_at(victim)
 
     def _cancel_victims(self, kind: int, offset: int, record_id: bytes, k: Key) -> list[Output]:
         """Outcomes of everything pending that the user record at ``offset`` hits, then its own."""
@@ -368,9 +462,11 @@ class Shard:
     @property
     def may_advance_key(self) -> bool:
         """Return whether the walk of K may go on. It does not wait for H, but after an abort it
-        waits for what H had passed before: some of that was forgotten, as K had not passed it.
+        waits for what H had passed before: some of that was forgotten, as K had not passed it. And
+        it waits for H to skip what the log has lost: what is stored of that would be late when H
+        gets there, and can't be walked.
         """
-        return self.stored >= self.staged.offset >= self._rewalk
+        return self.stored >= self.staged.offset >= max(self._rewalk, self._log_start)
 
     def key_limit_ms(self, now_ms: int, unwalked_ms: int | None) -> int:
         """Return up to which due time K may go: now, or the append time of the first record that H
@@ -396,7 +492,7 @@ class Shard:
         """
         outputs: list[Output] = []
         k, h = self.staged
-        settle = self._settler.settle
+        settle = self._settle_doubted if self.doubts else self._settler.settle
         add = outputs.append
         self.is_held = False
         for key_ms, offset, mark, data in frames:
@@ -498,3 +594,12 @@ def _content_bytes(entries: Iterable[Entry]) -> int:
         if headers:
             total += sum([len(name) + len(text or b"") for name, text in headers])
     return total
+
+
+def _took(letters: Sequence[Output | None], outputs: list[Output]) -> bool:
+    """Add the letters to ``outputs``, or none of them if one has to wait; return which it was."""
+    found = [letter for letter in letters if letter is not None]
+    if len(found) < len(letters):
+        return False
+    outputs += found
+    return True

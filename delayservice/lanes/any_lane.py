@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from delayservice.core.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import Cursor
+from delayservice.core.losses import Lost
 from delayservice.core.outcome import Output
 from delayservice.core.settle import Verdicts
+from delayservice.core.shard import MayRead, at_will
 from delayservice.lanes.ports import Bounds, Place, Run
 from delayservice.store.base import StoreStats
 
@@ -51,9 +53,6 @@ class Keeping(Protocol):
     def prune(self, cursor: Cursor) -> None:
         """Forget what the committed ``cursor`` makes useless."""
 
-    def sync_soon(self) -> None:
-        """Make durable what there is."""
-
 
 class AnyLane(Protocol):
     """One delay topic's partition on one node. It never commits: all lanes of a slice share one
@@ -85,6 +84,10 @@ class AnyLane(Protocol):
         """What keeps its records."""
 
     @property
+    def past_due(self) -> Mapping[int, int]:
+        """When records were written that were due before, by offset, epoch milliseconds."""
+
+    @property
     def verdicts(self) -> Verdicts:
         """What the broker said of single records."""
 
@@ -109,9 +112,15 @@ class AnyLane(Protocol):
         ``last_read``: as the checkpoint says.
         """
 
-    def take_over(self, cursor: Cursor, bounds: Bounds, last_read: LastRead = NOTHING_READ) -> None:
-        """Own the shard from ``cursor`` on; ``bounds`` were read after fencing; ``last_read``: as
-        the checkpoint says.
+    def take_over(
+        self,
+        cursor: Cursor,
+        bounds: Bounds,
+        last_read: LastRead = NOTHING_READ,
+        lost: tuple[Lost, ...] = (),
+    ) -> None:
+        """Own the shard from ``cursor`` on; ``bounds`` were read after fencing; ``last_read`` and
+        ``lost``: as the checkpoint says.
         """
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
@@ -127,8 +136,10 @@ class AnyLane(Protocol):
     def let_store(self, *, may_store: bool) -> None:
         """Whether there is room on the disk for more."""
 
-    def settle_late(self, now_ms: int, limit: int) -> list[Output]:
-        """Settle what was due before it was read."""
+    def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
+        """Settle what was due before it was read. ``may_read``: whether there is time to read one
+        more of the records that are fired.
+        """
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterable[list[Output]]:
         """Settle what is due, in chunks, at most about ``limit`` outputs and ``bytes_max`` bytes.
@@ -148,6 +159,9 @@ class AnyLane(Protocol):
 
     def aborted(self) -> None:
         """The transaction was aborted for certain."""
+
+    def sync_soon(self) -> None:
+        """Make durable what there is, some time soon."""
 
     def close(self) -> None:
         """Make durable what there is, and let go."""

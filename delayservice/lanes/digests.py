@@ -78,7 +78,6 @@ class SliceDigests:
         turns: shared by the slices of a worker.
         scan_interval_ms: how often a copy is read again from the disk.
         store_kind: for the rows.
-        far_ms: a record's key is its due time if it is nearer than this.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class SliceDigests:
         turns: ScanTurns,
         scan_interval_ms: int,
         store_kind: str,
-        far_ms: int,
     ) -> None:
         self._slice_no = slice_no
         self._node_id = node_id
@@ -102,7 +100,6 @@ class SliceDigests:
         self._turns = turns
         self._scan_interval_s = scan_interval_ms / 1000
         self._store_kind = store_kind
-        self._far_ms = far_ms
         self._copies: dict[str, _Copy] = {}
         self._reading: _Copy | None = None
         self._last_cut: tuple[ReadBack, Checkpoint] | None = None
@@ -115,7 +112,7 @@ class SliceDigests:
             if self._copies.get(topic) is copy:
                 del self._copies[topic]
 
-        kept = DigestingStore(store, close, lambda: self._clock.wall_ms() + self._far_ms)
+        kept = DigestingStore(store, close)
         copy = _Copy(self._place(topic, topic_id), kept)
         self._copies[topic] = copy
         return kept

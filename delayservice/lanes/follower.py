@@ -49,6 +49,12 @@ class Follower:
         """The newest checkpoint that was read back; None before the first."""
         return self._newest
 
+    @property
+    def lost_offsets(self) -> int:
+        """How many offsets retention deleted before they were settled, as that checkpoint says."""
+        shards = () if self._newest is None else self._newest.shards.values()
+        return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
+
     def again(self) -> None:
         """There are other lanes now, of which the newest checkpoint speaks as well."""
         self._last = None

@@ -7,7 +7,7 @@ transaction (see ``worker_loop``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import structlog
 
@@ -19,16 +19,19 @@ from delayservice.core.digest import HOUR_MS
 from delayservice.core.entry import COPY, Entry
 from delayservice.core.flow import Flow
 from delayservice.core.label import Label
+from delayservice.core.losses import Gap, Lost, doubtful, skipped, stored_without_gap, with_gap
 from delayservice.core.outcome import Output
+from delayservice.core.past_due import PastDue
 from delayservice.core.pending import NO_MARK, Frame
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
-from delayservice.core.shard import CopyScan, Shard
+from delayservice.core.shard import CopyScan, MayRead, Shard, at_will
 from delayservice.core.storing import is_user_record
-from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import KafkaEdgeError, LogTruncatedError, SlotDamagedError
+from delayservice.lanes.log_proof import LogProof
+from delayservice.lanes.lost import report_lost
 from delayservice.lanes.ports import Bounds, Run, Source, Targets
-from delayservice.lanes.repair import Rereading, reread_slot
+from delayservice.lanes.repair import Log, Rereading, reread_slot
 from delayservice.store.base import Store
 
 _FIRST_MEAN_BYTES = 32_768.0
@@ -60,6 +63,7 @@ class Lane:
         self.topic_id = topic_id
         self.store = store
         self.verdicts = Verdicts()
+        self.past_due = PastDue()
         self._source = source
         self._secrets = routes.secrets
         self._fingerprints = frozenset(map(fingerprint, self._secrets))
@@ -76,21 +80,18 @@ class Lane:
         self._label = _label_of(store.label)
         """How the store was filled; None: nothing says it."""
         self.contracts = self._label.contracts if self._label else Contracts([(0, Contract())])
+        self._lost: tuple[Lost, ...] = ()
+        """Offsets that H skipped, as the checkpoints of this owner say."""
+        self._log_start = 0
+        """Where the log began when it was last asked."""
+        self._cancellers: dict[int, int] = {}
+        """By offset: what cancels records that were stored before the take-over."""
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
         self._position = -1
-        self._last_read = NOTHING_READ
-        self._read_stop = 0
-        """Where that reading stopped: no record lies between ``_last_read`` and here."""
-        self._committed_last = NOTHING_READ
-        """Of an owner: what its checkpoints say."""
-        self._epochs: list[LastRead] = []
-        """The first record that was read of each leader epoch, since the store began or in this
-        life."""
-        self._is_whole = self.shard.stored == 0
-        """Whether all that is stored was read in this life, from a log that has kept it since."""
-        self._doubts: list[LastRead] = []
-        """Records that the log has to hold still: nothing is settled before they are read again."""
+        self._proof = LogProof(topic, partition, self.shard)
+        if self._label is not None:
+            self._proof.restore(self._label.last, self._label.read_to)
 
     # --- roles ---------------------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class Lane:
         if was_wrong:
             self.reset_store()
         else:
-            self._set_label(has_refused=self._has_refused)
+            self._set_label(has_refused=self._has_refused, gaps=self._gaps)
 
     def _is_read_otherwise(self, contracts: Contracts) -> bool:
         """Whether the store may hold what these contracts, and the secrets of this life, read in
@@ -144,8 +145,13 @@ class Lane:
         """Whether the store lacks a copy for want of the secret that it may be signed with."""
         return self._label is not None and self._label.has_refused
 
-    def _set_label(self, *, has_refused: bool) -> None:
-        self._label = Label(self.contracts, self._fingerprints, has_refused)
+    @property
+    def _gaps(self) -> tuple[Gap, ...]:
+        return () if self._label is None else self._label.gaps
+
+    def _set_label(self, *, has_refused: bool, gaps: tuple[Gap, ...] = ()) -> None:
+        known = self._proof.position
+        self._label = Label(self.contracts, self._fingerprints, has_refused, gaps, *known)
         self.store.set_label(self._label.encode())
 
     def step_down(self) -> None:
@@ -159,64 +165,53 @@ class Lane:
     def follow(self, cursor: Cursor) -> None:
         """Store only, and keep up with the checkpoint."""
         self.shard.follow(cursor)
-        self._committed_last = NOTHING_READ
-        self._doubts.clear()
+        self._proof.follow()
         self._go_to_wanted()
         self._hold_back()
 
-    def take_over(self, cursor: Cursor, bounds: Bounds, last_read: LastRead = NOTHING_READ) -> None:
-        """Own the shard from ``cursor`` on (rule 7); ``bounds`` were read after fencing;
-        ``last_read``: as the checkpoint says.
-        """
-        newer = self._first_newer(cursor, last_read)
-        if newer is not None and self._is_whole:
+    def take_over(
+        self,
+        cursor: Cursor,
+        bounds: Bounds,
+        last_read: LastRead = NOTHING_READ,
+        lost: tuple[Lost, ...] = (),
+    ) -> None:
+        """Own the shard from ``cursor`` on (rule 7); see ``AnyLane``."""
+        proof = self._proof
+        newer = proof.first_newer(cursor, last_read)
+        if newer is not None and proof.is_whole:
             cursor, last_read = Cursor(cursor.key, newer.offset), newer
         elif newer is not None:
             self._lose_end(cursor, bounds)
         if self.shard.stored == 0 or last_read.offset >= bounds.end:
             last_read = LastRead(last_read.leader_epoch)  # which tells what H had passed
         cursor = self._fit_to_log(cursor, bounds)
-        self._committed_last = last_read
-        known = (last_read, self._last_read)
-        self._doubts = [one for one in known if self._is_doubtful(one, bounds)]
+        read_to = stored_without_gap(self._gaps, cursor.offset, self.shard.stored)
+        self._lost = skipped(lost, cursor.offset, read_to, bounds.start)
+        if self._lost != lost:
+            report_lost(self.place, self._lost[-1])
+        proof.take_over(last_read, bounds)
         marked = self.store.marked_from(cursor.offset)
-        self.shard.take_over(cursor, marked, bounds.end)
+        self.shard.take_over(cursor, marked, bounds.end, bounds.start)
+        self.shard.doubts = doubtful(self._gaps, self._lost)
+        self._cancellers = {key[1]: mark for mark, key in marked}
         self._go_to_wanted()
         self._hold_back()
 
-    def _is_doubtful(self, known: LastRead, bounds: Bounds) -> bool:
-        """Whether the log may have been truncated since this record was read, and has grown again:
-        it has another leader now, and nothing that has to be read in any case would show it.
-        """
-        return (
-            0 <= known.leader_epoch != bounds.leader_epoch
-            and bounds.start <= known.offset < self.shard.stored
-        )
-
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
         """Return the cursor of a checkpoint as far as it holds for the log that was read here."""
-        newer = self._first_newer(cursor, last_read)
+        newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
-
-    def _first_newer(self, cursor: Cursor, last_read: LastRead) -> LastRead | None:
-        """Return the first record below H of a higher epoch than the writer of the checkpoint had
-        read by then: it stands in place of what the log has lost, and H has not passed it.
-        """
-        if last_read.leader_epoch < 0:
-            return None
-        newer = (first for first in self._epochs if first.leader_epoch > last_read.leader_epoch)
-        first = next(newer, None)
-        return first if first is not None and first.offset < cursor.offset else None
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
         """Go on with what the log holds, in the same role; see ``AnyLane``."""
-        cursor, last_read = self.shard.committed, self._committed_last
+        cursor, last_read = self.shard.committed, self._proof.committed_last
         if is_truncated or bounds.start <= self._begun_at:  # else what is missing has expired
             self._lose_end(cursor, bounds)
             last_read = LastRead(last_read.leader_epoch)
         self._position = -1
         if self.shard.owned:
-            self.take_over(cursor, bounds, last_read)
+            self.take_over(cursor, bounds, last_read, self._lost)
         else:
             self.follow(self._fit_to_log(cursor, bounds))
 
@@ -228,24 +223,20 @@ class Lane:
 
     def last_below(self, offset: int) -> LastRead:
         """Return the last record below ``offset``, where it was read; see ``AnyLane``."""
-        is_known = self._last_read.offset < offset <= self._read_stop
-        return self._last_read if is_known else NOTHING_READ
+        return self._proof.last_below(offset)
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
-        """A log that no longer reaches H, or starts above it, was truncated or expired: what is
-        gone is gone and is reported; what is there is served.
+        """A log that no longer reaches H was truncated; one that starts above what was stored has
+        expired. What is gone is gone and is reported; what is there is served.
         """
         if cursor.offset > bounds.end or self.shard.stored > bounds.end:
             self._lose_end(cursor, bounds)
             cursor = Cursor(cursor.key, min(cursor.offset, bounds.end))
-        if self._last_read.offset + 1 < bounds.start:  # no position to begin from any more
-            self._last_read = NOTHING_READ
-        needed = min(cursor.offset, self.shard.stored)
-        if needed < bounds.start:
-            if self.shard.stored < bounds.start and bounds.start > 0:
-                self._report_lost(self.shard.stored, bounds.start)
-                self._forget_names(bounds.start)
-            cursor = Cursor(cursor.key, max(cursor.offset, bounds.start))
+        if self._proof.expire(bounds.start):
+            self._position = -1  # begun anew, or the log would seem to be truncated
+        if self.shard.stored < bounds.start:
+            self._report_lost(self.shard.stored, bounds.start)
+            self._go_on_at(bounds.start)
         return cursor
 
     def _lose_end(self, cursor: Cursor, bounds: Bounds) -> None:
@@ -261,7 +252,7 @@ class Lane:
             "deleted); the store is rebuilt from what the log holds now",
         )
         self.reset_store()
-        self._last_read = NOTHING_READ
+        self._proof.forget_last()
 
     def _report_lost(self, first: int, stop: int) -> None:
         """Offsets that retention deleted before this store had them. On a first start, or after the
@@ -277,33 +268,27 @@ class Lane:
             "still pending among them are lost to this copy: compare with a replica",
         )
 
-    def _forget_names(self, start: int) -> None:
-        """Go on at ``start`` with a store that never saw the offsets below it. A cancel among them
-        may have settled any record here that bears an id, so those count as settled; one that was
-        pending would have been rolled forward and is in the log.
-        """
-        marks = [
-            (payload[6][0], key_ms, offset, start - 1)
-            for key_ms, offset, mark, payload in (
-                (*frame[:3], decode_payload(frame[3])) for frame in self._scan((0, 0), DUE_STOP_MS)
-            )
-            if mark == NO_MARK and payload[6] is not None and payload[6][0] is not None
-        ]
-        self.store.append([], [], marks, start)
+    def _go_on_at(self, start: int) -> None:
+        """Go on at ``start`` with a store that never saw the offsets below it."""
+        self._note_gap(Gap(self.shard.stored, start, start))
+        self.store.append([], [], [], start)
         self.shard.stored = start
+
+    def _note_gap(self, gap: Gap) -> None:
+        self._set_label(has_refused=self._has_refused, gaps=with_gap(self._gaps, gap))
+        if self.shard.owned:
+            self.shard.doubts = doubtful(self._gaps, self._lost)
 
     def reset_store(self) -> None:
         """Start the store over from the beginning of the log."""
         self.store.reset()
         self.shard.stored = 0
-        self._epochs.clear()
-        self._is_whole = True
+        self._proof.start_over()
         if self._is_adopted:
             self._set_label(has_refused=False)
 
     def _go_to_wanted(self) -> None:
-        doubted = [known.offset for known in self._doubts]
-        wanted = min(doubted) if doubted else self.shard.wanted
+        wanted = self._proof.doubted_from(self.shard.wanted)
         if self._is_adopted and wanted != self._position:
             self._source.seek(self.place, wanted, self.last_below(wanted))
             self._position = wanted
@@ -314,10 +299,16 @@ class Lane:
         """Store one run of the log; returns its number of records."""
         if run.start != self._position:
             return 0  # read before a seek
-        self._prove(run)
+        try:
+            self._proof.prove(run)
+        except LogTruncatedError:
+            self._position = -1  # whatever comes next is read after a seek
+            raise
         entries = self.reader.read_batch(run.rows)
         if self.reader.has_refused and not self._has_refused:
-            self._set_label(has_refused=True)  # before the store goes past the copy
+            self._set_label(
+                has_refused=True, gaps=self._gaps
+            )  # before the store goes past the copy
         if self._flow is not None and self._flow.has_rates:
             self._observe_turns(self._flow, entries)
         if self._targets is not None:
@@ -326,56 +317,23 @@ class Lane:
         needed = shard.scans_needed(run.start, entries, run.stop)
         scanned = self._scan_back(needed)
         added = shard.ingest(run.start, entries, run.stop, scanned, store.latest_unmarked)
+        if needed:
+            self._note_cut_scans(needed, scanned, {frame[1] for frame in added.frames})
         if added.frames or added.marks or shard.stored == run.stop:
             store.append(added.frames, added.named, added.marks, shard.stored)
         if run.rows and shard.owned:
             self._read_runs.append((run.stop, run.rows[0][1]))
+            self.past_due.note(run.rows, entries)
         self._position = run.stop
         self._go_to_wanted()
         self._hold_back()
         return len(entries)
 
-    def _prove(self, run: Run) -> None:
-        """See that this is the log that was read before, as far as it is read again.
-
-        Raises:
-            LogTruncatedError: it is not; the shard has to be fitted to it.
-        """
-        self._doubts = [known for known in self._doubts if known.offset >= run.stop]
-        for known in (self._last_read, self._committed_last):
-            if run.start <= known.offset < run.stop and not _holds(run, known):
-                raise self._truncated(f"offset {known.offset} no longer holds what was read there")
-        if not run.rows and run.start <= self._read_stop:
-            self._read_stop = max(self._read_stop, run.stop)
-        if not run.rows or run.leader_epoch < 0:
-            return
-        epoch, first, last = run.leader_epoch, run.rows[0][0], run.rows[-1][0]
-        if epoch > (self._epochs[-1][0] if self._epochs else -1):
-            self._epochs.append(LastRead(epoch, first))
-        if self.shard.owned:
-            before, h = self._committed_last, self.shard.committed.offset
-            if first < h and epoch > before.leader_epoch >= 0:
-                is_stored = not self._is_whole or self.shard.stored > first
-                self._position = -1
-                raise self._truncated(
-                    f"offset {first} was written after H had passed it", is_stored=is_stored
-                )
-            if last >= h and (last > before.offset or epoch > before.leader_epoch):
-                self._committed_last = LastRead(epoch, last)
-        if last > self._last_read.offset:
-            self._last_read, self._read_stop = LastRead(epoch, last), run.stop
-
-    def _truncated(self, why: str, *, is_stored: bool = True) -> LogTruncatedError:
-        why = f"{self.topic}:{self.partition} {why}: the log has lost its end, and grown again"
-        return LogTruncatedError(why, is_stored=is_stored)
-
     @staticmethod
     def _expect(targets: Targets, entries: Sequence[Entry]) -> None:
         """Have unknown targets looked up by the time their records are due."""
-        fit = targets.fit
         named = {entry[4][:2] for entry in entries if entry[1] <= COPY}
-        unknown = [target for target in named if target not in fit]
-        if unknown:
+        if unknown := [target for target in named if target not in targets.fit]:
             targets.expect(unknown)
 
     def _unwalked_ms(self) -> int | None:
@@ -415,16 +373,41 @@ class Lane:
                     copy_offset = scan.copy_offset
                     if found[copy_offset] == NO_MARK and scan.base <= offset < copy_offset:
                         found[copy_offset] = offset
+        for scan in scans:
+            canceller = self._cancellers.get(scan.copy_offset, NO_MARK)
+            if scan.base <= canceller < start:  # the store has seen it, and the log has lost it
+                found[scan.copy_offset] = canceller
         return found
 
     def _scan_one_back(self, scan: CopyScan) -> int:
-        return self._scan_back([scan])[scan.copy_offset]
+        found = self._scan_back([scan])
+        self._note_cut_scans([scan], found, found)
+        return found[scan.copy_offset]
+
+    def _note_cut_scans(
+        self, scans: Sequence[CopyScan], found: Mapping[int, int], kept: Collection[int]
+    ) -> None:
+        """Note copies of which it is not known whether they were cancelled, for the log no longer
+        holds all records since they were made. ``kept``: those that are pending; to an owner, those
+        that it walks over count as well.
+        """
+        shard, start = self.shard, self._log_start
+        walked_from = shard.committed.offset if shard.owned else OFFSET_MAX
+        cut = [
+            scan
+            for scan in scans
+            if scan.base < start
+            and found[scan.copy_offset] == NO_MARK
+            and (scan.copy_offset in kept or scan.copy_offset >= walked_from)
+        ]
+        if cut:
+            first, last = min(scan.base for scan in cut), max(scan.copy_offset for scan in cut)
+            self._note_gap(Gap(first, start, last + 1))
 
     def _retained(self, offset: int) -> int:
-        """Where to read from instead, if retention has deleted ``offset``: what is gone from the
-        log is settled, or was rolled forward.
-        """
-        return max(offset, self._source.bounds(self.place).start)
+        """Where to read from instead, if retention has deleted ``offset``."""
+        self._log_start = self._source.bounds(self.place).start
+        return max(offset, self._log_start)
 
     def let_store(self, *, may_store: bool) -> None:
         """Whether to go on storing. What is stored already is read again all the same: only then H
@@ -439,20 +422,21 @@ class Lane:
         Kafka, safely.
         """
         full = self.shard.is_full or (
-            not self._may_store and not self._doubts and self.shard.wanted >= self.shard.stored
+            not self._may_store
+            and not self._proof.is_doubtful
+            and self.shard.wanted >= self.shard.stored
         )
         if full != self._paused:
-            hold = self._source.pause if full else self._source.resume
-            hold(self.place)
+            (self._source.pause if full else self._source.resume)(self.place)
             self._paused = full
 
     # --- due → settle --------------------------------------------------------------------------
 
-    def settle_late(self, now_ms: int, limit: int) -> list[Output]:
+    def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
         """Walk H."""
-        if self._doubts:
+        if self._proof.is_doubtful:
             return []
-        return self.shard.advance_offset(now_ms, limit, self._pending_at)
+        return self.shard.advance_offset(now_ms, limit, self._pending_at, may_read)
 
     def _pending_at(self, key: Key) -> Payload:
         """What is pending at a key, near or far: in the store, or, for a copy whose time passed
@@ -479,7 +463,7 @@ class Lane:
         Each chunk is to be sent, or the transaction aborted and no other asked for.
         """
         shard = self.shard
-        if self._doubts or not shard.may_advance_key:
+        if self._proof.is_doubtful or not shard.may_advance_key:
             return
         upto_ms = shard.key_limit_ms(now_ms, self._unwalked_ms())
         after = shard.staged.key
@@ -530,7 +514,7 @@ class Lane:
 
         Args:
             start_ms: the first key, epoch milliseconds; the range is widened to whole hours, which
-                is what a file may hold.
+                no slot is wider than.
             stop_ms: the end of the range.
             first_offset: where the log has the first record that is to be there.
 
@@ -538,48 +522,44 @@ class Lane:
             After each step, how many records are in the range as far as is known; at last, all.
         """
         start_ms, stop_ms = start_ms // HOUR_MS * HOUR_MS, -(-stop_ms // HOUR_MS) * HOUR_MS
-        log_start = self._source.bounds(self.place).start
-        kept: list[Frame] = []
-        for held in self._held(start_ms, stop_ms):
-            if held is None:
-                first_offset = 0  # nobody knows what could not be read
-                continue
-            kept += [frame for frame in held if frame[1] < log_start]
-            first_offset = min([first_offset, *(frame[1] for frame in held)])
-            yield len(kept)
-        again = Rereading(
-            self._source,
-            self.reader,
-            self.place,
-            start_ms,
-            stop_ms,
-            max(first_offset, log_start),
-            self._scan_one_back,
-        )
-        for _ in again.read_to(self.shard.stored):
-            yield len(kept)
-        for _ in again.read_to(self.shard.stored):  # what came meanwhile, at once
-            pass
-        k_ms = self.shard.committed.key[0]
-        frames = [frame for frame in (*kept, *again.frames()) if frame[0] >= k_ms]
-        self.store.rebuild(start_ms, stop_ms, frames)
-        _log.warning("slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames))
-        yield len(frames)
+        done = 0
+        while start_ms < stop_ms:
+            again = Rereading(self._own_log(), start_ms, stop_ms)
+            for found in self._reread(again, start_ms, first_offset):
+                yield done + found
+            k_ms = self.shard.committed.key[0]
+            frames = [frame for frame in again.frames() if frame[0] >= k_ms]
+            self._rebuild(start_ms, again.stop_ms, frames)
+            done, start_ms = done + len(frames), again.stop_ms
+            yield done
 
-    def _held(self, start_ms: int, stop_ms: int) -> Iterator[list[Frame] | None]:
-        """What the store holds of a range of keys, a little at a time; None for what is damaged."""
-        scanner, after, upto = self.store.scanner(), (start_ms, -1), (stop_ms - 1, OFFSET_MAX)
-        while after < upto:
-            frames, after, damage = scanner.read_on(after, upto, _CHUNK_RECORDS)
-            if damage is not None or frames:
-                yield None if damage is not None else frames
+    def _reread(self, again: Rereading, start_ms: int, first_offset: int) -> Iterator[int]:
+        """Read what is in a range of keys, up to what is stored when it ends."""
+        log_start, stored = self._source.bounds(self.place).start, self.shard.stored
+        scanner, after = self.store.scanner(), (start_ms, -1)
+        while after < (upto := (again.stop_ms - 1, OFFSET_MAX)):
+            held, after, damage = scanner.read_on(after, upto, _CHUNK_RECORDS)
+            again.hold(frame for frame in held if frame[1] < log_start)
+            # Of what could not be read it is not known where it begins.
+            lowest = 0 if damage is not None else min([frame[1] for frame in held], default=None)
+            first_offset = first_offset if lowest is None else min(first_offset, lowest)
+            yield 0
+        reread = self.shard.stored
+        yield from again.read(max(first_offset, log_start), reread)
+        for _ in again.read(reread, self.shard.stored):  # what came meanwhile, at once
+            pass
+        again.mark(self.store.marked_from(stored))
 
     def _mend(self, damage: SlotDamagedError) -> None:
         _log.error("slot_damaged", topic=self.topic, partition=self.partition, why=str(damage))
-        frames = reread_slot(
-            self._source, self.reader, self.place, damage, self.shard.stored, self._scan_one_back
-        )
-        self.store.rebuild(damage.start_ms, damage.stop_ms, frames)
+        stop_ms, frames = reread_slot(self._own_log(), damage, self.shard.stored)
+        self._rebuild(damage.start_ms, stop_ms, frames)
+
+    def _own_log(self) -> Log:
+        return Log(self._source, self.reader, self.place, self._scan_one_back)
+
+    def _rebuild(self, start_ms: int, stop_ms: int, frames: list[Frame]) -> None:
+        self.store.rebuild(start_ms, stop_ms, frames)
         _log.warning("slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames))
 
     def next_due_ms(self) -> int | None:
@@ -591,13 +571,14 @@ class Lane:
     def checkpoint(self) -> ShardCheckpoint:
         """What a commit now would say of this shard."""
         return ShardCheckpoint(
-            self.topic_id, self.shard.staged, self.contracts, self._committed_last
+            self.topic_id, self.shard.staged, self.contracts, self._proof.committed_last, self._lost
         )
 
     def committed(self) -> None:
         """The staged cursor is committed."""
         self.shard.commit()
         self.verdicts.committed()
+        self.past_due.forget(self.shard.committed)
         self._go_to_wanted()
         self._hold_back()
 
@@ -608,17 +589,21 @@ class Lane:
         self._go_to_wanted()
         self._hold_back()
 
+    def sync_soon(self) -> None:
+        """Make durable what there is, and what tells the log that it was read from."""
+        self._note_position()
+        self.store.sync_soon()
+
+    def _note_position(self) -> None:
+        if self._is_adopted and self._label is not None:
+            self._set_label(has_refused=self._has_refused, gaps=self._gaps)
+
     def close(self) -> None:
         """Make durable what there is, and let go."""
+        self._note_position()
         if self._paused:  # the client would remember it for the topic's next lane
             self._source.resume(self.place)
         self.store.close()
-
-
-def _holds(run: Run, known: LastRead) -> bool:
-    """Whether a run that covers the offset of a record holds that record."""
-    is_there = any(row[0] == known.offset for row in run.rows)
-    return is_there and run.leader_epoch in (known.leader_epoch, -1)
 
 
 def _label_of(label: bytes) -> Label | None:

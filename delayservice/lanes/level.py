@@ -17,9 +17,12 @@ from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.flow import Flow
 from delayservice.core.level import LevelRecords, LevelShard
+from delayservice.core.losses import Lost, skipped
 from delayservice.core.outcome import Output
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
+from delayservice.core.shard import MayRead, at_will
+from delayservice.lanes.lost import report_lost
 from delayservice.lanes.ports import Bounds, Run, Source, Targets
 from delayservice.store.base import StoreStats
 
@@ -51,9 +54,6 @@ class LogAsStore:
 
     def prune(self, cursor: Cursor) -> None:
         """Retention does it."""
-
-    def sync_soon(self) -> None:
-        """The brokers have done it."""
 
 
 class LevelLane:
@@ -89,6 +89,7 @@ class LevelLane:
         self.place = (topic, partition)
         self.topic_id = topic_id
         self.verdicts = Verdicts()
+        self.past_due: dict[int, int] = {}  # the delay counts from the time of writing
         self.shard = LevelShard(ahead.records, ahead.bytes)
         self.store = LogAsStore(self.shard)
         self.contracts = Contracts([(0, Contract())])
@@ -96,6 +97,7 @@ class LevelLane:
         self._secrets = routes.secrets
         self._settler = Settler(topic, partition, routes, self.verdicts, flow, targets)
         self._park_topic = park_topic
+        self._lost: tuple[Lost, ...] = ()
         self._is_fit = False
         self._position = _NOWHERE
         self._is_paused = False
@@ -131,9 +133,16 @@ class LevelLane:
         return cursor
 
     def take_over(
-        self, cursor: Cursor, bounds: Bounds, _last_read: LastRead = NOTHING_READ
+        self,
+        cursor: Cursor,
+        bounds: Bounds,
+        _last_read: LastRead = NOTHING_READ,
+        lost: tuple[Lost, ...] = (),
     ) -> None:
         """Own the shard from ``cursor`` on; ``bounds`` were read after fencing."""
+        self._lost = skipped(lost, cursor.offset, cursor.offset, bounds.start)
+        if self._lost != lost:
+            report_lost(self.place, self._lost[-1])
         cursor = self._fit_to_log(cursor, bounds)
         if not self._is_fit:
             _log.error(
@@ -157,7 +166,7 @@ class LevelLane:
         """Go on with what the log holds, in the same role; see ``AnyLane``."""
         cursor = self.shard.committed
         if self.shard.owned:
-            self.take_over(cursor, bounds)
+            self.take_over(cursor, bounds, lost=self._lost)
         else:
             self.follow(cursor)
 
@@ -176,18 +185,7 @@ class LevelLane:
                 "deleted); it is read on from its end",
             )
             return Cursor(cursor.key, bounds.end)
-        if cursor.offset < bounds.start:
-            _log.warning(
-                "log_starts_later",
-                topic=self.topic,
-                partition=self.partition,
-                first_offset=cursor.offset,
-                start=bounds.start,
-                hint="retention deleted these offsets before they were settled: the level's delay "
-                "and the time that nobody served the slice were longer than the topic's retention",
-            )
-            return Cursor(cursor.key, bounds.start)
-        return cursor
+        return Cursor(cursor.key, max(cursor.offset, bounds.start))
 
     def _let_go(self) -> None:
         """Fetch nothing."""
@@ -220,12 +218,15 @@ class LevelLane:
             self._source.pause(self.place)
             self._is_paused = True
 
+    def sync_soon(self) -> None:
+        """The brokers have made all durable."""
+
     def let_store(self, *, may_store: bool) -> None:
         """It stores nothing in any case."""
 
     # --- due → settle --------------------------------------------------------------------------
 
-    def settle_late(self, _now_ms: int, _limit: int) -> list[Output]:
+    def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead = at_will) -> list[Output]:
         """Nothing: what is late is at the head."""
         return []
 
@@ -251,7 +252,7 @@ class LevelLane:
 
     def checkpoint(self) -> ShardCheckpoint:
         """What a commit now would say of this shard."""
-        return ShardCheckpoint(self.topic_id, self.shard.staged, self.contracts)
+        return ShardCheckpoint(self.topic_id, self.shard.staged, self.contracts, lost=self._lost)
 
     def committed(self) -> None:
         """The staged cursor is committed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from delayservice.lanes.upkeep import Pace
+from delayservice.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +32,23 @@ class Limits:
     pace: Pace = field(default_factory=Pace)
     rest_s: float = 1.0
     """How long a slice that could not be served is left alone."""
+
+
+def limits_of(settings: Settings) -> Limits:
+    """Return the bounds of a worker's transactions: a node's budget is shared by its workers.
+
+    At least once, a transaction carries cursors and shows no record; nothing is settled while it is
+    committed, so it is committed as rarely as may be.
+    """
+    delivery = settings.delivery
+    visible_at_commit = delivery.mode == "exactly_once"
+    budget_ms = 1000 * settings.node.workers / delivery.transactions_per_s_max
+    interval_ms_max = max(delivery.transaction_interval_ms_max, budget_ms)
+    interval_ms_min = max(delivery.transaction_interval_ms_min, budget_ms)
+    return Limits(
+        transaction_records=delivery.batch_records_max,
+        transaction_bytes=int(delivery.batch_bytes_max),
+        visible_at_commit=visible_at_commit,
+        transaction_interval_ms_min=interval_ms_min if visible_at_commit else interval_ms_max,
+        transaction_interval_ms_max=interval_ms_max,
+    )

@@ -6,7 +6,7 @@ can't be read is left to delivery, and counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -17,7 +17,7 @@ from delayservice.core.cursor import OFFSET_MAX, Key
 from delayservice.core.entry import COPY, INVALID, SCHEDULE, Entry
 from delayservice.core.pending import NO_MARK, Frame, Lump
 from delayservice.core.question import (
-    MINUTE_MS,
+    SECOND_MS,
     Fate,
     Find,
     Horizon,
@@ -34,9 +34,10 @@ from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.lane import Lane
 
 _CHUNK_ROWS: Final = 500
-_NEAR_MS: Final = 3 * MINUTE_MS
-"""So far ahead, single records are counted: sums by the minute do not reach nearer."""
-_NEAR_ROWS: Final = 2_000
+_NEAR_MS: Final = 10_000
+"""So far ahead, single records are counted."""
+_NEAR_ROWS: Final = 200
+_FIRST_ROWS: Final = 20
 _OUTCOMES: Final = "a cancel or fire; the outcomes topic says what it did"
 _SETTLED: Final = (
     "it was delivered, dead-lettered, rolled, cancelled, replaced or expired; the audit says which"
@@ -128,11 +129,11 @@ def _at(lane: Lane, key: Key) -> Pending | None:
     return None if frame is None else pending(lane, frame, whole=True)
 
 
-def _frames(lane: Lane, after: Key, upto: Key) -> Iterator[Frame]:
-    """Frames with ``after < key <= upto``; what is damaged is left out."""
+def _frames(lane: Lane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS) -> Iterator[Frame]:
+    """Frames with ``after < key <= upto``, so many read at once; what is damaged is left out."""
     scanner = lane.store.scanner()
     while after < upto:
-        frames, after, _ = scanner.read_on(after, upto, _CHUNK_ROWS)
+        frames, after, _ = scanner.read_on(after, upto, at_once)
         yield from frames
 
 
@@ -219,7 +220,7 @@ def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> Horizon:
     lumps: list[Lump] = []
     for lane in lanes.values():
         if isinstance(lane, Lane):
-            lumps += _lumps(lane, now_ms)
+            lumps += lumps_of(lane, now_ms)
         elif lane.next_due_ms() is not None:
             horizon.levels += lane.store.stats().pending
     horizon.lumps = together(lumps, now_ms)
@@ -227,17 +228,44 @@ def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> Horizon:
     return horizon
 
 
-def _lumps(lane: Lane, now_ms: int) -> Iterator[Lump]:
-    """Single records for the next minutes, as far as they are few; then the store's own lumps."""
-    near_ms = (now_ms + _NEAR_MS) // MINUTE_MS * MINUTE_MS
-    committed = lane.shard.committed
-    near = list(islice(_frames(lane, committed.key, (near_ms - 1, OFFSET_MAX)), _NEAR_ROWS))
+def lumps_of(lane: Lane, now_ms: int) -> list[Lump]:
+    """How many records of a lane are due when. Those of the next seconds are read, as far as they
+    are few, for of the second that K is in the store counts also what is settled.
+    """
+    committed, near_ms = lane.shard.committed, now_ms // SECOND_MS * SECOND_MS + _NEAR_MS
+    frames = _frames(lane, committed.key, (near_ms - 1, OFFSET_MAX), _NEAR_ROWS)
+    near = list(islice(frames, _NEAR_ROWS))
     stop_ms = near_ms
-    if len(near) == _NEAR_ROWS:  # the rest of the minute in which that is counted with it
-        stop_ms = near[-1][0] // MINUTE_MS * MINUTE_MS
-        yield from lane.store.lumps(stop_ms, near_ms)
-    for key_ms, offset, mark, packed in near:
-        if key_ms < stop_ms and not committed.has_settled((key_ms, offset), mark):
+    if len(near) == _NEAR_ROWS:
+        stop_ms = max(near[-1][0] // SECOND_MS * SECOND_MS, committed.key[0])
+    rest = lane.store.lumps(stop_ms, _END[0])
+    stop_ms = min([stop_ms, *(start_ms for start_ms, _, _ in rest)])  # of a slot of many seconds
+    return [*_dues(lane, (frame for frame in near if frame[0] < stop_ms)), *rest]
+
+
+def _dues(lane: Lane, frames: Iterable[Frame]) -> Iterator[Lump]:
+    """Each record that waits among the frames, where it is due."""
+    for key_ms, offset, mark, packed in frames:
+        if mark == NO_MARK and not lane.shard.committed.has_settled((key_ms, offset), mark):
             due_ms = max(key_ms, decode_payload(packed)[5])
             yield due_ms, due_ms + 1, 1
-    yield from lane.store.lumps(near_ms, _END[0])
+
+
+def next_due_ms(lane: Lane, lumps: Iterable[Lump]) -> int | None:
+    """When the first record that waits is due; ``lumps``: of the lane. To the millisecond if it is
+    among the first few that are stored, else no later than the truth.
+    """
+    counts = [lump for lump in together(lumps, 0) if lump[2] > 0]
+    first_ms = lane.next_due_ms()
+    if not counts or first_ms is None:
+        return None
+    census = lane.store.census
+    if census is not None and census.is_plain(first_ms):
+        return first_ms  # each scanner of a wheel loads a window of its own: the loop waits
+    after: Key = (first_ms, -1)
+    rows = list(islice(_frames(lane, after, _END, _FIRST_ROWS), _FIRST_ROWS))
+    dues = [start_ms for start_ms, _, _ in _dues(lane, rows)]
+    if dues and len(rows) < _FIRST_ROWS:
+        return min(dues)
+    # What is far is counted by the hour: it is due above its key, which is not below the first.
+    return min([*dues, *(max(start_ms, first_ms) for start_ms, _, _ in counts)])

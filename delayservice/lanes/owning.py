@@ -43,6 +43,7 @@ _LOSSES_S: Final = 20.0
 _GROUP_MAX: Final = 4_096
 """Slices that are taken over together."""
 _SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
+_ON_THE_WAY: Final = frozenset({Phase.CLAIMING, Phase.TAKING, Phase.TAKEN})
 _WRITING: Final = frozenset({Role.OWNER, Role.HEIR})
 """Roles in which a node needs a writer."""
 
@@ -235,6 +236,8 @@ class Owning:
         self._unjoined.clear()
         for number, slice_ in self._slices.items():
             if slice_.phase is not Phase.REPLICA:
+                if slice_.phase in _ON_THE_WAY:  # else a commit of its own has ended the row
+                    self._count_failure(slice_, why)
                 self.step_down(slice_)
                 if self._losses > _LOSSES_MAX:
                     self._gate.gave_up(number, why)
@@ -286,16 +289,20 @@ class Owning:
 
     def _failed(self, ended: Ended) -> None:
         """What this node can't commit again and again, one with another network perhaps can."""
-        for number in ended.commit.checkpoints:
+        for number in {*ended.commit.checkpoints, *ended.commit.claiming}:
             slice_ = self._slices.get(number)
             if slice_ is not None:
-                slice_.failures += 1
-                if slice_.failures >= _FAILURES_MAX:
-                    slice_.failures = 0
-                    slice_.trouble = ended.why
-                    self._gate.gave_up(number, ended.why)
+                self._count_failure(slice_, ended.why)
         for number in ended.stuck & self._slices.keys():
             self.interrupted_safely(self._slices[number], ended.why)
+
+    def _count_failure(self, slice_: Slice, why: str) -> None:
+        """Note that a commit of a slice failed; leave it to others after a few in a row."""
+        slice_.failures += 1
+        if slice_.failures >= _FAILURES_MAX:
+            slice_.failures = 0
+            slice_.trouble = why
+            self._gate.gave_up(slice_.number, why)
 
     def _begin_take_over(self, numbers: Collection[int], upgraded: Collection[int]) -> None:
         """The claims of these slices are committed: names, fence, read. ``upgraded``: so is the

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from delayservice.core.checkpoint import NOTHING_READ, LastRead
 from delayservice.core.claims import Claimed
-from delayservice.core.entry import Row
+from delayservice.core.entry import Headers, Row
 from delayservice.core.outcome import Output, Tally, Target
 from delayservice.core.role import Role
 
@@ -185,7 +185,15 @@ class Targets(Protocol):
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
         """Return why a target can't be written to, as code and detail; None when it can, and then
-        ``fit`` has it. The code ``TARGET_ASKED`` says that the cluster is being asked.
+        ``fit`` has it, unless it takes less than others. The code ``TARGET_ASKED`` says that the
+        cluster is being asked, ``TARGET_LATER`` that the record is to be put off.
+        """
+
+    def refusal(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> tuple[str, str] | None:
+        """Return why a topic that can be written to does not take this record; see
+        ``core.writable.Targets``.
         """
 
     def expect(self, targets: Collection[Target]) -> None:
@@ -322,3 +330,6 @@ class Observer(Protocol):
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
         """A transaction that carried checkpoints of these slices ended."""
+
+    def turned(self, seconds: float) -> None:
+        """The loop has made a turn, which took so long without the wait for records."""

@@ -14,7 +14,6 @@ import structlog
 
 from delayservice import faults
 from delayservice.core.checkpoint import (
-    NOTHING_READ,
     Checkpoint,
     ShardCheckpoint,
     check_secret,
@@ -135,8 +134,10 @@ def take_over_lane(
         )
         known = None
     lane.adopt(_agreed(lane, known, bounds, wanted))
-    cursor, last_read = (known.cursor, known.last_read) if known else (Cursor(), NOTHING_READ)
-    lane.take_over(cursor, bounds, last_read)
+    if known is None:  # what retention deleted before anybody served the topic is not lost
+        lane.take_over(Cursor(offset=bounds.start), bounds)
+    else:
+        lane.take_over(known.cursor, bounds, known.last_read, known.lost)
 
 
 def _agreed(

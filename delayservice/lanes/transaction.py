@@ -166,7 +166,7 @@ class Transaction:
         faults.point("before_produce")
         self.is_open = True
         self._sink.send(lane.place, outputs)
-        slice_.uncommitted.add(outputs)
+        slice_.uncommitted.add(outputs, lane.topic, lane.past_due)
         self.records += len(outputs)
 
     def put_back(self, refused: RefusedError) -> None:

@@ -171,7 +171,7 @@ class Upkeep:
         for slice_ in self._slices.values():
             for lane in slice_.lanes.values():
                 if lane.store.stats().durable_offset < lane.shard.stored:
-                    lane.store.sync_soon()
+                    lane.sync_soon()
 
 
 def _turn_copies(slice_: Slice) -> bool:

@@ -64,6 +64,8 @@ _BUSY_WAIT_MS: Final = 5.0
 _LEAST_WAIT_MS: Final = 0.5
 _GATHER_MS_MAX: Final = 10.0
 _SHARE_MIN: Final = 200
+_READ_S: Final = 0.05
+"""How long one turn reads records that are fired, wherever they lie: all shards together."""
 
 _log = structlog.get_logger(__name__)
 
@@ -115,7 +117,9 @@ class WorkerLoop:
         self._pausing = pausing
         self._is_held = is_held
         self._may_store = True
+        self._read_until_s = -math.inf
         self._restated: set[int] = set()
+        self._waited_s = 0.0
         self._is_hungry = False
         """Whether more is due than the last turn could settle."""
         self._secrets = tuple(map(fingerprint, routes.secrets))
@@ -183,6 +187,7 @@ class WorkerLoop:
             self._owning.lose_writer(lost)
 
     def _turn(self, wait_ms_max: int | None) -> None:
+        began_s, self._waited_s = self._clock.monotonic_s(), 0.0
         self._hear_helpers()
         self._owning.follow_roles()
         if not self._transaction.take_aborted():
@@ -190,6 +195,7 @@ class WorkerLoop:
         self._hear_helpers()
         self._serve()
         self._upkeep.turn()
+        self._observer.turned(self._clock.monotonic_s() - began_s - self._waited_s)
 
     def _hear_helpers(self) -> None:
         self._hear_commit()
@@ -262,10 +268,12 @@ class WorkerLoop:
 
     def _poll(self, wait_ms: float) -> None:
         self._mind_the_disk()
+        began_s = self._clock.monotonic_s()
         with self._pausing():
             runs = self._source.poll(
                 wait_ms / 1000, self._limits.poll_records, self._gather_ms(wait_ms) / 1000
             )
+        self._waited_s = self._clock.monotonic_s() - began_s
         faults.point("after_poll")
         heard_ms = 0
         for run in runs:
@@ -423,6 +431,7 @@ class WorkerLoop:
         share = max(room // len(lanes), min(_SHARE_MIN, room))
         byte_share = max(limits.transaction_bytes // len(lanes), 1)
         hungry, waiting = [], set()
+        self._read_until_s = self._clock.monotonic_s() + _READ_S
         try:
             for slice_, lane in lanes:
                 settled = self._settle_lane(slice_, lane, now_ms, share, byte_share)
@@ -466,7 +475,7 @@ class WorkerLoop:
         transaction, before = self._transaction, slice_.uncommitted.records
         transaction.touched.add(slice_.number)  # first: what is staged may have to be put back
         try:
-            transaction.send(slice_, lane, lane.settle_late(now_ms, limit))
+            transaction.send(slice_, lane, lane.settle_late(now_ms, limit, self._may_read))
             for outputs in lane.settle_due(now_ms, limit, bytes_max):
                 transaction.send(slice_, lane, outputs)
         except (RefusedError, OwnershipLostError):
@@ -477,6 +486,9 @@ class WorkerLoop:
         if lane.shard.is_walked:
             self._agenda.walking.pop(lane.place, None)
         return slice_.uncommitted.records - before
+
+    def _may_read(self) -> bool:
+        return self._clock.monotonic_s() < self._read_until_s
 
     def uncommitted_s(self, slice_: Slice) -> float:
         """Return how long something of a slice has been waiting to be committed, seconds."""

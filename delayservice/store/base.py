@@ -11,7 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import ClassVar
 
+from delayservice.core.census import Census
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.core.pending import NO_MARK, Frame, Lump, Mark, Named
 from delayservice.errors import SlotDamagedError
@@ -65,6 +67,9 @@ class Scanner:
 
 class Store(ABC):
     """Pending records of one shard. Single-threaded: one slice loop owns it."""
+
+    lumps_hold_marked: ClassVar[bool] = True
+    """Whether marked records count in ``lumps``."""
 
     @abstractmethod
     def open(self) -> int:
@@ -186,12 +191,17 @@ class Store(ABC):
     @abstractmethod
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """How many keys are in ``[start_ms, stop_ms)``, as finely as is known at little cost; the
-        outer lumps may reach beyond the range. Marked records count, and settled ones that are not
-        pruned yet.
+        outer lumps may reach beyond the range. Settled records count that are not pruned yet, and
+        marked ones if ``lumps_hold_marked``.
 
         Raises:
             StoreError: it can't be read.
         """
+
+    @property
+    def census(self) -> Census | None:
+        """Counts by target and due time; None: they are not kept, or not known yet."""
+        return None
 
     @abstractmethod
     def stats(self) -> StoreStats:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from delayservice.core.census import MINUTE_MS, Census
 from delayservice.core.codec import decode_payload
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.digest import SLOT_MS, ShardDigest
+from delayservice.core.digest import ShardDigest
 from delayservice.core.digest_rows import Unreadable
-from delayservice.core.far import FarDues
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import SlotDamagedError
-from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Scanner, Store, StoreStats
+from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SCAN_ROWS: Final = 4_096
 """Read in one turn of a scan: as many as a block of the wheel has."""
 
+_FINE_MINUTES: Final = 4
+"""From the one that K is in; in that, and in no other, the census counts settled records."""
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
@@ -29,7 +31,6 @@ class DigestingStore(Store):
     Args:
         inner: the store.
         on_close: told when the store is closed.
-        far_from_ms: keys below are no roll times of what is stored now, epoch milliseconds.
 
     Attributes:
         digest: of what is pending in it.
@@ -41,13 +42,11 @@ class DigestingStore(Store):
         self,
         inner: Store,
         on_close: Callable[[], None] = lambda: None,
-        far_from_ms: Callable[[], int] = lambda: DUE_STOP_MS,
     ) -> None:
         self.inner = inner
         self.digest = ShardDigest(0)
-        self._far_from_ms = far_from_ms
-        self._far = FarDues()
-        self._making_far = FarDues()
+        self._census = Census()
+        self._making_census: Census | None = None
         self.damaged: list[Unreadable] = []
         self.wants_scan = False
         self.cursor: Cursor | None = None
@@ -76,7 +75,7 @@ class DigestingStore(Store):
         self.digest.begin()
         self._scan_after = (0, 0)
         self._scanner = None
-        self._making_far = FarDues()
+        self._making_census = Census()
         self._found = []
         self.wants_scan = False
 
@@ -98,16 +97,16 @@ class DigestingStore(Store):
         if ended:
             self.damaged = self._found
             self._scanner = None
-            self._far = self._making_far
+            self._census, self._making_census = self._making_census or Census(), None
+            self._pass_key()
         return ended
 
     def _take_scanned(self, rows: Sequence[Frame], upto: Key) -> None:
-        named: list[tuple[Frame, bytes | None]] = []
-        for row in rows:
-            payload = decode_payload(row[3])
-            named.append((row, None if payload[6] is None else payload[6][0]))
-            if payload[5] > row[0] and row[2] == NO_MARK:
-                self._making_far.add(row[0], payload[5])
+        if self._making_census is not None:
+            self._making_census.add(rows)
+        named = [
+            (row, None if (meta := decode_payload(row[3])[6]) is None else meta[0]) for row in rows
+        ]
         self.digest.scanned(named, upto)
 
     # --- store ---------------------------------------------------------------------------------
@@ -137,18 +136,18 @@ class DigestingStore(Store):
         """See ``Store.append``."""
         self.inner.append(frames, named, marks, stop_offset)
         self.digest.store(frames, named, marks, stop_offset)
-        self._note_far(frames)
+        self._take_census(frames, marks)
 
-    def _note_far(self, frames: Sequence[Frame]) -> None:
-        """Only what has a key as far away as a roll time is unpacked: few in most clusters."""
-        far_ms, scanned = self._far_from_ms(), self._scan_after
-        for key_ms, offset, _, packed in frames:
-            if key_ms >= far_ms:
-                due_ms = decode_payload(packed)[5]
-                if due_ms > key_ms:
-                    self._far.add(key_ms, due_ms)
-                    if scanned is not None and (key_ms, offset) <= scanned:
-                        self._making_far.add(key_ms, due_ms)
+    def _take_census(self, frames: Sequence[Frame], marks: Sequence[Mark]) -> None:
+        self._census.add(frames)
+        for _, key_ms, _, _ in marks:
+            self._census.cancel(key_ms)
+        making, scanned = self._making_census, self._scan_after
+        if making is not None and scanned is not None:  # the scan comes to what lies above
+            making.add(frame for frame in frames if frame[:2] <= scanned)
+            for _, key_ms, offset, _ in marks:
+                if (key_ms, offset) <= scanned:
+                    making.cancel(key_ms)
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """See ``Store.read_due``."""
@@ -179,7 +178,11 @@ class DigestingStore(Store):
         """See ``Store.prune``."""
         self.inner.prune(cursor)
         self.cursor = cursor
-        self._far.pass_key(cursor.key[0])
+        self._pass_key()
+
+    def _pass_key(self) -> None:
+        if self.cursor is not None:
+            self._census.pass_key(self.cursor.key[0])
 
     def sync(self) -> int:
         """See ``Store.sync``."""
@@ -197,26 +200,31 @@ class DigestingStore(Store):
         """See ``Store.scanner``."""
         return self.inner.scanner()
 
-    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """See ``Store.lumps``: by the minute where there are sums, else as the other store has it.
-        What is cancelled does not count there. What has a roll time for its key is counted where it
-        is due, which corrects the lump of its key by a negative one.
-        """
-        return [*self._key_lumps(start_ms, stop_ms), *self._far.lumps(start_ms, stop_ms)]
+    @property
+    def census(self) -> Census | None:
+        """See ``Store.census``: not known until the copy was read once."""
+        return None if self.digest.sums is None else self._census
 
-    def _key_lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        summed = self.digest.counts()
-        if summed is None:
+    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+        """See ``Store.lumps``: the first minutes as finely as the other store has them, all else by
+        the minute, and by the hour or day what is due beyond the roll window. What is cancelled
+        does not count, once the copy was read.
+        """
+        census = self.census
+        if census is None:
             return self.inner.lumps(start_ms, stop_ms)
-        from_ms = max(start_ms, self.digest.from_ms)
-        found = [
-            (slot_ms, slot_ms + SLOT_MS, count)
-            for slot_ms, count in summed.items()
-            if count > 0 and slot_ms + SLOT_MS > from_ms and slot_ms < stop_ms
-        ]
-        if start_ms < self.digest.from_ms:
-            found += self.inner.lumps(start_ms, min(stop_ms, self.digest.from_ms))
-        return found
+        k_ms = 0 if self.cursor is None else self.cursor.key[0]
+        fine_ms = (max(start_ms, k_ms) // MINUTE_MS + _FINE_MINUTES) * MINUTE_MS
+        fine_ms = min(fine_ms, stop_ms)
+        near = self.inner.lumps(start_ms, fine_ms)
+        fine = [lump for lump in near if lump[1] - lump[0] <= MINUTE_MS]
+        found = fine + census.far_corrections(-(-start_ms // MINUTE_MS) * MINUTE_MS, fine_ms)
+        if self.inner.lumps_hold_marked:
+            found += census.cancelled(start_ms, fine_ms)
+        if len(fine) < len(near):  # the store knows no more than the sum of many minutes
+            coarse_ms = max(min(set(near) - set(fine))[0], start_ms)
+            found += _coarse(census, fine, coarse_ms, fine_ms)
+        return found + census.lumps(fine_ms, stop_ms)
 
     def stats(self) -> StoreStats:
         """See ``Store.stats``."""
@@ -226,7 +234,7 @@ class DigestingStore(Store):
         """See ``Store.reset``."""
         self.inner.reset()
         self.digest.reset()
-        self._far = FarDues()
+        self._census, self._making_census = Census(), None
         self.wants_scan = False
         self.damaged = []
         self._scan_after = None
@@ -235,6 +243,19 @@ class DigestingStore(Store):
         """See ``Store.close``."""
         self._on_close()
         self.inner.close()
+
+
+def _coarse(census: Census, fine: Sequence[Lump], start_ms: int, stop_ms: int) -> list[Lump]:
+    """Return what the census has beyond ``fine`` from ``start_ms`` on, by the minute."""
+    found = []
+    for minute_ms in range(start_ms // MINUTE_MS * MINUTE_MS, stop_ms, MINUTE_MS):
+        end_ms = minute_ms + MINUTE_MS
+        known = sum(count for start, _, count in fine if minute_ms <= start < end_ms)
+        part = (end_ms - max(minute_ms, start_ms)) / MINUTE_MS
+        rest = round((census.in_minute(minute_ms) - known) * part)
+        if rest > 0:
+            found.append((max(minute_ms, start_ms), end_ms, rest))
+    return found
 
 
 def _damage_of(error: SlotDamagedError) -> Unreadable:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class MemoryStore(Store):
     """Keeps everything in memory; ``open`` always starts at offset 0."""
 
+    lumps_hold_marked = False
+
     def __init__(self) -> None:
         self.reset()
 
@@ -155,7 +157,8 @@ class MemoryStore(Store):
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """See ``Store.lumps``; exact."""
         start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
-        return [(key_ms, key_ms + 1, 1) for key_ms, _ in self._order[start:stop]]
+        unmarked = (key for key in self._order[start:stop] if key not in self._marks)
+        return [(key_ms, key_ms + 1, 1) for key_ms, _ in unmarked]
 
     def stats(self) -> StoreStats:
         """See ``Store.stats``."""

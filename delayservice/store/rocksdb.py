@@ -36,6 +36,8 @@ _SINGLES_MAX = 200
 _LUMP_RECORDS = 50_000
 _LUMP_MS = 600_000
 _LUMPS_KEYS = 20_000
+_REST_MS: Final = 3_600_000
+"""Least width of the lump of all that was not counted: it is known to be coarse by that."""
 _I64 = Struct(">q")
 _KEY = Struct(">Icqq")
 _KEY_TAIL = Struct(">5xqq")
@@ -56,6 +58,8 @@ class RocksStore(Store):
         topic: hash of the topic's id.
         partition: of the topic.
     """
+
+    lumps_hold_marked = False
 
     def __init__(self, rocks: RocksDatabase, topic: str, partition: int) -> None:
         self._rocks = rocks
@@ -289,11 +293,16 @@ class RocksStore(Store):
         start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
         with self._rocks.guard("read"):
             keys = read_keys(self._db, start, stop, _LUMPS_KEYS)
+        marked = {key[:_KEY_BYTES] for key in keys if len(key) > _KEY_BYTES}
         times = [_unpack_key(key)[0] for key in keys if len(key) == _KEY_BYTES]
+        if marked:
+            records = (key for key in keys if len(key) == _KEY_BYTES and key not in marked)
+            times = [_unpack_key(key)[0] for key in records]
         found = [(key_ms, key_ms + 1, 1) for key_ms in times]
-        if len(keys) == _LUMPS_KEYS and times[-1] + 1 < stop_ms:
+        if len(keys) == _LUMPS_KEYS:
+            behind_ms = _unpack_key(keys[-1][:_KEY_BYTES])[0] + 1
             rest = max(self._count - self._passed - len(times), 0)
-            found.append((times[-1] + 1, stop_ms, rest))
+            found.append((behind_ms, max(stop_ms, behind_ms + _REST_MS), rest))
         return found
 
     def stats(self) -> StoreStats:

@@ -20,7 +20,7 @@ from delayservice.admin.page_words import (
     utc,
     visible,
 )
-from delayservice.metrics_hub import NodeStatus, WorkerStatus
+from delayservice.metrics_hub import NodeStatus, TargetStatus, WorkerStatus
 
 NOW_MS = 1_763_750_262_123
 
@@ -104,7 +104,9 @@ def test_text_of_strangers_is_escaped_cut_and_not_piled_up() -> None:
 
 def test_the_smallest_bar_is_still_to_be_seen_and_the_axis_is_round() -> None:
     buckets = [models.Bucket(start_ms=n * 1_000, count=c) for n, c in enumerate((1, 0, 1_900_000))]
-    timeline = models.Timeline(now_ms=0, unit_ms=1_000, buckets=buckets, slices_elsewhere=[])
+    timeline = models.Timeline(
+        now_ms=0, unit_ms=1_000, coarse_from_ms=None, buckets=buckets, slices_elsewhere=[]
+    )
     bars = bars_of(timeline)
     assert bars.top == 2_000_000
     assert [bar.height > 0 for bar in bars.bars] == [True, False, True]
@@ -161,18 +163,17 @@ def cluster(owner: str, *, caught_up: bool = True) -> models.Cluster:
 
 
 def test_nothing_is_found_when_all_is_well() -> None:
-    assert findings_of(status(), 1, cluster("n1"), [], NOW_MS) == []
+    assert findings_of(status(), cluster("n1"), [], NOW_MS) == []
 
 
 def test_what_is_wrong_is_told_the_worst_first() -> None:
     pause = models.Pause(kind="target", name="orders", at_ms=0, reason="audit")
-    found = findings_of(status("disk full"), 2, cluster("", caught_up=False), [pause], NOW_MS)
+    found = findings_of(status("disk full"), cluster("", caught_up=False), [pause], NOW_MS)
     assert [(one.level, one.text) for one in found] == [
         ("problem", "disk full"),
-        ("problem", "1 of 2 worker processes do not report."),
         ("problem", "Nobody owns slice 3: records there are stored, not delivered."),
         ("warning", "Deliveries to orders are paused: audit."),
-        ("warning", "The copy of slice 3 on n2 has not caught up."),
+        ("warning", "n2 may not take over slice 3."),
     ]
     assert all(one.advice for one in found)
 
@@ -188,3 +189,12 @@ def test_a_slice_without_owner_is_shouted() -> None:
 def drawn(templates: Environment, part: dict[str, object]) -> str:
     page = templates.get_template("slices.html")
     return page.render(here="slices", node_id="n1", now_ms=NOW_MS, cluster=part, findings=[])
+
+
+def test_parked_records_are_told_by_target_and_all_is_not_well() -> None:
+    seen = status()
+    seen.targets = [TargetStatus("delay_topic_any", f"missing-{n}", 9, 9 - n) for n in range(5)]
+    found = findings_of(seen, None, [], NOW_MS)
+    assert [one.level for one in found] == ["warning"] * 4
+    assert "9 records of delay_topic_any for target missing-0 are parked" in found[0].text
+    assert "11 records for other targets" in found[3].text

@@ -41,6 +41,7 @@ class Firing:
 
 
 def _hastened(expr: str) -> str:
+    expr = expr.replace("offset 1h", "offset 60s")
     return re.sub(r"\[\d+\w\]", lambda found: _RANGES[found[0]], expr)
 
 

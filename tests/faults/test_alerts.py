@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AlterConfigOpType,
     ConfigEntry,
@@ -316,6 +316,30 @@ def test_paused_long(call: Call) -> None:
         night.stage.await_served()
 
 
+def test_target_parked(call: Call) -> None:
+    delays = ",".join(["10s"] * 30)
+    with call.night(sets=(f"delivery.park_delays_ms={delays}",)) as night:
+        target = f"to_{night.stage.run}_missing"
+        send(night.stage, target, "100", count=3)
+        firing = night.fires("DelayTargetParked")
+        assert (firing.labels["topic"], firing.labels["target"]) == (
+            night.stage.delay_topic,
+            target,
+        )
+        machine = night.machine(firing)
+        told = f"3 records of {night.stage.delay_topic} for target {target} are parked"
+        line = f'target="{target}",topic="{night.stage.delay_topic}"}} 3.0'
+
+        def is_shown() -> bool:
+            """A record that is being tried again is parked nowhere for a moment."""
+            shown = machine.look("DelayTargetParked")
+            return told in shown and line in shown
+
+        night.stage.await_true(is_shown, f"it is shown: {told}")
+        make_topic(night.stage, target)
+        night.is_over("DelayTargetParked")
+
+
 def test_dead_letters(call: Call) -> None:
     with call.night(sets=("delivery.park_delays_ms=100ms",)) as night:
         target = f"to_{night.stage.run}_missing"
@@ -328,6 +352,26 @@ def test_dead_letters(call: Call) -> None:
         night.is_over("DelayDeadLetters")
         settled = 'sum(delay_settled_total{outcome="dead_lettered"})'
         assert night.prometheus.values(settled) == [1], "none came back"
+
+
+def test_offsets_lost(call: Call) -> None:
+    """An outage that is longer than the retention, in which records are written and deleted."""
+    with call.night() as night:
+        (node,) = night.stage.nodes
+        node.stop()
+        send(night.stage, night.stage.targets[0], "100", count=40)
+        all_of_it = TopicPartition(night.stage.delay_topic, 0, OFFSET_END)
+        (deleted,) = night.stage.admin.delete_records([all_of_it]).values()
+        deleted.result(30)
+        node.start()
+        firing = night.fires("DelayOffsetsLost")
+        assert firing.labels["slice"] == "0"
+        machine = night.machine(firing)
+        shown = machine.look("DelayOffsetsLost")
+        assert "offsets_lost" in shown
+        assert 'delay_lost_offsets{slice="0"}' in shown
+        machine.do("DelayOffsetsLost")
+        night.is_over("DelayOffsetsLost")
 
 
 def test_audit_findings_and_audit_old(call: Call) -> None:
@@ -355,16 +399,17 @@ def test_audit_findings_and_audit_old(call: Call) -> None:
 # --- the machines --------------------------------------------------------------------------------
 
 
-def test_worker_silent_and_cursor_stuck(call: Call) -> None:
-    with call.night() as night:
-        (node,) = night.stage.nodes
-        node.signal_worker(signal.SIGSTOP)
-        firing = night.fires("DelayWorkerSilent")
+def test_unelectable_and_cursor_stuck(call: Call, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    with call.night(places={1: Place(fault=f"after_poll:stick:{trap}")}) as night:
+        trap.touch()
+        firing = night.fires("DelayUnelectable")
+        assert firing.labels["reason"] == "loop_hangs"
         stuck = night.fires("DelayCursorStuck")
         night.machine(stuck).look("DelayCursorStuck")
-        assert "silent" in night.machine(firing).look("DelayWorkerSilent")
-        night.machine(firing).do("DelayWorkerSilent")
-        night.is_over("DelayWorkerSilent", "DelayCursorStuck")
+        assert "the loop's turn has lasted" in night.machine(firing).look("DelayUnelectable")
+        night.machine(firing).do("DelayUnelectable")
+        night.is_over("DelayUnelectable", "DelayCursorStuck")
         night.stage.await_served()
 
 

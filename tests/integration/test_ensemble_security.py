@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 from kazoo.exceptions import NoAuthError
+from kazoo.security import make_digest_acl_credential
 
 from delayservice.cluster_options import ZooKeeper
 from delayservice.core.role import Role
 from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.ports import free_ports
+from delayservice.errors import DelayServiceError
+from ha.rights import set_rights
 from tests.integration.bench import await_true
 from tests.integration.electing import Lines, by_hand, captured, logged, new_root, options, working
 from tests.integration.tls_front import TlsFront, make_authority, make_certificate
@@ -21,10 +25,13 @@ from tests.integration.tls_front import TlsFront, make_authority, make_certifica
 USER = "service"
 PASSWORD = "s3cr3t-Pa55word"  # noqa: S105  # must never be seen anywhere
 WRONG = "wr0ng-Pa55word"
+NEXT = "service2"
+NEXT_PASSWORD = "n3xt-Pa55word"  # noqa: S105  # must never be seen either
 JAVA_OPTIONS = "JDK_JAVA_OPTIONS"
 LOGINS = f"""
 Server {{
-    org.apache.zookeeper.server.auth.DigestLoginModule required user_{USER}="{PASSWORD}";
+    org.apache.zookeeper.server.auth.DigestLoginModule required user_{USER}="{PASSWORD}"
+        user_{NEXT}="{NEXT_PASSWORD}";
 }};
 """
 SASL = {"authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"}
@@ -60,6 +67,7 @@ def lines() -> Iterator[Lines]:
     everything = repr(seen) + repr(heard.texts)
     assert PASSWORD not in everything
     assert WRONG not in everything
+    assert NEXT_PASSWORD not in everything
     assert "passwd" not in everything
 
 
@@ -93,6 +101,46 @@ def test_nobody_else_may_touch_what_the_nodes_write(
                     operator.create(f"{root}/live/b:0", b"{}")
         assert worker.ownership.confirm(0)
     assert not logged(lines, "zookeeper_refuses")()
+
+
+def names(auth: str, user: str, password: str) -> str:
+    """How ``zookeeper.accepted`` names a user."""
+    return user if auth == "sasl" else str(make_digest_acl_credential(user, password))
+
+
+@pytest.mark.parametrize("auth", ["digest", "sasl"])
+def test_user_and_password_are_replaced_while_the_slice_is_owned(
+    cluster: EmbeddedCluster, lines: Lines, auth: str
+) -> None:
+    root = new_root()
+
+    def having(user: str, password: str, *accepted: tuple[str, str]) -> ZooKeeper:
+        others = tuple(names(auth, *one) for one in accepted)
+        return options(
+            cluster.zookeeper, root, auth=auth, username=user, password=password, accepted=others
+        )
+
+    old, new = (USER, PASSWORD), (NEXT, NEXT_PASSWORD)
+    with working(having(*old)), working(having(*new, old), "b", role=None):
+        await_true(logged(lines, "zookeeper_refuses"), "nobody accepts the new one yet")
+    with working(having(*old, new)) as first:
+        assert set_rights(having(*old, new)) > 5
+        with working(having(*new, old), "b", role=Role.REPLICA) as second:
+            assert first.ownership.confirm(0)
+            first.ownership.close()
+            second.await_role(Role.OWNER)
+            assert set_rights(having(*new)) > 5
+            assert second.ownership.confirm(0)
+            with pytest.raises(DelayServiceError, match="does not let"):
+                set_rights(having(*old))
+    with working(having(*new), "c") as third:
+        assert third.ownership.confirm(0)
+
+
+def test_rights_are_not_set_where_no_ensemble_answers() -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(DelayServiceError, match=f"{port} was not reached in 15 s"):
+        set_rights(options(f"127.0.0.1:{port}"))
 
 
 def test_a_wrong_digest_password_is_named_and_retried_in_peace(

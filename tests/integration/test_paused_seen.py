@@ -41,7 +41,7 @@ def test_a_paused_delay_topic_is_told_and_stores_a_while_and_the_rest_waits_in_k
         with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as answer:
             metrics = answer.read().decode()
         assert f'delay_paused_timestamp_seconds{{kind="topic",name="{bench.any}"}}' in metrics
-        assert bench.status(service)["healthy"]
+        await_true(lambda: bench.status(service)["healthy"], "its clock is compared, all is well")
 
         for number in range(RECORDS):
             bench.send_later(bench.to(target, 0), value=b"%d" % number)

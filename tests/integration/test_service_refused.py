@@ -10,7 +10,7 @@ from delayservice.dev.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, Header, Seen, now_ms
 from tests.integration.raw_producer import produce_raw
 
-PARK_MS = (600, 4_000)
+PARK_MS = (600, 1_500)
 WINDOW_MS = 2_000
 SOUND_LATE_MS_MAX = 1_500
 ADDED = ("delay-error", "delay-error-detail", "delay-source", "delay-settles")

@@ -106,11 +106,11 @@ def expected(rows: list[Row], contracts: Contracts) -> list[Output]:
         reader = RecordReader(TOPIC, 0, contracts, (b"secret",))
         offset, kind, key_ms, _, payload, extra = reader.read(*row)
         if kind == INVALID:
-            outputs.append(settler.dead_letter(offset, payload, *extra))
+            output = settler.dead_letter(offset, payload, *extra)
         else:
             output = settler.settle(offset, key_ms, payload, 10**9, 0)
-            assert output is not None
-            outputs.append(output)
+        assert output is not None
+        outputs.append(output)
     return outputs
 
 

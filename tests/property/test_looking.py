@@ -71,7 +71,7 @@ def make_store(kind: str, folder: Path) -> Store:
     inner: Store = (
         MemoryStore() if kind == "memory" else (LoneStore if kind == "wheel" else LoneRocks)(folder)
     )
-    return DigestingStore(inner, far_from_ms=lambda: NOW_MS + WINDOW_MS // 2)
+    return DigestingStore(inner)
 
 
 class World:
@@ -189,7 +189,7 @@ def test_what_is_ahead_is_counted_where_it_is_due(
     kind: str, shards: list[list[Record]], widths: list[int]
 ) -> None:
     with ExitStack() as stack:
-        # What is far and cancelled counts until its roll time, so nothing of that here.
+        # A cancel does not say when its victim was due, so no id is both near and far here.
         world = World(stack, kind, shards, far_ids=False)
         horizon = Horizon()
         for lane in world.lanes:

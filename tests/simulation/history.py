@@ -90,6 +90,7 @@ class Placed:
         outcome: how it was settled; empty: it is pending.
         by: the user record that settled it, or -1.
         in_commit: the transaction that settled it.
+        base: of a copy, where the search for its canceller begins.
     """
 
     offset: int
@@ -107,6 +108,7 @@ class Placed:
     outcome: str = ""
     by: int = -1
     in_commit: int = -1
+    base: int = -1
 
     @classmethod
     def by_user(cls, offset: int, wish: Wish, timestamp_ms: int) -> Placed:
@@ -148,6 +150,11 @@ class ShardHistory:
     """H before the transaction at hand."""
     contracts: list[tuple[int, int, int]] = field(default_factory=list)
     """``(from_offset, roll_window_ms, roll_spread_ms)``."""
+    log_start: int = 0
+    read_to: int = 0
+    """How far all nodes had read when the log was made to start there."""
+    unwalked: tuple[int, int] = (0, 0)
+    """Offsets that H skipped."""
 
     @property
     def name(self) -> str:
@@ -189,8 +196,14 @@ class ShardHistory:
         roll_ms = record.timestamp_ms + self.window_ms(record.offset)
         return (max(min(record.due_ms, roll_ms), 1), record.offset)
 
+    def is_cut(self, record: Placed) -> bool:
+        """Whether the log no longer holds all that may have cancelled a copy."""
+        return record.op == COPY and record.base < self.log_start <= record.offset
+
     def has_passed(self, record: Placed) -> bool:
         """Rule 1: whether the cursor says that it is settled."""
+        if record.outcome == "lost":
+            return True
         passed = record.offset < self.h
         if record.op in (SCHEDULE, COPY):
             by = self.canceller_of(record)
@@ -206,6 +219,7 @@ class ShardHistory:
             other.offset
             for other in self.placed.values()
             if other.offset > record.since
+            and (other.outcome != "lost" or other.offset < self.read_to)
             and other.origin == other.offset
             and other.wish.op != INVALID
             and other.wish.record_id == record.wish.record_id

@@ -26,12 +26,13 @@ from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
+from connectors.kafka.topic_terms import TopicTerms
 from delayservice.clock import ClockWatch
 from delayservice.core import outcome
 from delayservice.core import recurrence as recurrence_module
 from delayservice.core.checkpoint import UNKNOWN_STANDING, ShardCheckpoint, decode_checkpoint
 from delayservice.core.claims import Claimed, ClaimLog, Tenure, Word, decode_key, names_to_fence
-from delayservice.core.codec import Payload
+from delayservice.core.codec import Payload, decode_payload
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.core.entry import CANCEL, FIRE, SCHEDULE, Entry
@@ -43,8 +44,10 @@ from delayservice.core.role import Role
 from delayservice.core.settle import Settler
 from delayservice.core.shard import Shard
 from delayservice.core.storing import bearing_ids
+from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.lanes.lane import Lane
+from delayservice.lanes.log_proof import LogProof
 from delayservice.lanes.owning import Owning
 from delayservice.lanes.ports import Bounds, Place
 from delayservice.lanes.slice import Phase, Slice
@@ -208,8 +211,10 @@ def cancel_overlaps_roll() -> AbstractContextManager[Any]:
 def take_over_reads_to_h() -> AbstractContextManager[Any]:
     """A new owner starts once it has read up to H, not up to the end of the log."""
 
-    def take_over(original: Any, shard: Shard, cursor: Cursor, marked: Any, _: int) -> None:
-        original(shard, cursor, marked, cursor.offset)
+    def take_over(
+        original: Any, shard: Shard, cursor: Cursor, marked: Any, _: int, log_start: int
+    ) -> None:
+        original(shard, cursor, marked, cursor.offset, log_start)
 
     return _replaced(Shard, "take_over", take_over)
 
@@ -856,7 +861,10 @@ def end_is_no_stop() -> AbstractContextManager[Any]:
 
 def batches_grow_again() -> AbstractContextManager[Any]:
     """What a topic takes at most is not remembered."""
-    return patch.object(RecordLimits, "learn", lambda *_: None)
+    return _both(
+        patch.object(RecordLimits, "learn", lambda *_: None),
+        patch.object(TopicTerms, "learn", lambda *_: False),
+    )
 
 
 # --- fire and recurring schedules ----------------------------------------------------------------
@@ -1014,9 +1022,11 @@ def one_occurrence_too_many() -> AbstractContextManager[Any]:
 def begins_at_once() -> AbstractContextManager[Any]:
     """A cron schedule is delivered when it is written, too."""
 
-    def arm(original: Any, settler: Settler, offset: int, payload: Payload, *args: Any) -> Output:
-        settled: Output = original(settler, offset, payload, *args)
-        if settled[0] != outcome.ROLLED:
+    def arm(
+        original: Any, settler: Settler, offset: int, payload: Payload, *args: Any
+    ) -> Output | None:
+        settled: Output | None = original(settler, offset, payload, *args)
+        if settled is None or settled[0] != outcome.ROLLED:
             return settled
         target, partition, key, value, headers, due_ms, meta = payload
         sent = headers + settler._provenance.headers(offset, due_ms, meta)
@@ -1026,6 +1036,41 @@ def begins_at_once() -> AbstractContextManager[Any]:
 
 
 # --- logs that lose their end, topics made anew, at least once -----------------------------------
+
+
+def names_are_forgotten() -> AbstractContextManager[Any]:
+    """What a gap may have settled counts as settled, whoever has walked it."""
+
+    def wrong(original: Any, lane: Lane, start: int) -> None:
+        marks = []
+        for key_ms, offset, mark, data in lane.store.scan((0, 0), DUE_STOP_MS):
+            meta = decode_payload(data)[6]
+            if mark == NO_MARK and meta is not None and meta[0] is not None:
+                marks.append((meta[0], key_ms, offset, start - 1))
+        original(lane, start)
+        lane.store.append([], [], marks, start)
+
+    return _replaced(Lane, "_go_on_at", wrong)
+
+
+def loss_is_not_told() -> AbstractContextManager[Any]:
+    """H goes over the start of the log, and the checkpoint does not say so."""
+
+    def wrong(original: Any, lane: Lane) -> ShardCheckpoint:
+        said: ShardCheckpoint = original(lane)
+        return dataclasses.replace(said, lost=())
+
+    return _replaced(Lane, "checkpoint", wrong)
+
+
+def lost_controls_are_carried_out() -> AbstractContextManager[Any]:
+    """H skips marks whose records the log has lost: what they mark counts as settled."""
+
+    def wrong(original: Any, shard: Shard, *args: Any) -> None:
+        original(shard, *args)
+        shard._queue.clear()
+
+    return _replaced(Shard, "take_over", wrong)
 
 
 def truncation_is_ignored() -> AbstractContextManager[Any]:
@@ -1040,7 +1085,7 @@ def truncation_is_ignored() -> AbstractContextManager[Any]:
 
 def leader_is_not_asked() -> AbstractContextManager[Any]:
     """A new owner settles what it has stored, whoever leads the partition by now."""
-    return patch.object(Lane, "_is_doubtful", lambda *_: False)
+    return patch.object(LogProof, "_has_to_be_read", lambda *_: False)
 
 
 def epoch_is_not_committed() -> AbstractContextManager[Any]:
@@ -1150,6 +1195,13 @@ CLIENTS: tuple[Mutation, ...] = (
     batches_grow_again,
 )
 """Mistakes with what the clients of Kafka say."""
+
+LOST: tuple[Mutation, ...] = (
+    names_are_forgotten,
+    loss_is_not_told,
+    lost_controls_are_carried_out,
+)
+"""Mistakes with what retention deleted before it was read or settled."""
 
 LOGS: tuple[Mutation, ...] = (
     truncation_is_ignored,

@@ -19,6 +19,7 @@ from delayservice.core.outcome import DELIVERED, FIRED, PARKED, Output
 from delayservice.core.recurrence import CronTime
 from delayservice.core.role import Role
 from delayservice.core.settle import Routes
+from delayservice.core.shard import MayRead, at_will
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.lane import Lane
@@ -35,6 +36,7 @@ from tests.simulation.sim_log import (
     CHECKPOINT_PARTITIONS,
     CHECKPOINTS,
     CLAIMS,
+    OWN_TOPICS,
     checkpoint_place,
 )
 from tests.simulation.sim_ports import Job, SimBackground, SimClock, SimGate, SimObserver
@@ -62,9 +64,9 @@ class FewLane(Lane):
     few = 50
     few_bytes = 1_000_000
 
-    def settle_late(self, now_ms: int, limit: int) -> list[Output]:
+    def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
         """See ``Lane``."""
-        return super().settle_late(now_ms, min(limit, self.few))
+        return super().settle_late(now_ms, min(limit, self.few), may_read)
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
         """See ``Lane``."""
@@ -124,6 +126,8 @@ class Node:
         """Of what the disks hold."""
         self.clock = SimClock(self)
         self._life = 0
+        self._was_stopped = False
+        """In good order, so that the stores say what was read last."""
         self._frames: list[tuple[int, str]] = []
         self._is_tailing = False
         self._roll_window_ms = roll_window_ms
@@ -135,7 +139,9 @@ class Node:
     def _connect(self) -> None:
         """Make what one life has of Kafka."""
         kafka = SimKafka(self)
-        self.targets = TargetTopics(kafka.admin, self.clock.monotonic_s, self.world.why_paused)
+        self.targets = TargetTopics(
+            kafka.admin, self.clock.monotonic_s, self.world.why_paused, own=OWN_TOPICS
+        )
         self.checkpoints = KafkaCheckpoints(
             CHECKPOINTS,
             CHECKPOINT_PARTITIONS,
@@ -257,9 +263,10 @@ class Node:
         self.has_wrong_secret = are_served and self.world.flip(plan.wrong_secret)
         self._connect()
         book = self._book
-        if plan.truncates:  # a store does not say of which log it is
+        if plan.truncates and not self._was_stopped:  # a crash may leave a label that is too old
             for disk in self.disks.values():
                 disk.wipe()
+        self._was_stopped = False
         self.loop = WorkerLoop(
             node_id=self.name,
             source=self._source,
@@ -301,8 +308,7 @@ class Node:
     def _routes(self) -> Routes:
         window_ms = self._roll_window_ms
         return Routes(
-            "delay_dead_letter",
-            "delay_outcomes",
+            *OWN_TOPICS,
             b"wrong" if self.has_wrong_secret else b"secret",
             window_ms,
             window_ms // 8,
@@ -409,7 +415,7 @@ class Node:
         self.loop = None
         self.jobs.clear()
         for disk in self.disks.values():
-            if self.world.rng.random() < 0.08:
+            if self.world.rng.random() < 0.08 and not self.world.has_broken_down:
                 disk.wipe()
             else:
                 disk.crash()
@@ -426,6 +432,7 @@ class Node:
                 self.finish(job)
         if self.loop is not None:
             self._guarded(self.loop.close)
+            self._was_stopped = self.loop is not None
         self._life += 1
         self.loop = None
         self.jobs.clear()

@@ -31,6 +31,7 @@ from tests.simulation.history import (
     ViolationError,
     Wish,
 )
+from tests.simulation.plan import LEVELS_MS
 from tests.simulation.sim_log import CHECKPOINTS, CLAIMS, Transaction, Written
 
 BAD_TARGETS = ("too-large", "target-unknown", "target-unauthorized", "target-down")
@@ -38,7 +39,7 @@ EARLY_MS_MAX = 2 * TOLERANCE_MS + 2
 """By the world's clock: a clock may be off by the tolerance when it is compared, and leave what it
 was by as much again before it is stopped.
 """
-FINAL = ("delivered", "dead", "cancelled", "replaced", "expired", "not_pending", "fired")
+FINAL = ("delivered", "dead", "cancelled", "replaced", "expired", "not_pending", "fired", "lost")
 CONTINUES = -1
 """``settles`` of a copy that is the next occurrence of what was delivered."""
 
@@ -146,6 +147,13 @@ class Oracle:
         gone = [record for offset, record in before.placed.items() if offset >= stop]
         self._lost |= {record.source(place) for record in gone}
         self.shards[place] = before.cut(stop)
+
+    def expired(self, place: Place, start: int, read_to: int) -> None:
+        """While no node was up, retention has deleted what lies below ``start``; all had read as
+        far as ``read_to``.
+        """
+        shard = self.shards[place]
+        shard.log_start, shard.read_to = start, min(read_to, start)
 
     def recreated(self, place: Place, topic_id: str) -> None:
         """The topic of this id is gone, another has its name."""
@@ -266,6 +274,9 @@ class Oracle:
             outcome = _text(headers["delay-outcome"])
         place = _settled_in(headers)
         shard = self._shard(place)
+        before = shard.placed.get(_number(headers["delay-settles"]))
+        if outcome != "delivered" and before and before.outcome and shard.is_cut(before):
+            return place  # a store that came later can't know what became of it
         record = self._settle(shard, _number(headers["delay-settles"]), outcome)
         where = f"{shard.name} offset {record.offset}"
         if outcome == "delivered":
@@ -277,7 +288,8 @@ class Oracle:
                 dues = _next_dues(record, written.sender_ms)
                 self._to_follow[record.source(place)] = (record, dues)
         elif outcome == "dead":
-            _check_dead_letter(record, written, where)
+            if _check_dead_letter(shard, record, written, where) == "control-lost":
+                self.outcomes["undecided"] = self.outcomes.get("undecided", 0) + 1
         elif outcome == "expired":
             expires_ms = record.wish.expires_ms
             _require(expires_ms is not None and expires_ms < written.sender_ms, f"{where}: expired")
@@ -331,7 +343,7 @@ class Oracle:
         """Where what a copy settles lies: records of level topics are parked elsewhere."""
         named = fields.get("shard")
         if named is None:
-            return shard
+            return self._shard(shard.place)
         topic, _, partition = named.rpartition(":")
         return self._shard((topic, int(partition)))
 
@@ -349,6 +361,7 @@ class Oracle:
             timestamp_ms=written.timestamp_ms,
             at_ms=fields["at"],
             outcome="",
+            base=fields["base"],
         )
         settled.by = self._fired_by(shard, settled)
         if (
@@ -401,6 +414,7 @@ class Oracle:
             before.number + 1,
             since=max(before.since, before.by),
             at_ms=fields["at"],
+            base=fields["base"],
         )
 
     def _read_checkpoint(
@@ -417,11 +431,38 @@ class Oracle:
             (c["from"], c["contract"]["roll_window_ms"], c["contract"]["roll_spread_ms"])
             for c in said["contracts"]
         ]
-        for start, window_ms, _ in windows[len(shard.contracts) :]:
+        for start, window_ms, _ in (one for one in windows if one not in shard.contracts):
             _require(window_ms in self._windows, f"{where}: a contract that nobody asks for")
             _require(start >= shard.h, f"{where}: a contract from {start}, below H {shard.h}")
+        self._skip_lost(shard, said)
         shard.h_before = shard.h
-        shard.key, shard.h, shard.contracts = key, said["h"], windows
+        dropped = [one for one in shard.contracts if one[0] < windows[0][0]]  # no longer in the log
+        shard.key, shard.h, shard.contracts = key, said["h"], dropped + windows
+
+    def _skip_lost(self, shard: ShardHistory, said: dict[str, Any]) -> None:
+        """H gets to the start of the log only together with word of what it skips. What nobody can
+        walk and nobody has stored is lost: controls, and records that were late.
+        """
+        if shard.h >= shard.log_start or shard.unwalked[1]:
+            return
+        first, unread, stop = said.get("lost", [(0, 0, 0)])[-1]
+        if (first, stop) != (shard.h, shard.log_start):
+            why = f"{shard.name}: H went over {shard.log_start}, where the log starts, without word"
+            _require(said["h"] == shard.h, why)  # it was committed by who has not seen that
+            return
+        is_level = shard.place[0] in LEVELS_MS
+        if is_level:
+            shard.read_to = first
+        read_to = min(max(first, shard.read_to), stop)
+        _require(unread == read_to, f"{shard.name}: read to {unread}, not {read_to}")
+        shard.unwalked = (first, stop)
+        for record in shard.placed.values():
+            if record.outcome or not first <= record.offset < stop:
+                continue
+            is_pending = record.op in (SCHEDULE, COPY) and shard.key_of(record) > shard.key
+            if not is_pending or record.offset >= read_to:
+                record.outcome = "lost"
+                self.outcomes["lost"] = self.outcomes.get("lost", 0) + 1
 
     # --- promises ------------------------------------------------------------------------------
 
@@ -457,6 +498,8 @@ class Oracle:
         """Rule 1."""
         for record in shard.placed.values():
             passed = shard.has_passed(record)
+            if shard.is_cut(record) and shard.h <= record.offset:
+                continue  # whoever has not stored it learns with H only
             if passed != bool(record.outcome):
                 raise ViolationError(
                     f"{shard.name} offset {record.offset} ({record.op}) "
@@ -615,9 +658,15 @@ def _check_delivery(shard: ShardHistory, record: Placed, written: Written, where
     _require(written.headers == expected, f"{where}: headers {written.headers}")
 
 
-def _check_dead_letter(record: Placed, written: Written, where: str) -> None:
+def _check_dead_letter(shard: ShardHistory, record: Placed, written: Written, where: str) -> str:
     wish, headers = record.wish, dict(written.headers)
     code = _text(headers["delay-error"])
+    if code == "control-lost":
+        by, (first, _) = shard.canceller_of(record), shard.unwalked
+        is_lost = by is not None and first <= by < shard.read_to
+        is_lost = is_lost or shard.is_cut(record)
+        _require(is_lost, f"{where}: what settles it, {by}, is there, or was never read")
+        return code
     allowed = (wish.code,) if wish.op == INVALID else BAD_TARGETS
     if wish.cron and not record.number and (wish.cron == BAD or None in _first_dues(record)):
         allowed = ("cron-invalid",)
@@ -629,6 +678,7 @@ def _check_dead_letter(record: Placed, written: Written, where: str) -> None:
     if wish.op == SCHEDULE:
         again = all(header in written.headers for header in wish.recurrence(record.left))
         _require(again, f"{where}: recurrence in {written.headers}")
+    return code
 
 
 def _check_victim(shard: ShardHistory, record: Placed, where: str) -> None:

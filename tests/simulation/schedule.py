@@ -56,6 +56,7 @@ def silenced() -> Iterator[None]:
     with (
         patch("delayservice.lanes.lane._log", quiet),
         patch("delayservice.lanes.level._log", quiet),
+        patch("delayservice.lanes.lost._log", quiet),
         patch("delayservice.lanes.worker_loop._log", quiet),
         patch("delayservice.lanes.owning._log", quiet),
         patch("delayservice.lanes.transaction._log", quiet),

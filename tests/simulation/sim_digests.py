@@ -71,7 +71,6 @@ class DigestBook:
             turns=ScanTurns(),
             scan_interval_ms=_SCAN_EVERY_MS,
             store_kind="simulated",
-            far_ms=0,
         )
         self._digests[node.name, slice_no] = digests
         return CopyKeeper(digests, self, node.name, node.clock)

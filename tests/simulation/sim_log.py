@@ -20,6 +20,7 @@ Epoch: TypeAlias = tuple[int, int]
 
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 CHECKPOINTS, CLAIMS = "delay_checkpoint", "delay_claims"
+OWN_TOPICS = ("delay_dead_letter", "delay_outcomes")
 CHECKPOINT_PARTITIONS = 2
 CLAIMS_PLACE: Place = (CLAIMS, 0)
 COMPACTED = (CLAIMS_PLACE, *((CHECKPOINTS, n) for n in range(CHECKPOINT_PARTITIONS)))

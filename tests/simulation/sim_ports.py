@@ -165,6 +165,9 @@ class SimObserver:
     def ingested(self, slice_no: int, records: int) -> None:
         """See the port."""
 
+    def turned(self, seconds: float) -> None:
+        """A turn was made."""
+
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
         """See the port."""
 

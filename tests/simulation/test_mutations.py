@@ -11,6 +11,7 @@ from tests.simulation.mutations import (
     KINDS,
     LISTED,
     LOGS,
+    LOST,
     OTHERS,
     OWNERSHIP,
     Mutation,
@@ -19,6 +20,7 @@ from tests.simulation.mutations import (
 from tests.simulation.plan import (
     AT_LEAST_ONCE,
     NO_ROLL_MS,
+    OUTAGE,
     RECREATED,
     SETTINGS_DIFFER,
     TOPICS,
@@ -134,6 +136,9 @@ BENT: dict[str, dict[str, Any]] = {
     "any_secret_will_do": {"wrong_secret": 0.5, "roll_window_ms": 60, "far": 0.8, "crash": 0.05}
     | {"again": 0.0, "ids": 4, "records": 30, "actions": 200, "append": 0.05, "moves": 0.15},
     "contracts_dropped_too_early": SETTINGS_DIFFER,
+    "names_are_forgotten": OUTAGE,
+    "loss_is_not_told": OUTAGE,
+    "lost_controls_are_carried_out": OUTAGE,
 }
 """Plans for mistakes that need the rarest of meetings."""
 
@@ -150,7 +155,7 @@ transaction.
 
 @pytest.mark.parametrize(
     "mutation",
-    LISTED + OWNERSHIP + OTHERS + CLIENTS + LOGS + KINDS,
+    LISTED + OWNERSHIP + OTHERS + CLIENTS + LOGS + LOST + KINDS,
     ids=lambda mutation: mutation.__name__,
 )
 def test_the_mistake_is_caught(mutation: Mutation) -> None:

@@ -16,7 +16,13 @@ from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks
 from tests.simulation.node import MakeStore
-from tests.simulation.plan import SEEDS_OF_LOSS, SETTINGS_DIFFER, Plan, draw_plan
+from tests.simulation.plan import (
+    SEEDS_OF_LOSS,
+    SEEDS_OF_OUTAGE,
+    SETTINGS_DIFFER,
+    Plan,
+    draw_plan,
+)
 from tests.simulation.schedule import replay_command, run_schedule, silenced
 from tests.wheels import LoneStore
 
@@ -52,6 +58,14 @@ def test_promises_hold_where_settings_differ_and_replicas_restart() -> None:
             assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
 
 
+def test_promises_hold_where_dead_letters_and_outcomes_can_not_be_written_for_a_while() -> None:
+    with silenced():
+        for seed in range(90_000, 90_000 + BLOCK):
+            plan = replace(draw_plan(seed), own_topics_fail=True, targets_fail=seed % 2 == 0)
+            verdict = run_schedule(seed, plan=plan)
+            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
+
+
 @pytest.mark.parametrize("block", range(2))
 def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_and_targets_get_more(
     block: int,
@@ -61,6 +75,17 @@ def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_and_target
         for seed in range(first, first + BLOCK):
             verdict = run_schedule(seed)
             assert verdict.broken is None, f"{verdict.broken}; see: {replay_command(seed)}"
+
+
+def test_what_is_stored_is_delivered_where_retention_deletes_what_nobody_has_walked() -> None:
+    outcomes: Counter[str] = Counter()
+    with silenced():
+        for seed in range(SEEDS_OF_OUTAGE.start, SEEDS_OF_OUTAGE.start + BLOCK):
+            verdict = run_schedule(seed)
+            assert verdict.broken is None, f"{verdict.broken}; see: {replay_command(seed)}"
+            outcomes.update(verdict.outcomes)
+    assert outcomes["lost"] > 0
+    assert outcomes["undecided"] > 0
 
 
 def test_a_schedule_replays_from_its_seed() -> None:

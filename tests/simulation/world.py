@@ -19,6 +19,7 @@ from tests.simulation.sim_log import (
     CHECKPOINTS,
     CLAIMS,
     COMPACTED,
+    OWN_TOPICS,
     SimLog,
     Topic,
     Transaction,
@@ -36,6 +37,7 @@ TAKE_OVER_TURNS = 1_200
 LOAD_TURNS = 80
 LATE_MS_MAX = 600
 """Of a record while all is well, apart from some intervals between commits."""
+_READ_TURNS = 30
 TURNS_MAX = 30
 """Turns that nodes may take within one another, before the schedule goes on."""
 
@@ -71,6 +73,7 @@ class World:
         self.longest: dict[Place, int] = {}
         """Ends of logs before they were truncated. Who took a shard over waits until it has grown
         as long again, if nothing that it had read is lost."""
+        self.has_broken_down = False
         self._turns_left = 0
         self.unanswered: list[Job] = []
         """What helpers will not get on with."""
@@ -101,7 +104,7 @@ class World:
             if self.plan.targets_fail:
                 made.bytes_max = BATCH_BYTES_MAX
         self.log.make_topic(CHECKPOINTS, CHECKPOINT_PARTITIONS)
-        for topic in (CLAIMS, "delay_dead_letter", "delay_outcomes"):
+        for topic in (CLAIMS, *OWN_TOPICS):
             self.log.make_topic(topic, 1)
 
     def _last_stable(self, place: Place, own: Transaction) -> int:
@@ -268,8 +271,7 @@ class World:
         rng, plan = self.rng, self.plan
         if rng.random() < 0.5:
             self._step_clock(node)
-        if plan.targets_fail and rng.random() < 0.5:
-            self._spoil(self.log.topics[rng.choice(TARGETS)])
+        self._spoil_some()
         if plan.pauses and rng.random() < 0.5:
             self.paused ^= {rng.choice((*TARGETS, *TARGETS, *plan.topics, *plan.levels))}
             self.trace(f"paused: {sorted(self.paused)}")
@@ -287,6 +289,12 @@ class World:
             self._recreate(rng.choice(plan.topics))
         if rng.random() < 0.1:
             node.frozen = not node.frozen
+
+    def _spoil_some(self) -> None:
+        rng, plan = self.rng, self.plan
+        for names, may_fail in ((TARGETS, plan.targets_fail), (OWN_TOPICS, plan.own_topics_fail)):
+            if may_fail and rng.random() < 0.5:
+                self._spoil(self.log.topics[rng.choice(names)])
 
     def _spoil(self, topic: Topic) -> None:
         """A target is bad from now on, or good again."""
@@ -347,19 +355,50 @@ class World:
             node.see_topics()
 
     def _expire(self, place: Place) -> None:
-        """Retention is longer than the roll window: it deletes what is settled, but no canceller
-        of a copy whose time has not come, or that H has not passed: it was written moments after.
+        """Retention is longer than the roll window: it deletes what is settled, but nothing since
+        a copy was made whose time has not come, or that H has not passed: it was written moments
+        after.
         """
         shard, partition = self.oracle.shards[place], self.log.partition(place)
         pending = [o for o, record in shard.placed.items() if not record.outcome]
-        cancellers = [
-            shard.canceller_of(record)
+        bases = [
+            record.base
             for record in shard.placed.values()
             if record.op == COPY and (shard.key_of(record) > shard.key or record.offset >= shard.h)
         ]
-        stop = min([*pending, shard.h, *(by for by in cancellers if by is not None)])
+        stop = min([*pending, shard.h, *bases])
         partition.start = max(partition.start, self.rng.randint(0, stop))
         self.trace(f"{place} now starts at {partition.start}")
+
+    def _break_down(self) -> None:
+        """All nodes read for a while, and stop. Users write on, and retention deletes more than was
+        settled, where all nodes had read the same.
+        """
+        self.calm = True
+        for number in range(self.plan.slices):
+            self._grant(number, None)
+        for _ in range(_READ_TURNS):
+            self._tick(20)
+            self._turn()
+        for writer in list(self.log.open):
+            self.log.give_up(writer)
+        for node in self.nodes:
+            node.stop()
+        self.calm = False
+        read_to = {place: self.log.partition(place).last_stable for place in self.places}
+        for _ in range(self.rng.randrange(12)):
+            self.users.write_one()
+        for place in self.places:
+            shard, partition = self.oracle.shards[place], self.log.partition(place)
+            disks = [node.disks[place] for node in self.nodes if place in node.disks]
+            is_read = all(disk.open() == read_to[place] for disk in disks)
+            if shard.contracts and is_read and self.rng.random() < 0.8:
+                partition.start = self.rng.randint(shard.h, partition.last_stable)
+                self.oracle.expired(place, partition.start, read_to[place])
+                self.trace(f"{place} starts at {partition.start}, and H is {shard.h}")
+        self.has_broken_down = True
+        for number in range(self.plan.slices):
+            self._grant(number, self.rng.choice(self.nodes))
 
     # --- course --------------------------------------------------------------------------------
 
@@ -369,7 +408,9 @@ class World:
         Raises:
             ViolationError: a promise was broken.
         """
-        for _ in range(self.plan.actions):
+        for number in range(self.plan.actions):
+            if self.plan.outage and number == self.plan.actions // 2:
+                self._break_down()
             self._act()
         self._heal()
         owners = {n: self.rng.choice(self.nodes) for n in range(self.plan.slices)}
@@ -396,7 +437,7 @@ class World:
     def _heal(self) -> None:
         self.trace("--- all trouble ends")
         self.calm = True
-        for topic in TARGETS:
+        for topic in (*TARGETS, *(OWN_TOPICS if self.plan.own_topics_fail else ())):
             self._restore(self.log.topics[topic])
         self.paused.clear()
         self._judge_anew()

@@ -18,5 +18,8 @@ class KnownTargets:
     def obstacle(self, target: Target) -> tuple[str, str] | None:
         return self.why.get(target)
 
+    def refusal(self, *_: object) -> tuple[str, str] | None:
+        return None
+
     def expect(self, targets: Collection[Target]) -> None:
         self.expected.update(targets)

@@ -373,6 +373,8 @@ class Heard:
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None: ...
 
+    def turned(self, seconds: float) -> None: ...
+
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
         assert seconds >= 0
         self.transactions.append((sorted(slices), committed))

@@ -33,13 +33,14 @@ from delayservice.admin.inquiry import Workers
 from delayservice.admin.models import ById, Reschedule
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal
-from delayservice.admin.reading import not_ready, position_of
+from delayservice.admin.reading import position_of, timeline_of
 from delayservice.admin.server import admin_token
 from delayservice.core.partitioner import partition_for
-from delayservice.core.question import Pending
+from delayservice.core.pending import Lump
+from delayservice.core.question import Horizon, Pending
 from delayservice.errors import DelayServiceError, SettingsError
-from delayservice.metrics import REFUSED, SliceMetrics, encode_slice, encode_snapshot
-from delayservice.metrics_hub import MetricsHub
+from delayservice.metrics import SliceMetrics, encode_slice, encode_snapshot
+from delayservice.metrics_hub import MetricsHub, why_not_electable
 from delayservice.settings import Settings, load
 from ha.members import Holding, Members
 
@@ -124,11 +125,11 @@ def panel_of(inquiry: object, *sets: str, slices: tuple[SliceMetrics, ...] = ())
 
 def test_probes_are_answered_while_every_thread_of_the_server_waits_for_workers_that_hang() -> None:
     hung = Hung()
-    app = make_app(panel_of(hung, slices=(SliceMetrics(0, state="catching_up"),)), TOKEN)
-    ok, behind = asyncio.run(_probe_while_full(app, hung))
+    app = make_app(panel_of(hung, slices=(behind(0),)), TOKEN)
+    ok, not_ready = asyncio.run(_probe_while_full(app, hung))
     assert ok.status_code == 200
-    assert behind.status_code == 503
-    assert behind.json()["detail"] == "the copies of slices 0 are catching up"
+    assert not_ready.status_code == 503
+    assert not_ready.json()["detail"] == f"slice 0: {BEHIND}"
 
 
 async def _probe_while_full(app: FastAPI, hung: Hung) -> tuple[httpx.Response, httpx.Response]:
@@ -144,33 +145,56 @@ async def _probe_while_full(app: FastAPI, hung: Hung) -> tuple[httpx.Response, h
             await asyncio.gather(*waiting)
 
 
+BEHIND = "its copy is 12 s behind and is catching up"
+REFUSAL = "slice 3 is served with another cluster secret"
+
+
+def behind(slice_no: int) -> SliceMetrics:
+    return SliceMetrics(slice_no, state="catching_up", cause="catching_up", reason=BEHIND)
+
+
 def test_a_node_with_alarms_is_ready_and_says_so_in_its_state() -> None:
-    found = settings()
-    hub = hub_of(
-        found,
-        SliceMetrics(0, state="owner", alarm="the disk is full"),
-        SliceMetrics(1, state="replica"),
-    )
-    assert not_ready(hub.facts()) == []
+    hub = hub_of(settings(), SliceMetrics(0, state="owner", alarm="the disk is full"))
+    assert why_not_electable(hub.facts()) == []
     assert hub.status().problems == ["slice 0: the disk is full"]
 
 
-@pytest.mark.parametrize("state", ["starting", "catching_up"])
-def test_a_node_is_not_ready_while_a_copy_is_behind_or_a_worker_has_not_reported(
-    state: str,
-) -> None:
-    hub = hub_of(settings("node.workers=2"), SliceMetrics(3, state=state))
-    assert not_ready(hub.facts()) == [
-        "1 workers have not reported yet",
-        "the copies of slices 3 are catching up",
+def test_a_node_is_not_ready_while_a_copy_is_behind_or_a_worker_has_not_reported() -> None:
+    hub = hub_of(settings("node.workers=2"), *map(behind, range(12)), SliceMetrics(12))
+    said = [
+        "worker 1: the worker was lost, or has not reported yet",
+        f"slices 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more: {BEHIND}",
+    ]
+    assert why_not_electable(hub.facts()) == said
+    assert hub.status().problems == said, "status, metrics and /readyz say the same"
+    assert not hub.status().healthy
+    assert [tuple(one)[:3] for one in hub.facts().unelectable][:2] == [
+        (0, 0, "catching_up"),
+        (0, 1, "catching_up"),
     ]
 
 
 def test_a_node_that_lacks_the_cluster_secret_is_not_ready() -> None:
-    alarm = "slice 3 is served with another cluster secret"
-    hub = hub_of(settings(), SliceMetrics(3, state=REFUSED, alarm=alarm))
-    assert not_ready(hub.facts()) == [f"slice 3 is refused: {alarm}"]
-    assert hub.status().problems == [f"slice 3: {alarm}"]
+    refused = SliceMetrics(3, state="refused", cause="refused", reason=REFUSAL, alarm=REFUSAL)
+    hub = hub_of(settings(), refused)
+    assert why_not_electable(hub.facts()) == [f"slice 3: {REFUSAL}"]
+    assert hub.status().problems == [f"slice 3: {REFUSAL}"], "once"
+
+
+def test_what_a_worker_says_of_itself_stands_for_all_of_its_slices() -> None:
+    hub = MetricsHub(settings())
+    verdict = ("zookeeper_unusable", "ZooKeeper can't be used: wrong password")
+    hub.update(0, encode_snapshot(1, [encode_slice(behind(0))], verdict=verdict))
+    assert why_not_electable(hub.facts()) == [f"worker 0: {verdict[1]}"]
+    assert [tuple(one) for one in hub.facts().unelectable] == [(0, None, *verdict)]
+
+
+def test_a_node_that_waits_for_kafka_before_it_has_workers_says_so() -> None:
+    hub = MetricsHub(settings())
+    hub.kafka_missing("no broker answers")
+    assert why_not_electable(hub.facts()) == ["worker 0: Kafka can't be reached: no broker answers"]
+    hub.kafka_missing("")
+    assert "has not reported yet" in why_not_electable(hub.facts())[0]
 
 
 def test_a_failure_is_told_to_all_who_wait_and_found_out_once_a_second() -> None:
@@ -383,3 +407,25 @@ def test_a_node_does_not_start_with_a_token_that_anybody_could_guess(
     (state_dir / "admin_token").write_text(content)
     with pytest.raises(SettingsError, match="16 at least: delete it"):
         made_token(state_dir)
+
+
+@pytest.mark.parametrize(
+    ("lumps", "unit", "coarse_from_ms"),
+    [
+        ([(NOW_MS, NOW_MS + 1, 1), (NOW_MS + 1_000, NOW_MS + 2_000, 9)], "second", None),
+        ([(NOW_MS, NOW_MS + 1, 1), (NOW_MS + 9_000, NOW_MS + 69_000, 9)], "second", 9_000),
+        ([(NOW_MS + 9_000, NOW_MS + 69_000, 9)], "minute", None),
+        ([(NOW_MS + 900_000, NOW_MS + 960_000, 9)], "second", None),
+    ],
+)
+def test_a_timeline_says_from_when_on_its_buckets_are_not_exact(
+    lumps: list[Lump], unit: str, coarse_from_ms: int | None
+) -> None:
+    horizon = Horizon(lumps=lumps)
+    panel = SimpleNamespace(
+        wall_ms=lambda: NOW_MS,
+        inquiry=SimpleNamespace(horizon=lambda: horizon),
+        slices_elsewhere=list,
+    )
+    found = timeline_of(cast("Any", panel), unit, 60).coarse_from_ms
+    assert found == (None if coarse_from_ms is None else NOW_MS + coarse_from_ms)

@@ -11,20 +11,21 @@ import pytest
 import yaml
 from prometheus_client.core import Metric
 
-from delayservice.clock import NOT_COMPARED
+from delayservice.core.census import TopicCounts, Waiting
 from delayservice.core.outcome import OUTCOME_NAMES
 from delayservice.metrics import (
     AuditFacts,
     PauseFact,
     PauseFacts,
     SliceMetrics,
+    WorkerMetrics,
     encode_slice,
     encode_snapshot,
+    histogram_of,
 )
 from delayservice.metrics_export import export
-from delayservice.metrics_hub import STALE_S, MetricsHub
+from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import load
-from delayservice.worker_thread import doubt_that_counts
 from tests.alert_rules import (
     DASHBOARD,
     EXAMPLES,
@@ -51,17 +52,23 @@ NOT_RAISED = {"DelayEarly"}
 every_alert = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
 
 
+def worker() -> WorkerMetrics:
+    metrics = WorkerMetrics(1.0, 2)
+    metrics.observe_target("delay_topic_any", "orders", histogram_of([1]))
+    return metrics
+
+
 def full_hub() -> MetricsHub:
     """A hub that has been told everything there is to tell."""
     metrics = SliceMetrics(0, state="owner", epoch=1, lag_s=0.0, oldest_due_ms=1_000)
     metrics.add_settled("delivered", 1)
     metrics.add_rejected("time-missing")
+    metrics.topics = {"delay_topic_any": TopicCounts(3, [1] * 12, {"orders": Waiting(3, 1)})}
     metrics.observe_lateness([1])
-    metrics.observe_transaction(0.001)
     hub = MetricsHub(load(None, ["node.workers=2"], {}))
     pauses = PauseFacts([PauseFact("target", "orders*", 1, "")], {"target": 1}, None)
     told = (["a topic is unfit"], 12.0, AuditFacts(1, 2, {"lost": 3}), 4, pauses, 1.0)
-    hub.update(0, encode_snapshot(1, [encode_slice(metrics)], *told))
+    hub.update(0, encode_snapshot(1, [encode_slice(metrics)], *told, worker=worker()))
     return hub
 
 
@@ -142,7 +149,6 @@ def threshold(name: str) -> float:
 def test_thresholds_agree_with_the_settings_that_they_stand_for() -> None:
     settings = load(None, [], {})
     assert threshold("DelayDiskFills") * 100 == settings.disk.warn_percent
-    assert threshold("DelayWorkerSilent") == STALE_S
     assert threshold("DelayReplicaLag") > settings.placement.lag_s_max
     (fills,) = (alert for alert in ALERTS if alert.name == "DelayDiskFills")
     assert f"{settings.disk.stop_percent:.0f} %" in fills.annotations["description"]
@@ -258,13 +264,6 @@ def test_a_worker_that_dies_before_it_reports_is_counted() -> None:
     hub.forget(1)
     hub.forget(1)
     assert values(hub, "delay_worker_restarts_total") == [0, 2]
-
-
-def test_a_clock_that_was_never_compared_is_no_alarm_of_a_copy() -> None:
-    assert doubt_that_counts(NOT_COMPARED, is_owner=False) is None
-    assert doubt_that_counts(NOT_COMPARED, is_owner=True) == NOT_COMPARED
-    assert doubt_that_counts("it was stepped", is_owner=False) == "it was stepped"
-    assert doubt_that_counts(None, is_owner=True) is None
 
 
 def test_every_outcome_counts_from_nought() -> None:

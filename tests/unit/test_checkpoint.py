@@ -14,10 +14,12 @@ from delayservice.core.checkpoint import (
     decode_checkpoint,
     encode_checkpoint,
     fingerprint,
+    longest_waits_ms,
 )
 from delayservice.core.claims import Tenure
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
+from delayservice.core.losses import Lost
 from delayservice.errors import KafkaEdgeError
 
 CONTRACTS = Contracts([(0, Contract(allow=("orders*",))), (40, Contract(allow=("mails",)))])
@@ -86,3 +88,25 @@ def test_a_checkpoint_that_lacks_something_is_none(lacks: str) -> None:
 def test_what_somebody_else_wrote_is_named(data: bytes) -> None:
     with pytest.raises(KafkaEdgeError, match="something else writes"):
         decode_checkpoint(data)
+
+
+def test_how_long_a_log_must_keep_records_follows_from_all_contracts_in_force() -> None:
+    def slice_of(number: int, *windows_ms: int) -> bytes:
+        contracts = [(n, Contract(roll_window_ms=ms)) for n, ms in enumerate(windows_ms)]
+        level = Contracts([(0, Contract(level_ms=5_000))])
+        shards = {
+            "delay_topic_any": ShardCheckpoint("id", Cursor(), Contracts(contracts)),
+            "delay_topic_1": ShardCheckpoint("id", Cursor(), level),
+        }
+        return encode_checkpoint(Checkpoint(number, "n1", 1, "", shards))
+
+    found = longest_waits_ms([slice_of(0, 60_000, 7_000), slice_of(1, 9_000), b"{}", b"foreign"])
+    assert found == {"delay_topic_any": 60_000, "delay_topic_1": 5_000}
+
+
+def test_lost_ranges_come_back_and_take_no_room_where_there_are_none() -> None:
+    shard = ShardCheckpoint("id", Cursor(), Contracts([(0, Contract())]))
+    assert b'"lost"' not in encode_checkpoint(Checkpoint(0, "n1", 1, "", {"t": shard}))
+    lossy = replace(shard, lost=(Lost(3, 5, 9), Lost(20, 20, 31)))
+    data = encode_checkpoint(Checkpoint(0, "n1", 1, "", {"t": lossy}))
+    assert decode_checkpoint(data).shards["t"].lost == lossy.lost

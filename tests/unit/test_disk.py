@@ -189,3 +189,19 @@ def test_a_loop_stops_storing_and_then_syncing(
     lane.store.stats = lambda: replace(stats, durable_offset=-1)  # type: ignore[method-assign]
     stage.step()
     assert (told[-1], bool(synced)) == (may_store, syncs)
+
+
+def test_how_long_the_disk_has_not_answered_is_known_while_a_look_waits_for_it() -> None:
+    now_s, waited_s = 0.0, []
+
+    def hanging() -> float:
+        nonlocal now_s
+        now_s += 9.0
+        waited_s.append(watch.waiting_s)
+        raise OSError("gone")
+
+    watch = DiskWatch(MARKS, hanging, lambda: now_s)
+    assert watch.waiting_s == 0.0
+    watch.look()
+    assert waited_s == [9.0]
+    assert watch.waiting_s == 0.0

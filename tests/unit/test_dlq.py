@@ -43,9 +43,8 @@ def refused(entry: Entry) -> DeadLetter:
     if kind == INVALID:
         output = settler.dead_letter(offset, payload, *extra)
     else:
-        found = settler.settle(offset, key_ms, payload, NOW_MS, 8)
-        assert found is not None
-        output = found
+        output = settler.settle(offset, key_ms, payload, NOW_MS, 8)
+    assert output is not None
     letter = dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5]))
     assert letter is not None
     return letter
@@ -203,6 +202,7 @@ def test_a_stripped_dead_letter_is_not_replayed() -> None:
     level = b"delay_topic_1:3:9"  # its record was parked in this topic, which the letter says, too
     original: Original = (b"k", b"v", [("a", b"1")])
     output = settler.dead_letter(7, original, "time-missing", "no time", source=level)
+    assert output is not None
     assert "delay-shard" in dict(output[5])
     letter = dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5]))
     assert letter is not None

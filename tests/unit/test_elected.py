@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 import pytest
 
+from delayservice.core.electability import Cause, WorkerFacts
 from delayservice.core.role import Role
 from ha.ensemble import MEMBERS, EnsembleError, Held
 from ha.notes import NodeNote, OwnerNote
@@ -194,3 +195,50 @@ def test_a_node_alone_owns_its_share_and_tells_when_that_changes() -> None:
     alone.serve([SliceFacts(n) for n in range(6)])
     assert alone.roles() == dict.fromkeys([1, 3, 5], Role.OWNER)
     assert changes == [2, 3]
+
+
+def reason(node: Node) -> str:
+    """Why a worker that lacks nothing else may own nothing."""
+    return node.ownership.judge(WorkerFacts()).reason
+
+
+def test_a_worker_may_own_once_it_is_registered_and_says_why_not_before() -> None:
+    world = World(Events())
+    node = world.start("a")
+    assert reason(node) == "ZooKeeper can't be used: there is no session yet"
+    world.run(5)
+    assert reason(node) == ""
+    assert node.ownership.verdict(0).may_own
+
+
+def test_a_disconnection_counts_when_the_lease_is_over_and_no_sooner() -> None:
+    world, node = owning()
+    world.zookeeper.stop()
+    end_s = node.ownership._lease.end_s
+    world.run(end_s - world.now_s() - 0.01)
+    assert reason(node) == ""
+    world.run(0.02)
+    assert reason(node) == "ZooKeeper can't be used: connection lost"
+    world.zookeeper.start()
+    world.run(10)
+    assert reason(node) == ""
+
+
+def test_a_worker_whose_name_is_taken_says_so() -> None:
+    world, _ = owning()
+    twin = world.start("a")
+    world.run(5)
+    assert reason(twin).endswith("node_id a is in use by another node: a1")
+
+
+def test_what_a_worker_is_judged_by_reaches_the_election_at_once() -> None:
+    world, node = owning()
+    other = world.start("b")
+    world.run(60)
+    owned = set(node.ownership._election.owned)
+    assert owned
+    found = node.ownership.judge(WorkerFacts(turn_s=99))
+    assert found.cause is Cause.LOOP_HANGS
+    world.run(5)
+    assert set(node.ownership._election.owned) == set()
+    assert owned <= set(other.ownership._election.owned)

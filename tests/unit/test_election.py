@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 
 import pytest
 
+from delayservice.core.electability import Cause, WorkerFacts
 from delayservice.core.role import Role
 from ha.election import Announce, Claim, Effect, Election, Evict, Pace, Resign, Seat
 from ha.notes import LifeNote, NodeNote, OwnerNote, encode
@@ -17,6 +18,8 @@ PACE = Pace(stagger_s=0.5, lag_s_max=10, alert_s=1, tenure_s=20, first_s=2, hand
 UP_TO_DATE = Standing({}, 0)
 COOL_S = 5.0
 VACANT = Seat(None)
+CUT_OFF = WorkerFacts(kafka="no answer")
+HUNG = WorkerFacts(turn_s=99)
 MINE = Seat(OwnerNote("me", "me1", 0, 1), is_mine=True)
 NODES = {"me": 1, "other": 2, "third": 3}
 """And the broker that each sits beside."""
@@ -168,9 +171,44 @@ class TestClaims:
     def test_a_node_that_does_not_reach_kafka_never_claims(self) -> None:
         election = elected()
         vacated(election)
-        assert election.fit(is_fit=False)
-        assert not election.fit(is_fit=False), "that is no news"
+        assert election.judge(CUT_OFF)
+        assert not election.judge(CUT_OFF), "that is no news"
         assert election.step(1000) == []
+
+    @pytest.mark.parametrize(
+        "facts",
+        [
+            WorkerFacts(clock="20 s ahead"),
+            WorkerFacts(turn_s=99),
+            WorkerFacts(disk_s=99),
+            WorkerFacts(zookeeper="no session"),
+        ],
+    )
+    def test_a_worker_that_should_not_own_does_not_take_its_preferred_slice(
+        self, facts: WorkerFacts
+    ) -> None:
+        election = elected()
+        vacated(election)
+        election.judge(facts)
+        assert election.step(1000) == []
+        assert election.life(1000).caught_up == (), "nobody hands over to it either"
+
+    @pytest.mark.parametrize(
+        "facts",
+        [
+            WorkerFacts(clock="not compared yet", is_clock_known=False),
+            WorkerFacts(crashes=2, lived_s=0),
+        ],
+    )
+    def test_others_are_preferred_to_a_last_resort_which_claims_what_nobody_else_does(
+        self, facts: WorkerFacts
+    ) -> None:
+        election = elected()
+        vacated(election)
+        election.judge(facts)
+        assert election.life(0).caught_up == ()
+        assert election.step(Pace().last_s - 0.01) == []
+        assert election.step(Pace().last_s) == [Claim(0)]
 
     def test_a_node_that_leaves_never_claims(self) -> None:
         election = elected(live=["me"])
@@ -187,11 +225,36 @@ class TestClaims:
 
 
 class TestGivingUp:
-    def test_an_unfit_owner_resigns_at_once_though_its_loop_settles(self) -> None:
+    def test_an_owner_that_should_not_own_resigns_at_once_though_its_loop_settles(self) -> None:
         election = owning(elected())
-        election.fit(is_fit=False)
-        assert election.roles(0) == {0: Role.REPLICA}
+        ready(election, "other")
+        election.judge(HUNG)
         assert [type(effect) for effect in election.step(1)] == [Resign]
+        assert election.roles(1) == {0: Role.REPLICA}
+        election.judge(WorkerFacts())
+        assert [type(effect) for effect in election.step(2)] == [Resign], "once it has let go"
+
+    def test_an_owner_that_should_not_own_goes_on_unless_another_node_may(self) -> None:
+        election = owning(elected())
+        election.judge(HUNG)
+        assert election.step(1) == []
+        assert election.roles(1) == {0: Role.OWNER}
+        assert election.rivals == {"other:0"}, "it has to know whether another may"
+        ready(election, "third")
+        assert election.step(2) == [], "that node is dead"
+        ready(election, "other")
+        assert [type(effect) for effect in election.step(3)] == [Resign]
+
+    def test_who_left_because_it_should_not_own_rests_as_who_could_not_serve(self) -> None:
+        election = owning(elected())
+        ready(election, "other")
+        election.judge(HUNG)
+        election.step(0)
+        election.seat(0, VACANT, 0)
+        election.judge(WorkerFacts())
+        assert election.step(0) == []
+        assert election.wake_s == COOL_S
+        assert election.verdict(0, 1).cause is Cause.FAILING
 
     def test_an_owner_that_gave_up_resigns_and_says_why(self) -> None:
         election = owning(elected())
@@ -254,7 +317,7 @@ class TestGivingUp:
 
     def test_an_unfit_node_does_not_offer_itself_as_an_heir(self) -> None:
         election = elected()
-        election.fit(is_fit=False)
+        election.judge(CUT_OFF)
         assert election.life(0).caught_up == ()
 
 
@@ -496,7 +559,7 @@ class TestCopies:
         election.nodes([note("me")])
         assert election.serve(beside("other")) == {0}
         assert election.seat_of(0) is None
-        assert not election.may_own(0)
+        assert not election.verdict(0, 0).may_own
 
 
 class TestRoles:
@@ -530,7 +593,7 @@ class TestRoles:
     def test_a_node_that_does_not_reach_kafka_is_no_heir(self) -> None:
         election = elected()
         election.seat(0, VACANT, 0)
-        election.fit(is_fit=False)
+        election.judge(CUT_OFF)
         assert election.roles(0) == {0: Role.REPLICA}
 
     def test_a_node_that_cools_down_is_no_heir(self) -> None:

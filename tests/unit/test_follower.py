@@ -17,6 +17,7 @@ from delayservice.core.checkpoint import (
 )
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
+from delayservice.core.losses import Lost
 from delayservice.lanes.follower import Follower
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Checkpoints, ReadBack
@@ -64,6 +65,15 @@ def test_it_prunes_by_the_checkpoint_and_reads_on_by_its_contracts() -> None:
     replica.lane.adopt.assert_called_once_with(CONTRACTS)
     replica.lane.follow.assert_called_once_with(Cursor((5, 5), 40))
     assert replica.lag_s() == 0
+
+
+def test_it_counts_the_offsets_that_the_newest_checkpoint_names_as_lost() -> None:
+    replica = Replica(stored=40)
+    assert replica.follower.lost_offsets == 0
+    lost = (Lost(3, 5, 9), Lost(20, 20, 31))
+    shard = ShardCheckpoint("id", Cursor((5, 5), 40), CONTRACTS, lost=lost)
+    replica.hears(encode_checkpoint(Checkpoint(0, "n1", 1, "mine", {"topic": shard})))
+    assert replica.follower.lost_offsets == 6 + 11
 
 
 def test_a_topic_that_was_made_anew_is_not_behind_of_the_old_one() -> None:

@@ -45,8 +45,11 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     # lanes.ports holds the interfaces that the connectors fill.
     "connectors": LEAVES | {"delayservice.core", "delayservice.lanes.ports", "connectors"},
     "ha": LEAVES | {"delayservice.core", "ha"},
-    # The presets, and the marks.
-    **dict.fromkeys(LEAVES, LEAVES | {"delayservice.core.levels", "delayservice.core.disk"}),
+    # The presets, the marks, and what metrics carry.
+    **dict.fromkeys(
+        LEAVES,
+        LEAVES | {f"delayservice.core.{name}" for name in ("levels", "disk", "census", "outcome")},
+    ),
 }
 CORE_FOREIGN = frozenset({"msgspec", "xxhash"})
 # A clock, a file, a socket, a thread or chance: what the core must be handed, and never take.

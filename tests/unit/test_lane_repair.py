@@ -14,12 +14,14 @@ from delayservice.core.entry import Headers, Row
 from delayservice.core.pending import Frame
 from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
+from delayservice.lanes import repair
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Bounds, Place, Run, Source
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
+from delayservice.store.wheel import WheelOptions
 from tests.rocks import LoneRocks
-from tests.wheels import LoneStore
+from tests.wheels import LoneStore, slot_files
 
 TOPIC = "delay_topic_any"
 HOUR_MS = 3_600_000
@@ -83,16 +85,26 @@ def log() -> Log:
     return Log()
 
 
-@pytest.fixture
-def lane(make_store: Callable[[], Store], log: Log) -> Iterator[Lane]:
+def opened(store: Store, log: Log) -> Lane:
     routes = Routes(
         "delay_dead_letter", "delay_outcomes", b"secret", WINDOW_MS, 0, (1_000,), cron_time
     )
-    lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", log), routes)
+    lane = Lane(TOPIC, 0, "id", store, cast("Source", log), routes)
     lane.adopt(Contracts([(0, Contract(roll_window_ms=WINDOW_MS, allow=("orders",)))]))
     lane.follow(Cursor())
+    return lane
+
+
+def filled(store: Store, log: Log) -> Lane:
+    lane = opened(store, log)
     lane.ingest(log.run(0, RECORDS))
     lane.store.sync()
+    return lane
+
+
+@pytest.fixture
+def lane(make_store: Callable[[], Store], log: Log) -> Iterator[Lane]:
+    lane = filled(make_store(), log)
     yield lane
     lane.close()
 
@@ -144,3 +156,57 @@ def test_what_k_has_passed_is_not_brought_back(lane: Lane) -> None:
     lose(lane, START_MS, START_MS + 3 * HOUR_MS)
     list(lane.repair(START_MS, START_MS + 3 * HOUR_MS, 0))
     assert min(frame[0] for frame in held(lane)) == START_MS + 2 * HOUR_MS
+
+
+def test_a_mark_that_is_set_meanwhile_on_what_the_log_no_longer_has_is_kept(
+    lane: Lane, log: Log
+) -> None:
+    log.start = 55
+    steps = lane.repair(START_MS + 2 * HOUR_MS, START_MS + 3 * HOUR_MS, 0)
+    next(steps)
+    log.like = {RECORDS: 40}
+    log.end = RECORDS + 1
+    lane.ingest(log.run(RECORDS, RECORDS + 1))
+    list(steps)
+    assert {frame[1]: frame[2] for frame in held(lane)}[40] == RECORDS
+
+
+@pytest.mark.parametrize("start", [0, 30])
+def test_a_range_that_is_too_much_for_memory_is_read_in_parts(
+    lane: Lane, log: Log, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = held(lane)
+    frames_max = RECORDS // 6
+    monkeypatch.setattr(repair, "_BYTES_MAX", frames_max * (repair._FRAME_BYTES + 100))
+    most = 0
+    frames = repair.Rereading.frames
+
+    def counted(reading: repair.Rereading) -> list[Frame]:
+        nonlocal most
+        found = frames(reading)
+        most = max(most, len(found))
+        return found
+
+    monkeypatch.setattr(repair.Rereading, "frames", counted)
+    if start == 0:
+        lose(lane, START_MS, START_MS + 3 * HOUR_MS)
+    log.start = start
+    steps = list(lane.repair(START_MS, START_MS + 3 * HOUR_MS, 0))
+    assert held(lane) == before
+    assert steps[-1] == RECORDS
+    assert 0 < most <= 2 * frames_max
+
+
+def test_a_damaged_slot_that_is_too_much_for_memory_is_read_in_parts(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = WheelOptions(slot_ms=HOUR_MS)
+    lane = filled(LoneStore(tmp_path, options), log)
+    before = held(lane)
+    lane.close()
+    slot_files(tmp_path)[1].unlink()
+    monkeypatch.setattr(repair, "_BYTES_MAX", RECORDS // 6 * (repair._FRAME_BYTES + 100))
+    lane = opened(LoneStore(tmp_path, options), log)
+    assert list(lane._scan((0, 0), START_MS * 2)) == before
+    assert len(log.scanned) > 1
+    lane.close()

@@ -9,6 +9,7 @@ import structlog
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import START_KEY, Cursor
 from delayservice.core.entry import Row
+from delayservice.core.losses import Lost
 from delayservice.core.outcome import PARKED, Output
 from delayservice.core.settle import Routes
 from delayservice.lanes.level import FetchAhead, LevelLane
@@ -176,8 +177,9 @@ def test_a_log_that_was_cut_is_reported_and_what_is_there_is_served() -> None:
     stage = Stage()
     assert stage.events(offset=50, start=0, end=40) == ["log_truncated"]
     assert stage.position() == 40
-    assert stage.events(offset=50, start=60, end=90) == ["log_starts_later"]
+    assert stage.events(offset=50, start=60, end=90) == ["offsets_lost"]
     assert stage.position() == 60
+    assert stage.lane.checkpoint().lost == (Lost(50, 50, 60),)
     assert stage.events(offset=50, start=10, end=50) == []
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from delayservice.core.claims import CLAIM, encode_word
 from delayservice.core.role import Role
-from delayservice.errors import KafkaEdgeError
+from delayservice.errors import (
+    KafkaEdgeError,
+    OwnershipLostError,
+    TransactionAbortedError,
+    WriterGivenUpError,
+)
 from delayservice.lanes.limits import Limits
+from delayservice.lanes.ports import Control
 from delayservice.lanes.slice import Phase
 from tests.unit.loop_stage import Stage
 
@@ -186,3 +194,29 @@ def test_a_writer_that_can_t_be_opened_is_tried_again_once_a_second_and_others_m
     assert stage.gate.given_up == [(3, "give the service Write")] * 2
     stage.step(10, 4)
     assert stage.of(3).is_owner
+
+
+@pytest.mark.parametrize("is_claim", [True, False], ids=["claim", "first_checkpoint"])
+@pytest.mark.parametrize(
+    "error", [TransactionAbortedError, WriterGivenUpError, OwnershipLostError, KafkaEdgeError]
+)
+def test_a_slice_whose_first_commit_fails_again_and_again_is_left_to_others(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], *, is_claim: bool
+) -> None:
+    stage = Stage(3)
+    commit, failed = stage.sink.commit, []
+
+    def fail_first(controls: Sequence[Control]) -> None:
+        if is_claim in {bool(control.writer) for control in controls}:
+            failed.append(controls)
+            raise error("it takes too long")
+        commit(controls)
+
+    monkeypatch.setattr(stage.sink, "commit", fail_first)
+    stage.gate.says(Role.OWNER, [3])
+    for _ in range(100):
+        stage.step(100)
+        if stage.gate.given_up:
+            break
+    assert stage.gate.given_up[0] == (3, "it takes too long")
+    assert len(failed) <= 4

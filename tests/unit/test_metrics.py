@@ -14,18 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from delayservice.core.census import TopicCounts, Waiting
 from delayservice.core.outcome import OUTCOME_NAMES
 from delayservice.errors import DelayServiceError
 from delayservice.metrics import (
     LATENESS_BOUNDS_MS,
+    TARGETS_MAX,
     AuditFacts,
     Counters,
     PauseFact,
     PauseFacts,
     SliceMetrics,
+    WorkerMetrics,
     decode_snapshot,
     encode_slice,
     encode_snapshot,
+    histogram_of,
+    observe_s,
 )
 from delayservice.metrics_export import export
 from delayservice.metrics_hub import MetricsHub
@@ -45,11 +50,11 @@ class Time:
 def busy(number: int = 0, count: int = 3) -> SliceMetrics:
     metrics = SliceMetrics(number, state="owner", pending=4, oldest_due_ms=1_500, cursor_age_s=1)
     metrics.epoch, metrics.lag_s = 3, 0.0
+    metrics.topics = {"delay_topic_any": TopicCounts(4, [1] * 12, {"orders": Waiting(4, 0)})}
     metrics.add_ingested(count)
     metrics.add_settled("delivered", count)
     metrics.add_rejected("time-missing")
     metrics.observe_lateness([1, 2, 4_000][:count])
-    metrics.observe_transaction(0.012)
     return metrics
 
 
@@ -114,6 +119,26 @@ def test_only_slices_that_changed_are_unpacked_again() -> None:
     assert second == busy(1, count=2)
 
 
+def test_what_waits_is_added_up_by_topic_and_target_and_the_number_of_series_is_bounded() -> None:
+    good = {f"good-{n}": Waiting(100 + n, 0) for n in range(15)}
+    bad = {f"bad-{n}": Waiting(1, 1) for n in range(400)}
+    slices = [SliceMetrics(n, state="owner") for n in range(2)]
+    for metrics in slices:
+        metrics.topics = {"delay_topic_any": TopicCounts(2_005, [5] * 12, good | bad)}
+    collecting = hub()
+    collecting.update(0, packed(1, slices))
+    shown = samples(collecting)
+    parked = [value for name, value in shown.items() if name.startswith("delay_target_parked")]
+    pending = {n: v for n, v in shown.items() if n.startswith("delay_target_pending")}
+    assert (len(parked), sum(parked)) == (TARGETS_MAX + 1, 800)
+    assert sum(pending.values()) == 2 * sum(w.pending for w in (good | bad).values())
+    assert sum("good-" in name for name in pending) == 10
+    assert "delay_target_parked[('target', '(other)'), ('topic', 'delay_topic_any')]" in shown
+    assert shown["delay_pending_due[('topic', 'delay_topic_any'), ('within', '5s')]"] == 10
+    assert shown["delay_pending_due[('topic', 'delay_topic_any'), ('within', 'any')]"] == 4_010
+    assert collecting.status().targets[0].parked == 780
+
+
 def test_totals_grow_with_every_slice_and_never_go_back() -> None:
     collecting = hub()
     collecting.update(0, packed(1, [busy(0, count=1), busy(1)]))
@@ -149,6 +174,29 @@ def test_counters_never_go_back_when_a_worker_is_replaced() -> None:
     assert samples(collecting)["delay_ingested_total[('slice', '0')]"] == 6
 
 
+def test_what_a_worker_has_counted_is_kept_when_it_is_replaced() -> None:
+    time = Time()
+    collecting = hub(time)
+
+    def report(pid: int, cpu_s: float, count: int) -> None:
+        worker = WorkerMetrics(cpu_s, 5 << 20)
+        worker.observe_target("delay_topic_any", "orders", histogram_of([3] * count))
+        observe_s(worker.turns, 0.004)
+        collecting.update(0, encode_snapshot(pid, [], worker=worker))
+        time.now_s += 2
+
+    report(1, 10.0, 4)
+    report(1, 11.0, 5)
+    (state,) = collecting.status().workers
+    assert (state.cpu_ratio, state.memory_bytes) == (0.5, 5 << 20)
+    collecting.forget(0)
+    report(2, 1.0, 7)
+    shown = samples(collecting)
+    assert shown["delay_worker_cpu_seconds_total[('worker', '0')]"] == 12.0
+    (target,) = collecting.status().targets
+    assert (target.delivered, target.lateness_ms_p99, target.pending) == (12, 5, 0)
+
+
 def test_a_slice_that_moves_keeps_its_counts() -> None:
     collecting = hub()
     collecting.update(0, packed(1, [busy(0), busy(1)]))
@@ -168,13 +216,15 @@ def test_the_cursor_of_a_silent_worker_grows_old_and_the_node_unhealthy() -> Non
     time.now_s += 20
     assert samples(collecting)["delay_cursor_age_seconds[('slice', '0')]"] == 21
     status = collecting.status()
-    assert status.problems == ["worker 0 (pid 1) is silent for 20 s"]
+    assert status.problems == ["worker 0: the worker is silent for 20 s"]
 
 
 def test_a_worker_that_is_not_there_makes_the_node_unhealthy() -> None:
     collecting = MetricsHub(load(None, ["node.workers=2"], {}))
     collecting.update(0, packed(1, [busy()]))
-    assert [text[:20] for text in collecting.status().problems] == ["1 of 2 workers are n"]
+    assert collecting.status().problems == [
+        "worker 1: the worker was lost, or has not reported yet"
+    ]
     collecting.update(1, packed(2, []))
     assert collecting.status().healthy
     collecting.forget(0)
@@ -215,7 +265,11 @@ def test_the_documentation_lists_exactly_what_is_exported() -> None:
     collecting = hub()
     audit = AuditFacts(1, 2, {"lost": 3})
     pauses = PauseFacts([PauseFact("target", "orders*", 1, "")], {"target": 1}, None)
-    snapshot = encode_snapshot(1, [encode_slice(busy())], audit=audit, pauses=pauses)
+    verdict = ("loop_hangs", "the loop's turn has lasted 9 s")
+    worker = WorkerMetrics()
+    worker.observe_target("delay_topic_any", "orders", histogram_of([1]))
+    told = [encode_slice(busy())]
+    snapshot = encode_snapshot(1, told, audit=audit, pauses=pauses, verdict=verdict, worker=worker)
     collecting.update(0, snapshot)
     exported = set()
     for family in export(collecting.facts()):

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 from delayservice.core import outcome
 from delayservice.core.codec import Payload
+from delayservice.core.codes import TARGET_LATER, TARGET_UNKNOWN
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.cron import cron_time
 from tests.unit.known_targets import KnownTargets
@@ -36,6 +37,26 @@ def settler(
     return Settler("delay_topic_any", 3, routes, verdicts, targets=targets)
 
 
+class Takes(KnownTargets):
+    """Targets that can be written to, but refuse what is sent there, for this reason."""
+
+    def __init__(self, topic: str, code: str) -> None:
+        super().__init__()
+        self.refusals = {topic: (code, "why")}
+
+    def refusal(self, *record: object) -> tuple[str, str] | None:
+        return self.refusals.get(str(record[0]))
+
+
+def without(topic: str) -> KnownTargets:
+    """Targets while one of the service's own topics is not there."""
+    return KnownTargets({(topic, -1): (TARGET_UNKNOWN, f"{topic} does not exist")})
+
+
+def settler_of(targets: KnownTargets) -> Settler:
+    return Settler("delay_topic_any", 3, ROUTES, Verdicts(), targets=targets)
+
+
 BLOCKED = ("target-unknown", "topic orders does not exist")
 
 
@@ -57,6 +78,13 @@ def test_a_due_record_is_delivered_with_its_provenance() -> None:
         ("delay-source", b"delay_topic_any:3:7"),
         ("delay-settles", b"7"),
     ]
+
+
+def test_a_record_that_was_put_off_is_late_from_the_instant_on_until_which() -> None:
+    delivered = settler().settle(7, NOW_MS - 20, payload(NOW_MS - 900), NOW_MS, 8)
+    assert delivered is not None
+    assert delivered[0] == outcome.DELIVERED
+    assert delivered[6:] == (20 - NOW_MS, 7)
 
 
 def test_settling_again_after_an_abort_gives_the_same() -> None:
@@ -101,6 +129,7 @@ def test_a_dead_letter_that_is_refused_too_says_only_where_the_record_is() -> No
     valid = both.settle(7, NOW_MS, payload(), NOW_MS, 8)
     invalid = both.dead_letter(7, (b"k", b"v" * 100, [("a", b"1")]), "time-missing", "no time")
     assert valid is not None
+    assert invalid is not None
     for output, code in ((valid, b"too-large"), (invalid, b"time-missing")):
         headers = dict(output[5])
         assert output[3:5] == (None, None)
@@ -184,3 +213,78 @@ def test_a_target_that_is_known_to_be_fit_is_not_asked_for_again() -> None:
     output = by.settle(7, NOW_MS, payload(), NOW_MS, 8)
     assert output is not None
     assert output[0] == outcome.DELIVERED
+
+
+# --- what a topic takes --------------------------------------------------------------------------
+
+
+def test_what_a_target_takes_in_a_later_transaction_is_put_off_and_that_is_no_attempt() -> None:
+    later = settler_of(Takes("orders", TARGET_LATER))
+    output = later.settle(7, NOW_MS, payload(), NOW_MS, 8)
+    assert output is not None
+    assert output[:3] == (outcome.PACED, "delay_topic_any", 3)
+    fields = json.loads(dict(output[5])["delay-copy"] or b"")
+    assert NOW_MS + 200 <= fields["at"] <= NOW_MS + 300
+    assert (fields["attempt"], fields["turn"]) == (1, fields["at"])
+    late = later.settle(7, NOW_MS, payload(NOW_MS - 8_000), NOW_MS, 8)
+    assert late is not None
+    assert json.loads(dict(late[5])["delay-copy"] or b"")["at"] >= NOW_MS + 1_000
+
+
+def test_what_a_target_never_takes_is_a_dead_letter_at_once() -> None:
+    for code in ("too-large", "target-refused"):
+        output = settler_of(Takes("orders", code)).settle(7, NOW_MS, payload(), NOW_MS, 8)
+        assert output is not None
+        assert output[:2] == (outcome.DEAD_LETTERED, "letters")
+        assert dict(output[5])["delay-error"] == code.encode()
+
+
+def test_a_large_record_is_compared_with_what_even_a_fit_target_takes() -> None:
+    targets = Takes("orders", "too-large")
+    targets.fit.add(("orders", -1))
+    by = settler_of(targets)
+    small = by.settle(7, NOW_MS, payload(), NOW_MS, 8)
+    large = by.settle(7, NOW_MS, (*payload()[:3], b"x" * 600_000, *payload()[4:]), NOW_MS, 8)
+    headers = by.settle(
+        7, NOW_MS, (*payload()[:4], [("own", b"x" * 600_000)], *payload()[5:]), NOW_MS, 8
+    )
+    assert [one[0] for one in (small, large, headers) if one] == [
+        outcome.DELIVERED,
+        outcome.DEAD_LETTERED,
+        outcome.DEAD_LETTERED,
+    ]
+
+
+def test_a_letter_that_its_topic_never_takes_is_sent_without_content() -> None:
+    by = settler_of(Takes("letters", "too-large"))
+    letter = by.dead_letter(7, (b"k", b"v" * 100, []), "time-missing", "no time")
+    assert letter is not None
+    assert letter[3:5] == (None, None)
+    assert dict(letter[5])["delay-error"] == b"time-missing"
+
+
+# --- a topic of the service's own that takes nothing ---------------------------------------------
+
+
+def test_without_a_dead_letter_topic_a_record_is_put_off_and_an_unreadable_one_waits() -> None:
+    targets, last = without("letters"), payload(attempt=3)
+    by = settler_of(targets)
+    targets.why["orders", -1] = BLOCKED
+    put_off = by.settle(7, NOW_MS, last, NOW_MS, 8)
+    assert put_off is not None
+    assert put_off[:2] == (outcome.PARKED, "delay_topic_any")
+    assert json.loads(dict(put_off[5])["delay-copy"] or b"")["attempt"] == 4
+    assert by.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
+    del targets.why["letters", -1]
+    letter = by.settle(7, NOW_MS, last, NOW_MS, 8)
+    assert letter is not None
+    assert letter[0] == outcome.DEAD_LETTERED
+
+
+def test_without_an_outcomes_topic_nothing_expires() -> None:
+    by = settler_of(without("outcomes"))
+    output = by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8)
+    assert output is not None
+    assert output[:2] == (outcome.PARKED, "delay_topic_any")
+    by.copies_to = None
+    assert by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8) is None

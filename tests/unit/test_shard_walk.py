@@ -10,7 +10,7 @@ from delayservice.core import outcome
 from delayservice.core.codec import Payload
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor, Key
-from delayservice.core.entry import CANCEL, FIRE, SCHEDULE, Entry, Headers
+from delayservice.core.entry import CANCEL, COPY, FIRE, SCHEDULE, Entry, Headers
 from delayservice.core.outcome import Output
 from delayservice.core.pending import Additions
 from delayservice.core.settle import Routes, Settler, Verdicts
@@ -36,19 +36,57 @@ def nothing_pending(_: Key) -> Payload:
     raise AssertionError("nothing is pending")
 
 
-def test_many_fires_are_walked_in_several_turns() -> None:
-    """Each may read a record that lies anywhere; a turn is not to take minutes."""
+FAR: Payload = ("orders", -1, None, b"", [], 9_000, None)
+
+
+def fire(offset: int) -> Entry:
+    return (offset, FIRE, 0, b"%d" % (offset % 100), (None, None, []), None)
+
+
+def test_what_is_fired_is_read_as_long_as_there_is_time_and_one_record_in_any_case() -> None:
+    """Each may lie anywhere; a turn is not to take minutes."""
     walked = shard()
-    fires: list[Entry] = [(n, FIRE, 0, b"%d" % n, (None, None, []), None) for n in range(100)]
-    added = walked.ingest(0, fires, 100, {}, lambda _, __: None)
-    assert added == Additions()
+    walked._victims = {n: {(9_000, n - 100): None} for n in range(100, 200)}
+    walked.staged = walked.committed = Cursor((0, 2**63 - 1), 100)
+    walked.read = walked.stored = walked.seen = 100
+    walked.ingest(100, [fire(n) for n in range(100, 200)], 200, {}, lambda _, __: None)
+    reads: list[Key] = []
+
+    def pending_at(key: Key) -> Payload:
+        reads.append(key)
+        return FAR
+
     turns = []
-    while walked.staged.offset < 100:
-        outputs = walked.advance_offset(1, 10_000, nothing_pending)
-        assert {output[0] for output in outputs} == {outcome.NOT_PENDING}
-        turns.append(len(outputs))
-    assert sum(turns) == 100
-    assert max(turns) < 40
+    while walked.staged.offset < 200:
+        before = len(reads)
+        walked.advance_offset(1, 10_000, pending_at, lambda: len(reads) % 40 != 0)
+        turns.append(len(reads) - before)
+    assert turns == [40, 40, 20]
+    slow = len(reads)
+    walked.abort()
+    walked.advance_offset(1, 10_000, pending_at, lambda: False)
+    assert len(reads) == slow + 1
+
+
+def test_fires_that_hit_nothing_read_nothing_and_are_walked_at_once() -> None:
+    walked = shard()
+    added = walked.ingest(0, [fire(n) for n in range(100)], 100, {}, lambda _, __: None)
+    assert added == Additions()
+    outputs = walked.advance_offset(1, 10_000, nothing_pending)
+    assert [output[0] for output in outputs] == [outcome.NOT_PENDING] * 100
+
+
+def test_a_copy_that_came_back_late_is_fired_without_reading_the_log() -> None:
+    """A new client for each of them would take the loop's time."""
+    walked = shard()
+    walked.take_over(Cursor((5_000, 0), 0), [], 0)
+    copy: Entry = (1, COPY, 4_000, b"0", (*FAR[:6], (b"0", b"source", 2, None)), 0)
+    walked.ingest(0, [fire(0), copy], 2, {1: 0}, lambda _, __: None)
+    outputs = walked.advance_offset(1, 10_000, nothing_pending)
+    assert [(output[0], output[7]) for output in outputs] == [
+        (outcome.FIRED, 1),
+        (outcome.FIRED, 0),
+    ]
 
 
 def test_an_owner_that_fills_its_store_again_keeps_only_marks_that_h_has_not_passed() -> None:

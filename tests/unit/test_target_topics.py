@@ -18,12 +18,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from connectors.kafka import targets as module
 from connectors.kafka.targets import TargetTopics
+from connectors.kafka.topic_terms import TopicTerms, compresses
 from delayservice.core.codes import (
     TARGET_ASKED,
     TARGET_DOWN,
+    TARGET_LATER,
     TARGET_PAUSED,
+    TARGET_REFUSED,
     TARGET_UNAUTHORIZED,
     TARGET_UNKNOWN,
+    TOO_LARGE,
 )
 from delayservice.errors import KafkaEdgeError
 
@@ -39,6 +43,8 @@ class Cluster:
         self.forbidden: set[str] = set()
         self.needed: dict[str, str] = {}
         """``min.insync.replicas`` by topic."""
+        self.settings: dict[str, dict[str, str]] = {}
+        """Other settings by topic."""
         self.asked: Counter[str] = Counter()
         self.is_silent = False
 
@@ -70,11 +76,13 @@ class Cluster:
         return future
 
     def describe_configs(self, resources: list[Any]) -> dict[Any, Future[Any]]:
-        (resource,) = resources
+        return {resource: self._settings(resource.name) for resource in resources}
+
+    def _settings(self, name: str) -> Future[Any]:
+        values = {"min.insync.replicas": self.needed.get(name, "1")} | self.settings.get(name, {})
         future: Future[Any] = Future()
-        value = self.needed.get(resource.name, "1")
-        future.set_result({"min.insync.replicas": SimpleNamespace(value=value)})
-        return {resource: future}
+        future.set_result({n: SimpleNamespace(value=value) for n, value in values.items()})
+        return future
 
 
 class Stage:
@@ -168,10 +176,36 @@ def test_a_bad_target_is_asked_for_again_only_when_the_answer_is_older_than_a_qu
     assert stage.cluster.asked == {"orders": 1}
     stage.now_s += 0.01
     stage.cluster.in_sync["orders"] = [3]
-    assert stage.code() == TARGET_UNKNOWN, "its record is parked: nobody waits"
+    assert stage.code() == TARGET_ASKED, "it may have been made since"
     stage.targets.look_up()
     assert stage.cluster.asked == {"orders": 2}
     assert stage.code() is None
+
+
+def test_a_bad_target_is_judged_by_the_answer_that_was_waited_for_however_late_it_is_heard() -> (
+    None
+):
+    stage = Stage()
+    assert stage.code() == TARGET_ASKED
+    stage.now_s += 0.1
+    stage.targets.look_up()
+    stage.now_s += 60
+    assert stage.code() == TARGET_UNKNOWN
+    assert stage.code() == TARGET_ASKED, "the next one wants a new answer"
+
+
+def test_one_record_waits_for_a_cluster_that_is_silent_and_the_next_ones_do_not() -> None:
+    stage = Stage()
+    stage.targets.expect([ORDERS])
+    stage.targets.look_up()
+    stage.now_s += 60
+    stage.cluster.is_silent = True
+    assert stage.code() == TARGET_ASKED
+    stage.now_s += 0.6
+    for _ in range(3):
+        stage.targets.look_up()
+        assert stage.code() == TARGET_UNKNOWN
+        stage.now_s += 1
 
 
 def test_the_log_says_once_that_a_target_is_bad_and_again_when_it_was_good_between() -> None:
@@ -283,7 +317,7 @@ def test_without_a_leader_a_target_is_unserved_until_there_is_one() -> None:
     assert stage.code("orders", 0) is None
     stage.cluster.in_sync["orders"] = [3, 3]
     stage.now_s += 1
-    assert stage.code("orders", 1) == TARGET_DOWN
+    assert stage.code("orders", 1) == TARGET_ASKED
     stage.targets.look_up()
     assert stage.code("orders", 1) is None
 
@@ -343,7 +377,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         stage.code(topic)
     targets = stage.targets
     kept = (targets._known, targets._asked_s, targets.fit, targets._in_sync_needed)
-    assert [len(one) <= 100 for one in (*kept, targets._told)] == [True] * 5
+    more = (targets._told, targets._terms._terms, targets._awaited_s)
+    assert [len(one) <= 100 for one in (*kept, *more)] == [True] * 7
     assert f"t{999}" in targets._known
     assert stage.code("t0") == TARGET_ASKED, "forgotten, and asked for again"
 
@@ -370,3 +405,115 @@ def test_many_are_looked_up_in_several_requests(monkeypatch: pytest.MonkeyPatch)
         stage.targets.look_up()
         assert len(stage.cluster.asked) == asked
         assert stage.targets._wake.is_set()
+
+
+def test_targets_that_do_not_exist_make_nobody_forget_one_that_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_KNOWN_MAX", 100)
+    stage = Stage()
+    stage.known(orders=[3])
+    assert stage.code() is None
+    for number in range(1_000):
+        stage.now_s += 0.01
+        stage.code(f"never{number}")
+        stage.targets.look_up()
+        assert stage.targets.fit == {ORDERS}
+    stage.targets.changed()
+    assert stage.code() is None, "judged anew, and still known"
+    assert stage.cluster.asked["orders"] == 1
+
+
+def test_shards_wait_for_a_few_unknown_targets_a_second_and_put_the_others_off() -> None:
+    stage = Stage()
+    stage.cluster.is_silent = True
+    codes = [stage.code(f"t{number}") for number in range(25)]
+    assert codes == [TARGET_ASKED] * 20 + [TARGET_LATER] * 5
+    assert stage.code("t3") == TARGET_ASKED, "what is waited for already"
+    stage.now_s += 1.1
+    assert stage.code("beyond") == TARGET_ASKED
+
+
+def test_the_log_names_some_of_very_many_bad_targets() -> None:
+    stage = Stage()
+    with structlog.testing.capture_logs() as logs:
+        for number in range(1_000):
+            stage.now_s += 0.01
+            stage.targets.expect([(f"t{number}", -1)])
+            stage.targets.look_up()
+            stage.code(f"t{number}")
+    told = [one for one in logs if one["event"] == "target_blocked"]
+    assert 20 <= len(told) <= 31
+    assert sum(int(one["others_before"]) + 1 for one in told) > 800
+
+
+# --- what a topic takes --------------------------------------------------------------------------
+
+
+def taking(**settings: str) -> Stage:
+    """A target with these settings, and one with none of its own."""
+    stage = Stage()
+    stage.cluster.settings["orders"] = {n.replace("_", "."): v for n, v in settings.items()}
+    stage.known(orders=[3], mails=[3])
+    assert [stage.code(), stage.code("mails")] == [None, None]
+    return stage
+
+
+def why_not(stage: Stage, size: int, topic: str = "orders", key: bytes | None = b"k") -> str | None:
+    """The code by which a record of about this size is refused; None: it is taken."""
+    found = stage.targets.refusal(topic, key, b"x" * size, [])
+    return None if found is None else found[0]
+
+
+def test_of_one_transaction_a_topic_that_takes_little_gets_one_batch() -> None:
+    stage = taking(max_message_bytes="1000")
+    assert stage.targets.fit == {("mails", -1)}
+    assert [why_not(stage, 400) for _ in range(3)] == [None, None, TARGET_LATER]
+    assert why_not(stage, 400, "mails") is None
+    stage.targets.flushed()
+    assert why_not(stage, 400) is None
+
+
+def test_a_record_that_its_topic_never_takes_is_refused_before_it_is_sent() -> None:
+    stage = taking(max_message_bytes="1000")
+    assert why_not(stage, 1_000) == TOO_LARGE
+    assert why_not(stage, 900) is None, "and what was refused takes no room"
+
+
+def test_a_compacted_topic_takes_no_record_without_a_key() -> None:
+    stage = taking(cleanup_policy="delete,compact")
+    assert why_not(stage, 1, key=None) == TARGET_REFUSED
+    assert why_not(stage, 1, key=b"") is None
+
+
+def test_a_limit_that_is_raised_holds_after_a_few_seconds() -> None:
+    stage = taking(max_message_bytes="1000")
+    stage.cluster.settings["orders"]["max.message.bytes"] = "2000000"
+    stage.code()
+    stage.targets.look_up()
+    assert why_not(stage, 1_500) == TOO_LARGE
+    stage.now_s += 5
+    assert stage.code() is None, "nobody waits"
+    stage.targets.look_up()
+    assert why_not(stage, 1_500) is None
+    assert stage.code() is None
+    assert ORDERS in stage.targets.fit
+
+
+def test_what_the_broker_refused_is_judged_by_new_settings() -> None:
+    stage = taking()
+    stage.cluster.settings["orders"]["max.message.bytes"] = "1000"
+    assert why_not(stage, 1_500) is None
+    stage.targets.forget("orders")
+    assert stage.code() == TARGET_ASKED
+    stage.targets.look_up()
+    assert stage.code() is None
+    assert why_not(stage, 1_500) == TOO_LARGE
+
+
+def test_of_a_client_that_compresses_no_size_is_known_before() -> None:
+    terms = TopicTerms(compresses=True)
+    terms.learn("orders", {"max.message.bytes": "1000"})
+    assert terms.refusal("orders", b"k", b"x" * 5_000, []) is None
+    assert compresses({"compression.type": "lz4"})
+    assert not compresses({"compression.type": "none"})

@@ -165,6 +165,26 @@ def test_after_an_abort_nothing_is_read_before_the_same_is_settled_again() -> No
     assert ([0, 1], False) in stage.heard.transactions
 
 
+@pytest.mark.parametrize("call", ["commit", "send"])
+@pytest.mark.parametrize("visible_at_commit", [True, False])
+def test_after_an_abort_late_records_wait_for_no_poll(call: str, visible_at_commit: bool) -> None:  # noqa: FBT001
+    stage = Stage(0, 1, limits=Limits(visible_at_commit=visible_at_commit))
+    stage.own()
+    stage.step(600, 2)
+    for number in (0, 1):
+        stage.write(number, -5_000)  # no such delay: a dead letter, due by any K
+    refused = RefusedError({((TOPIC, 0), 0): ("too-large", "why")})
+    stage.sink.refuses_to[call] = refused
+    waits_ms = []
+    while len(stage.sink.sent()) < 2:
+        stage.loop.step(0)
+        if len(stage.sink.sent()) < 2:
+            waits_ms.append(stage.loop._wait_ms())
+            stage.clock.now_ms += 1
+        assert len(waits_ms) < 50
+    assert max(waits_ms) <= 10
+
+
 def test_an_abort_undoes_nothing_of_a_claim_and_a_release_which_go_with_the_next_commit() -> None:
     stage = Stage(0, 1)
     stage.gate.says(Role.OWNER, [0])

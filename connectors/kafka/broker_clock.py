@@ -1,0 +1,79 @@
+"""The time of a broker, for a worker that owns nothing: the broker stamps a record of ours.
+
+An owner compares its clock by the checkpoints that it commits. Who owns nothing writes the
+tombstone of a writer that never was into the claims topic, which has ``LogAppendTime``: it means
+nothing to any version, and compaction removes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message, Producer
+
+from connectors.kafka.clients import producer_client
+from delayservice.core.claims import encode_key
+
+_ANSWER_S: Final = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class BrokerClock:
+    """Asks for the time when told to; for one thread.
+
+    Args:
+        client: options of a producer.
+        claims_topic: where the record goes.
+        name: of the worker.
+        heard: takes the broker's time, epoch milliseconds, and when the record was sent and
+            acknowledged, monotonic seconds.
+        make: makes the producer.
+    """
+
+    def __init__(
+        self,
+        client: Mapping[str, str],
+        claims_topic: str,
+        name: str,
+        heard: Callable[[int, float, float], None],
+        make: Callable[[Mapping[str, Any]], Producer] = producer_client,
+    ) -> None:
+        self._options = {**client, "acks": "all", "linger.ms": 0, "message.timeout.ms": 2_000}
+        self._topic = claims_topic
+        self._key = encode_key(0, f"clock-{name}")
+        self._heard = heard
+        self._make = make
+        self._producer: Producer | None = None
+        self._sent_s = 0.0
+
+    def ask(self) -> None:
+        """Ask once, and wait for the answer for two seconds."""
+        try:
+            if self._producer is None:
+                self._producer = self._make(self._options)
+                # Connected first: else the first answer is too slow to tell anything.
+                self._producer.list_topics(self._topic, _ANSWER_S)
+            self._sent_s = time.monotonic()
+            self._producer.produce(
+                self._topic, key=self._key, value=None, partition=0, on_delivery=self._answered
+            )
+            self._producer.flush(_ANSWER_S)
+        except (KafkaException, BufferError) as exc:
+            _log.debug("broker_not_asked_for_the_time", why=str(exc))
+
+    def close(self) -> None:
+        """Give the connection up; the next question makes another."""
+        self._producer = None
+
+    def _answered(self, error: KafkaError | None, message: Message) -> None:
+        answered_s = time.monotonic()
+        if error is not None:
+            _log.debug("broker_not_asked_for_the_time", why=error.str())
+            return
+        kind, broker_ms = message.timestamp()
+        if kind == TIMESTAMP_LOG_APPEND_TIME:
+            self._heard(broker_ms, self._sent_s, answered_s)

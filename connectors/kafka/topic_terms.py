@@ -1,0 +1,107 @@
+"""Knows what topics take, by their own settings, so that nothing is sent that a broker would
+refuse: a refusal aborts the transaction of all other records too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from delayservice.core.batch import batch_bytes
+from delayservice.core.codes import TARGET_LATER, TARGET_REFUSED, TOO_LARGE
+from delayservice.core.entry import Headers
+
+BATCH_BYTES: Final = 1_000_000
+"""Bytes that the client puts into one batch of a partition."""
+CONFIGS: Final = ("max.message.bytes", "cleanup.policy", "min.insync.replicas")
+"""The settings that are read."""
+_COMPRESSION: Final = ("compression.type", "compression.codec")
+
+
+def compresses(client: Mapping[str, str]) -> bool:
+    """Return whether a client with these options compresses what it sends."""
+    return any(client.get(name, "none") != "none" for name in _COMPRESSION)
+
+
+class Terms(NamedTuple):
+    """The limits of a topic.
+
+    Attributes:
+        batch_bytes_max: largest batch, ``max.message.bytes``.
+        needs_key: whether it refuses a record without a key: it is compacted.
+    """
+
+    batch_bytes_max: int
+    needs_key: bool
+
+    @property
+    def is_usual(self) -> bool:
+        """Return whether it takes every batch of records that are not large themselves."""
+        return self.batch_bytes_max >= BATCH_BYTES and not self.needs_key
+
+
+class TopicTerms:
+    """Terms of topics, and what the open transaction holds for those that take small batches.
+
+    librdkafka never splits a batch that is larger than its topic allows. So of one transaction such
+    a topic gets one batch, whatever its partitions; the rest of its records go with later ones.
+
+    Args:
+        compresses: whether the client compresses: then no record's size is known before.
+    """
+
+    def __init__(self, *, compresses: bool) -> None:
+        self._compresses = compresses
+        self._terms: dict[str, Terms] = {}
+        self._batched: dict[str, int] = {}
+        """Bytes of the open transaction, by topic."""
+
+    def learn(self, topic: str, config: Mapping[str, str]) -> bool:
+        """Take the settings of a topic; return whether its terms have changed."""
+        limit = int(config.get("max.message.bytes", BATCH_BYTES))
+        terms = Terms(limit, "compact" in config.get("cleanup.policy", ""))
+        before = self._terms.get(topic)
+        self._terms[topic] = terms
+        return before is not None and before != terms
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """Forget these topics."""
+        for topic in topics:
+            self._terms.pop(topic, None)
+
+    def __contains__(self, topic: str) -> bool:
+        """Return whether the terms of a topic are known."""
+        return topic in self._terms
+
+    def are_usual(self, topic: str) -> bool:
+        """Return whether a topic takes every batch of records that are not large themselves, as far
+        as is known.
+        """
+        terms = self._terms.get(topic)
+        return terms is None or terms.is_usual
+
+    def refusal(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> tuple[str, str] | None:
+        """Return why a topic does not take this record now, as code and detail; None: it does, and
+        the record counts as part of the transaction.
+        """
+        terms = self._terms.get(topic)
+        if terms is None:
+            return None
+        if terms.needs_key and key is None:
+            return TARGET_REFUSED, f"topic {topic} is compacted and takes no record without a key"
+        size, limit = batch_bytes(key, value, headers), terms.batch_bytes_max
+        if size > limit and not self._compresses:
+            return TOO_LARGE, f"{size} bytes, and max.message.bytes of {topic} is {limit}"
+        if limit >= BATCH_BYTES:
+            return None
+        batched = self._batched.get(topic, 0)
+        if batched and batched + size > limit:
+            return TARGET_LATER, f"the transaction has as much for {topic} as it takes at once"
+        self._batched[topic] = batched + size
+        return None
+
+    def flushed(self) -> None:
+        """Note that nothing waits to be sent any longer."""
+        self._batched.clear()

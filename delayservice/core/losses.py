@@ -1,0 +1,95 @@
+"""Offsets that retention deleted before they were read: what that leaves undecided. Pure.
+
+A *gap* is a fact about one store: offsets that it never read. A cancel, a replacement or a fire
+among them may have settled any record with an id that lies below, if some owner has walked over it.
+A *lost range* is a fact about the shard, kept in its checkpoint: offsets that no owner has walked,
+for H skipped them. What lies in a gap and in a lost range had no effect on anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+RANGES_MAX: Final = 16
+"""Gaps of a store, and lost ranges of a shard, that are remembered one by one."""
+
+
+class Gap(NamedTuple):
+    """Offsets ``[first, stop)`` that a store lacks, or that the log lacked when copies behind them
+    were compared with them: those below ``below``, which is ``stop`` where the store lacks them.
+    """
+
+    first: int
+    stop: int
+    below: int
+
+    @property
+    def is_of_store(self) -> bool:
+        """Whether the store lacks the offsets."""
+        return self.below == self.stop
+
+    def concerns(self, offset: int, *, is_copy: bool) -> bool:
+        """Whether a canceller of the stored record at ``offset`` may lie in the gap."""
+        return offset < self.stop if self.is_of_store else is_copy and offset < self.below
+
+
+class Lost(NamedTuple):
+    """Offsets ``[first, stop)`` that H skipped. Of those below ``unread`` the owner had stored what
+    was pending, and the marks; the others nobody had read who served the shard.
+    """
+
+    first: int
+    unread: int
+    stop: int
+
+
+def with_gap(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
+    """Return the gaps and another one. The oldest two become one when there are too many: more
+    records depend on it than on each.
+    """
+    all_gaps = sorted({*gaps, gap})
+    while len(all_gaps) > RANGES_MAX:
+        one, two = all_gaps[:2]
+        stop = max(*one, *two)
+        all_gaps[:2] = [Gap(one.first, stop, stop)]
+    return tuple(all_gaps)
+
+
+def stored_without_gap(gaps: Iterable[Gap], start: int, stored: int) -> int:
+    """Return up to where a store with these gaps holds all from ``start`` on; ``stored``: its S."""
+    lacking = [max(gap.first, start) for gap in gaps if gap.stop > start and gap.is_of_store]
+    return min([stored, *lacking])
+
+
+def skipped(ranges: tuple[Lost, ...], h: int, stored: int, log_start: int) -> tuple[Lost, ...]:
+    """Return the lost ranges, together with the one that an owner skips which takes over now. An
+    earlier range that reaches beyond H ends there: its rest is part of the new one. The oldest go
+    when there are too many.
+
+    Args:
+        ranges: as the checkpoint says.
+        h: H of the checkpoint.
+        stored: up to where the owner's store holds all from H on.
+        log_start: the first offset that the log holds.
+    """
+    if h >= log_start:
+        return ranges
+    before = [Lost(a, min(b, h), min(c, h)) for a, b, c in ranges if a < h]
+    return (*before, Lost(h, min(max(h, stored), log_start), log_start))[-RANGES_MAX:]
+
+
+def doubtful(gaps: Iterable[Gap], ranges: Sequence[Lost]) -> tuple[Gap, ...]:
+    """Return the gaps in which a record may have settled others without the store's knowledge. To
+    be asked by an owner, whose H is behind all gaps.
+    """
+    return tuple(gap for gap in gaps if not _was_skipped(gap, ranges))
+
+
+def _was_skipped(gap: Gap, ranges: Iterable[Lost]) -> bool:
+    """Whether no owner has walked any of the gap."""
+    at = gap.first
+    for _, unread, stop in sorted(ranges):
+        if unread <= at < stop:
+            at = stop
+    return at >= gap.stop

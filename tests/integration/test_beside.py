@@ -1,0 +1,132 @@
+"""What any producer, or an operator's mistake, may do to a target or to a topic of the service's
+own costs no transaction: counts and aborts, never times. ``beside_load`` measures the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.service import ServiceProcess
+from tests.integration.bench import Bench, Header, await_true
+
+SMALL_BYTES = 1_000
+PARTITIONS = 2
+
+
+@pytest.fixture
+def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
+    sets = ("delivery.park_delays_ms=300,300", "node.workers=1")
+    with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=sets) as running:
+        yield running
+
+
+def aborts(service: ServiceProcess) -> list[object]:
+    """What was aborted, or cost the service its writer."""
+    names = ("transaction_aborted", "records_refused", "ownership_lost")
+    return [event for name in names for event in service.events(name)]
+
+
+def test_a_target_that_takes_small_batches_gets_all_it_takes_and_aborts_nothing(
+    bench: Bench,
+) -> None:
+    service = bench.serve()
+    sound = bench.target("sound")
+    small = bench.target("small", max_message_bytes=str(SMALL_BYTES))
+    for number in range(60):
+        value = b"x" * (SMALL_BYTES if number % 10 == 0 else 300)
+        place = number % PARTITIONS
+        bench.send_later(bench.to(small, 500), key=b"%d" % number, value=value, partition=place)
+        bench.send_later(bench.to(sound, 500), key=b"%d" % number, partition=place)
+    bench.producer.flush()
+    bench.read(sound, 60)
+    taken = bench.read(small, 54)
+    letters = bench.read(bench.dead_letter, 6)
+    assert len({one.key for one in taken}) == len(taken) == 54
+    assert {one.header("delay-error") for one in letters} == {"too-large"}
+    assert {int(one.key or b"") % 10 for one in letters} == {0}
+    assert aborts(service) == []
+
+
+def test_a_record_fits_exactly_or_is_a_dead_letter(bench: Bench) -> None:
+    service = bench.serve()
+    probe = bench.target("probe", max_message_bytes=str(SMALL_BYTES))
+    for size in range(600, 960):  # its provenance takes the rest, so that some fit and some do not
+        bench.send_later(bench.to(probe, 300), key=b"%d" % size, value=b"x" * size)
+    bench.producer.flush()
+    taken: set[int] = set()
+    refused: set[int] = set()
+
+    def is_all() -> bool:
+        taken.update(int(one.key or b"") for one in bench.read_all(probe))
+        refused.update(int(one.key or b"") for one in bench.read_all(bench.dead_letter))
+        return len(taken) + len(refused) == 360
+
+    await_true(is_all, "each is taken or refused", 60)
+    assert not taken & refused
+    assert taken
+    assert refused
+    assert aborts(service) == [], "the broker agrees with what was judged before"
+
+
+def test_a_compacted_target_refuses_records_without_a_key_and_nothing_else(bench: Bench) -> None:
+    service = bench.serve()
+    compacted = bench.target("compacted", cleanup_policy="compact")
+    for number in range(50):
+        key = b"%d" % number if number % 2 else None
+        bench.send_later(bench.to(compacted, 300), key=key, value=b"%d" % number)
+    bench.producer.flush()
+    taken = bench.read(compacted, 25)
+    letters = bench.read(bench.dead_letter, 25)
+    assert all(int(one.value or b"") % 2 for one in taken)
+    assert {one.header("delay-error") for one in letters} == {"target-refused"}
+    assert aborts(service) == []
+
+
+def test_many_new_targets_that_do_not_exist_abort_nothing_and_hold_up_no_record(
+    bench: Bench,
+) -> None:
+    service = bench.serve()
+    sound = bench.target("sound")
+    for number in range(400):
+        missing = bench.target_name(f"never_{number}")
+        bench.send_later(bench.to(missing, 0), key=b"bad", partition=number % PARTITIONS)
+        bench.send_later(bench.to(sound, 0), key=b"%d" % number, partition=number % PARTITIONS)
+    bench.producer.flush()
+    assert len({one.key for one in bench.read(sound, 400)}) == 400
+    letters = bench.read(bench.dead_letter, 400)
+    assert {one.header("delay-error") for one in letters} == {"target-unknown"}
+    assert len({one.header("delay-source") for one in letters}) == 400
+    assert aborts(service) == []
+    assert len(service.events("took_over")) == PARTITIONS
+
+
+@pytest.mark.parametrize("which", ["letters", "outcomes"])
+def test_without_a_topic_of_its_own_the_service_waits_where_it_needs_it_and_aborts_nothing(
+    bench: Bench, which: str
+) -> None:
+    """At most one transaction finds out that the topic is gone."""
+    service = bench.serve()
+    sound = bench.target("sound")
+    gone = bench.dead_letter if which == "letters" else bench.outcomes
+    needs: dict[str, list[Header]] = {
+        "letters": [("delay-after", "no time"), ("delay-target-topic", sound)],
+        "outcomes": [("delay-op", "cancel"), ("delay-id", "nobody")],
+    }
+    bench.admin.delete_topics([gone])[gone].result(30)
+    await_true(lambda: bench.partitions_of(gone) == 0, "the topic is gone")
+    bench.send(needs[which], value=None, partition=0)
+    for number in range(100):  # of the other shard
+        bench.send_later(bench.to(sound, 20 * number), key=b"%d" % number, partition=1)
+    bench.producer.flush()
+    assert len({one.key for one in bench.read(sound, 100)}) == 100
+    assert len(aborts(service)) <= 2
+    bench.topic(gone)
+    (written,) = bench.read(gone, 1)
+    assert written.header("delay-settles") == "0"
+    bench.send(bench.to(sound, 0), key=b"after", partition=0)
+    bench.await_match(sound, lambda one: one.key == b"after")
+    assert len(service.events("ownership_lost")) == 0

@@ -1,0 +1,64 @@
+"""A worker that owns nothing learns the broker's time from a record that means nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
+
+from connectors.kafka.broker_clock import BrokerClock
+from delayservice.core.claims import ClaimLog
+
+
+class Stamped:
+    """A message as the broker acknowledged it."""
+
+    def __init__(self, kind: int) -> None:
+        self._kind = kind
+
+    def timestamp(self) -> tuple[int, int]:
+        return self._kind, 1_900_000_000_000
+
+
+class Producer:
+    """Acknowledges what it is given. A real one is in the integration tests."""
+
+    def __init__(self, kind: int) -> None:
+        self._kind = kind
+        self.records: list[tuple[bytes, bytes | None]] = []
+        self._report: Callable[[], None] = lambda: None
+
+    def list_topics(self, *_: object) -> None: ...
+
+    def produce(self, _topic: str, *, key: bytes, value: bytes | None, **more: Any) -> None:
+        self.records.append((key, value))
+        self._report = lambda: more["on_delivery"](None, Stamped(self._kind))
+
+    def flush(self, _timeout_s: float) -> None:
+        self._report()
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"), [(TIMESTAMP_LOG_APPEND_TIME, 1), (TIMESTAMP_CREATE_TIME, 0)]
+)
+def test_only_a_time_that_the_broker_put_there_is_heard(kind: int, times: int) -> None:
+    heard: list[tuple[int, float, float]] = []
+    producer: Any = Producer(kind)
+    clock = BrokerClock({}, "claims", "n1-0", lambda *told: heard.append(told), lambda _: producer)
+    clock.ask()
+    assert len(heard) == times
+    for broker_ms, sent_s, acknowledged_s in heard:
+        assert broker_ms == 1_900_000_000_000
+        assert sent_s <= acknowledged_s
+
+
+def test_whoever_reads_claims_takes_the_record_for_the_end_of_a_writer_that_never_was() -> None:
+    producer: Any = Producer(TIMESTAMP_LOG_APPEND_TIME)
+    BrokerClock({}, "claims", "n1-0", lambda *_: None, lambda _: producer).ask()
+    log = ClaimLog()
+    log.enter("me")
+    for offset, (key, value) in enumerate(producer.records):
+        log.take(offset, key, value)
+    assert log._words == {0: {}}

@@ -1,0 +1,287 @@
+"""Retention deleted what was not read or not settled: what is stored is delivered all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from delayservice.core.checkpoint import NOTHING_READ, LastRead
+from delayservice.core.codes import CONTROL_LOST
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.copies import write_copy
+from delayservice.core.cursor import Cursor
+from delayservice.core.losses import RANGES_MAX, Gap, Lost, doubtful, skipped, with_gap
+from delayservice.core.outcome import CANCELLED, DEAD_LETTERED, DELIVERED, PARKED, Output
+from delayservice.core.record import RecordReader
+from delayservice.core.settle import Routes, Settler, Verdicts
+from delayservice.cron import cron_time
+from delayservice.lanes.lane import Lane
+from delayservice.lanes.ports import Bounds, Place, Run
+from delayservice.store.base import Store
+from tests.rocks import LoneRocks
+from tests.wheels import LoneStore
+
+PLACE = ("delay_topic_any", 0)
+WRITTEN_MS = 1_700_000_000_000
+DUE_MS = WRITTEN_MS + 1_000
+ROUTES = Routes("letters", "outcomes", b"secret", 3_600_000, 0, (5_000_000,), cron_time)
+CONTRACTS = Contracts([(0, Contract(allow=("*",)))])
+
+MakeStore = Callable[[], Store]
+
+
+@pytest.fixture(params=[LoneStore, LoneRocks])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
+    return lambda: cast("Store", request.param(tmp_path / "shard"))
+
+
+class Log:
+    """A partition, its reader, and a lane that serves it."""
+
+    def __init__(self, rows: list[Any], store: Store) -> None:
+        self.rows = rows
+        self.start = 0
+        self.at = -1
+        self.epoch = -1
+        self.seeks: list[tuple[int, Any]] = []
+        self.lane = Lane(*PLACE, "id", store, cast("Any", self), ROUTES)
+        self.lane.adopt(CONTRACTS)
+
+    def seek(self, _place: Place, offset: int, last: object = None) -> None:
+        self.at = offset
+        self.seeks.append((offset, last))
+
+    def pause(self, _place: Place) -> None: ...
+
+    def resume(self, _place: Place) -> None: ...
+
+    def bounds(self, _place: Place = PLACE) -> Bounds:
+        return Bounds(self.start, len(self.rows))
+
+    def scan(self, _place: Place, start: int, stop: int) -> Iterator[Run]:
+        assert start >= self.start, "that is no longer in the log"
+        yield Run(PLACE, start, self.rows[start:stop], stop)
+
+    def read(self) -> None:
+        """Read to the end."""
+        while self.at < len(self.rows):
+            if self.at < self.start:
+                self.lane.refit(self.bounds())
+            else:
+                stop = len(self.rows)
+                self.lane.ingest(Run(PLACE, self.at, self.rows[self.at : stop], stop, self.epoch))
+                self.at = max(self.at, stop)
+
+    def own(self, h: int = 0, lost: tuple[Lost, ...] = ()) -> None:
+        self.lane.take_over(Cursor(offset=h), self.bounds(), lost=lost)
+
+    def settle(self, now_ms: int = DUE_MS) -> list[tuple[int, int, str]]:
+        """Settle all that is due: kind, offset and code of a dead letter."""
+        outputs: list[Output] = []
+        for _ in range(2):  # H may have to skip something before K may go on
+            outputs += self.lane.settle_late(now_ms, 1_000)
+            for chunk in self.lane.settle_due(now_ms, 1_000, 1 << 20):
+                outputs += chunk
+        self.lane.committed()
+        return sorted((out[0], out[7], _code(out)) for out in outputs)
+
+
+def _code(output: Output) -> str:
+    return (dict(output[5]).get("delay-error") or b"").decode()
+
+
+def schedule(offset: int, record_id: str = "", due_ms: int = DUE_MS) -> Any:
+    headers = [("delay-at", b"%d" % due_ms), ("delay-target-topic", b"orders")]
+    headers += [("delay-id", record_id.encode())] if record_id else []
+    return (offset, WRITTEN_MS, None, b"value", headers)
+
+
+def cancel(offset: int, record_id: str) -> Any:
+    headers = [("delay-op", b"cancel"), ("delay-id", record_id.encode())]
+    return (offset, WRITTEN_MS, None, None, headers)
+
+
+def stored(make_store: MakeStore, rows: list[Any]) -> Log:
+    """A replica that has stored some records, and was closed."""
+    log = Log(rows, make_store())
+    log.lane.follow(Cursor())
+    log.read()
+    log.lane.close()
+    return Log(rows, make_store())
+
+
+def test_what_nobody_had_read_settles_nothing_that_is_stored(make_store: MakeStore) -> None:
+    log = stored(make_store, [schedule(0, "a"), schedule(1), schedule(2, "b")])
+    log.rows += [cancel(3, "a"), cancel(4, "c"), schedule(5)]
+    log.start = 5
+    with structlog.testing.capture_logs() as told:
+        log.own()
+    assert [line["event"] for line in told] == ["log_starts_later", "offsets_lost"]
+    assert log.lane.checkpoint().lost == (Lost(0, 3, 5),)
+    log.read()
+    assert log.settle() == [(DELIVERED, o, "") for o in (0, 1, 2, 5)]
+
+
+def test_a_control_that_was_stored_and_never_walked_is_a_dead_letter(
+    make_store: MakeStore,
+) -> None:
+    log = stored(make_store, [schedule(0, "a"), schedule(1, "b"), cancel(2, "a"), schedule(3)])
+    log.start = 3
+    log.own()
+    assert log.lane.checkpoint().lost == (Lost(0, 3, 3),)
+    log.read()
+    assert log.settle() == [
+        (DELIVERED, 1, ""),
+        (DELIVERED, 3, ""),
+        (DEAD_LETTERED, 0, CONTROL_LOST),
+    ]
+    assert log.lane.shard.committed.offset == 4
+
+
+def test_h_skips_what_is_lost_before_k_goes_on_and_before_all_is_read(
+    make_store: MakeStore,
+) -> None:
+    log = stored(make_store, [schedule(0), schedule(1)])
+    log.rows += [schedule(n) for n in range(2, 9)]
+    log.start = 4
+    log.own()
+    assert list(log.lane.settle_due(DUE_MS, 1_000, 1 << 20)) == []
+    assert log.settle() == [(DELIVERED, 0, ""), (DELIVERED, 1, "")]
+    assert (log.lane.shard.committed.offset, log.lane.shard.stored) == (4, 4)
+
+
+def test_what_another_owner_walked_and_this_store_never_read_leaves_ids_undecided(
+    make_store: MakeStore,
+) -> None:
+    rows = [schedule(0, "a"), schedule(1), schedule(2, "b")]
+    log = stored(make_store, rows)
+    log.rows += [cancel(3, "a"), schedule(4, "c"), cancel(5, "b")]
+    log.start = 4
+    log.lane.follow(Cursor(offset=4))
+    log.read()
+    log.lane.close()
+    again = Log(log.rows, make_store())
+    again.start = 4
+    again.own(4)
+    again.read()
+    assert again.settle() == [
+        (DELIVERED, 1, ""),
+        (DELIVERED, 4, ""),
+        (DEAD_LETTERED, 0, CONTROL_LOST),
+        (CANCELLED, 2, ""),
+        (CANCELLED, 5, ""),
+    ]
+
+
+def test_what_an_earlier_owner_skipped_leaves_nothing_undecided(make_store: MakeStore) -> None:
+    log = stored(make_store, [schedule(0, "a")])
+    log.rows += [cancel(1, "a"), schedule(2)]
+    log.start = 2
+    log.own(2, (Lost(1, 1, 2),))
+    log.read()
+    assert log.settle() == [(DELIVERED, 0, ""), (DELIVERED, 2, "")]
+    assert log.lane.checkpoint().lost == (Lost(1, 1, 2),)
+
+
+def copy_of(offset: int, base: int, record_id: bytes) -> Any:
+    reader = RecordReader(*PLACE, CONTRACTS, (b"secret",))
+    ((_, _, _, _, payload, _),) = reader.read_batch([schedule(0, record_id.decode())])
+    key, value, headers = write_copy(
+        *PLACE, b"secret", settles=0, source=b"delay_topic_any:0:0", base=base, at_ms=DUE_MS,
+        payload=payload,
+    )  # fmt: skip
+    return (offset, WRITTEN_MS, key, value, headers)
+
+
+@pytest.mark.parametrize(
+    ("base", "outcome"), [(2, (DEAD_LETTERED, 4, CONTROL_LOST)), (3, (DELIVERED, 4, ""))]
+)
+def test_a_copy_whose_canceller_may_have_expired_is_undecided(
+    base: int, outcome: tuple[int, int, str], make_store: MakeStore
+) -> None:
+    rows = [schedule(0, "x"), schedule(1), schedule(2), schedule(3, "a"), copy_of(4, base, b"x")]
+    log = Log(rows, make_store())
+    log.start = 3
+    log.own(3)
+    log.read()
+    assert log.settle() == sorted([(DELIVERED, 3, ""), outcome])
+
+
+def test_a_first_owner_reports_nothing_that_expired_before_it_came(make_store: MakeStore) -> None:
+    log = Log([schedule(n) for n in range(6)], make_store())
+    log.start = 4
+    log.own(4)
+    log.read()
+    assert log.settle() == [(DELIVERED, 4, ""), (DELIVERED, 5, "")]
+    assert log.lane.checkpoint().lost == ()
+
+
+def test_a_store_says_of_which_log_it_is(make_store: MakeStore) -> None:
+    log = Log([schedule(0), schedule(1)], make_store())
+    log.epoch = 7
+    log.lane.follow(Cursor())
+    log.read()
+    log.lane.close()
+    again = Log(log.rows, make_store())
+    again.lane.follow(Cursor())
+    assert again.seeks == [(2, LastRead(7, 1))]
+    again.rows.append(schedule(2))
+    again.epoch = 8
+    again.read()
+    again.lane.store.sync()  # as a crash leaves it: the label is older than what is stored
+    again.lane.store.close()
+    crashed = Log(log.rows, make_store())
+    crashed.lane.follow(Cursor())
+    assert crashed.seeks == [(3, NOTHING_READ)]
+    crashed.lane.take_over(Cursor(offset=3), Bounds(0, 3, 9))
+    assert crashed.seeks[-1][0] == 1, "what it had read is read again, for the leader is another"
+
+
+def test_many_gaps_become_fewer_that_more_depends_on() -> None:
+    gaps: tuple[Gap, ...] = ()
+    for n in range(RANGES_MAX + 2):
+        gaps = with_gap(gaps, Gap(10 * n, 10 * n + 5, 10 * n + 5))
+    assert len(gaps) == RANGES_MAX
+    assert gaps[0] == Gap(0, 25, 25)
+    assert all(any(gap.concerns(10 * n + 4, is_copy=False) for gap in gaps) for n in range(18))
+
+
+def test_a_gap_counts_unless_owners_skipped_all_of_it() -> None:
+    gap = Gap(10, 20, 20)
+    assert doubtful([gap], [Lost(5, 10, 15), Lost(15, 15, 20)]) == ()
+    assert doubtful([gap], [Lost(5, 12, 20)]) == (gap,)
+    assert doubtful([gap], [Lost(5, 10, 19)]) == (gap,)
+
+
+def test_a_range_that_was_not_walked_to_its_end_goes_over_to_the_next_owner() -> None:
+    ranges = skipped((), h=80, stored=100, log_start=200)
+    assert ranges == (Lost(80, 100, 200),)
+    assert skipped(ranges, h=200, stored=250, log_start=200) == ranges
+    assert skipped(ranges, h=80, stored=90, log_start=220) == (Lost(80, 90, 220),)
+    assert skipped(ranges, h=150, stored=100, log_start=220) == (
+        Lost(80, 100, 150),
+        Lost(150, 150, 220),
+    )
+
+
+def test_a_parked_record_waits_no_longer_than_the_log_keeps_it() -> None:
+    class Down:
+        fit: frozenset[Any] = frozenset()
+
+        def obstacle(self, _target: object) -> tuple[str, str]:
+            return ("target-unknown", "not there")
+
+    settler = Settler(*PLACE, ROUTES, Verdicts(), None, cast("Any", Down()))
+    reader = RecordReader(*PLACE, CONTRACTS, (b"secret",))
+    ((_, _, key_ms, _, payload, _),) = reader.read_batch([schedule(0)])
+    output = settler.settle(0, key_ms, payload, DUE_MS, 1)
+    assert output is not None
+    assert output[0] == PARKED
+    parked = RecordReader(*PLACE, CONTRACTS, (b"secret",)).read_batch(
+        [(9, DUE_MS, output[3], output[4], output[5])]
+    )
+    assert parked[0][2] == DUE_MS + ROUTES.roll_window_ms
