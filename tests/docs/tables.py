@@ -24,6 +24,7 @@ _SUBMIT = "needs a Spark cluster; tests/spark/test_cluster_mode.py submits to on
 _CHECKPOINT = (
     "needs kcat and a slice without its checkpoint; tests/integration/test_foreign_checkpoints.py"
 )
+_LOGINS = "needs an ensemble that asks for a login; tests/integration/test_ensemble_security.py"
 _PACKAGE = "the package is installed already, and spark is an extra of it"
 
 NOT_TYPED: Final = (
@@ -43,6 +44,7 @@ NOT_TYPED: Final = (
     Listed("docs/operations.md", "kcat", _CHECKPOINT),
     Listed("docs/operations.md", "CHECKPOINT=", _CHECKPOINT),
     Listed("docs/operations.md", 'echo "$SLICE|', _CHECKPOINT),
+    Listed("docs/operations.md", "delayservice zookeeper rights", _LOGINS),
     Listed("docs/page.md", "ssh", "needs a second machine"),
     Listed("docs/performance.md", "delayservice bench burst", "needs a broker with TLS of yours"),
     Listed("docs/performance.md", "delayservice bench failover", _MINUTES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl_credential
+from typer.testing import CliRunner
 
+from delayservice.cli import app
 from delayservice.cluster_options import ZooKeeper
 from delayservice.core.role import Role
 from delayservice.dev.cluster import EmbeddedCluster
@@ -108,11 +111,28 @@ def names(auth: str, user: str, password: str) -> str:
     return user if auth == "sasl" else str(make_digest_acl_credential(user, password))
 
 
+def type_rights(settings: ZooKeeper, config: Path) -> int:
+    """Type ``delayservice zookeeper rights``; gives how many ZooKeeper nodes it says it has set."""
+    texts = {name: str(getattr(settings, name)) for name in ("hosts", "root", "auth", "username")}
+    assert settings.password is not None
+    texts["password"] = settings.password.get_secret_value()
+    lines = [f"{name} = {json.dumps(text)}" for name, text in texts.items()]
+    lines.append(f"accepted = {json.dumps(list(settings.accepted))}")
+    secret = ["[node]", f"cluster_secret = {json.dumps('of the cluster, 32 bytes or more')}"]
+    config.write_text("\n".join([*secret, "[zookeeper]", *lines, ""]), "utf-8")
+    typed = CliRunner().invoke(app, ["zookeeper", "rights", "--config", str(config), "--json"])
+    assert typed.exit_code == 0, typed.output
+    said = json.loads(typed.stdout)
+    assert said["root"] == settings.root
+    return int(said["nodes"])
+
+
 @pytest.mark.parametrize("auth", ["digest", "sasl"])
 def test_user_and_password_are_replaced_while_the_slice_is_owned(
-    cluster: EmbeddedCluster, lines: Lines, auth: str
+    cluster: EmbeddedCluster, lines: Lines, auth: str, tmp_path: Path
 ) -> None:
     root = new_root()
+    config = tmp_path / "delayservice.toml"
 
     def having(user: str, password: str, *accepted: tuple[str, str]) -> ZooKeeper:
         others = tuple(names(auth, *one) for one in accepted)
@@ -124,12 +144,12 @@ def test_user_and_password_are_replaced_while_the_slice_is_owned(
     with working(having(*old)), working(having(*new, old), "b", role=None):
         await_true(logged(lines, "zookeeper_refuses"), "nobody accepts the new one yet")
     with working(having(*old, new)) as first:
-        assert set_rights(having(*old, new)) > 5
+        assert type_rights(having(*old, new), config) > 5
         with working(having(*new, old), "b", role=Role.REPLICA) as second:
             assert first.ownership.confirm(0)
             first.ownership.close()
             second.await_role(Role.OWNER)
-            assert set_rights(having(*new)) > 5
+            assert type_rights(having(*new), config) > 5
             assert second.ownership.confirm(0)
             with pytest.raises(DelayServiceError, match="does not let"):
                 set_rights(having(*old))
