@@ -39,6 +39,7 @@ NOT_TYPED: Final = (
     Listed("docs/deployment.md", "docker build", _IMAGE_STEPS),
     Listed("docs/deployment.md", "python3.11 -m venv", _IMAGE_STEPS),
     Listed("docs/deployment.md", "/opt/delayservice/bin/pip", _IMAGE_STEPS),
+    Listed("docs/deployment.md", "ln -s", "would stay on the machine that runs the tests"),
     Listed("docs/deployment.md", "systemctl", _SYSTEMD),
     Listed("docs/deployment.md", "kubectl", _KUBERNETES),
     Listed("docs/operations.md", "kcat", _CHECKPOINT),
@@ -101,6 +102,7 @@ ASKS: Final = ("delayservice dlq replay --code target-unknown --since 2h",)
 
 STATUSES: Final = {
     "delayservice status": {0, 3},  # not healthy right after a worker was killed
+    "curl -s localhost:9464/metrics | grep '^delay_target_parked'": {0, 1},  # no line: none waits
     "journalctl": {0, 1},  # grep ends with 1 where there is no such line, as with a healthy node
 }
 """What a command that begins so may end with, besides 0."""
