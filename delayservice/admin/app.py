@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from delayservice import __version__
 from delayservice.admin import problems
 from delayservice.admin.changing import Waiting, changing_routes, pause_routes
+from delayservice.admin.exactness import knows_query, takes_json
 from delayservice.admin.guards import Gate, NeedsToken, reader, writer
 from delayservice.admin.page import page_routes, static_files
 from delayservice.admin.panel import Panel
@@ -48,8 +49,9 @@ def make_app(panel: Panel, token: str) -> FastAPI:
 
     may_read = [] if admin.are_reads_open else [Depends(reader(token))]
     app.include_router(health_routes(panel))
-    app.include_router(reading_routes(panel), dependencies=may_read)
-    may_write = [Depends(writer(token))]
+    is_exact = [Depends(knows_query), Depends(takes_json)]
+    app.include_router(reading_routes(panel), dependencies=[*may_read, *is_exact])
+    may_write = [Depends(writer(token)), *is_exact]
     waiting = Waiting()
     app.include_router(changing_routes(panel, waiting), dependencies=may_write)
     app.include_router(pause_routes(panel, waiting), dependencies=may_write)

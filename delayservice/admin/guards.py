@@ -51,11 +51,9 @@ def reader(token: str) -> Callable[..., None]:
     """Lets pass who may read, where that needs the token."""
 
     def check(bearer: _Bearer, basic: _Basic) -> None:
-        shown = bearer.credentials if bearer is not None else basic.password if basic else ""
-        if not _is_same(shown, token):
-            raise NeedsToken(
-                "reading needs the token: as a bearer, or as the password of any user", "Basic"
-            )
+        shown = bearer.credentials if bearer is not None else basic.password if basic else None
+        how = "send it as a bearer, or as the password of any user"
+        _check(shown, token, f"reading needs the token: {how}", "Basic")
 
     return check
 
@@ -64,18 +62,19 @@ def writer(token: str) -> Callable[..., None]:
     """Lets pass who may change something."""
 
     def check(bearer: _Bearer) -> None:
-        if bearer is None or not _is_same(bearer.credentials, token):
-            raise NeedsToken(
-                "changes need the token: send `Authorization: Bearer TOKEN`; it is in the file "
-                "admin_token of the node's state folder, or what admin.token says",
-                "Bearer",
-            )
+        shown = None if bearer is None else bearer.credentials
+        how = "send `Authorization: Bearer TOKEN`"
+        _check(shown, token, f"changes need the token: {how}", "Bearer")
 
     return check
 
 
-def _is_same(shown: str, token: str) -> bool:
-    return hmac.compare_digest(shown.encode(), token.encode())
+def _check(shown: str | None, token: str, needed: str, scheme: str) -> None:
+    where = "it is in the file admin_token of the node's state folder, or what admin.token says"
+    if shown is None:
+        raise NeedsToken(f"{needed}; {where}", scheme)
+    if not hmac.compare_digest(shown.encode(), token.encode()):
+        raise NeedsToken(f"the token that was sent is not this node's; {where}", scheme)
 
 
 class Gate:

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.routing import Route
+from starlette.routing import compile_path
 
 from delayservice.errors import DelayServiceError
 
@@ -56,7 +56,7 @@ def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "description": HTTPStatus(status).phrase,
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-        for status in {*statuses, 400, 401, 411, 413, 421, 422, 503}
+        for status in {*statuses, 400, 401, 411, 413, 415, 421, 422, 503}
     }
 
 
@@ -83,8 +83,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
-        errors = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()]
-        return answer(422, "the request breaks its description; see errors", errors)
+        found = exc.errors()
+        errors = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found]
+        detail = "the request breaks its description; see errors"
+        if any(e["loc"] == ("body",) and e["type"] == "missing" for e in found):
+            detail = "the request has no body: send a JSON object, `{}` at least; see /openapi.json"
+        return answer(422, detail, errors)
 
     @app.exception_handler(StarletteHTTPException)
     async def refused_before(request: Request, exc: StarletteHTTPException) -> JSONResponse:
@@ -92,8 +96,8 @@ def install(app: FastAPI) -> None:
         if exc.status_code == HTTPStatus.NOT_FOUND and detail == "Not Found":
             detail = f"there is nothing at {request.url.path}; see /openapi.json"
         headers = dict(exc.headers or {})
-        if exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["Allow"] = ", ".join(sorted(_methods_of(request)))
+        if methods := exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED and _methods_of(request):
+            headers["Allow"] = ", ".join(sorted(methods))
         return answer(exc.status_code, detail, headers=headers)
 
     @app.exception_handler(Exception)
@@ -105,7 +109,7 @@ def install(app: FastAPI) -> None:
 def _methods_of(request: Request) -> set[str]:
     """All methods of a path: one that has several routes is known to the first of them only."""
     found: set[str] = set()
-    for route in request.app.routes:
-        if isinstance(route, Route) and route.path_regex.match(request.url.path):
-            found |= route.methods or set()
+    for path, operations in request.app.openapi()["paths"].items():
+        if compile_path(path)[0].match(request.url.path):
+            found |= {method.upper() for method in operations}
     return found

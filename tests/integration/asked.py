@@ -40,9 +40,12 @@ class Asked:
         assert answer.is_success, answer.text
         return answer.json() if answer.content else None
 
-    def refused(self, method: str, path: str, status: int, **sent: Any) -> str:
+    def refused(
+        self, method: str, path: str, status: int, content_type: str = "", **sent: Any
+    ) -> str:
         """The detail of a refusal."""
-        answer = self.raw(method, path, headers=self._bearer, **sent)
+        headers = self._bearer | ({"Content-Type": content_type} if content_type else {})
+        answer = self.raw(method, path, headers=headers, **sent)
         assert answer.status_code == status, answer.text
         assert answer.headers["content-type"] == "application/problem+json"
         detail: str = answer.json()["detail"]

@@ -124,10 +124,11 @@ def test_a_reschedule_keeps_all_that_the_record_is(stand: Stand) -> None:
         stand.target, HOUR_MS, ("delay-id", b"\xffwhole"), ("own", b"1"), ("own", b"\x00\xff")
     )
     bench.send(headers, key=b"\x00key", value=b"\xfe\xffvalue", partition=1)
-    asked = {"id": "/3dob2xl", "encoding": "base64", "after_ms": 0}
+    named = {"id": "/3dob2xl", "encoding": "base64"}
     await_true(
-        lambda: stand.api.raw("GET", "/v1/records", params=asked).status_code == 200, "it waits"
+        lambda: stand.api.raw("GET", "/v1/records", params=named).status_code == 200, "it waits"
     )
+    asked = named | {"after_ms": 0}
     assert stand.api.change("POST", "/v1/records/reschedule", asked)["outcome"] == "replaced"
     with bench.reader(stand.target) as reader:
         [one] = reader.await_match(lambda one: one.value == b"\xfe\xffvalue")
@@ -319,10 +320,35 @@ def test_other_names_other_kinds_and_large_bodies_are_turned_away(stand: Stand) 
 
     refused = api.raw("POST", "/v1/records/cancel", content=chunks(), headers=large)
     assert refused.status_code == 411
-    form = api.raw("POST", "/v1/records/cancel", data={"id": "kept"}, headers=bearer)
-    assert form.status_code == 422
     answer = api.raw("GET", "/v1/node")
     assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_what_would_be_misread_is_refused_and_says_why(stand: Stand) -> None:
+    api = stand.api
+    cancel, pause = "/v1/records/cancel", f"/v1/pauses/target/{stand.target}"
+    assert "is text/plain" in api.refused(
+        "POST", cancel, 415, content_type="text/plain", content=b'{"id": "x"}'
+    )
+    assert "does not say" in api.refused("POST", cancel, 415, content=b'{"id": "x"}')
+    assert "www-form" in api.refused("POST", cancel, 415, data={"id": "x"})
+    assert "has no body" in api.refused("PUT", pause, 422)
+    found = api.refused("GET", "/v1/pending?form=1&limit=1", 422)
+    assert found.startswith("unknown in the query: form; /v1/pending takes: beyond_window, cursor,")
+    assert "takes: none" in api.refused("POST", f"{cancel}?id=x", 422, json={"id": "x"})
+    assert api.get("/v1/pauses") == []
+    no_token = api.raw("POST", cancel, json={"id": "x"}).json()["detail"]
+    wrong = {"Authorization": "Bearer wrong"}
+    wrong_token = api.raw("POST", cancel, json={"id": "x"}, headers=wrong).json()["detail"]
+    assert "need the token" in no_token
+    assert "is not this node's" in wrong_token
+    for method, path, allowed in (
+        ("GET", cancel, "POST"),
+        ("POST", pause, "DELETE, PUT"),
+        ("DELETE", "/v1/node", "GET"),
+    ):
+        answer = api.raw(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
 def test_secrets_are_nowhere(stand: Stand) -> None:
@@ -376,7 +402,7 @@ def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand
     assert command("resume", "target", target).exit_code == 0
     await_true(lambda: command("resume", "target", target).exit_code == 4, "it is over")
     refused = command("pause", "target", target, sets=["admin.token=not the right token"])
-    assert "need the token" in str(refused.exception)
+    assert "is not this node's" in str(refused.exception)
 
 
 def test_what_others_wrote_does_not_steer_the_terminal_of_who_looks(stand: Stand) -> None:
