@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,7 +19,9 @@ import typer
 
 from delayservice import __version__
 from delayservice.commands import admin, bench, dlq, offline, spark, zookeeper
-from delayservice.commands.console import err, out, print_error, print_json
+from delayservice.commands.api import EXIT_NOTHING
+from delayservice.commands.change import EXIT_NOT_KNOWN
+from delayservice.commands.console import err, out, print_error, print_json, say
 from delayservice.commands.options import (
     BootstrapOption,
     ConfigOption,
@@ -66,7 +69,8 @@ def run(config: ConfigOption = None, sets: SetOption = None) -> None:
 @app.command(
     epilog="Examples: [bold]delayservice send delay_topic_any hello --after 30s --target orders[/]"
     "\n\n[bold]echo hello | delayservice send --at 2030-01-31T08:00:00Z -t orders -k order-7[/]"
-    "\n\n[bold]delayservice send --id reminder-17 --cancel[/]"
+    "\n\n[bold]delayservice send --id reminder-17 --cancel --wait 5s[/]"
+    "\n\nExit status with --wait: 4 nothing was pending under --id, 5 nothing was heard in time."
 )
 def send(
     topic: Annotated[str, typer.Argument(help="Delay topic.")] = "delay_topic_any",
@@ -114,6 +118,10 @@ def send(
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, help="Partition of the delay topic.")
     ] = None,
+    wait: Annotated[
+        str | None,
+        typer.Option(help="With --cancel and --fire: how long to wait for what it did: 5s."),
+    ] = None,
     bootstrap: BootstrapOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
@@ -151,13 +159,35 @@ def send(
         partition=partition,
         record_id=None if record_id is None else record_id.encode(),
     )
-    report = sending.send(settings.kafka.client_config("producer"), record)
+    is_control = cancel or fire
+    if wait is not None and not is_control:
+        raise DelayServiceError("--wait is for --cancel and --fire: nothing else is answered")
+
+    def warn() -> None:
+        if (why := sending.doubt(settings, record, round(time.time() * 1_000))) is not None:
+            say(err, f"warning: {why}", "yellow")
+
+    wait_s = None if wait is None else sending.delay_ms("--wait", wait) / 1_000
+    with sending.hearing(settings, wait_s) as outcome_of:
+        report = sending.send(settings.kafka.client_config("producer"), record, warn)
+        outcome = outcome_of(report)
     due = sending.due_text(headers, report.timestamp_ms)
     if as_json:
-        print_json({**asdict(report), "due_at": due})
-        return
-    out.print(f"{report.topic}:{report.partition}:{report.offset}", style="bold green", end="")
-    out.print(f"  due {due}" if due else sending.written_text(record))
+        said = {"outcome": outcome} if is_control else {}
+        print_json({**asdict(report), "due_at": due, **said})
+    else:
+        place = f"{report.topic}:{report.partition}:{report.offset}"
+        out.print(place, style="bold green", end="")
+        out.print(f"  {_said(due, outcome, is_control=is_control)}")
+    if wait is not None and outcome in (None, "not_pending"):
+        raise typer.Exit(EXIT_NOT_KNOWN if outcome is None else EXIT_NOTHING)
+
+
+def _said(due: str | None, outcome: str | None, *, is_control: bool) -> str:
+    """What has become of a record that was sent."""
+    if not is_control:
+        return f"due {due}" if due else "written"
+    return outcome or "asked for; what it does is not known yet (--wait 5s waits for it)"
 
 
 @app.command(

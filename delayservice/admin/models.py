@@ -6,18 +6,27 @@ import base64
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from delayservice.core.codec import Header as RawHeader
+from delayservice.core.codes import RecordRefusedError
 from delayservice.core.entry import Row
 from delayservice.core.pending import NO_MARK
 from delayservice.core.question import Fate, Pending
+from delayservice.core.times import check_is_ms
 
 
 def _no_truth(value: object) -> object:
     if isinstance(value, bool):  # which Python takes for a number, and JSON does not
         raise ValueError("a number is expected")  # noqa: TRY004  # pydantic's way to be told
     return value
+
+
+def _no_seconds(at_ms: int) -> int:
+    try:
+        return check_is_ms("at_ms", at_ms)
+    except RecordRefusedError as exc:
+        raise ValueError(exc.detail) from exc
 
 
 Whole = Annotated[int, BeforeValidator(_no_truth)]
@@ -400,7 +409,9 @@ class ById(BaseModel):
 class Reschedule(ById):
     """A pending record and another due time; give one of the two."""
 
-    at_ms: Whole | None = Field(default=None, ge=0, le=253_402_300_799_999)
+    at_ms: Annotated[Whole, AfterValidator(_no_seconds)] | None = Field(
+        default=None, ge=0, le=253_402_300_799_999, description="Epoch milliseconds."
+    )
     after_ms: Whole | None = Field(default=None, ge=0, le=253_402_300_799_999)
 
 

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from connectors.kafka.clients import UNREACHABLE
+from connectors.kafka.clients import UNREACHABLE, admin_client
+from connectors.kafka.controls import ControlDesk, Place
+from connectors.kafka.source import topic_ids
+from delayservice.contracts import contract_for
 from delayservice.core import names
+from delayservice.core.codes import RecordRefusedError
+from delayservice.core.contract import Contracts
 from delayservice.core.draft import CANCEL_OP, FIRE_OP
+from delayservice.core.entry import INVALID, SCHEDULE
 from delayservice.core.partitioner import partition_for
+from delayservice.core.record import RecordReader
+from delayservice.core.times import check_is_ms
 from delayservice.errors import DelayServiceError, KafkaEdgeError
+from delayservice.settings import Settings
 from delayservice.units import parse_duration_ms
 
 TIMEOUT_S = 15.0
 _ANY_PARTITION = -1
 """librdkafka's word for: the partitioner decides."""
-
-_NO_TIME = frozenset({names.DELAY_TARGET_TOPIC, names.DELAY_TARGET_PARTITION, names.DELAY_ID})
-"""Headers that have an option of their own and say nothing of when."""
 
 Header: TypeAlias = tuple[str, bytes]
 
@@ -96,10 +103,13 @@ def instant_ms(option: str, text: str) -> int:
     """Read a point in time, epoch milliseconds or RFC 3339, that an option gives.
 
     Raises:
-        DelayServiceError: it can't be read, or has no zone.
+        DelayServiceError: it can't be read, has no zone, or looks like seconds.
     """
     if text.strip().isdecimal():
-        return int(text)
+        try:
+            return check_is_ms(option, int(text))
+        except RecordRefusedError as exc:
+            raise DelayServiceError(exc.detail) from exc
     try:
         instant = datetime.fromisoformat(text.strip())
     except ValueError as exc:
@@ -164,12 +174,74 @@ def read_value(value: str | None, value_file: Path | None, *, null: bool) -> byt
     return sys.stdin.buffer.read()
 
 
-def send(config: dict[str, str], record: Outgoing) -> Report:
+def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
+    """Say why the service will probably not deliver a record; None: nothing is known against it.
+
+    Args:
+        settings: a node's own; without any targets they are not, and what is allowed is not known.
+        record: what is about to be sent.
+        now_ms: about when the broker appends it, epoch milliseconds.
+
+    Raises:
+        ContractError: the settings contradict each other.
+    """
+    contract = contract_for(settings, record.topic)
+    if not settings.targets:
+        contract = replace(contract, allow=("*",))
+    reader = RecordReader(record.topic, 0, Contracts([(0, contract)]), [])
+    entry = reader.read(0, now_ms, record.key, record.value, list(record.headers))
+    if entry[1] == INVALID:
+        code, detail = entry[5]
+        return f"it will be dead-lettered ({code}): {detail}"
+    return _missing_target(settings, entry[4][0]) if entry[1] == SCHEDULE else None
+
+
+def _missing_target(settings: Settings, target: str) -> str | None:
+    try:
+        found = topic_ids(admin_client(settings.kafka.client_config("admin")), [target])
+    except (KafkaEdgeError, KafkaException):  # who may write here may not be allowed to ask there
+        return None
+    return None if found else f"its target {target} does not exist (yet)"
+
+
+@contextmanager
+def hearing(settings: Settings, wait_s: float | None) -> Iterator[Callable[[Report], str | None]]:
+    """Listen to the outcomes topic, from before a control is written.
+
+    Args:
+        settings: of the cluster.
+        wait_s: how long to wait for an outcome; None: not at all.
+
+    Yields:
+        What gives the outcome of the control that a report is about; None: none was heard in time.
+
+    Raises:
+        KafkaEdgeError: the outcomes topic can't be read.
+    """
+    if wait_s is None:
+        yield lambda _: None
+        return
+    options = settings.kafka.client_config
+    admin = admin_client(options("admin"))
+    desk = ControlDesk(options("producer"), options("consumer"), admin, settings.topics.outcomes)
+    with desk.listen() as outcomes:
+
+        def outcome_of(report: Report) -> str | None:
+            place = Place(report.topic, report.partition, report.offset)
+            return outcomes.of([place], wait_s, replaces=False).get(place)
+
+        yield outcome_of
+
+
+def send(
+    config: dict[str, str], record: Outgoing, on_ready: Callable[[], object] = lambda: None
+) -> Report:
     """Write the record and wait for the broker to confirm it.
 
     Args:
         config: options of a producer (``Kafka.client_config``).
         record: what to send.
+        on_ready: called when the cluster has answered, before anything is written.
 
     Raises:
         KafkaEdgeError: no broker answers, the topic is unknown, or the broker refuses the record.
@@ -190,6 +262,7 @@ def send(config: dict[str, str], record: Outgoing) -> Report:
             }
         )
         partition = _choose_partition(producer, record, config["bootstrap.servers"], troubles)
+        on_ready()
         producer.produce(
             record.topic,
             value=record.value,
@@ -260,11 +333,3 @@ def due_text(headers: Sequence[Header], timestamp_ms: int) -> str | None:
     except (OverflowError, ValueError, OSError):
         return f"{due_ms} ms"
     return instant.isoformat(timespec="milliseconds")
-
-
-def written_text(record: Outgoing) -> str:
-    """Say that a record without a due time of ours was written, and what it lacks."""
-    said_by_hand = any(name not in _NO_TIME for name, _ in record.headers)
-    if record.value is None or said_by_hand:
-        return "  written"
-    return "  written, but nothing says when it is due: it will be dead-lettered (time-missing)"

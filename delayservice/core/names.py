@@ -39,6 +39,25 @@ DELAY_REPLAYED = "delay-replayed"
 DELAY_COPY = "delay-copy"
 DELAY_COPY_MAC = "delay-copy-mac"
 
+INPUT = frozenset(
+    {
+        DELAY_AT,
+        DELAY_AFTER,
+        DELAY_TARGET_TOPIC,
+        DELAY_TARGET_PARTITION,
+        DELAY_TARGET_KEY,
+        DELAY_ID,
+        DELAY_OP,
+        DELAY_EXPIRES_AT,
+        DELAY_WINDOW_MS,
+        DELAY_CRON,
+        DELAY_EVERY,
+        DELAY_TIMES,
+        DELAY_TIMEZONE,
+    }
+)
+"""What a user's record says to the service."""
+
 RECURRING = frozenset({DELAY_CRON, DELAY_EVERY, DELAY_TIMES, DELAY_TIMEZONE})
 
 OUTPUT = frozenset(
@@ -57,3 +76,11 @@ OUTPUT = frozenset(
 
 COPY_NAMES = frozenset({DELAY_COPY, DELAY_COPY_MAC})
 """Either of them makes a record a claimed copy, never a plain record."""
+
+
+def misspelt(name: str) -> str | None:
+    """Return the input header that a name is probably meant to be, such as ``Delay_After``; None:
+    it is that header itself, or something else. Names of headers are exact.
+    """
+    meant = name.lower().replace("_", "-")
+    return meant if meant != name and meant in INPUT else None

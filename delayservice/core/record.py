@@ -218,7 +218,8 @@ class RecordReader:
         try:
             return self._judge(offset, timestamp_ms, original, known)
         except RecordRefusedError as exc:
-            return (offset, INVALID, 0, None, original, (exc.code, exc.detail))
+            detail = exc.detail + _misspelt(original[2])
+            return (offset, INVALID, 0, None, original, (exc.code, detail))
 
     def _enter(self, offset: int) -> None:
         """Make the contract at ``offset`` the current one."""
@@ -430,6 +431,12 @@ class RecordReader:
             return self._contract.default_target
         name, text = _agreed(draft.targets, TARGET_INVALID)
         return self._allowed.get(text) or self._targets.check(name, text)
+
+
+def _misspelt(headers: Headers) -> str:
+    """Name the headers that were not read although they are nearly right: the likely cause."""
+    found = [(name, meant) for name, _ in headers if (meant := names.misspelt(name))]
+    return "".join(f"; {name[:64]} is not read, {meant} would be" for name, meant in found[:4])
 
 
 def _operation(draft: Draft, identity: bytes | None, *, bare: bool) -> str:

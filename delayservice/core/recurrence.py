@@ -101,9 +101,10 @@ def parse_cron(value: bytes | None) -> str:
         RecordRefusedError: ``cron-invalid``.
     """
     if value is None or not _CRON.fullmatch(value):
-        raise RecordRefusedError(
-            CRON_INVALID, f"{names.DELAY_CRON} is no cron expression of 256 characters at most"
-        )
+        why = "is no cron expression of 256 characters at most"
+        if value is not None and value.startswith(b"@"):
+            why = "has no nicknames such as @daily: write five fields, as in 0 0 * * *"
+        raise RecordRefusedError(CRON_INVALID, f"{names.DELAY_CRON} {why}")
     return value.decode()
 
 

@@ -17,6 +17,9 @@ from delayservice.core.codes import TIME_INVALID, RecordRefusedError
 DUE_STOP_MS = 2**53
 """Every due time is below this (exact in JSON and in doubles); parsers return it for "beyond"."""
 
+_SECONDS_LIKE = range(100_000_000, 100_000_000_000)
+"""Epoch milliseconds of 1970 to 1973, and epoch seconds of 1973 to 5138."""
+
 _DIGITS_MAX = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -68,6 +71,21 @@ def parse_instant_ms(name: str, value: bytes | None) -> int:
     except ValueError as exc:
         raise _refused(name, value, "there is no such date") from exc
     return (instant - _EPOCH) // _MILLISECOND + _fraction_ms(fraction)
+
+
+def check_is_ms(name: str, instant_ms: int) -> int:
+    """Return an instant that was given as a number, unless that was meant as seconds.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``.
+    """
+    if instant_ms in _SECONDS_LIKE:
+        raise RecordRefusedError(
+            TIME_INVALID,
+            f"{name} is {instant_ms}, which looks like seconds: epoch milliseconds are expected "
+            f"({instant_ms * 1_000})",
+        )
+    return instant_ms
 
 
 def parse_delay_ms(name: str, value: bytes | None) -> int:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from delayservice.admin.changing import WAITING_MAX
+from delayservice.cli import app
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.integration.asked import TOKEN, Asked
 from tests.integration.bench import Bench, Place, await_true, now_ms
@@ -403,6 +405,33 @@ def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand
     await_true(lambda: command("resume", "target", target).exit_code == 4, "it is over")
     refused = command("pause", "target", target, sets=["admin.token=not the right token"])
     assert "is not this node's" in str(refused.exception)
+
+
+def test_send_says_what_will_not_arrive_and_waits_for_what_a_cancel_did(stand: Stand) -> None:
+    bench = stand.bench
+    node = [value for one in bench.settings() if "=" in one for value in ("--set", one)]
+
+    def send(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["send", bench.any, *arguments, "--json", *node])
+
+    missing = bench.target_name("missing")
+    warned = send("x", "--after", "1h", "--target", missing, "--id", "by send")
+    assert (warned.exit_code, warned.stderr) == (
+        0,
+        f"warning: its target {missing} does not exist (yet)\n",
+    )
+    denied = send("x", "--after", "1h", "--target", "delay_outcomes")
+    assert "(target-denied)" in denied.stderr
+    heard = send("--id", "by send", "--cancel", "--wait", "20s")
+    assert (heard.exit_code, json.loads(heard.stdout)["outcome"]) == (0, "cancelled")
+    again = send("--id", "by send", "--cancel", "--wait", "20s")
+    assert (again.exit_code, json.loads(again.stdout)["outcome"]) == (4, "not_pending")
+    unheard = send("--id", "by send", "--cancel", "--wait", "0")
+    assert (unheard.exit_code, json.loads(unheard.stdout)["outcome"]) == (5, None)
+    unwaited = CliRunner().invoke(app, ["send", bench.any, "--id", "x", "--fire", *node])
+    assert unwaited.exit_code == 0
+    assert "what it does is not known yet" in unwaited.stdout
+    assert "nothing else is answered" in str(send("x", "--after", "1s", "--wait", "1s").exception)
 
 
 def test_what_others_wrote_does_not_steer_the_terminal_of_who_looks(stand: Stand) -> None:

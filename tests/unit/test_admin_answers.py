@@ -320,6 +320,11 @@ def test_a_reschedule_that_would_fail_is_refused_before_anything_is_written() ->
     assert "ask the node that owns it" in behind.detail
 
 
+def test_a_reschedule_in_seconds_is_refused() -> None:
+    with pytest.raises(ValueError, match="looks like seconds"):
+        Reschedule(id="r", at_ms=1_893_456_000)
+
+
 def test_a_reschedule_that_would_not_fail_is_not_refused() -> None:
     panel = panel_of(Hung(), "delivery.max_delay_ms=1d", slices=(SliceMetrics(1, state="owner"),))
     clamping = panel_of(Hung(), "delivery.max_delay_ms=1d", "delivery.clamp=true")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import load
 
 ROOT = Path(__file__).parents[2]
+ORDERS = ("delay-target-topic", b"orders")
 
 
 def run(*arguments: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[bytes]:
@@ -134,12 +134,25 @@ def test_a_table_that_is_piped_is_not_cut() -> None:
         hub.close()
 
 
-def test_a_record_without_a_due_time_is_told_what_it_lacks() -> None:
-    record = send.Outgoing("delay_topic_any", None, b"x", [], None, None)
-    assert "time-missing" in send.written_text(record)
-    by_hand = [("TIMER_DELAY_SEC", b"5")]
-    assert "time-missing" not in send.written_text(replace(record, headers=by_hand))
-    assert "time-missing" not in send.written_text(replace(record, value=None))
+@pytest.mark.parametrize(
+    ("headers", "sets", "why"),
+    [
+        ([], [], "(time-missing)"),
+        ([("Delay-After", b"5")], [], "Delay-After is not read, delay-after would be"),
+        ([("delay-after", b"5")], [], "(target-missing)"),
+        ([("delay-after", b"5"), ORDERS], ["targets.default.allow=others"], "(target-denied)"),
+        ([("delay-after", b"5"), ("delay-target-topic", b"delay_x")], [], "(target-denied)"),
+        ([("delay-op", b"cancel"), ("delay-id", b"a")], [], None),
+    ],
+)
+def test_what_will_be_dead_lettered_is_foreseen(
+    headers: list[tuple[str, bytes]], sets: list[str], why: str | None
+) -> None:
+    record = send.Outgoing("delay_topic_any", None, b"x", headers, None, None)
+    said = send.doubt(
+        load(None, ["kafka.bootstrap=127.0.0.1:1", *sets], {}), record, 1_800_000_000_000
+    )
+    assert said is None if why is None else why in (said or "")
 
 
 def test_a_due_time_given_as_an_own_header_is_not_guessed() -> None:
@@ -163,7 +176,8 @@ def test_times_are_sent_as_milliseconds(
 
 
 @pytest.mark.parametrize(
-    ("at", "after"), [("soon", None), ("2030-01-31T08:00:00", None), (None, "x"), ("1", "1")]
+    ("at", "after"),
+    [("soon", None), ("2030-01-31T08:00:00", None), ("1893456000", None), (None, "x"), ("1", "1")],
 )
 def test_a_time_that_cannot_be_read_is_refused_before_it_is_sent(
     at: str | None, after: str | None
@@ -205,7 +219,7 @@ def test_send_says_every_kind_of_schedule(
 ) -> None:
     sent: list[send.Outgoing] = []
 
-    def keep(_config: object, record: send.Outgoing) -> send.Report:
+    def keep(_config: object, record: send.Outgoing, _on_ready: object) -> send.Report:
         sent.append(record)
         return send.Report(record.topic, 0, 0, 0)
 

@@ -56,6 +56,10 @@ def test_a_delay_that_the_service_would_refuse_is_refused_by_name(delay: Any) ->
         (datetime(1970, 1, 1, 1, 0, 1, tzinfo=timezone(timedelta(hours=1))), 1_000),
         (datetime(1970, 1, 1, 0, 0, 0, 1_001, tzinfo=UTC), 2),
         ("1970-01-01T01:00:01+01:00", 1_000),
+        ("1971-01-01T00:00:00Z", 31_536_000_000),  # a text says what it means
+        (0, 0),
+        (99_999_999, 99_999_999),
+        (100_000_000_000, 100_000_000_000),
     ],
 )
 def test_an_instant_is_epoch_milliseconds_rounded_up(at: Any, ms: int) -> None:
@@ -69,6 +73,10 @@ def test_an_instant_is_epoch_milliseconds_rounded_up(at: Any, ms: int) -> None:
         (datetime(1969, 12, 31, tzinfo=UTC), "at is -86400000 ms"),
         ("2030-01-01T00:00:00", "Z or an offset is expected"),
         (1.5e12, "whole milliseconds"),
+        (1_893_456_000, r"looks like seconds: .* \(1893456000000\)"),
+        ("1893456000", "looks like seconds"),
+        (100_000_000, "looks like seconds"),
+        (99_999_999_999, "looks like seconds"),
     ],
 )
 def test_an_instant_without_a_zone_or_before_1970_is_refused(at: Any, message: str) -> None:

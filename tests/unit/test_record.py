@@ -175,6 +175,17 @@ def test_no_time_header_is_time_missing() -> None:
     assert code(read(TARGET)) == "time-missing"
 
 
+@pytest.mark.parametrize("name", ["Delay-After", "delay_after", "delay-At", "DELAY_AT"])
+def test_a_header_that_is_nearly_right_is_named(name: str) -> None:
+    detail = read(TARGET, (name, b"5000"))[5][1]
+    meant = name.lower().replace("_", "-")
+    assert detail.endswith(f"; {name} is not read, {meant} would be")
+
+
+def test_what_is_no_header_of_ours_is_not_named() -> None:
+    assert ";" not in read(TARGET, ("delayafter", b"5000"), ("X-Delay-After", b"1"))[5][1]
+
+
 def test_two_times_that_disagree_are_time_ambiguous() -> None:
     at, after = (names.DELAY_AT, b"1700000005001"), IN_FIVE_SECONDS
     assert code(read(TARGET, at, after)) == "time-ambiguous"

@@ -44,6 +44,12 @@ def test_a_cron_schedule_is_due_at_once_for_its_first_occurrence_to_be_found() -
     assert recurrence_of(payload[6]) == cron
 
 
+def test_a_nickname_is_answered_by_what_to_write() -> None:
+    refusal = read(("delay-cron", b"@daily"))[5]
+    assert refusal[0] == "cron-invalid"
+    assert "write five fields" in refusal[1]
+
+
 def test_a_cron_schedule_may_begin_later_and_end() -> None:
     starts_ms = WRITTEN_MS + 1_000_000
     expires_ms = WRITTEN_MS + 9_000_000

@@ -13,7 +13,7 @@ from delayservice.core.codes import RecordRefusedError
 from delayservice.core.contract import is_legal_topic, is_reserved
 from delayservice.core.record import STRIPPED
 from delayservice.core.recurrence import check_every, check_times, parse_cron, parse_zone
-from delayservice.core.times import DUE_STOP_MS, parse_delay_ms, parse_instant_ms
+from delayservice.core.times import DUE_STOP_MS, check_is_ms, parse_delay_ms, parse_instant_ms
 from delayservice.errors import InvalidRequestError
 
 Text: TypeAlias = bytes | str
@@ -23,7 +23,8 @@ Delay: TypeAlias = timedelta | int | str
 """A ``timedelta``, milliseconds, or an ISO 8601 duration of weeks to seconds (``PT30S``)."""
 
 Instant: TypeAlias = datetime | int | str
-"""A ``datetime`` with a time zone, epoch milliseconds, or RFC 3339 with ``Z`` or an offset."""
+"""A ``datetime`` with a time zone, epoch milliseconds (what looks like seconds is refused),
+or RFC 3339 with ``Z`` or an offset."""
 
 Header: TypeAlias = tuple[str, bytes | str | None]
 OwnHeaders: TypeAlias = Iterable[Header] | Mapping[str, bytes | str | None]
@@ -243,8 +244,11 @@ def instant_ms(argument: str, instant: Instant) -> int:
             )
         return _bounded_ms(argument, -((_EPOCH - instant) // _MILLISECOND))
     if isinstance(instant, str):
+        is_number = instant.isdecimal()
         instant = _as_service(partial(parse_instant_ms, argument), instant.encode())
-    return _bounded_ms(argument, instant)
+        if not is_number:
+            return _bounded_ms(argument, instant)
+    return _as_service(partial(check_is_ms, argument), _bounded_ms(argument, instant))
 
 
 def _bounded_ms(argument: str, ms: int) -> int:
