@@ -221,8 +221,7 @@ def served_contracts(
 ) -> tuple[Contract, ...]:
     """What the newest checkpoints say of records that are written to a delay topic from now on.
 
-    One contract, but for the moment in which the nodes change it; none when nobody has served the
-    topic yet.
+    One contract, except while the nodes change it; empty before the topic was served at first.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, or a checkpoint can't be read.
@@ -230,8 +229,8 @@ def served_contracts(
     if checkpoint not in partition_counts(admin_client(native_options(client))):
         return ()
     cut = take_cut(client, checkpoint, lambda _contracts, _topics: ())
-    newest = {s.contracts.entries()[-1][1]: None for s in cut.shards if s.topic == topic}
-    return tuple(newest)
+    shards = [shard for shard in cut.shards if shard.topic == topic]
+    return tuple({one: None for s in shards for one in s.contracts.since(s.span.end)})
 
 
 # --- check ---------------------------------------------------------------------------------------

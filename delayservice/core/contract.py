@@ -2,13 +2,13 @@
 
 A key must be a pure function of the log (design rule 2), so these parameters are not read from a
 configuration file but from the checkpoint: a list of ``(from_offset, Contract)``, which the owner
-extends at the end of the log and every node adopts. Changing a setting never changes a key.
+extends above the end of the log and every node adopts. Changing a setting never changes a key.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -193,27 +193,37 @@ class Contracts:
             return self._contracts[0]
         return self._contracts[max(bisect_right(self._starts, offset) - 1, 0)]
 
+    def since(self, offset: int) -> tuple[Contract, ...]:
+        """The contracts that hold at an offset and above."""
+        return tuple(self._contracts[max(bisect_right(self._starts, offset) - 1, 0) :])
+
     def span(self, offset: int) -> tuple[int, int | None]:
         """``[first, stop)`` offsets around ``offset`` with one contract; stop None: no end yet."""
         after = max(bisect_right(self._starts, offset), 1)
         first = 0 if after == 1 else self._starts[after - 1]
         return first, self._starts[after] if after < len(self._starts) else None
 
-    def extended(self, from_offset: int, contract: Contract) -> Contracts:
-        """These, and from ``from_offset`` (the end of the log) on another one.
+    def extended(self, end: int, contract: Contract, ahead: int = 0) -> Contracts:
+        """These below ``end``, and another one from ``ahead`` offsets above it on.
 
-        Nothing changes when that contract holds already. At the start of the last one it takes its
-        place, for no record was written since.
+        What was to begin at ``end`` or above is dropped: the log holds no record that was read by
+        it, so no key changes. Only the wanted contract stays as it is if it begins early enough.
 
-        Raises:
-            ContractError: ``from_offset`` is below the start of the last one.
+        Args:
+            end: of the log, read when the owners before were fenced.
+            contract: what is wanted.
+            ahead: so many offsets are still read by what holds at the end.
         """
-        if contract == self._contracts[-1]:
-            return self
-        kept = self.entries()
-        if kept[-1][0] == from_offset:
-            kept = kept[:-1]
-        return Contracts((*kept, (from_offset, contract)))
+        if end == 0:
+            return Contracts([(0, contract)])
+        begun = max(bisect_left(self._starts, end), 1)  # the first holds below its start as well
+        kept, coming = self.entries()[:begun], self.entries()[begun:]
+        if contract == kept[-1][1]:
+            return Contracts(kept)
+        start = max(end + ahead, kept[-1][0] + 1)
+        if coming and coming[0][1] == contract and coming[0][0] <= start:
+            return Contracts((*kept, coming[0]))
+        return Contracts((*kept, (start, contract)))
 
     def encode(self) -> bytes:
         """``to_json`` as bytes: what it takes in a checkpoint."""

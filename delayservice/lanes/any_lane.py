@@ -96,6 +96,11 @@ class AnyLane(Protocol):
     def adopt(self, contracts: Contracts) -> None:
         """Read records by these parameters from now on (rule 2)."""
 
+    def offsets_ahead(self, end: int, now_ms: int) -> int:
+        """Return how far above the end of the log a new contract has to begin, so that no replica
+        has stored a record by the contract before when it hears of the new one.
+        """
+
     def follow(self, cursor: Cursor) -> None:
         """Be a replica, and keep up with the checkpoint."""
 

@@ -18,6 +18,7 @@ from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.core.digest import HOUR_MS
 from delayservice.core.entry import COPY, Entry
 from delayservice.core.flow import Flow
+from delayservice.core.growth import Growth
 from delayservice.core.label import Label
 from delayservice.core.losses import Gap, Lost, doubtful, skipped, stored_without_gap, with_gap
 from delayservice.core.outcome import Output
@@ -89,6 +90,7 @@ class Lane:
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
         self._position = -1
+        self._growth = Growth()
         self._proof = LogProof(topic, partition, self.shard)
         if self._label is not None:
             self._proof.restore(self._label.last, self._label.read_to)
@@ -153,6 +155,10 @@ class Lane:
         known = self._proof.position
         self._label = Label(self.contracts, self._fingerprints, has_refused, gaps, *known)
         self.store.set_label(self._label.encode())
+
+    def offsets_ahead(self, end: int, now_ms: int) -> int:
+        """Return as many offsets as came within some seconds; see ``AnyLane``."""
+        return self._growth.offsets_ahead(end, now_ms)
 
     def step_down(self) -> None:
         """Settle no more. Whatever was interrupted, a run may be lost that was read and not stored,
@@ -321,6 +327,8 @@ class Lane:
             self._note_cut_scans(needed, scanned, {frame[1] for frame in added.frames})
         if added.frames or added.marks or shard.stored == run.stop:
             store.append(added.frames, added.named, added.marks, shard.stored)
+        if run.rows:
+            self._growth.note(*run.rows[0][:2])
         if run.rows and shard.owned:
             self._read_runs.append((run.stop, run.rows[0][1]))
             self.past_due.note(run.rows, entries)

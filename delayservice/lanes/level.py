@@ -115,6 +115,10 @@ class LevelLane:
         self.contracts = contracts
         self._is_fit = all(contract.level_ms for _, contract in contracts.entries())
 
+    def offsets_ahead(self, _end: int, _now_ms: int) -> int:
+        """Return 0: no replica of a level topic stores anything."""
+        return 0
+
     def follow(self, cursor: Cursor) -> None:
         """Be a replica, and keep up with the checkpoint."""
         self.shard.follow(cursor)

@@ -79,7 +79,7 @@ class Owning:
         succession: what a take-over asks of Kafka and the ensemble.
         background: threads for what asks and waits.
         writing: the writer's own thread.
-        clock: monotonic.
+        clock: monotonic; the wall clock tells how fast logs grow.
         gate: what the ensemble says, and what it is told.
         contract_of: what the settings ask for, by delay topic.
         secrets: fingerprints of those that this node verifies copies by.
@@ -383,7 +383,8 @@ class Owning:
         """
         if stored_before <= bounds.end:
             bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
-        take_over_lane(lane, slice_.known_of(lane.topic), bounds, self._contract_of(lane.topic))
+        wanted, now_ms = self._contract_of(lane.topic), self._clock.wall_ms()
+        take_over_lane(lane, slice_.known_of(lane.topic), bounds, wanted, now_ms)
         self._transaction.touched.add(slice_.number)
         self._agenda.look_again(lane)
 

@@ -115,7 +115,7 @@ def _own_checkpoint(
 
 
 def take_over_lane(
-    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract
+    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> None:
     """Let ``lane`` own its shard from the checkpoint on.
 
@@ -124,6 +124,7 @@ def take_over_lane(
         known: the shard's part of the checkpoint; None when it was never served.
         bounds: of its log, read after the old owner was fenced.
         wanted: the parameters that this node's settings ask for.
+        now_ms: now, epoch milliseconds.
     """
     if known is not None and known.topic_id != lane.topic_id:
         _log.error(
@@ -133,7 +134,7 @@ def take_over_lane(
             hint="the topic was deleted and made anew; what was pending in the old one is gone",
         )
         known = None
-    lane.adopt(_agreed(lane, known, bounds, wanted))
+    lane.adopt(_agreed(lane, known, bounds, wanted, now_ms))
     if known is None:  # what retention deleted before anybody served the topic is not lost
         lane.take_over(Cursor(offset=bounds.start), bounds)
     else:
@@ -141,20 +142,31 @@ def take_over_lane(
 
 
 def _agreed(
-    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract
+    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> Contracts:
-    """What settings ask for holds from the end of the log on (rule 2): keys that exist stay.
+    """What settings ask for holds from above the end of the log on (rule 2): keys that exist stay,
+    and replicas hear of it before they store a record that is read by it.
 
-    A log that was truncated may end below the last contract's start, which stays then. Contracts of
-    records that retention has deleted are dropped. What would make the checkpoint too large for its
-    topic, and so end all commits of the slice, waits until more of them are.
+    Contracts of records that retention has deleted are dropped. What would make the checkpoint too
+    large for its topic, and so end all commits of the slice, waits until more of them are.
     """
     if known is None:
         return Contracts([(0, wanted)])
     needed = known.contracts.needed_from(bounds.start)
-    last_start = needed.entries()[-1][0]
-    agreed = needed.extended(max(bounds.end, lane.shard.stored, last_start), wanted)
-    if agreed is needed or len(agreed.encode()) <= CONTRACTS_BYTES_MAX:
+    end = max(bounds.end, lane.shard.stored)
+    agreed = needed.extended(end, wanted, lane.offsets_ahead(end, now_ms))
+    if agreed == needed:
+        return needed
+    if len(agreed.encode()) <= CONTRACTS_BYTES_MAX:
+        start, contract = agreed.entries()[-1]
+        _log.info(
+            "contract_extended",
+            topic=lane.topic,
+            partition=lane.partition,
+            log_end=end,
+            from_offset=start,
+            version=contract.version,
+        )
         return agreed
     _log.error(
         "contract_deferred",

@@ -1,4 +1,4 @@
-"""The list of contracts in a checkpoint stays small, however often settings are changed."""
+"""A change of settings: from which record on it holds, and what it takes in a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Bounds, Source
 from delayservice.lanes.take_over import CONTRACTS_BYTES_MAX, take_over_lane
 from delayservice.store.memory import MemoryStore
-from tests.unit.test_lane_label import TOPIC, Log, read
+from tests.unit.test_lane_label import START_MS, TOPIC, Log, read, run
 
 BATCH_BYTES_MAX = 1_000_000
 """About what a broker takes by default."""
+LATER_MS = START_MS + 10**9
+"""When nothing was written for long."""
 
 
-@pytest.fixture
-def lane() -> Lane:
+def new_lane() -> Lane:
     routes = Routes("delay_dead_letter", "delay_outcomes", b"secret", 1, 0, (1_000,), cron_time)
     made = Lane(TOPIC, 0, "id", MemoryStore(), cast("Source", Log()), routes)
     made.follow(Cursor())
     return made
+
+
+@pytest.fixture
+def lane() -> Lane:
+    return new_lane()
 
 
 def changed(number: int) -> Contract:
@@ -40,7 +46,7 @@ def change(lane: Lane, number: int, log_start: int) -> int:
     if number:
         read(lane, number)
         known = ShardCheckpoint("id", Cursor(offset=number), lane.contracts)
-    take_over_lane(lane, known, Bounds(log_start, number), changed(number))
+    take_over_lane(lane, known, Bounds(log_start, number), changed(number), LATER_MS)
     shards = {TOPIC: lane.checkpoint()}
     return len(encode_checkpoint(Checkpoint(0, "node", 1, "secret", shards)))
 
@@ -79,5 +85,46 @@ def test_contracts_that_are_too_many_by_now_stay_as_they_are(lane: Lane) -> None
     many = Contracts([(number, changed(number)) for number in range(1_000)])
     assert len(many.encode()) > CONTRACTS_BYTES_MAX
     known = ShardCheckpoint("id", Cursor(), many)
-    take_over_lane(lane, known, Bounds(0, 1_000), changed(999))
+    take_over_lane(lane, known, Bounds(0, 1_000), changed(999), LATER_MS)
     assert lane.contracts == many
+
+
+def test_replicas_that_hear_of_a_change_under_load_keep_their_stores() -> None:
+    """They store on meanwhile by what held before."""
+    owner, replica = new_lane(), new_lane()
+    before = Contracts([(0, changed(1))])
+    for lane in (owner, replica):
+        lane.adopt(before)
+        lane.follow(Cursor())
+        lane.ingest(run(0, 3_000))  # a record each millisecond
+    known = ShardCheckpoint("id", Cursor(offset=3_000), before)
+    replica.ingest(run(3_000, 5_500))
+    with capture_logs() as logged:
+        take_over_lane(owner, known, Bounds(0, 3_000), changed(2), START_MS + 3_000)
+        replica.adopt(owner.contracts)
+    assert replica.shard.stored == 5_500
+    assert [line["event"] for line in logged] == ["contract_extended"]
+    assert owner.contracts.entries() == ((0, changed(1)), (6_000, changed(2)))
+    owner.ingest(run(3_000, 7_000))
+    replica.ingest(run(5_500, 7_000))
+    assert owner.store.stats().pending == replica.store.stats().pending == 7_000
+
+
+def test_a_replica_that_was_ahead_of_a_change_after_all_fills_its_store_anew() -> None:
+    replica, before = new_lane(), Contracts([(0, changed(1))])
+    replica.adopt(before)
+    replica.follow(Cursor())
+    replica.ingest(run(0, 7_000))
+    with capture_logs() as logged:
+        replica.adopt(before.extended(3_000, changed(2), 3_000))
+    assert [line["event"] for line in logged] == ["contract_changed"]
+    assert replica.shard.stored == 0
+
+
+def test_a_change_of_a_log_that_rests_holds_from_its_end_on(lane: Lane) -> None:
+    lane.adopt(Contracts([(0, changed(1))]))
+    lane.follow(Cursor())
+    lane.ingest(run(0, 3_000))
+    known = ShardCheckpoint("id", Cursor(), lane.contracts)
+    take_over_lane(lane, known, Bounds(0, 3_000), changed(2), LATER_MS)
+    assert lane.contracts.entries()[1] == (3_000, changed(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -81,16 +82,56 @@ def test_contracts_hold_from_their_offset_on() -> None:
     contracts = Contracts([(5, A), (10, B), (20, C)])
     held = [contracts.at(offset) for offset in (0, 5, 9, 10, 19, 20, 10**9)]
     assert held == [A, A, A, B, B, C, C]
+    since = {offset: contracts.since(offset) for offset in (0, 5, 9, 10, 20, 21)}
+    assert since == {0: (A, B, C), 5: (A, B, C), 9: (A, B, C), 10: (B, C), 20: (C,), 21: (C,)}
     spans = [contracts.span(offset) for offset in (0, 9, 10, 20)]
     assert spans == [(0, 10), (0, 10), (10, 20), (20, None)]
 
 
-def test_contracts_are_extended_at_the_end_only() -> None:
-    contracts = Contracts([(0, A)]).extended(10, B)
-    assert contracts.extended(10, C).entries() == ((0, A), (10, C))
-    assert contracts.extended(20, B) is contracts
-    with pytest.raises(ContractError):
-        contracts.extended(9, C)
+def test_a_contract_is_added_at_the_end_or_ahead_of_it() -> None:
+    contracts = Contracts([(0, A)])
+    assert contracts.extended(10, B).entries() == ((0, A), (10, B))
+    assert contracts.extended(10, B, 5).entries() == ((0, A), (15, B))
+    assert contracts.extended(10, A, 5) == contracts
+    assert Contracts([(0, A), (10, B)]).extended(20, A, 5).entries() == ((0, A), (10, B), (25, A))
+
+
+def test_a_contract_of_which_no_record_was_written_gives_way() -> None:
+    contracts = Contracts([(0, A), (15, B)])
+    assert contracts.extended(10, C, 3).entries() == ((0, A), (13, C))
+    assert contracts.extended(15, C, 3).entries() == ((0, A), (18, C))
+    assert contracts.extended(10, A, 3).entries() == ((0, A),)
+    assert contracts.extended(16, C, 3).entries() == ((0, A), (15, B), (19, C))
+
+
+def test_a_wanted_contract_that_is_to_begin_is_not_put_off() -> None:
+    contracts = Contracts([(0, A), (15, B)])
+    assert contracts.extended(12, B, 9) == contracts
+    assert contracts.extended(10, B, 5) == contracts
+    assert contracts.extended(10, B, 2).entries() == ((0, A), (12, B)), "it rests by now"
+
+
+def test_a_log_without_records_needs_no_contract_but_the_wanted() -> None:
+    assert Contracts([(0, A)]).extended(0, B, 5).entries() == ((0, B),)
+    assert Contracts([(0, A), (10, B)]).extended(0, C).entries() == ((0, C),)
+
+
+def test_the_first_contract_stays_for_what_a_truncated_log_holds_below_its_start() -> None:
+    assert Contracts([(10, A)]).extended(5, B, 2).entries() == ((10, A), (11, B))
+
+
+@pytest.mark.parametrize(
+    "entries", [[(0, A)], [(0, A), (10, B)], [(5, A), (10, B), (20, A)], [(0, C), (9, A), (15, B)]]
+)
+def test_no_record_that_the_log_holds_is_read_otherwise_after_a_change(
+    entries: list[tuple[int, Contract]],
+) -> None:
+    before = Contracts(entries)
+    for end, ahead, wanted in product(range(25), (0, 1, 7, 100), (A, B, C)):
+        after = before.extended(end, wanted, ahead)
+        assert [after.at(o) for o in range(end)] == [before.at(o) for o in range(end)]
+        assert after.entries()[-1][1] == wanted
+        assert after.entries()[-1][0] <= max(end + ahead, entries[0][0] + 1)
 
 
 @pytest.mark.parametrize("entries", [[], [(-1, A)], [(1, A), (1, B)], [(2, A), (1, B)]])
