@@ -5,6 +5,7 @@ from __future__ import annotations
 from delayservice.core.contract import (
     CONTRACT_VERSION,
     NAMES_VERSION,
+    PATTERNS_VERSION,
     Contract,
     is_pattern,
     is_reserved,
@@ -12,16 +13,25 @@ from delayservice.core.contract import (
 from delayservice.settings import Settings
 
 
-def contract_for(settings: Settings, topic: str) -> Contract:
+def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VERSION) -> Contract:
     """Return the contract that the settings ask for, for records of a delay topic from now on.
+
+    Args:
+        settings: of this node.
+        topic: the delay topic.
+        version_max: newest version that every node which may read them knows; what it can't say is
+            left out.
 
     Raises:
         ContractError: settings contradict each other.
     """
     rules = settings.targets_for(topic)
     reserved = reserved_topics(settings)
+    has_patterns = version_max >= PATTERNS_VERSION and any(map(is_pattern, reserved))
+    if not has_patterns:
+        reserved = tuple(name for name in reserved if not is_pattern(name))
     return Contract(
-        version=CONTRACT_VERSION if any(map(is_pattern, reserved)) else NAMES_VERSION,
+        version=PATTERNS_VERSION if has_patterns else NAMES_VERSION,
         roll_window_ms=settings.roll_window_ms,
         roll_spread_ms=settings.roll_spread_ms,
         max_delay_ms=settings.delivery.max_delay_ms,

@@ -38,6 +38,7 @@ from delayservice.asking import Answer, answer_questions
 from delayservice.clock import ClockWatch, SystemClock
 from delayservice.contracts import contract_for
 from delayservice.core.checkpoint import decode_checkpoint, longest_waits_ms
+from delayservice.core.contract import CONTRACT_VERSION
 from delayservice.core.digest_rows import Place, retired_row
 from delayservice.core.flow import FlowRules
 from delayservice.core.question import HeldTopics, Question, Standings
@@ -161,7 +162,13 @@ def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
     """
     node = settings.node
     me = NodeNote(
-        node.node_id, instance, node.workers, node.broker_id, node.rack, socket.gethostname()
+        node.node_id,
+        instance,
+        node.workers,
+        node.broker_id,
+        node.rack,
+        socket.gethostname(),
+        CONTRACT_VERSION,
     )
     if settings.standalone:
         return Standalone(me, index)

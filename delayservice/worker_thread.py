@@ -63,6 +63,10 @@ class WorkerGate:
         """Return the least number of this ownership."""
         return self._ownership.epoch(slice_no)
 
+    def contract_version(self) -> int:
+        """Return the newest version of the contract that every live node knows."""
+        return self._ownership.contract_version()
+
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """Note that the slice has been taken over, or that its last transaction is over."""
         self._ownership.settling(slice_no, is_settling=is_settling)

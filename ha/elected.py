@@ -160,6 +160,11 @@ class ElectedOwnership:
         """The number of this ownership."""
         return self._views.epochs.get(slice_no, 0)
 
+    def contract_version(self) -> int:
+        """Return the newest version of the contract that every live node knows."""
+        with self._lock:
+            return self._election.contract_version
+
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """The slice's loop has begun to settle, or has stopped."""
         with self._lock:

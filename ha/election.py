@@ -23,7 +23,7 @@ from delayservice.core.electability import (
     rest_s,
 )
 from delayservice.core.role import Role
-from ha.notes import LifeNote, NodeNote, OwnerNote
+from ha.notes import UNADVERTISED_VERSION, LifeNote, NodeNote, OwnerNote
 from ha.ownership import Standing
 from ha.placement import Member, SliceFacts, place, rank_owners
 
@@ -307,6 +307,17 @@ class Election:
     def wake_s(self) -> float:
         """When ``step`` is to be called again though nothing happens."""
         return self._wake_s
+
+    @property
+    def contract_version(self) -> int:
+        """Newest version of the contract that every live node knows; a node whose note is missing
+        counts as one that does not advertise it.
+        """
+        live = {self._me.node_id, *self._live}
+        known = [self._nodes[name].contract_version for name in live & self._nodes.keys()]
+        if not self._is_informed or live - self._nodes.keys():
+            known.append(UNADVERTISED_VERSION)
+        return min(known)
 
     @property
     def rivals(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ Names come from the settings, which allow nothing in them that a path could stum
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,8 +19,14 @@ WorkerId: TypeAlias = tuple[str, str, int]
 """Node, instance and worker: what an earlier session of the very same worker has in common."""
 
 
+UNADVERTISED_VERSION: Final = 3
+"""Version of the contract that nodes know which do not say it: their service is older than that."""
+
+
 class NodeNote(msgspec.Struct, frozen=True):
-    """A node of the cluster, alive or not. ``instance`` tells two nodes of one name apart."""
+    """A node of the cluster, alive or not. ``instance`` tells two nodes of one name apart;
+    ``contract_version`` is the newest version of the contract that it knows.
+    """
 
     node_id: str
     instance: str
@@ -28,6 +34,7 @@ class NodeNote(msgspec.Struct, frozen=True):
     broker_id: int | None = None
     rack: str = ""
     address: str = ""
+    contract_version: int = UNADVERTISED_VERSION
 
 
 class LifeNote(msgspec.Struct, frozen=True):

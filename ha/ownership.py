@@ -56,6 +56,9 @@ class Ownership(Protocol):
     def epoch(self, slice_no: int) -> int:
         """The number of this ownership, higher than that of every owner before."""
 
+    def contract_version(self) -> int:
+        """Return the newest version of the contract that every live node knows."""
+
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """The slice's loop has begun to settle, or has stopped: its transaction is over."""
 
@@ -122,6 +125,10 @@ class Standalone:
     def epoch(self, slice_no: int) -> int:  # noqa: ARG002
         """Whatever the checkpoint says, and one more."""
         return 0
+
+    def contract_version(self) -> int:
+        """Return the own one."""
+        return self._me.contract_version
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """Nobody waits for it."""

@@ -28,7 +28,8 @@ CONTRACT_VERSION: Final = 3
 NAMES_VERSION: Final = 2
 """The version of a contract that reserves no pattern: nodes that know no later one follow it."""
 
-_PATTERNS_SINCE: Final = 3
+PATTERNS_VERSION: Final = 3
+"""The first version of a contract that may reserve patterns."""
 
 _SINCE: Final = {"roll_spread_ms": 2, "level_ms": 2}
 """The version that brought a parameter, where that is not the first."""
@@ -113,7 +114,7 @@ class Contract:
         """Return whether a topic is never a target by this contract."""
         if is_reserved(topic) or topic in self.reserved:
             return True
-        if self.version < _PATTERNS_SINCE:
+        if self.version < PATTERNS_VERSION:
             return False
         return any(fnmatchcase(topic, pattern) for pattern in self.reserved)
 
@@ -192,6 +193,11 @@ class Contracts:
         if len(self._starts) == 1:
             return self._contracts[0]
         return self._contracts[max(bisect_right(self._starts, offset) - 1, 0)]
+
+    @property
+    def newest_version(self) -> int:
+        """The highest version among them."""
+        return max(contract.version for contract in self._contracts)
 
     def since(self, offset: int) -> tuple[Contract, ...]:
         """The contracts that hold at an offset and above."""

@@ -81,7 +81,7 @@ class Owning:
         writing: the writer's own thread.
         clock: monotonic; the wall clock tells how fast logs grow.
         gate: what the ensemble says, and what it is told.
-        contract_of: what the settings ask for, by delay topic.
+        contract_of: what the settings ask for, by delay topic and newest version that may be used.
         secrets: fingerprints of those that this node verifies copies by.
         rest_s: how long a slice that could not be served is left alone.
     """
@@ -97,7 +97,7 @@ class Owning:
         writing: Background,
         clock: Clock,
         gate: Gate,
-        contract_of: Callable[[str], Contract],
+        contract_of: Callable[[str, int], Contract],
         secrets: Collection[str],
         rest_s: float,
     ) -> None:
@@ -383,8 +383,12 @@ class Owning:
         """
         if stored_before <= bounds.end:
             bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
-        wanted, now_ms = self._contract_of(lane.topic), self._clock.wall_ms()
-        take_over_lane(lane, slice_.known_of(lane.topic), bounds, wanted, now_ms)
+        known, now_ms = slice_.known_of(lane.topic), self._clock.wall_ms()
+        version_max = self._gate.contract_version()
+        if known is not None:  # nodes that do not know it can't follow the slice in any case
+            version_max = max(version_max, known.contracts.newest_version)
+        wanted = self._contract_of(lane.topic, version_max)
+        take_over_lane(lane, known, bounds, wanted, now_ms)
         self._transaction.touched.add(slice_.number)
         self._agenda.look_again(lane)
 

@@ -304,6 +304,9 @@ class Gate(Protocol):
     def epoch(self, slice_no: int) -> int:
         """Return the least number of this ownership."""
 
+    def contract_version(self) -> int:
+        """Return the newest version of the contract that every live node knows."""
+
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """Note that the slice has been taken over, or that its last transaction is over."""
 

@@ -86,7 +86,7 @@ class WorkerLoop:
         gate: Gate,
         observer: Observer,
         routes: Routes,
-        contract_of: Callable[[str], Contract],
+        contract_of: Callable[[str, int], Contract],
         limits: Limits,
         flow_rules: Callable[[], FlowRules] = FlowRules,
         disk_level: Callable[[], DiskLevel] = lambda: DiskLevel.ROOM,
@@ -96,7 +96,7 @@ class WorkerLoop:
         tended: Callable[[Slice], bool] = lambda _: False,
         writing: Background | None = None,
     ) -> None:
-        """``contract_of``: what the settings ask for, by delay topic; ``flow_rules``: limits of a
+        """``contract_of``: see ``Owning``; ``flow_rules``: limits of a
         slice; ``copies_of``: compares and repairs the copies of a slice; ``pausing``: around the
         wait for records, while other threads may look at the lanes; ``is_held``: whether nothing of
         a delay topic is to be settled now; ``tended``: called about once a second for each slice

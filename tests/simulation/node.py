@@ -296,7 +296,7 @@ class Node:
         )
         self._guarded(partial(self._add_lanes, self.world.places))
 
-    def _contract_of(self, topic: str) -> Contract:
+    def _contract_of(self, topic: str, _version_max: int) -> Contract:
         return Contract(
             roll_window_ms=self._roll_window_ms,
             roll_spread_ms=self._roll_window_ms // 8,

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from delayservice.clock import ClockWatch
+from delayservice.core.contract import CONTRACT_VERSION
 from delayservice.core.outcome import Tally
 from delayservice.core.role import Role
 from delayservice.errors import KafkaEdgeError
@@ -137,6 +138,10 @@ class SimGate:
     def epoch(self, slice_no: int) -> int:  # noqa: ARG002  # the checkpoint's decides
         """See the port."""
         return 0
+
+    def contract_version(self) -> int:
+        """See the port."""
+        return CONTRACT_VERSION
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """See the port."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from delayservice.core.checkpoint import Checkpoint, decode_checkpoint
 from delayservice.core.claims import Claimed, ClaimLog, encode_key
-from delayservice.core.contract import Contract, Contracts
+from delayservice.core.contract import NAMES_VERSION, Contract, Contracts
 from delayservice.core.entry import Headers, Row
 from delayservice.core.outcome import Output, Tally
 from delayservice.core.role import Role
@@ -333,6 +333,7 @@ class Ensemble:
     def __init__(self) -> None:
         self._roles: Mapping[int, Role] = {}
         self.doubt: str | None = None
+        self.version = NAMES_VERSION
         self.served: set[int] = set()
         self.told: list[tuple[int, bool]] = []
         self.given_up: list[tuple[int, str]] = []
@@ -347,6 +348,9 @@ class Ensemble:
 
     def epoch(self, _slice_no: int) -> int:
         return 7
+
+    def contract_version(self) -> int:
+        return self.version
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         self.told.append((slice_no, is_settling))
@@ -406,7 +410,7 @@ class Stage:
             gate=self.gate,
             observer=self.heard,
             routes=ROUTES,
-            contract_of=lambda _: Contract(allow=("*",)),
+            contract_of=lambda _, version_max: Contract(version_max, allow=("*",)),
             limits=limits or Limits(transaction_interval_ms_min=STEP_MS - 1),
             **more,
         )

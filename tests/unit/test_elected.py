@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 import pytest
 
+from delayservice.core.contract import CONTRACT_VERSION
 from delayservice.core.electability import Cause, WorkerFacts
 from delayservice.core.role import Role
+from delayservice.settings import Settings
+from delayservice.worker import make_ownership
 from ha.ensemble import MEMBERS, EnsembleError, Held
 from ha.notes import NodeNote, OwnerNote
 from ha.ownership import Standalone
@@ -195,6 +198,10 @@ def test_a_node_alone_owns_its_share_and_tells_when_that_changes() -> None:
     alone.serve([SliceFacts(n) for n in range(6)])
     assert alone.roles() == dict.fromkeys([1, 3, 5], Role.OWNER)
     assert changes == [2, 3]
+
+
+def test_a_node_advertises_the_newest_contract_version_that_it_knows() -> None:
+    assert make_ownership(Settings(), "a1", 0).contract_version() == CONTRACT_VERSION
 
 
 def reason(node: Node) -> str:

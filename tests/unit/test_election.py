@@ -637,3 +637,30 @@ def test_a_step_without_reason_to_wake_asks_for_none() -> None:
     election = owning(elected())
     assert effects_of(election, 5) == []
     assert math.isinf(election.wake_s)
+
+
+# --- contract versions ----------------------------------------------------------------------------
+
+
+def of_version(node_id: str, version: int) -> NodeNote:
+    return NodeNote(node_id, f"{node_id}1", 1, contract_version=version)
+
+
+def test_a_contract_is_of_a_version_that_every_live_node_knows() -> None:
+    election = Election(of_version("me", 9), 0, None, PACE)
+    election.nodes([of_version("other", 8), of_version("third", 7)])
+    versions = []
+    for live in (["me", "other", "third"], ["me", "other"], ["me"], ["me", "third"]):
+        election.live(live, is_registered=True)
+        versions.append(election.contract_version)
+    assert versions == [7, 8, 9, 7]
+
+
+def test_a_node_of_which_nothing_is_known_counts_as_one_that_does_not_advertise() -> None:
+    election = Election(of_version("me", 9), 0, None, PACE)
+    assert election.contract_version == 3, "nobody else was heard of yet"
+    election.nodes([of_version("other", 9)])
+    election.live(["me", "other", "stranger"], is_registered=True)
+    assert election.contract_version == 3
+    election.live(["me", "other"], is_registered=True)
+    assert election.contract_version == 9

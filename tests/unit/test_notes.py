@@ -5,13 +5,23 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ha.notes import LifeNote, NodeNote, OwnerNote, decode, encode, worker_name, worker_of
+from delayservice.core.contract import CONTRACT_VERSION
+from ha.notes import (
+    UNADVERTISED_VERSION,
+    LifeNote,
+    NodeNote,
+    OwnerNote,
+    decode,
+    encode,
+    worker_name,
+    worker_of,
+)
 
 
 @pytest.mark.parametrize(
     "note",
     [
-        NodeNote("a", "a1", 2, 1, "rack", "host:1"),
+        NodeNote("a", "a1", 2, 1, "rack", "host:1", 7),
         LifeNote("a", "a1", 1, (0, 2), {0: 5}),
         OwnerNote("a", "a1", 1, 7, "b"),
     ],
@@ -34,6 +44,12 @@ def test_a_node_without_workers_is_none() -> None:
 def test_a_note_of_a_later_version_is_read_without_what_is_new() -> None:
     data = b'{"node_id": "a", "instance": "a1", "worker": 0, "epoch": 3, "news": [1]}'
     assert decode(data, OwnerNote) == OwnerNote("a", "a1", 0, 3)
+
+
+def test_a_node_that_does_not_advertise_a_contract_version_knows_the_last_before_that() -> None:
+    note = decode(b'{"node_id": "a", "instance": "a1", "workers": 2}', NodeNote)
+    assert note is not None
+    assert note.contract_version == UNADVERTISED_VERSION == 3 <= CONTRACT_VERSION
 
 
 def test_a_worker_is_found_by_its_name() -> None:

@@ -72,6 +72,13 @@ def test_a_node_that_reads_no_patterns_refuses_a_contract_that_has_some() -> Non
     assert "later" in contract_for(names, "later").reserved
 
 
+def test_a_pattern_is_left_out_where_a_node_knows_names_only() -> None:
+    contract = contract_for(RENAMED, "later", 2)
+    assert contract.version == 2
+    assert "later" in contract.reserved
+    assert "wait_*" not in contract.reserved
+
+
 def test_a_default_target_that_is_a_delay_topic_is_refused() -> None:
     given = RENAMED.model_dump() | {"targets": {"default": {"default_target": "wait_a_moment"}}}
     with pytest.raises(ContractError, match="reserved"):

@@ -46,6 +46,33 @@ def left_by(
     return encode_checkpoint(Checkpoint(number, "n2", 40, name_of_secret, shards, 9, tenure))
 
 
+# --- contracts ----------------------------------------------------------------------------------
+
+
+def newest_contract(stage: Stage) -> Contract:
+    return stage.sink.checkpoint(0).shards[TOPIC].contracts.entries()[-1][1]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_an_owner_begins_a_contract_of_a_version_that_all_live_nodes_know(version: int) -> None:
+    stage = Stage(0)
+    stage.gate.version = version
+    stage.own()
+    assert newest_contract(stage).version == version
+
+
+def test_an_owner_does_not_go_back_behind_a_version_that_the_checkpoint_has() -> None:
+    stage = Stage(0)
+    contracts = Contracts([(0, Contract(3, allow=("*",)))])
+    shards = {TOPIC: ShardCheckpoint(TOPIC, Cursor(), contracts)}
+    left = Checkpoint(0, "n2", 40, SECRET, shards, 9, Tenure("old", 0))
+    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM)))
+    stage.sink.note_checkpoint(0, encode_checkpoint(left))
+    stage.gate.version = 2
+    stage.own()
+    assert newest_contract(stage).version == 3
+
+
 # --- one transaction ----------------------------------------------------------------------------
 
 
