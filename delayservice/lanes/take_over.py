@@ -155,10 +155,10 @@ def _agreed(
     needed = known.contracts.needed_from(bounds.start)
     end = max(bounds.end, lane.shard.stored)
     agreed = needed.extended(end, wanted, lane.offsets_ahead(end, now_ms))
-    if agreed == needed:
-        return needed
+    start, contract = agreed.entries()[-1]
+    if (start, contract) in needed.entries():
+        return agreed
     if len(agreed.encode()) <= CONTRACTS_BYTES_MAX:
-        start, contract = agreed.entries()[-1]
         _log.info(
             "contract_extended",
             topic=lane.topic,

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from delayservice.cluster_options import Placement, ZooKeeper
 from delayservice.core.role import Role
 from ha.elected import ElectedOwnership
-from ha.notes import NodeNote
+from ha.notes import UNADVERTISED_VERSION, NodeNote
 from ha.ownership import Standing
 from ha.placement import SliceFacts
 from tests.integration.bench import await_true
@@ -39,8 +39,14 @@ def options(hosts: str, root: str = "", **settings: Any) -> ZooKeeper:
 class Worker:
     """A worker that keeps a copy of slice 0, which is always up to date."""
 
-    def __init__(self, zookeeper: ZooKeeper, node_id: str = "a", instance: str = "") -> None:
-        me = NodeNote(node_id, instance or f"{node_id}1", 1, ord(node_id))
+    def __init__(
+        self,
+        zookeeper: ZooKeeper,
+        node_id: str = "a",
+        instance: str = "",
+        version: int = UNADVERTISED_VERSION,
+    ) -> None:
+        me = NodeNote(node_id, instance or f"{node_id}1", 1, ord(node_id), contract_version=version)
         self.ownership = ElectedOwnership(zookeeper, Placement(), me, 0, boot_s=boot_s, alert_s=0.1)
         self.ownership.serve([SliceFacts(0, ord("a"))])
         self.ownership.standing(0, Standing({}, 0))
@@ -59,10 +65,15 @@ class Worker:
 
 @contextmanager
 def working(
-    zookeeper: ZooKeeper, node_id: str = "a", instance: str = "", *, role: Role | None = Role.OWNER
+    zookeeper: ZooKeeper,
+    node_id: str = "a",
+    instance: str = "",
+    *,
+    role: Role | None = Role.OWNER,
+    version: int = UNADVERTISED_VERSION,
 ) -> Iterator[Worker]:
     """A worker that runs, once it has this role."""
-    worker = Worker(zookeeper, node_id, instance)
+    worker = Worker(zookeeper, node_id, instance, version)
     worker.ownership.start()
     try:
         if role is not None:

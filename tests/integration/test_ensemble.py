@@ -424,6 +424,24 @@ def test_a_second_worker_of_one_name_says_so_and_takes_over_when_the_first_has_l
 # --- without ZooKeeper -------------------------------------------------------------------------
 
 
+def test_the_contract_version_that_all_know_follows_who_comes_and_goes(
+    zookeeper: ZooKeeper,
+) -> None:
+    def agree(version: int, *workers: Worker) -> bool:
+        return all(worker.ownership.contract_version() == version for worker in workers)
+
+    with working(zookeeper, "a", version=9) as first:
+        assert agree(9, first)
+        with working(zookeeper, "b", version=8, role=None) as second:
+            await_true(lambda: agree(8, first, second), "both know the lower version")
+            with working(zookeeper, "c", role=None) as third:
+                await_true(lambda: agree(3, first, second, third), "one is older")
+            await_true(lambda: agree(8, first, second), "the older one has left")
+        await_true(lambda: agree(9, first), "it is alone")
+        with working(zookeeper, "b", "b2", version=9, role=None) as upgraded:
+            await_true(lambda: agree(9, first, upgraded), "the other was upgraded")
+
+
 def test_zookeeper_may_come_later(cluster: EmbeddedCluster, zookeeper: ZooKeeper) -> None:
     cluster.stop_zookeeper()
     with captured() as lines, working(zookeeper, role=None) as worker:
