@@ -33,7 +33,7 @@ from delayservice.core import recurrence as recurrence_module
 from delayservice.core.checkpoint import UNKNOWN_STANDING, ShardCheckpoint, decode_checkpoint
 from delayservice.core.claims import Claimed, ClaimLog, Tenure, Word, decode_key, names_to_fence
 from delayservice.core.codec import Payload, decode_payload
-from delayservice.core.contract import Contracts
+from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
 from delayservice.core.entry import CANCEL, FIRE, SCHEDULE, Entry
 from delayservice.core.label import Label
@@ -285,6 +285,27 @@ def store_is_kept_over_a_change() -> AbstractContextManager[Any]:
 def contracts_dropped_too_early() -> AbstractContextManager[Any]:
     """Rule 2: contracts are dropped although the log holds records that were written under them."""
     return _replaced(Contracts, "needed_from", lambda _, held, __: Contracts(held.entries()[-1:]))
+
+
+def contract_begins_below_the_end() -> AbstractContextManager[Any]:
+    """Rule 2: a new contract is for records as well that were written before it."""
+
+    def extended(original: Any, held: Contracts, end: int, wanted: Contract, _: int) -> Contracts:
+        extended: Contracts = original(held, max(end - 3, 1), wanted)
+        return extended
+
+    return _replaced(Contracts, "extended", extended)
+
+
+def begun_contract_gives_way() -> AbstractContextManager[Any]:
+    """Rule 2: the last contract is dropped for the wanted one, whether or not it has begun."""
+
+    def extended(_: Any, held: Contracts, end: int, wanted: Contract, ahead: int) -> Contracts:
+        entries = held.entries()
+        kept = entries[:-1] if len(entries) > 1 else entries
+        return Contracts((*kept, (max(end + ahead, kept[-1][0] + 1), wanted)))
+
+    return _replaced(Contracts, "extended", extended)
 
 
 def marks_dropped_too_early() -> AbstractContextManager[Any]:
@@ -1159,6 +1180,8 @@ OTHERS: tuple[Mutation, ...] = (
     store_is_kept_over_a_change,
     any_secret_will_do,
     contracts_dropped_too_early,
+    contract_begins_below_the_end,
+    begun_contract_gives_way,
     marks_dropped_too_early,
     tail_visible_after_crash,
     checkpoint_before_fencing,

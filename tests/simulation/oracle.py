@@ -435,9 +435,13 @@ class Oracle:
             _require(window_ms in self._windows, f"{where}: a contract that nobody asks for")
             _require(start >= shard.h, f"{where}: a contract from {start}, below H {shard.h}")
         self._skip_lost(shard, said)
-        shard.h_before = shard.h
         dropped = [one for one in shard.contracts if one[0] < windows[0][0]]  # no longer in the log
-        shard.key, shard.h, shard.contracts = key, said["h"], dropped + windows
+        walked = [offset for offset in shard.placed if offset < shard.h and shard.contracts]
+        before = [shard.window_ms(offset) for offset in walked]
+        shard.contracts = dropped + windows
+        are_kept = [shard.window_ms(offset) for offset in walked] == before
+        _require(are_kept, f"{where}: another contract for records below H {shard.h}")
+        shard.h_before, shard.key, shard.h = shard.h, key, said["h"]
 
     def _skip_lost(self, shard: ShardHistory, said: dict[str, Any]) -> None:
         """H gets to the start of the log only together with word of what it skips. What nobody can

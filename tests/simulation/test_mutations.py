@@ -136,6 +136,8 @@ BENT: dict[str, dict[str, Any]] = {
     "any_secret_will_do": {"wrong_secret": 0.5, "roll_window_ms": 60, "far": 0.8, "crash": 0.05}
     | {"again": 0.0, "ids": 4, "records": 30, "actions": 200, "append": 0.05, "moves": 0.15},
     "contracts_dropped_too_early": SETTINGS_DIFFER,
+    "contract_begins_below_the_end": SETTINGS_DIFFER,
+    "begun_contract_gives_way": SETTINGS_DIFFER,
     "names_are_forgotten": OUTAGE,
     "loss_is_not_told": OUTAGE,
     "lost_controls_are_carried_out": OUTAGE,
