@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-from datetime import timedelta
 from typing import Annotated, TypeAlias
 
-import isodate
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -17,6 +14,9 @@ from pydantic import (
     Field,
     WithJsonSchema,
 )
+
+from delayservice.core import times
+from delayservice.core.codes import RecordRefusedError
 
 MIB = 1024 * 1024
 MINUTE_MS = 60_000
@@ -32,41 +32,23 @@ _UNIT_MS = {
     "w": 7 * DAY_MS,
     "y": YEAR_MS,
 }
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdwy])")
-_MONTH_DAYS = 30
-_YEAR_DAYS = 365
 
 _HINT = 'write a duration as "500ms", "2h", "1h30m", "10y" or ISO 8601 ("PT30S")'
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of a duration written with units or as ISO 8601.
-
-    A year is 365 days and an ISO month 30 days, for a delay has no calendar to count from.
+    """Milliseconds of a duration with units, or in ISO 8601, as headers have it (``core.times``).
 
     Raises:
-        ValueError: it is neither, or finer than a millisecond; the text says how to write it.
+        ValueError: it is neither; the text says how to write it.
     """
     stripped = text.strip()
-    parts = _PART.findall(stripped.lower())
-    if parts and "".join(number + unit for number, unit in parts) == stripped.lower():
-        milliseconds = sum(float(number) * _UNIT_MS[unit] for number, unit in parts)
-    else:
-        milliseconds = _iso_ms(stripped)
-    if milliseconds != int(milliseconds):
-        raise ValueError(f"{text!r} is finer than a millisecond")
-    return int(milliseconds)
-
-
-def _iso_ms(text: str) -> float:
     try:
-        parsed = isodate.parse_duration(text)
-        if not isinstance(parsed, timedelta):
-            days = float(parsed.years) * _YEAR_DAYS + float(parsed.months) * _MONTH_DAYS
-            parsed = parsed.tdelta + timedelta(days=days)
-    except (isodate.ISO8601Error, OverflowError, ValueError) as exc:
+        if stripped.isdecimal():
+            raise ValueError(f"{text!r} has no unit: {_HINT}")
+        return times.parse_duration_ms("it", stripped.encode())
+    except RecordRefusedError as exc:
         raise ValueError(f"{text!r} is no duration: {_HINT}") from exc
-    return float(parsed / timedelta(milliseconds=1))
 
 
 def format_duration(ms: int) -> str:

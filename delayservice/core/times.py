@@ -32,6 +32,18 @@ _DURATION = re.compile(
     rb"P(?=\d|T\d)(?:(\d+)W)?(?:(\d+)D)?"
     rb"(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:[.,](\d+))?S)?)?"
 )
+_PART = re.compile(rb"(\d+)(?:\.(\d+))?(ms|[smhdwy])")
+_PARTS = re.compile(rb"(?:\d+(?:\.\d+)?(?:ms|[smhdwy]))+")
+_PART_MS = {
+    b"ms": 1,
+    b"s": 1_000,
+    b"m": 60_000,
+    b"h": 3_600_000,
+    b"d": 86_400_000,
+    b"w": 604_800_000,
+    b"y": 31_536_000_000,
+}
+_FRACTION_DIGITS = 12
 _CALENDAR = re.compile(rb"P\d+(?:Y.*|M.*)")
 _UNIT_MS = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
 
@@ -111,6 +123,29 @@ def parse_delay_ms(name: str, value: bytes | None) -> int:
         _bounded(count) * unit for count, unit in zip(counts, _UNIT_MS, strict=True) if count
     )
     return min(total + _fraction_ms(fraction), DUE_STOP_MS)
+
+
+def parse_duration_ms(name: str, value: bytes | None) -> int:
+    """As ``parse_delay_ms``, or with units: ``30s``, ``1h30m``, ``1.5d``; a year has 365 days.
+
+    Returns:
+        0 to ``DUE_STOP_MS``.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``.
+    """
+    if not _PARTS.fullmatch(value or b""):
+        return parse_delay_ms(name, value)
+    total = sum(_part_ms(*part) for part in _PART.findall(value or b""))
+    return min(total, DUE_STOP_MS)
+
+
+def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:
+    unit_ms = _PART_MS[unit]
+    scaled = unit_ms * int(digits[:_FRACTION_DIGITS].ljust(_FRACTION_DIGITS, b"0"))
+    scaled += 1 if digits[_FRACTION_DIGITS:].strip(b"0") else 0
+    part_ms: int = -(-scaled // 10**_FRACTION_DIGITS)
+    return _bounded(whole) * unit_ms + part_ms
 
 
 def _bounded(digits: bytes) -> int:

@@ -45,10 +45,14 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     # lanes.ports holds the interfaces that the connectors fill.
     "connectors": LEAVES | {"delayservice.core", "delayservice.lanes.ports", "connectors"},
     "ha": LEAVES | {"delayservice.core", "ha"},
-    # The presets, the marks, and what metrics carry.
+    # The presets, the marks, what metrics carry, and how durations are read.
     **dict.fromkeys(
         LEAVES,
-        LEAVES | {f"delayservice.core.{name}" for name in ("levels", "disk", "census", "outcome")},
+        LEAVES
+        | {
+            f"delayservice.core.{name}"
+            for name in ("levels", "disk", "census", "outcome", "times", "codes")
+        },
     ),
 }
 CORE_FOREIGN = frozenset({"msgspec", "xxhash"})

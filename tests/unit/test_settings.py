@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,16 @@ from delayservice.settings import load, load_with_origins, workers_default
 from delayservice.settings_layers import known_names
 from delayservice.settings_report import HIDDEN, effective, redacted, reference, secret_values
 from delayservice.units import format_duration, parse_duration_ms
+
+UNITS = {
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+    "y": 31_536_000_000,
+}
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 EXAMPLE = Path(__file__).parents[2] / "delayservice.example.toml"
@@ -223,7 +235,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         ("10y", 315_360_000_000),
         ("PT30S", 30_000),
         ("P1D", 86_400_000),
-        ("P1Y", 31_536_000_000),
+        ("0.0001s", 1),  # rounded up: nothing is early
     ],
 )
 def test_durations_are_read_as_people_write_them(text: str, ms: int) -> None:
@@ -233,6 +245,21 @@ def test_durations_are_read_as_people_write_them(text: str, ms: int) -> None:
 @given(st.integers(min_value=0, max_value=10**13))
 def test_a_formatted_duration_reads_back(ms: int) -> None:
     assert parse_duration_ms(format_duration(ms)) == ms
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 999), DIGITS, st.sampled_from(list(UNITS))),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_a_duration_with_units_is_the_sum_of_its_parts_each_rounded_up(
+    parts: list[tuple[int, str, str]],
+) -> None:
+    text = "".join(f"{whole}{'.' if digits else ''}{digits}{unit}" for whole, digits, unit in parts)
+    sums = [Decimal(f"{whole}.{digits or 0}") * UNITS[unit] for whole, digits, unit in parts]
+    assert parse_duration_ms(text) == sum(math.ceil(one) for one in sums)
 
 
 @given(st.text(max_size=20))

@@ -13,14 +13,14 @@ from delayservice.core.codes import RecordRefusedError
 from delayservice.core.contract import is_legal_topic, is_reserved
 from delayservice.core.record import STRIPPED
 from delayservice.core.recurrence import check_every, check_times, parse_cron, parse_zone
-from delayservice.core.times import DUE_STOP_MS, check_is_ms, parse_delay_ms, parse_instant_ms
+from delayservice.core.times import DUE_STOP_MS, check_is_ms, parse_duration_ms, parse_instant_ms
 from delayservice.errors import InvalidRequestError
 
 Text: TypeAlias = bytes | str
 """Bytes, or text that is written as UTF-8."""
 
 Delay: TypeAlias = timedelta | int | str
-"""A ``timedelta``, milliseconds, or an ISO 8601 duration of weeks to seconds (``PT30S``)."""
+"""A ``timedelta``, milliseconds, ``30s``, ``1h30m``, or ISO 8601, weeks to seconds (``PT30S``)."""
 
 Instant: TypeAlias = datetime | int | str
 """A ``datetime`` with a time zone, epoch milliseconds (what looks like seconds is refused),
@@ -226,7 +226,7 @@ def delay_ms(argument: str, delay: Delay) -> int:
     if isinstance(delay, timedelta):
         return _bounded_ms(argument, -(-delay // _MILLISECOND))
     if isinstance(delay, str):
-        delay = _as_service(partial(parse_delay_ms, argument), delay.encode())
+        delay = _as_service(partial(parse_duration_ms, argument), delay.encode())
     return _bounded_ms(argument, delay)
 
 
