@@ -29,7 +29,7 @@ UNITS = {
     "w": 604_800_000,
     "y": 31_536_000_000,
 }
-
+DIGITS = st.text("0123456789", max_size=15)
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 EXAMPLE = Path(__file__).parents[2] / "delayservice.example.toml"
 
