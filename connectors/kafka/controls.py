@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
-from connectors.kafka.clients import NO_RECORDS, consumer_client, producer_client
+from connectors.kafka.clients import consumer_client, producer_client
 from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
+from connectors.kafka.outcomes import Outcomes, Place
 from connectors.kafka.source import consumer_config
 from delayservice.core.codec import Header
-from delayservice.core.names import DELAY_OUTCOME, DELAY_SETTLED_BY, DELAY_SETTLES, DELAY_SHARD
 from delayservice.errors import KafkaEdgeError
 
 CONFIRM_S: Final = 15.0
@@ -26,14 +26,6 @@ _REPORT_S: Final = 5.0
 
 
 _NO_REPORT: Final = KafkaError(KafkaError._MSG_TIMED_OUT)  # noqa: SLF001 (its public name)
-
-
-class Place(NamedTuple):
-    """Where a record is."""
-
-    topic: str
-    partition: int
-    offset: int
 
 
 class ControlDesk:
@@ -153,69 +145,9 @@ class ControlDesk:
         Raises:
             KafkaEdgeError: the outcomes topic can't be asked.
         """
-        places = [
-            TopicPartition(self._outcomes, n, log_bounds(self._admin, self._outcomes, n).end)
+        ends = [
+            log_bounds(self._admin, self._outcomes, n).end
             for n in range(self.partitions(self._outcomes))
         ]
         consumer = consumer_client(self._consumer_config)
-        consumer.assign(places)
-        return Outcomes(consumer, self._outcomes, self._stopping)
-
-
-class Outcomes:
-    """The outcomes topic from some point on; a context that lets go of its connections."""
-
-    def __init__(self, consumer: Consumer, topic: str, stopping: threading.Event) -> None:
-        self._consumer = consumer
-        self._topic = topic
-        self._stopping = stopping
-
-    def __enter__(self) -> Self:
-        """Listen."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Let go."""
-        self._consumer.close()
-
-    def of(
-        self, controls: Collection[Place], timeout_s: float, *, replaces: bool
-    ) -> dict[Place, str]:
-        """What controls did: the names of their outcomes; of those that are known in time.
-
-        Args:
-            controls: where they were written.
-            timeout_s: how long to wait for all of them together.
-            replaces: they are schedules, which have no outcome of their own but that of what they
-                replace.
-
-        Raises:
-            KafkaEdgeError: the topic can't be read.
-        """
-        wanted = {
-            (f"{one.topic}:{one.partition}".encode(), b"%d" % one.offset): one for one in controls
-        }
-        told_by = DELAY_SETTLED_BY if replaces else DELAY_SETTLES
-        found: dict[Place, str] = {}
-        deadline_s = time.monotonic() + timeout_s
-        while (
-            len(found) < len(wanted)
-            and time.monotonic() < deadline_s
-            and not self._stopping.is_set()
-        ):
-            for headers in self._headers():
-                named = dict(headers)
-                control = wanted.get((named.get(DELAY_SHARD) or b"", named.get(told_by) or b""))
-                if control is not None:
-                    found[control] = (named.get(DELAY_OUTCOME) or b"").decode()
-        return found
-
-    def _headers(self) -> Iterator[list[Header]]:
-        message = self._consumer.poll(_POLL_S)
-        if message is None:
-            return
-        error = message.error()
-        if error is None:
-            yield list(message.headers() or [])  # type: ignore[arg-type]  # its stubs allow dicts
-        elif error.code() not in NO_RECORDS:
-            raise KafkaEdgeError(f"{self._topic} can't be read: {error.str()}")
+        return Outcomes(consumer, self._outcomes, ends, self._stopping)

@@ -6,7 +6,7 @@ The answer is what the log says was done, not what was asked for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -21,7 +21,7 @@ from tenacity import (
     wait_fixed,
 )
 
-from connectors.kafka.controls import Place
+from connectors.kafka.outcomes import Place, together
 from delayservice.admin.models import ById, Done, Pause, Reason, Reschedule
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
@@ -268,14 +268,6 @@ def said(outcome: str, aim: Aim) -> str:
             f"of slices {numbers}: the record may wait there. Ask a node that keeps them"
         )
     return _SAID.get(outcome, outcome)
-
-
-def together(written: Sequence[Place], told: Mapping[Place, str]) -> str | None:
-    """One outcome of controls for one id; nothing was pending only if every place says so."""
-    done = next((one for one in told.values() if one != "not_pending"), None)
-    if done is not None or len(told) < len(written):
-        return done
-    return "not_pending"
 
 
 def _why_unheard(panel: Panel, aim: Aim) -> str:

@@ -13,7 +13,8 @@ from typing import TypeAlias
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from connectors.kafka.clients import UNREACHABLE, admin_client
-from connectors.kafka.controls import ControlDesk, Place
+from connectors.kafka.controls import ControlDesk
+from connectors.kafka.outcomes import Place
 from connectors.kafka.source import topic_ids
 from delayservice.contracts import contract_for
 from delayservice.core import names

@@ -8,9 +8,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from connectors.kafka.client import NO_KEY, DelayProducer, LevelProducer, own_headers, source_of
+from connectors.kafka.client import (
+    NO_KEY,
+    DelayProducer,
+    LevelProducer,
+    OutcomeReader,
+    own_headers,
+    source_of,
+)
 from delayservice.core.partitioner import partition_for
 from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.errors import KafkaEdgeError
 from tests.integration.bench import Bench, Seen, await_true, now_ms
 
 PARTITIONS = 3
@@ -137,6 +145,21 @@ def test_a_fire_delivers_at_once_and_a_schedule_recurs(bench: Bench, client: Del
     sources = [source_of(as_message(one)) for one in ticks]
     assert [source.partition("#")[2] for source in sources] == ["1", "2"]
     assert outcomes(bench, f"{target}-fired", 1)[0][0] == "fired"
+
+
+def test_a_cancel_and_a_fire_are_answered(bench: Bench, client: DelayProducer) -> None:
+    reader = OutcomeReader({"bootstrap.servers": bench.bootstrap}, bench.outcomes)
+    target = bench.target("answered")
+    for name in ("cancelled", "fired"):
+        client.send(target, b"x", id=f"{target}-{name}", delay="1h")
+    client.flush(30)
+    assert reader.cancel(client, f"{target}-cancelled", 30) == "cancelled"
+    assert reader.cancel(client, f"{target}-cancelled", 30) == "not_pending"
+    assert reader.fire(client, f"{target}-fired", 30) == "fired"
+    assert reader.fire(client, f"{target}-cancelled", 0) is None
+    nowhere = OutcomeReader({"bootstrap.servers": bench.bootstrap}, f"{bench.outcomes}_none")
+    with pytest.raises(KafkaEdgeError, match="_none can't be read"):
+        nowhere.cancel(client, f"{target}-fired")
 
 
 def test_after_partitions_were_added_a_cancel_finds_the_record_in_the_old_one(bench: Bench) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from confluent_kafka import Producer
 
 from connectors.kafka.clients import admin_client
-from connectors.kafka.controls import ControlDesk, Place
+from connectors.kafka.controls import ControlDesk
 from connectors.kafka.dead_letters import DeadLetterTopic
+from connectors.kafka.outcomes import Place
 from delayservice.core import dead_letters
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.conftest import MakeTopic

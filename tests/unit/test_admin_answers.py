@@ -16,7 +16,7 @@ import pytest
 from fastapi import FastAPI
 from msgspec.structs import replace
 
-from connectors.kafka.controls import Place
+from connectors.kafka.outcomes import Place, together
 from delayservice.admin import panel as panel_module
 from delayservice.admin.app import make_app
 from delayservice.admin.changing import (
@@ -26,7 +26,6 @@ from delayservice.admin.changing import (
     aim_of,
     refuse_what_would_fail,
     said,
-    together,
 )
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Workers

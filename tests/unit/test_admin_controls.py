@@ -9,7 +9,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from connectors.kafka import controls
-from connectors.kafka.controls import CONFIRM_S, ControlDesk, Place
+from connectors.kafka.controls import CONFIRM_S, ControlDesk
+from connectors.kafka.outcomes import Place
 from delayservice.errors import KafkaEdgeError
 
 FATAL = KafkaError(KafkaError._FATAL, "out of order", fatal=True)

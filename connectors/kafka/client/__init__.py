@@ -5,6 +5,7 @@ writes those headers, checks them before anything is sent, and knows where an id
 confluent-kafka and on ``delayservice.core``, and loads nothing of the service itself.
 """
 
+from connectors.kafka.client.answers import OutcomeReader
 from connectors.kafka.client.dedupe import Deduplicator, LruSeen, SeenStore
 from connectors.kafka.client.ladder import RETRY_DELAYS_MS, HandedOver, RetryLadder
 from connectors.kafka.client.levels import LevelProducer
@@ -22,6 +23,7 @@ __all__ = [
     "InvalidRequestError",
     "LevelProducer",
     "LruSeen",
+    "OutcomeReader",
     "RetryLadder",
     "SeenStore",
     "own_headers",

@@ -1,0 +1,91 @@
+"""``OutcomeReader``: a cancel or a fire that waits for what the log says it did."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from connectors.kafka.client.base import DeliveryCallback
+from connectors.kafka.client.producer import DelayProducer
+from connectors.kafka.client.request import Text
+from connectors.kafka.outcomes import Outcomes, Place, together
+from delayservice.errors import KafkaEdgeError
+
+_ANSWER_S: Final = 15.0
+
+
+class OutcomeReader:
+    """Cancels and fires by a producer, and waits for the outcome; one consumer for each question.
+
+    Any thread may use it.
+
+    Args:
+        consumer: the configuration of a consumer; what the reader depends on is set by itself.
+        outcomes_topic: the service's setting ``topics.outcomes``.
+    """
+
+    def __init__(self, consumer: Mapping[str, Any], outcomes_topic: str = "delay_outcomes") -> None:
+        self._config = {
+            **consumer,
+            "group.id": f"outcome-reader-{uuid.uuid4().hex}",  # required, and never joined
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+        }
+        self._topic = outcomes_topic
+        self._stopping = threading.Event()
+
+    def cancel(self, producer: DelayProducer, id: Text, timeout_s: float = 5.0) -> str | None:  # noqa: A002  # the contract's word
+        """Cancel what is pending under an id, and wait for what that did.
+
+        Returns:
+            ``cancelled``; ``not_pending``: nothing was, for it was delivered before or never
+            written; None: nothing was heard in time, the cancel takes effect in its turn.
+
+        Raises:
+            KafkaEdgeError: the cancel was not written in time, the outcomes topic can't be read,
+                or as by ``DelayProducer.cancel``.
+        """
+        return self._hear(producer, lambda told: producer.cancel(id, on_delivery=told), timeout_s)
+
+    def fire(self, producer: DelayProducer, id: Text, timeout_s: float = 5.0) -> str | None:  # noqa: A002  # as above
+        """Deliver now what is pending under an id: ``fired``, or as ``cancel``."""
+        return self._hear(producer, lambda told: producer.fire(id, on_delivery=told), timeout_s)
+
+    def _hear(
+        self, producer: DelayProducer, ask: Callable[[DeliveryCallback], None], timeout_s: float
+    ) -> str | None:
+        deadline_s = time.monotonic() + timeout_s
+        reports: list[tuple[KafkaError | None, Message]] = []
+        with self._listen() as outcomes:
+            ask(lambda error, message: reports.append((error, message)))
+            unwritten = producer.flush(max(timeout_s, _ANSWER_S))
+            failed = [error for error, _ in reports if error is not None]
+            if unwritten or failed:
+                why = failed[0].str() if failed else f"{unwritten} records wait for the broker"
+                raise KafkaEdgeError(f"it may not have been written: {why}")
+            written = [_place(message) for _, message in reports]
+            left_s = max(deadline_s - time.monotonic(), 0.0)
+            return together(written, outcomes.of(written, left_s, replaces=False))
+
+    def _listen(self) -> Outcomes:
+        consumer = Consumer(self._config)
+        try:
+            found = consumer.list_topics(self._topic, timeout=_ANSWER_S).topics[self._topic]
+            places = [TopicPartition(self._topic, n) for n in sorted(found.partitions)]
+            ends = [consumer.get_watermark_offsets(one, timeout=_ANSWER_S)[1] for one in places]
+        except KafkaException as exc:
+            consumer.close()
+            raise KafkaEdgeError(f"{self._topic} can't be read: {exc}") from exc
+        if not ends:
+            consumer.close()
+            raise KafkaEdgeError(f"{self._topic} can't be read: {found.error or 'no partitions'}")
+        return Outcomes(consumer, self._topic, ends, self._stopping)
+
+
+def _place(message: Message) -> Place:
+    return Place(message.topic() or "", message.partition() or 0, message.offset() or 0)

@@ -1,0 +1,103 @@
+"""Hear from the outcomes topic what cancels, fires and replacements did."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Self
+
+from confluent_kafka import Consumer, TopicPartition
+
+from connectors.kafka.clients import NO_RECORDS
+from delayservice.core.codec import Header
+from delayservice.core.names import DELAY_OUTCOME, DELAY_SETTLED_BY, DELAY_SETTLES, DELAY_SHARD
+from delayservice.errors import KafkaEdgeError
+
+_POLL_S: Final = 0.2
+_NOT_PENDING: Final = "not_pending"
+
+
+class Place(NamedTuple):
+    """Where a record is."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Outcomes:
+    """The outcomes topic from some point on; a context that closes the consumer.
+
+    Args:
+        consumer: reads what is committed; nothing is assigned to it yet.
+        topic: of outcomes.
+        ends: where each partition ended before the first control was written.
+        stopping: ends every wait when it is set.
+    """
+
+    def __init__(
+        self, consumer: Consumer, topic: str, ends: Sequence[int], stopping: threading.Event
+    ) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._stopping = stopping
+        consumer.assign([TopicPartition(topic, n, end) for n, end in enumerate(ends)])
+
+    def __enter__(self) -> Self:
+        """Listen."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go."""
+        self._consumer.close()
+
+    def of(
+        self, controls: Collection[Place], timeout_s: float, *, replaces: bool
+    ) -> dict[Place, str]:
+        """What controls did: the names of their outcomes; of those that are known in time.
+
+        Args:
+            controls: where they were written.
+            timeout_s: how long to wait for all of them together.
+            replaces: they are schedules, which have no outcome of their own but that of what they
+                replace.
+
+        Raises:
+            KafkaEdgeError: the topic can't be read.
+        """
+        wanted = {
+            (f"{one.topic}:{one.partition}".encode(), b"%d" % one.offset): one for one in controls
+        }
+        told_by = DELAY_SETTLED_BY if replaces else DELAY_SETTLES
+        found: dict[Place, str] = {}
+        deadline_s = time.monotonic() + timeout_s
+        while (
+            len(found) < len(wanted)
+            and time.monotonic() < deadline_s
+            and not self._stopping.is_set()
+        ):
+            for headers in self._headers():
+                named = dict(headers)
+                control = wanted.get((named.get(DELAY_SHARD) or b"", named.get(told_by) or b""))
+                if control is not None:
+                    found[control] = (named.get(DELAY_OUTCOME) or b"").decode()
+        return found
+
+    def _headers(self) -> Iterator[list[Header]]:
+        message = self._consumer.poll(_POLL_S)
+        if message is None:
+            return
+        error = message.error()
+        if error is None:
+            yield list(message.headers() or [])  # type: ignore[arg-type]  # its stubs allow dicts
+        elif error.code() not in NO_RECORDS:
+            raise KafkaEdgeError(f"{self._topic} can't be read: {error.str()}")
+
+
+def together(written: Sequence[Place], told: Mapping[Place, str]) -> str | None:
+    """One outcome of controls for one id; nothing was pending only if every place says so."""
+    done = next((one for one in told.values() if one != _NOT_PENDING), None)
+    if done is not None or len(told) < len(written):
+        return done
+    return _NOT_PENDING
