@@ -213,6 +213,12 @@ class MetricsHub:
             self._keep_dropped(known.snapshot, snapshot)
             known.take(snapshot, self._now_s())
 
+    def turn_s(self, worker_index: int) -> float:
+        """Return how long the turn of a worker's loop had lasted when it last reported, seconds."""
+        with self._lock:
+            worker = self._workers.get(worker_index)
+            return 0.0 if worker is None else worker.snapshot.turn_s
+
     def _add_to_total(self, old: Snapshot | None, new: Snapshot) -> None:
         """Add what the slices have counted since the snapshot before."""
         before = {m.slice: m.counters for m in old.slices} if old is not None else {}

@@ -28,7 +28,7 @@ from connectors.kafka.topics import TopicKeeper
 from delayservice import logs
 from delayservice.admin.server import AdminServer
 from delayservice.asking import Asker
-from delayservice.core.electability import SILENT_S_MAX
+from delayservice.core.electability import SILENT_S_MAX, TURN_S_MAX
 from delayservice.errors import SettingsError
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import Settings
@@ -46,6 +46,9 @@ _GRACE_S: Final = 5.0
 """A worker is ended so much later than it counts as silent, seconds."""
 _FIRST_REPORT_S_MAX: Final = 60.0
 """Longest time until a worker that was started reports, seconds; a busy machine takes its time."""
+HUNG_S_MAX: Final = 300.0
+"""Longest time that a worker's loop may hang, seconds, counted from when it may own nothing. Turns
+take milliseconds under load, and a few minutes when large stores are opened on a slow disk."""
 _STOPPED: Final = (0, -signal.SIGTERM)
 """How a worker ends that was asked to; by the signal itself when it had not begun yet."""
 _log = structlog.get_logger(__name__)
@@ -177,7 +180,11 @@ class _Child:
     started_s: float
     silent_s: float = 0.0
     """Time without a report, as far as the supervisor itself was awake."""
+    hung_s: float = 0.0
+    """Time for which its loop has hung, in the same way."""
     has_reported: bool = False
+    is_ended: bool = False
+    """Whether it was ended because its loop hung."""
 
 
 class Supervisor:
@@ -215,7 +222,7 @@ class Supervisor:
             while not stopping.is_set():
                 began_s = time.monotonic()
                 self._listen(_TURN_S)
-                self._end_silent(min(time.monotonic() - began_s, _TURN_S))
+                self._end_hung(min(time.monotonic() - began_s, _TURN_S))
                 self._restart_dead()
         except BaseException:
             # Python waits for its child processes at the end: a node without a head would go on.
@@ -261,14 +268,20 @@ class Supervisor:
             self._children[index].silent_s = 0.0
             self._children[index].has_reported = True
 
-    def _end_silent(self, elapsed_s: float) -> None:
-        """End the workers that hang or are stopped, which is as safe as any crash."""
+    def _end_hung(self, elapsed_s: float) -> None:
+        """End the workers that are silent or whose loops hang, which is as safe as any crash."""
         for index, child in self._children.items():
             child.silent_s += elapsed_s
+            hangs = self._hub.turn_s(index) > TURN_S_MAX
+            child.hung_s = child.hung_s + elapsed_s if hangs else 0.0
             limit_s = SILENT_S_MAX + _GRACE_S if child.has_reported else _FIRST_REPORT_S_MAX
             if child.silent_s > limit_s:
                 _log.error("worker_silent", worker=index, silent_s=round(child.silent_s))
                 child.silent_s = 0.0
+                child.process.kill()
+            elif child.hung_s > HUNG_S_MAX and not child.is_ended:
+                _log.error("worker_hung", worker=index, hung_s=round(child.hung_s))
+                child.is_ended = True
                 child.process.kill()
 
     def _buried(self, index: int) -> None:
@@ -276,7 +289,9 @@ class Supervisor:
         child.pipe.close()
         child.process.join()
         lived_s = time.monotonic() - child.started_s
-        tries = 0 if lived_s > STEADY_S else self._restarts.get(index, 0)
+        # One that hangs soon after its start is as one that crashes then.
+        steady_s = lived_s - child.hung_s
+        tries = 0 if steady_s > STEADY_S else self._restarts.get(index, 0)
         wait_s = min(0.2 * 2**tries, RESTART_WAIT_S_MAX)
         self._restarts[index] = tries + 1
         self._due_s[index] = time.monotonic() + wait_s

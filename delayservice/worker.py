@@ -26,6 +26,7 @@ from connectors.kafka.control_topics import ControlReader, ControlTopic
 from connectors.kafka.copies import CopyLog, RepairWatcher
 from connectors.kafka.log_ends import log_ends
 from connectors.kafka.pauses import PauseWatcher
+from connectors.kafka.reach import CONNECTION, KafkaReach
 from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaSuccession
@@ -210,11 +211,14 @@ class Worker:
             self._admin, settings, lambda: longest_waits_ms(self._checkpoints.newest_of_all())
         )
         self._pauses = PauseWatcher(settings.topics.pauses, self._forget_fit)
+        asking = settings.kafka.client_config("admin") | CONNECTION
+        self._reach = KafkaReach(admin_client(asking), self._forget_fit)
         self._targets = TargetTopics(
             self._admin,
             why_paused=self._why_paused,
             compresses=compresses(settings.kafka.client_config("producer")),
             own=(settings.topics.dead_letter, settings.topics.outcomes),
+            silent=lambda: self._reach.silent,
         )
         self._name = f"{settings.node.node_id}-{index}"
         self._checkpoints = KafkaCheckpoints(
@@ -265,7 +269,7 @@ class Worker:
         self._watch = WorkerWatch(
             settings,
             self._name,
-            self._admin,
+            self._reach,
             ownership,
             self._clock,
             self._clock_watch,
@@ -304,7 +308,7 @@ class Worker:
         return self._stop()
 
     def _forget_fit(self) -> None:
-        """Something else is paused: judge the targets anew."""
+        """Something else is paused, or other brokers answer: judge the targets anew."""
         self._targets.changed()
 
     def _why_paused(self, topic: str) -> str | None:

@@ -8,7 +8,6 @@ from typing import Final
 import structlog
 
 from connectors.kafka.broker_clock import BrokerClock
-from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.reach import KafkaReach
 from delayservice.clock import NOT_COMPARED, Clock, ClockWatch
 from delayservice.core.electability import ELECTABLE, Verdict, WorkerFacts
@@ -29,7 +28,7 @@ class WorkerWatch:
     Args:
         settings: of the node.
         name: of the worker.
-        admin: asks Kafka.
+        reach: asks Kafka.
         ownership: judges.
         clock: monotonic.
         clock_watch: whether the wall clock is believed.
@@ -45,7 +44,7 @@ class WorkerWatch:
         self,
         settings: Settings,
         name: str,
-        admin: KafkaAdmin,
+        reach: KafkaReach,
         ownership: Ownership,
         clock: Clock,
         clock_watch: ClockWatch,
@@ -62,7 +61,7 @@ class WorkerWatch:
         self._turn_s = turn_s
         self._crashes = crashes
         self._started_s = clock.monotonic_s()
-        self._reach = KafkaReach(admin, settings.topics.checkpoint)
+        self._reach = reach
         client: Mapping[str, str] = settings.kafka.client_config("producer")
         self._broker_clock = BrokerClock(client, settings.topics.claims_topic, name, self._heard)
         self.judge()
@@ -84,6 +83,8 @@ class WorkerWatch:
             disk_s=self._disk.waiting_s,
             clock=doubt or "",
             is_clock_known=doubt != NOT_COMPARED,
+            broker=self._reach.broker,
+            broker_s=self._reach.silent_s,
             crashes=self._crashes,
             lived_s=self._clock.monotonic_s() - self._started_s,
         )

@@ -271,9 +271,9 @@ class Election:
 
     def judge(self, facts: WorkerFacts) -> bool:
         """Take what is known about this worker; return whether the verdict on it has changed."""
-        before = electability(self._facts_here).cause
+        before, now = electability(self._facts_here), electability(facts)
         self._facts_here = facts
-        return electability(facts).cause is not before
+        return (now.cause, now.may_keep) != (before.cause, before.may_keep)
 
     def leave(self) -> None:
         """Hand everything over; claim nothing more."""
@@ -463,10 +463,11 @@ class Election:
 
     def _why_to_leave(self, slice_no: int) -> str:
         """Why an own slice is to be left at once; empty: it is not, or no other node may own it."""
-        reason = electability(self._facts_here).reason
-        if reason and any(self._is_ready(n, slice_no) for n in self._relief(slice_no)):
-            return reason
-        return ""
+        verdict = electability(self._facts_here)
+        if verdict.may_own or verdict.may_keep:
+            return ""
+        is_relieved = any(self._is_ready(n, slice_no) for n in self._relief(slice_no))
+        return verdict.reason if is_relieved else ""
 
     def _relief(self, slice_no: int) -> tuple[str, ...]:
         """The nodes that may relieve this owner of a slice: all others when it should not own."""

@@ -6,7 +6,13 @@ from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 import structlog
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
     OffsetSpec,
@@ -137,9 +143,23 @@ def _asked(
     return answers
 
 
-def _answer(future: Any) -> _Found | KafkaException:  # noqa: ANN401  # the client leaves it untyped
+def offset_of(future: Any, timeout_s: float) -> Any:  # noqa: ANN401  # the client leaves it untyped
+    """Return what ``list_offsets`` found for one partition.
+
+    Raises:
+        KafkaException: the cluster refused it, or did not answer in time. When the connection to a
+            leader breaks, the client reports no error, but an offset that no log has.
+    """
+    answer = answer_of(future, timeout_s)
+    if answer.offset == OFFSET_INVALID:
+        error = KafkaError(KafkaError._TRANSPORT, "the connection to the leader broke")  # noqa: SLF001
+        raise KafkaException(error)
+    return answer
+
+
+def _answer(future: Any) -> _Found | KafkaException:  # noqa: ANN401  # as above
     try:
-        answer = answer_of(future, ASK_TIMEOUT_S)
+        answer = offset_of(future, ASK_TIMEOUT_S)
     except KafkaException as exc:
         return exc
     return _Found(answer.offset, -1 if answer.leader_epoch is None else answer.leader_epoch)

@@ -27,7 +27,8 @@ class Access:
 
     ``partitions`` is 0 when it does not exist, or may not be described: then ``operations`` is
     empty. ``operations`` is None when the cluster does not tell. ``in_sync`` is how many copies of
-    each partition are in sync, 0 where there is no leader; ``copies`` is how many there should be.
+    each partition are in sync, 0 where there is no leader; ``copies`` is how many there should be;
+    ``leaders`` are the brokers that lead the partitions, -1 where there is none.
     ``topic_id`` tells a recreated topic from the old one; empty: it can't be described.
     """
 
@@ -36,6 +37,7 @@ class Access:
     in_sync: tuple[int, ...] = ()
     copies: int = 0
     topic_id: str = ""
+    leaders: tuple[int, ...] = ()
 
     def lacks(self, *needed: AclOperation) -> list[str]:
         """Return the needed rights that are missing, by name."""
@@ -93,6 +95,7 @@ def ask_access(
             tuple(0 if one.leader is None else len(one.isr) for one in partitions),
             min((len(one.replicas) for one in partitions), default=0),
             str(topic.topic_id),
+            tuple(-1 if one.leader is None else one.leader.id for one in partitions),
         )
     if unanswered is not None and not (may_lack and found):
         raise unanswered

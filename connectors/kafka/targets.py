@@ -82,6 +82,7 @@ class TargetTopics:
         compresses: whether records are compressed on their way.
         own: topics of the service's own that it writes to: taken for good while the cluster says
             nothing of them, for they were when the service started.
+        silent: brokers that do not answer this node: nothing is sent to what they lead.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class TargetTopics:
         *,
         compresses: bool = False,
         own: Collection[str] = (),
+        silent: Callable[[], Collection[int]] = tuple,
     ) -> None:
+        self._silent = silent
         self._own = frozenset(own)
         self.fit: set[Target] = set()
         self._why_paused = why_paused
@@ -223,7 +226,10 @@ class TargetTopics:
         if self._is_given_up(target):
             return TARGET_DOWN, f"topic {topic} does not acknowledge records in time"
         needed = self._in_sync_needed.get(topic, 0)
-        return _obstacle(self._known.get(topic), topic, partition, needed)
+        access = self._known.get(topic)
+        return _obstacle(access, topic, partition, needed) or _unreached(
+            access, topic, partition, self._silent()
+        )
 
     def _is_given_up(self, target: Target) -> bool:
         """Return whether a target was given up recently; by key, any of its partitions counts."""
@@ -447,4 +453,16 @@ def _obstacle(
     if down and (partition < 0 or partition in down):
         what = "a leader" if in_sync_needed == 1 else f"{in_sync_needed} copies in sync"
         return TARGET_DOWN, f"partitions {down} of topic {topic} are without {what}"
+    return None
+
+
+def _unreached(
+    access: Access | None, topic: str, partition: int, silent: Collection[int]
+) -> tuple[str, str] | None:
+    """Why this node can't write to a target that others may write to, as code and detail."""
+    if access is None or not silent:
+        return None
+    found = [n for n, leader in enumerate(access.leaders) if leader in silent]
+    if found and (partition < 0 or partition in found):
+        return TARGET_DOWN, f"the leaders of partitions {found} of topic {topic} do not answer"
     return None

@@ -16,6 +16,9 @@ TURN_S_MAX: Final = 8.0
 """Longest turn of a worker's loop that is taken for work, seconds."""
 DISK_S_MAX: Final = 8.0
 """Longest wait for the disk of the stores, seconds."""
+BROKER_S_MAX: Final = 5.5
+"""How long a broker may be silent before an owner lets go, seconds: by then other nodes know
+whether it is silent for them as well, and say so."""
 _REST_S: Final = 5.0
 _REST_S_MAX: Final = 60.0
 
@@ -30,6 +33,7 @@ class Cause(Enum):
     LOOP_HANGS = "loop_hangs"
     DISK_HANGS = "disk_hangs"
     CLOCK_IN_DOUBT = "clock_in_doubt"
+    BROKER_UNREACHABLE = "broker_unreachable"
     CRASHED = "crashed"
     REFUSED = "refused"
     FAILING = "failing"
@@ -47,6 +51,8 @@ class WorkerFacts(NamedTuple):
         disk_s: how long a question to the disk of its stores has had no answer, seconds.
         clock: why the wall clock is not believed; empty: it is.
         is_clock_known: False before the wall clock was compared with a broker's.
+        broker: why not every broker can be reached that others may reach; empty: all can.
+        broker_s: how long one of them has not answered, seconds; 0: it answers by now.
         crashes: lives in a row before this one that ended soon after their start.
         lived_s: age of this life, seconds.
     """
@@ -58,6 +64,8 @@ class WorkerFacts(NamedTuple):
     disk_s: float = 0.0
     clock: str = ""
     is_clock_known: bool = True
+    broker: str = ""
+    broker_s: float = 0.0
     crashes: int = 0
     lived_s: float = math.inf
 
@@ -87,11 +95,13 @@ class Verdict(NamedTuple):
         cause: why not.
         reason: the same for people, one sentence; empty: it may.
         is_last_resort: it may be owned when no other node takes it.
+        may_keep: an owner keeps it for now, even if another node may own it.
     """
 
     cause: Cause = Cause.NONE
     reason: str = ""
     is_last_resort: bool = False
+    may_keep: bool = False
 
     @property
     def may_own(self) -> bool:
@@ -119,7 +129,8 @@ def electability(worker: WorkerFacts, copy: CopyFacts | None = None) -> Verdict:
 
 
 def _of_worker(worker: WorkerFacts) -> Verdict:
-    silent_s, kafka, zookeeper, turn_s, disk_s, clock, is_clock_known, crashes, lived_s = worker
+    silent_s, kafka, zookeeper, turn_s, disk_s, clock, is_clock_known = worker[:7]
+    broker, broker_s, crashes, lived_s = worker[7:]
     left_s = rest_s(crashes - 1) - lived_s  # once is what any process may do
     verdict = ELECTABLE
     if silent_s > SILENT_S_MAX:
@@ -135,6 +146,9 @@ def _of_worker(worker: WorkerFacts) -> Verdict:
         verdict = Verdict(Cause.DISK_HANGS, reason)
     elif clock:
         verdict = Verdict(Cause.CLOCK_IN_DOUBT, clock, is_last_resort=not is_clock_known)
+    elif broker:
+        is_new = broker_s <= BROKER_S_MAX
+        verdict = Verdict(Cause.BROKER_UNREACHABLE, broker, is_last_resort=True, may_keep=is_new)
     elif left_s > 0:
         reason = (
             f"the worker has ended {crashes} times soon after its start; others are preferred to "

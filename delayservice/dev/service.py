@@ -21,6 +21,8 @@ from delayservice.errors import ClusterError
 
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
+PROGRAM: Final = ("-m", "delayservice")
+"""What Python runs."""
 
 
 class ServiceProcess:
@@ -31,6 +33,7 @@ class ServiceProcess:
         log_path: its log lines, JSON, appended.
         fault: a fault point that the workers stop or die at (``faults.POINTS``).
         environment: more environment variables.
+        program: what Python runs instead of the service as it is.
         wrapper: a command that becomes the service's by ``exec``, such as ``ip netns exec NAME``.
     """
 
@@ -41,13 +44,14 @@ class ServiceProcess:
         *,
         fault: str = "",
         environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = PROGRAM,
         wrapper: Sequence[str] = (),
     ) -> None:
         self._log_path = log_path
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
         # Under the guard: whatever ends this process, the service does not outlive it.
         command = [*wrapper, sys.executable, "-I", guard.__file__, str(os.getpid())]
-        command += [sys.executable, "-m", "delayservice", "run"]
+        command += [sys.executable, *program, "run"]
         for setting in [*sets, "log.format=json"]:
             command += ["--set", setting]
         env = {**os.environ, **(environment or {})}

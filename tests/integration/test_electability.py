@@ -7,7 +7,7 @@ import signal
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.ports import free_ports
-from delayservice.dev.service import ServiceProcess
+from delayservice.dev.service import PROGRAM, ServiceProcess
 from tests.faults.wallclock import WallClock, clock_missing
 from tests.integration.bench import Bench, await_true, now_ms
 
@@ -95,12 +95,13 @@ class Nodes:
         state: str = "",
         fault: str = "",
         environment: dict[str, str] | None = None,
+        program: Sequence[str] = PROGRAM,
     ) -> ServiceProcess:
         """A node, not awaited."""
         folder = f"node.state_dir={self.folder / (state or name)}"
         settings = self.bench.settings(f"node.node_id={name}", folder, *sets)
         log = self.folder / f"{state or name}.log"
-        node = ServiceProcess(settings, log, fault=fault, environment=environment)
+        node = ServiceProcess(settings, log, fault=fault, environment=environment, program=program)
         self._others.append(node)
         return node
 
@@ -216,6 +217,33 @@ def test_a_worker_that_is_stopped_is_ended_by_its_supervisor_and_another_begins(
     worker.send_signal(signal.SIGSTOP)
     await_unready(node, "the worker is silent")
     await_true(lambda: node.events("worker_silent"), "the supervisor ends it")
+    await_true(lambda: is_ready(node), "its successor serves", 60)
+    assert worker.pid not in {process.pid for process in node.workers()}
+    assert nodes.deliver() < 5
+
+
+SOON_ENDED = """
+from delayservice import node
+from delayservice.cli import main
+
+node.HUNG_S_MAX = 2.0
+
+if __name__ == "__main__":
+    main()
+"""
+"""A node that waits for a hung loop no longer than a test can."""
+
+
+def test_a_worker_whose_loop_hangs_for_ever_is_ended_by_its_supervisor_and_another_begins(
+    nodes: Nodes,
+) -> None:
+    trap, program = nodes.folder / "trap", nodes.folder / "soon_ended.py"
+    program.write_text(SOON_ENDED, "utf-8")
+    node = nodes.ready("a", fault=f"after_poll:stick:{trap}", program=[str(program)])
+    node.wait_serving(1)
+    (worker,) = node.workers()
+    trap.touch()
+    await_true(lambda: node.events("worker_hung"), "the supervisor ends it")
     await_true(lambda: is_ready(node), "its successor serves", 60)
     assert worker.pid not in {process.pid for process in node.workers()}
     assert nodes.deliver() < 5

@@ -40,6 +40,7 @@ def test_a_worker_that_lacks_nothing_may_own_what_it_has_a_copy_of() -> None:
         (WorkerFacts(turn_s=TURN_S_MAX + 1), Cause.LOOP_HANGS, "lasted 9 s"),
         (WorkerFacts(disk_s=DISK_S_MAX + 1), Cause.DISK_HANGS, "not answered for 9 s"),
         (WorkerFacts(clock="20 s ahead"), Cause.CLOCK_IN_DOUBT, "20 s ahead"),
+        (WorkerFacts(broker="broker 2"), Cause.BROKER_UNREACHABLE, "broker 2"),
         (WorkerFacts(crashes=2, lived_s=1.0), Cause.CRASHED, "2 times"),
     ],
 )

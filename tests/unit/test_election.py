@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 import pytest
 
-from delayservice.core.electability import Cause, WorkerFacts
+from delayservice.core.electability import BROKER_S_MAX, Cause, WorkerFacts
 from delayservice.core.role import Role
 from ha.election import Announce, Claim, Effect, Election, Evict, Pace, Resign, Seat
 from ha.notes import LifeNote, NodeNote, OwnerNote, encode
@@ -20,6 +20,7 @@ COOL_S = 5.0
 VACANT = Seat(None)
 CUT_OFF = WorkerFacts(kafka="no answer")
 HUNG = WorkerFacts(turn_s=99)
+SILENT = WorkerFacts(broker="broker 2 does not answer")
 MINE = Seat(OwnerNote("me", "me1", 0, 1), is_mine=True)
 NODES = {"me": 1, "other": 2, "third": 3}
 """And the broker that each sits beside."""
@@ -198,6 +199,7 @@ class TestClaims:
         [
             WorkerFacts(clock="not compared yet", is_clock_known=False),
             WorkerFacts(crashes=2, lived_s=0),
+            WorkerFacts(broker="broker 2 does not answer", broker_s=99),
         ],
     )
     def test_others_are_preferred_to_a_last_resort_which_claims_what_nobody_else_does(
@@ -244,6 +246,22 @@ class TestGivingUp:
         assert election.step(2) == [], "that node is dead"
         ready(election, "other")
         assert [type(effect) for effect in election.step(3)] == [Resign]
+
+    def test_an_owner_leaves_for_a_silent_broker_only_once_others_can_have_noticed_it(self) -> None:
+        election = owning(elected())
+        assert election.judge(SILENT._replace(broker_s=BROKER_S_MAX))
+        assert election.rivals == {"other:0"}, "it has to know whether another may"
+        ready(election, "other")
+        assert election.step(1) == []
+        assert election.life(1).caught_up == (), "it does not offer to own meanwhile"
+        assert election.judge(SILENT._replace(broker_s=BROKER_S_MAX + 0.1)), "that is news"
+        assert [type(effect) for effect in election.step(2)] == [Resign]
+
+    def test_an_owner_stays_while_a_broker_that_was_silent_has_to_prove_itself(self) -> None:
+        election = owning(elected())
+        ready(election, "other")
+        election.judge(SILENT._replace(broker_s=0.0))
+        assert election.step(1) == []
 
     def test_who_left_because_it_should_not_own_rests_as_who_could_not_serve(self) -> None:
         election = owning(elected())

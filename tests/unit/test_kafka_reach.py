@@ -1,29 +1,20 @@
-"""Kafka is lost when it leaves two questions unanswered, and found with the first answer."""
+"""A broker is silent when it leaves two questions in a row unanswered; Kafka is lost when all are,
+and metadata with them.
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from structlog.testing import capture_logs
 
 from connectors.kafka.reach import KafkaReach
 
-
-class Admin:
-    """Answers or not. A real broker that falls silent is in the fault suite."""
-
-    def __init__(self) -> None:
-        self.answers = True
-        self.asked = 0
-
-    def list_topics(self, topic: str, timeout: float) -> None:
-        assert topic == "delay"
-        assert timeout == 2
-        self.asked += 1
-        if not self.answers:
-            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+TIMED_OUT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
 class Clock:
@@ -33,72 +24,176 @@ class Clock:
         return self.now_s
 
 
-@pytest.fixture
-def admin() -> Admin:
-    return Admin()
+class Admin:
+    """Brokers 1 to 3, each of which leads the partition of its number, and answers or not. Real
+    brokers that fall silent are in the fault suite.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.leaders = {number: number for number in (1, 2, 3)}
+        self.silent: set[int] = set()
+        self.disconnected: set[int] = set()
+        self.gives_metadata = True
+        self.asked: list[int] = []
+        self.looks = 0
+        self._clock = clock
+
+    def list_topics(self, timeout: float) -> Any:
+        self.looks += 1
+        if not self.gives_metadata:
+            self._clock.now_s += timeout
+            raise TIMED_OUT
+        partitions = {n: SimpleNamespace(leader=leader) for n, leader in self.leaders.items()}
+        return SimpleNamespace(topics={"delay": SimpleNamespace(error=None, partitions=partitions)})
+
+    def list_offsets(
+        self, asked: dict[TopicPartition, Any], request_timeout: float
+    ) -> dict[TopicPartition, Future[Any]]:
+        (place,) = asked
+        self.asked.append(place.partition)
+        answer: Future[Any] = Future()
+        if place.partition in self.silent:
+            self._clock.now_s += request_timeout
+            answer.set_exception(TIMED_OUT)
+        elif self.leaders[place.partition] != place.partition:
+            error = KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)
+            answer.set_exception(KafkaException(error))
+        elif place.partition in self.disconnected:
+            answer.set_result(SimpleNamespace(offset=OFFSET_INVALID))  # as the client does
+        else:
+            answer.set_result(SimpleNamespace(offset=0))
+        return {place: answer}
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.admin = Admin(self.clock)
+        self.changes = 0
+        admin: Any = self.admin
+        self.reach = KafkaReach(admin, self._changed, self.clock)
+        self.reach.check()
+        self.admin.asked.clear()
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def check(self, times: int = 1) -> KafkaReach:
+        for _ in range(times):
+            self.clock.now_s += 1
+            self.reach.check()
+        return self.reach
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def stage() -> Stage:
+    return Stage()
 
 
-@pytest.fixture
-def reach(admin: Any, clock: Clock) -> KafkaReach:
-    return KafkaReach(admin, "delay", clock)
+def test_each_broker_is_asked_every_second_for_what_it_leads(stage: Stage) -> None:
+    stage.check()
+    stage.clock.now_s += 0.9
+    stage.reach.check()
+    assert stage.admin.asked == [1, 2, 3]
+    stage.check()
+    assert stage.admin.asked == [1, 2, 3] * 2
+    assert stage.admin.looks == 1, "who leads what is known for a while"
 
 
-def later(reach: KafkaReach, clock: Clock) -> bool:
-    clock.now_s += 2
-    return asked(reach)
+def test_one_missed_answer_is_no_silence_and_two_are(stage: Stage) -> None:
+    stage.admin.silent = {2}
+    reach = stage.check()
+    assert (set(reach.silent), reach.broker, stage.changes) == (set(), "", 0)
+    stage.reach.check()
+    assert (set(reach.silent), stage.changes) == ({2}, 1), "asked again at once"
+    assert "brokers 2 do not answer" in reach.broker
+    assert reach.trouble == "", "others answer"
 
 
-def asked(reach: KafkaReach) -> bool:
+def test_an_answer_between_two_missed_ones_starts_the_count_anew(stage: Stage) -> None:
+    for silent in ({2}, set(), {2}):
+        stage.admin.silent = silent
+        assert not stage.check().silent
+
+
+def test_a_connection_that_breaks_is_no_answer(stage: Stage) -> None:
+    stage.admin.silent = {2}
+    stage.check()
+    stage.admin.silent, stage.admin.disconnected = set(), {2}
+    assert stage.check().silent == {2}
+
+
+def test_silence_is_as_old_as_the_first_question_without_an_answer(stage: Stage) -> None:
+    stage.admin.silent = {2}
+    asked_s = stage.clock.now_s + 1
+    reach = stage.check(3)
+    assert reach.silent_s == stage.clock.now_s - asked_s
+    stage.admin.silent = set()
+    assert stage.check().silent_s == 0
+
+
+def test_a_broker_has_to_be_well_for_a_while_before_this_node_is_as_good_as_others(
+    stage: Stage,
+) -> None:
+    stage.admin.silent = {2}
+    stage.check(2)
+    stage.admin.silent = set()
+    reach = stage.check()
+    assert reach.silent == set(), "records may be sent there at once"
+    assert reach.broker
+    assert stage.check(2).broker == ""
+
+
+def test_a_broker_that_leads_nothing_any_more_is_not_waited_for(stage: Stage) -> None:
+    stage.admin.silent = {2}
+    stage.admin.leaders[2] = 3
+    assert not stage.check(3).silent
+    assert stage.reach.broker == ""
+
+
+def test_a_broker_that_leads_no_longer_has_answered_and_it_is_asked_who_does(stage: Stage) -> None:
+    stage.admin.leaders[2] = 3
+    assert not stage.check(2).silent
+    assert stage.admin.looks == 2
+    stage.admin.asked.clear()
+    stage.check()
+    assert stage.admin.asked == [1, 3]
+
+
+def test_metadata_that_no_broker_gives_makes_nobody_leave_while_the_leaders_answer(
+    stage: Stage,
+) -> None:
+    stage.clock.now_s += 100  # it is to be asked for again
+    stage.admin.gives_metadata = False
+    reach = stage.check(10)
+    assert stage.admin.looks > 2
+    assert (reach.trouble, reach.broker, set(reach.silent)) == ("", "", set())
+
+
+def test_kafka_is_lost_when_no_broker_answers_two_questions_in_a_row(stage: Stage) -> None:
+    stage.admin.silent, stage.admin.gives_metadata = {1, 2, 3}, False
+    assert not stage.check().trouble
+    assert stage.check().trouble
+    stage.admin.gives_metadata = True
+    assert not stage.check().trouble
+
+
+def test_a_node_that_starts_without_kafka_has_lost_it() -> None:
+    clock = Clock()
+    admin: Any = Admin(clock)
+    admin.gives_metadata = False
+    reach = KafkaReach(admin, monotonic_s=clock)
     reach.check()
-    return not reach.trouble
+    assert not reach.trouble
+    reach.check()
+    assert reach.trouble
 
 
-def test_it_asks_every_other_second(reach: KafkaReach, clock: Clock, admin: Admin) -> None:
-    assert asked(reach)
-    clock.now_s = 1.9
-    assert asked(reach)
-    assert admin.asked == 1
-    clock.now_s = 2.0
-    assert asked(reach)
-    assert admin.asked == 2
-
-
-def test_one_missed_answer_is_no_loss_and_two_are(
-    reach: KafkaReach, clock: Clock, admin: Admin
-) -> None:
-    admin.answers = False
-    assert later(reach, clock)
-    assert not later(reach, clock)
-    assert not asked(reach), "nor between two questions"
-
-
-def test_a_missed_answer_is_asked_for_again_at_once(
-    reach: KafkaReach, clock: Clock, admin: Admin
-) -> None:
-    assert later(reach, clock)
-    admin.answers = False
-    assert later(reach, clock)
-    assert not asked(reach)
-    assert admin.asked == 3
-
-
-def test_an_answer_between_two_missed_ones_starts_the_count_anew(
-    reach: KafkaReach, clock: Clock, admin: Admin
-) -> None:
-    for answers in (False, True, False):
-        admin.answers = answers
-        assert later(reach, clock)
-
-
-def test_loss_and_return_are_logged_once(reach: KafkaReach, clock: Clock, admin: Admin) -> None:
+def test_loss_and_return_are_logged_once(stage: Stage) -> None:
     with capture_logs() as lines:
-        for answers in (True, False, False, False, False, True, True):
-            admin.answers = answers
-            later(reach, clock)
+        for is_silent in (True, True, True, True, False, False):
+            stage.admin.silent = {1, 2, 3} if is_silent else set()
+            stage.admin.gives_metadata = not is_silent
+            stage.check()
     told = [line["event"] for line in lines if line["log_level"] != "debug"]
-    assert told == ["kafka_lost", "kafka_found"]
+    assert told == ["kafka_lost", "brokers_silent", "kafka_found", "brokers_answer"]

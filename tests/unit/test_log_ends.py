@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka import log_ends as module
@@ -79,3 +79,16 @@ def test_who_can_not_wait_asks_once_and_has_the_new_leader_next_time() -> None:
 def test_bounds_that_are_not_known_are_an_error() -> None:
     with pytest.raises(KafkaEdgeError, match="delay_topic_a:0 starts and ends"):
         log_bounds(admin_of(Broker(iter([KafkaError._TIMED_OUT]))), *PLACE)
+
+
+def test_an_offset_that_no_log_has_is_no_answer() -> None:
+    """The client gives it, and no error, when the connection to a leader breaks."""
+    answer: Future[Any] = Future()
+    answer.set_result(SimpleNamespace(offset=OFFSET_INVALID, leader_epoch=None))
+    admin = cast(
+        "AdminClient",
+        SimpleNamespace(list_offsets=lambda wanted, **_: dict.fromkeys(wanted, answer)),
+    )
+    with pytest.raises(KafkaEdgeError, match="connection to the leader broke"):
+        log_bounds(admin, *PLACE)
+    assert log_ends(admin, [PLACE]) == {}

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from delayservice import node
-from delayservice.core.electability import SILENT_S_MAX
+from delayservice.core.electability import SILENT_S_MAX, TURN_S_MAX
+from delayservice.metrics import encode_snapshot
 from delayservice.metrics_hub import MetricsHub
 from delayservice.settings import load
 
@@ -93,10 +94,57 @@ def test_a_worker_that_says_nothing_for_too_long_is_ended(
 ) -> None:
     supervisor, process = supervising(has_reported=has_reported)
     for _ in range(math.floor(limit_s)):
-        supervisor._end_silent(1.0)
+        supervisor._end_hung(1.0)
     assert not process.is_killed
-    supervisor._end_silent(1.0)
+    supervisor._end_hung(1.0)
     assert process.is_killed
+
+
+def report(supervisor: node.Supervisor, *, turn_s: float) -> None:
+    """A worker reports, how long its turn has lasted among the rest."""
+    supervisor._hub.update(0, encode_snapshot(1, [], turn_s=turn_s))
+    supervisor._children[0].silent_s = 0.0
+
+
+def pass_time(supervisor: node.Supervisor, seconds: float, *, hangs: bool) -> None:
+    for _ in range(math.ceil(seconds)):
+        report(supervisor, turn_s=TURN_S_MAX + 1 if hangs else 0.01)
+        supervisor._end_hung(1.0)
+
+
+def test_a_worker_whose_loop_hangs_for_too_long_is_ended_although_it_reports() -> None:
+    supervisor, process = supervising(has_reported=True)
+    pass_time(supervisor, node.HUNG_S_MAX, hangs=True)
+    assert not process.is_killed
+    pass_time(supervisor, 1, hangs=True)
+    assert process.is_killed
+
+
+def test_long_turns_with_an_end_are_no_reason_to_end_a_worker() -> None:
+    supervisor, process = supervising(has_reported=True)
+    for _ in range(3):
+        pass_time(supervisor, node.HUNG_S_MAX, hangs=True)
+        pass_time(supervisor, 1, hangs=False)
+    assert not process.is_killed
+
+
+def test_time_in_which_the_supervisor_itself_stood_still_is_not_taken_for_a_hung_loop() -> None:
+    supervisor, process = supervising(has_reported=True)
+    report(supervisor, turn_s=3_600)  # the machine was suspended for an hour
+    supervisor._end_hung(1.0)
+    assert not process.is_killed
+
+
+def test_a_worker_that_hung_soon_after_its_start_counts_as_one_that_crashed() -> None:
+    supervisor, _ = supervising(has_reported=True)
+    supervisor._restarts[0] = 2
+    pass_time(supervisor, node.HUNG_S_MAX + 1, hangs=True)
+    child = supervisor._children[0]
+    child.started_s -= node.HUNG_S_MAX + 30
+    supervisor._buried(0)
+    assert supervisor._restarts[0] == 3, (
+        "its successor hears of it, and leaves its slices to others"
+    )
 
 
 def test_the_lives_of_a_worker_that_ended_soon_are_counted_for_the_next_one() -> None:

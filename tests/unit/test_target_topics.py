@@ -67,7 +67,10 @@ class Cluster:
                     authorized_operations=allowed[:1] if name in self.forbidden else allowed,
                     partitions=[
                         SimpleNamespace(
-                            id=number, leader=count or None, isr=[0] * count, replicas=[0] * 3
+                            id=number,
+                            leader=SimpleNamespace(id=number) if count else None,
+                            isr=[0] * count,
+                            replicas=[0] * 3,
                         )
                         for number, count in enumerate(self.in_sync[name])
                     ],
@@ -90,8 +93,12 @@ class Stage:
         self.cluster = Cluster()
         self.now_s = 1_000.0
         self.paused: dict[str, str] = {}
+        self.silent: set[int] = set()
         self.targets = TargetTopics(
-            cast("AdminClient", self.cluster), lambda: self.now_s, self.paused.get
+            cast("AdminClient", self.cluster),
+            lambda: self.now_s,
+            self.paused.get,
+            silent=lambda: self.silent,
         )
 
     def code(self, topic: str = "orders", partition: int = -1) -> str | None:
@@ -124,6 +131,22 @@ def test_what_was_expected_is_known_by_the_time_it_is_wanted() -> None:
     stage.targets.expect([ORDERS])
     stage.targets.look_up()
     assert stage.cluster.asked == {"orders": 1}
+
+
+def test_nothing_is_sent_to_a_partition_whose_leader_does_not_answer_this_node() -> None:
+    stage = Stage()
+    stage.known(orders=[3, 3])
+    assert stage.code() is None
+    stage.silent = {1}
+    stage.targets.changed()
+    stage.now_s += 1  # it may have another leader by now, so it is asked
+    assert stage.code() == TARGET_ASKED
+    stage.targets.look_up()
+    assert stage.code() == TARGET_DOWN, "by key, the record may go to any"
+    assert stage.code(partition=1) == TARGET_DOWN
+    assert stage.code(partition=0) is None
+    stage.silent = set()
+    assert stage.code() is None
 
 
 def test_a_record_waits_for_an_answer_for_half_a_second_and_is_parked_then() -> None:

@@ -1,0 +1,74 @@
+"""One broker is out of reach: for one node only, or for a moment for all."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Final
+
+import pytest
+
+from tests.faults.conftest import Scenario
+from tests.faults.network import Namespace
+from tests.faults.node import Place
+from tests.faults.stage import Script, Stage
+
+pytestmark = pytest.mark.fault
+
+HANDED_OVER_S: Final = 15.0
+"""Seven seconds until an owner is sure and resigns, two for the take-over, and what a busy machine
+adds."""
+STOOD_STILL_S: Final = 6.0
+"""Longer than an owner waits for one silent broker, shorter than the session of a broker."""
+
+
+def port_of(stage: Stage, broker: int) -> int:
+    return int(stage.cluster.bootstrap.split(",")[broker - 1].rpartition(":")[2])
+
+
+@pytest.mark.parametrize("broker", [1, 2, 3])
+def test_a_node_that_does_not_reach_one_broker_leaves_its_slices_to_others_within_seconds(
+    scenario: Scenario, away: Namespace, broker: int
+) -> None:
+    script = Script(places={1: Place(wrapper=away.wrapper)}, settle_s=120)
+    with scenario.play(script, nodes_min=2) as stage:
+        cut_off, others = stage.nodes[0], stage.nodes[1:]
+        stage.await_true(cut_off.serves, "it owns what it is preferred for")
+        stage.await_written(600)
+        away.cut(port_of(stage, broker))
+        began_s = time.monotonic()
+        stage.await_true(
+            lambda: len({n for node in others for n in node.serves()}) == script.slices,
+            "others have taken over",
+        )
+        assert time.monotonic() - began_s < HANDED_OVER_S
+        assert cut_off.told_now("worker_not_electable")[-1]["cause"] == "broker_unreachable"
+        stage.await_delivered(600)
+        assert not any(node.told_now("brokers_silent", "kafka_lost") for node in others)
+        away.heal()
+        stage.await_true(lambda: cut_off.told_now("worker_electable"), "it takes part again")
+        stage.await_true(cut_off.serves, "and owns again what it is preferred for")
+        assert not cut_off.told_now("kafka_lost"), "it reached the other brokers all the time"
+
+
+def test_a_broker_that_stands_still_makes_no_node_let_go_as_if_only_it_were_cut_off(
+    scenario: Scenario,
+) -> None:
+    with scenario.play(Script(settle_s=120)) as stage:
+        stage.await_written(600)
+        stage.cluster.signal_broker(2, signal.SIGSTOP)
+        try:
+            ends_s = time.monotonic() + STOOD_STILL_S
+            stage.await_true(
+                lambda: (
+                    all(node.told_now("brokers_silent") for node in stage.nodes)
+                    and time.monotonic() > ends_s
+                ),
+                "every node has noticed, and it stood still for long enough",
+            )
+        finally:
+            stage.cluster.signal_broker(2, signal.SIGCONT)
+        stage.await_delivered(600)
+        for node in stage.nodes:
+            assert not node.told_now("kafka_lost")
+            assert not [one for one in node.told_now("resigned") if "not answer" in one["why"]]
