@@ -740,7 +740,7 @@ class SimAdmin:
         partitions = [
             SimpleNamespace(
                 id=number,
-                leader=None if number in topic.leaderless else 1,
+                leader=None if number in topic.leaderless else SimpleNamespace(id=1),
                 isr=[0] * (1 if number in topic.lacking else COPIES),
                 replicas=[0] * COPIES,
             )
