@@ -444,7 +444,12 @@ class Lane:
         """Walk H."""
         if self._proof.is_doubtful:
             return []
-        return self.shard.advance_offset(now_ms, limit, self._pending_at, may_read)
+        read = self.shard.read
+        outputs = self.shard.advance_offset(now_ms, limit, self._pending_at, may_read)
+        if self.shard.read < read:  # H reads again what it had passed before an abort
+            self._go_to_wanted()
+            self._hold_back()
+        return outputs
 
     def _pending_at(self, key: Key) -> Payload:
         """What is pending at a key, near or far: in the store, or, for a copy whose time passed
