@@ -195,7 +195,10 @@ class Topics(Section):
     pauses: Topic = Field(
         default="delay_pauses", description="Holds which targets and delay topics are paused."
     )
-    create: bool = Field(default=True, description="Create what is missing at start.")
+    create: bool = Field(
+        default=True,
+        description="Create what is missing at start; later, topics of dead letters and outcomes.",
+    )
     partitions: int = Field(
         default=4, ge=1, le=1000, description="Partitions of created topics: slices."
     )

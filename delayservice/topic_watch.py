@@ -29,7 +29,8 @@ class TopicWatcher:
         is_pending: whether a checkpoint names a topic: then its records may be pending.
         monotonic_s: the clock.
         every_s: how often ``refresh`` is called.
-        look_own: asks what is wrong with the service's own topics.
+        look_own: asks what is wrong with the topics of checkpoints and claims.
+        look_outlets: asks what keeps dead letters and outcomes from being written.
     """
 
     def __init__(
@@ -39,11 +40,14 @@ class TopicWatcher:
         monotonic_s: Callable[[], float],
         every_s: float,
         look_own: Callable[[], Sequence[str]] = tuple,
+        look_outlets: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._look = look
         self._look_own = look_own
+        self._look_outlets = look_outlets
         self.own_problems: Sequence[str] = ()
-        """What is wrong with the service's own topics, one sentence each."""
+        """What is wrong with the topics of checkpoints and claims, one sentence each."""
+        self._outlet_problems: Sequence[str] = ()
         self._is_pending = is_pending
         self._monotonic_s = monotonic_s
         self._old_s = max(_LOOKS_MISSED * every_s, _OLD_S_MIN)
@@ -74,7 +78,7 @@ class TopicWatcher:
             found.append(
                 f"the delay topics were last looked at {self.age_s:.0f} s ago: {self._failure}"
             )
-        found += self.own_problems
+        found += [*self.own_problems, *self._outlet_problems]
         for topic in self.topics:
             found += [f"{topic.name} is not served: {problem}" for problem in topic.problems]
             found += [f"{topic.name} may lose records: {risk}" for risk in topic.risks]
@@ -85,8 +89,8 @@ class TopicWatcher:
         that could be done. What was served goes on if not.
         """
         try:
+            outlets, own = self._look_outlets(), self._look_own()
             found = [self._judged(topic) for topic in self._look()]
-            own = self._look_own()
         except KafkaEdgeError as exc:
             self._failure = str(exc)
             _log.warning("topics_not_refreshed", why=self._failure)
@@ -97,9 +101,10 @@ class TopicWatcher:
             return False
         self._failure, self._has_looked = "", True
         self._looked_s = self._monotonic_s()
-        if own and own != self.own_problems:
-            _log.error("own_topics_at_risk", problems=own)
-        self.own_problems = own
+        said, told = [*own, *outlets], [*self.own_problems, *self._outlet_problems]
+        if said and said != told:
+            _log.error("own_topics_at_risk", problems=said)
+        self.own_problems, self._outlet_problems = own, outlets
         before, self.topics = self.topics, found
         self._begun |= {topic.topic_id for topic in self.fit}
         _tell_changes(before, found)

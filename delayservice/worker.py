@@ -261,6 +261,7 @@ class Worker:
             self._clock.monotonic_s,
             settings.topics.refresh_s,
             lambda: self._keeper.own_problems(layout),
+            self._keeper.outlet_problems,
         )
         self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
@@ -374,7 +375,7 @@ class Worker:
 
     def _problems(self) -> list[str]:
         unheard = [self._pauses.problem] if self._pauses.problem else []
-        return unheard + self._topics.problems()
+        return unheard + self._topics.problems() + self._targets.problems()
 
     def _stop(self) -> bool:
         self._ownership.close()

@@ -41,6 +41,8 @@ _ANSWER_S: Final = 0.5
 _AWAITED_PER_S: Final = 20
 """For so many topics shards wait in one second. Records for more are put off, so that a
 flood of new targets holds up nothing else."""
+_WAITED_S: Final = 5.0
+"""How long it is reported that a topic of the service's own took nothing."""
 _TERMS_S: Final = 5.0
 """How old the settings may be of a topic that takes less than others."""
 _TOLD_PER_S: Final = 1.0
@@ -114,6 +116,8 @@ class TargetTopics:
         self._down: dict[Target, _Down] = {}
         self._unread: set[str] = set()
         """Topics of which the log says that their settings can't be read."""
+        self._waited_for: dict[str, tuple[str, float]] = {}
+        """Topics of the service's own that took nothing: why, and when, monotonic seconds."""
         self._told: set[Target] = set()
         """Those of which the log says that they are bad."""
         self._untold = 0
@@ -148,7 +152,23 @@ class TargetTopics:
         if topic in self._own and topic not in self._known:
             return None
         self._tell(target, found[1], now_s)
+        self._note_waiting(topic, found[1], now_s)
         return found
+
+    def _note_waiting(self, topic: str, why: str, now_s: float) -> None:
+        if topic in self._own:
+            self._waited_for[topic] = why, now_s
+
+    def problems(self) -> list[str]:
+        """Return which topics of the service's own took nothing a moment ago, and why, one sentence
+        each. What has to be written there is tried again in each turn.
+        """
+        since_s = self._monotonic_s() - _WAITED_S
+        return [
+            f"{topic} takes nothing, and shards wait that need it: {why}"
+            for topic, (why, at_s) in list(self._waited_for.items())
+            if at_s > since_s
+        ]
 
     def _is_answered(self, topic: str, now_s: float) -> bool:
         """Return whether what is known of a bad target is new enough, or no new answer comes."""
@@ -177,7 +197,11 @@ class TargetTopics:
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
         """Return why a topic does not take this record; see the port."""
-        return self._terms.refusal(topic, key, value, headers)
+        found = self._terms.refusal(topic, key, value, headers)
+        # A letter that is refused with its content is tried without.
+        if found is not None and value is None and found[0] != TARGET_LATER:
+            self._note_waiting(topic, found[1], self._monotonic_s())
+        return found
 
     def flushed(self) -> None:
         """Note that the transaction is over."""

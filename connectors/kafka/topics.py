@@ -7,6 +7,8 @@ less, and what is stored would be late.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -84,13 +86,17 @@ class TopicKeeper:
         admin: KafkaAdmin,
         settings: Settings,
         waits_ms: Callable[[], Mapping[str, int]] = dict,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """``waits_ms``: how long records of delay topics may have to stay in the log by the
-        contracts in force, ms: see ``longest_waits_ms``.
+        contracts in force, ms: see ``longest_waits_ms``; ``monotonic_s``: the clock.
         """
         self._admin = admin
         self._waits_ms = waits_ms
         self._settings = settings
+        self._monotonic_s = monotonic_s
+        self._made_s: dict[str, float] = {}
+        """By topic that was deleted: when it was made again, monotonic seconds."""
         self._levels = settings.levels.by_topic
 
     # --- create --------------------------------------------------------------------------------
@@ -176,6 +182,40 @@ class TopicKeeper:
         """
         return [problem for problem, _ in self._own_problems(layout)]
 
+    def outlet_problems(self) -> list[str]:
+        """Return what keeps dead letters and outcomes from being written, one sentence each. A
+        topic that is missing is made again, where the service makes its topics.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
+        topics, existing = self._settings.topics, self._list()
+        names = (topics.dead_letter, topics.outcomes)
+        access = ask_access(self._admin, names)
+        found = complaints(access, dict.fromkeys(names, (WRITE,)))
+        for name in names:
+            if name not in existing and not access[name].lacks(WRITE):
+                found += self._make_again(name)
+            elif self._monotonic_s() - self._made_s.get(name, -math.inf) < _MADE_S:
+                found.append(f"{name} {_MADE_AGAIN}")
+        for name, config in self._configs([name for name in names if name in existing]).items():
+            found += _outlet_problems(name, config)
+        return found
+
+    def _make_again(self, name: str) -> Iterable[str]:
+        """Make a topic again that was deleted; yield what is to be said of it."""
+        waits = f"{name} does not exist: what would be written there waits, with its shard"
+        if not self._settings.topics.create:
+            yield f"{waits}; create it, or set topics.create"
+            return
+        try:
+            self._create({name: (1, _LETTER_CONFIG)})
+        except KafkaEdgeError as exc:
+            yield f"{waits}; {exc}"
+            return
+        self._made_s[name] = self._monotonic_s()
+        yield f"{name} {_MADE_AGAIN}"
+
     def _own_problems(self, layout: Layout | None) -> list[tuple[str, bool]]:
         """Return what is wrong, and whether a node must not start with it."""
         topics, existing = self._settings.topics, self._list()
@@ -199,11 +239,6 @@ class TopicKeeper:
         if layout is not None and partitions > layout.checkpoint_partitions:
             grown = f"{topics.checkpoint} had {layout.checkpoint_partitions} partitions"
             found.append((f"{grown} and has {partitions}: {_GROWN}", False))
-        found += [
-            (f"{name} does not exist: what would be written there waits, with its shard", False)
-            for name in (topics.dead_letter, topics.outcomes)
-            if name not in existing
-        ]
         if len(existing.get(topics.claims_topic, ())) > 1:
             found.append((f"{topics.claims_topic} must have one partition, for one order", True))
         return found
@@ -393,6 +428,28 @@ _GROWN: Final = (
     "a node that starts now looks for checkpoints in other partitions, and takes over no slice "
     "whose checkpoint lies elsewhere; move these, as docs/operations.md says"
 )
+
+
+_OUTLET_BYTES_MIN: Final = LETTER_EXTRA_BYTES
+_MADE_S: Final = 600.0
+"""How long it is reported that a topic was made again."""
+_MADE_AGAIN: Final = (
+    "had been deleted, and was made again: what it held is lost; see that nothing deletes it"
+)
+
+
+def _outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[str]:
+    """Yield why a topic for dead letters or outcomes does not take all of them."""
+    if config is None:
+        return  # what is refused there is found out by the refusal
+    if "compact" in config.get("cleanup.policy", ""):
+        yield (
+            f"{name}: cleanup.policy must be delete: compaction removes what was written, and "
+            "records without a key are refused"
+        )
+    limit = int(config.get("max.message.bytes", "0"))
+    if limit < _OUTLET_BYTES_MIN:
+        yield f"{name}: max.message.bytes is {limit}, and must be {_OUTLET_BYTES_MIN} at least"
 
 
 def _cursor_problems(config: Mapping[str, str]) -> Iterable[str]:

@@ -198,9 +198,8 @@ class Settler:
         target, partition, key, value, headers, due_ms, meta = payload
         if meta is not None:
             if meta[3] is not None and now_ms > meta[3]:
-                if not self.may_tell:
-                    return self._wait_for_service_topic(offset, payload, now_ms, base)
-                return self._outcome(outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None)
+                told = self._outcome(outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None)
+                return told or self._wait_for_service_topic(offset, payload, now_ms, base)
             recurrence = recurrence_of(meta)
             if recurrence is not None and not recurrence.number:
                 return self._arm(offset, payload, recurrence, now_ms, base)
@@ -213,11 +212,6 @@ class Settler:
             if reason is not None:
                 return self._settle_blocked(reason, offset, payload, now_ms, base)
         return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
-
-    @property
-    def may_tell(self) -> bool:
-        """Whether outcomes can be written."""
-        return self._takes(self._routes.outcomes)
 
     def _takes(self, topic: str) -> bool:
         """Return whether a topic of the service's own can be written to."""
@@ -336,17 +330,17 @@ class Settler:
         reason = (code, detail)
         if offset not in self._verdicts.stripped:
             letter = self._letter(offset, original, reason, due_ms, source)
-            found = self._letter_refusal(letter)
+            found = self._refusal(letter)
             if found is None:
                 return letter
             if found[0] == TARGET_LATER:
                 return None
         letter = self._letter(offset, original, reason, due_ms, source, is_stripped=True)
-        found = self._letter_refusal(letter)
-        return None if found is not None and found[0] == TARGET_LATER else letter
+        return letter if self._refusal(letter) is None else None
 
-    def _letter_refusal(self, letter: Output) -> tuple[str, str] | None:
-        _, topic, partition, key, value, headers, _, _ = letter
+    def _refusal(self, output: Output) -> tuple[str, str] | None:
+        """Return why a topic of the service's own that can be written to does not take this."""
+        _, topic, partition, key, value, headers, _, _ = output
         if (topic, partition) in self.targets.fit and not is_large(value, headers):
             return None
         return self.targets.refusal(topic, key, value, headers)
@@ -392,12 +386,14 @@ class Settler:
         )
         return self._dead_letter_payload(offset, payload, CONTROL_LOST, detail)
 
-    def cancelled(self, kind: int, victim_offset: int, record_id: bytes, by: int) -> Output:
-        """The outcome of a record that the record at ``by`` cancelled or replaced."""
+    def cancelled(self, kind: int, victim_offset: int, record_id: bytes, by: int) -> Output | None:
+        """The outcome of a record that the record at ``by`` cancelled or replaced; None: it can't
+        be written now.
+        """
         return self._outcome(kind, victim_offset, record_id, None, 0, by)
 
-    def control(self, kind: int, offset: int, record_id: bytes) -> Output:
-        """A control record's own outcome."""
+    def control(self, kind: int, offset: int, record_id: bytes) -> Output | None:
+        """A control record's own outcome; None: it can't be written now."""
         source = self._source_prefix + b"%d" % offset
         return self._outcome(kind, offset, record_id, source, 0, None)
 
@@ -565,7 +561,10 @@ class Settler:
         source: bytes | None,
         due_ms: int,
         by: int | None,
-    ) -> Output:
+    ) -> Output | None:
+        topic = self._routes.outcomes
+        if not self._takes(topic):
+            return None
         headers: list[Header] = [
             (DELAY_OUTCOME, outcome.OUTCOME_NAMES[kind].encode()),
             (DELAY_SHARD, self._shard_name.encode()),
@@ -579,8 +578,8 @@ class Settler:
             headers.append(("delay-due-at", b"%d" % due_ms))
         if by is not None:
             headers.append((DELAY_SETTLED_BY, b"%d" % by))
-        topic = self._routes.outcomes
-        return (kind, topic, -1, record_id, None, headers, due_ms, offset)
+        told = (kind, topic, _BY_KEY, record_id, None, headers, due_ms, offset)
+        return told if self._refusal(told) is None else None
 
 
 def _was_tried(payload: Payload) -> bool:

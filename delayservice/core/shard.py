@@ -288,6 +288,7 @@ class Shard:
         queue, passed = self._queue, self._passed
         k = self.staged.key
         k_ms = k[0]
+        is_held = False
         walked = self._reads = 0
         log_start = self._log_start
         for entry in queue if is_caught_up else [e for e in queue if e[0] < log_start]:
@@ -296,7 +297,10 @@ class Shard:
             if entry[2] <= k_ms or entry[1] != SCHEDULE or entry[3] is not None:
                 if entry[1] >= FIRE and self._reads and not may_read():
                     break
-                if len(outputs) >= limit or not self._pass(entry, k, now_ms, pending_at, outputs):
+                if len(outputs) >= limit:
+                    break
+                if not self._pass(entry, k, now_ms, pending_at, outputs):
+                    is_held = True
                     break
                 passed.append(entry)
             walked += 1
@@ -307,7 +311,18 @@ class Shard:
         if not queue and not passed:
             self._queue_bytes = 0
         self.staged = Cursor(k, reached)
+        if is_held and is_caught_up and reached < self._rewalk:
+            self._read_again(reached)
         return outputs
+
+    def _read_again(self, offset: int) -> None:
+        """Read the log again from where H has to wait, short of what it had passed before an abort:
+        what was forgotten there comes back, so that K need not wait for H.
+        """
+        self._queue.clear()
+        self._queue_bytes = _content_bytes(self._passed)
+        self.read = offset
+        self._rewalk = 0
 
     def _pass(
         self,
@@ -356,9 +371,6 @@ class Shard:
         """What the user record at ``offset`` does to those of its id; None: H has to wait there."""
         if self._awaits_copy(record_id, offset):
             return None
-        has_outcome = kind != SCHEDULE or bool(self._pending_victims(offset, k))
-        if has_outcome and not self._settler.may_tell:
-            return None
         if kind == FIRE:
             return self._fire_victims(offset, record_id, k, now_ms, pending_at)
         return self._cancel_victims(kind, offset, record_id, k)
@@ -392,8 +404,13 @@ class Shard:
         """Deliver now what the user record at ``offset`` hits; its own outcome comes last. None:
         one of them has to wait.
         """
+        victims = self._pending_victims(offset, k)
+        own = outcome.FIRED if victims else outcome.NOT_PENDING
+        told = self._settler.control(own, offset, record_id)
+        if told is None:
+            return None
         fired: list[tuple[Output, int, Payload]] = []
-        for victim in self._pending_victims(offset, k):
+        for victim in victims:
             found = self._queued(victim[1]) or self._read(victim, pending_at)
             payload = self._settler.pending_occurrence(victim[1], found)
             if self._is_doubtful(victim[1], payload):
@@ -406,9 +423,7 @@ class Shard:
         outputs: list[Output] = []
         for output, victim_offset, payload in fired:
             outputs += self._with_following(output, victim_offset, payload, now_ms, offset + 1)
-        own = outcome.FIRED if outputs else outcome.NOT_PENDING
-        outputs.append(self._settler.control(own, offset, record_id))
-        return outputs
+        return [*outputs, told]
 
     def _is_doubtful(self, offset: int, payload: Payload) -> bool:
         """Whether a record may have been settled by what this node has never read."""
@@ -430,17 +445,22 @@ class Shard:
         self._reads += 1
         return pending_at(victim)
 
-    def _cancel_victims(self, kind: int, offset: int, record_id: bytes, k: Key) -> list[Output]:
-        """Outcomes of everything pending that the user record at ``offset`` hits, then its own."""
+    def _cancel_victims(
+        self, kind: int, offset: int, record_id: bytes, k: Key
+    ) -> list[Output] | None:
+        """Outcomes of everything pending that the user record at ``offset`` hits, then its own;
+        None: one of them has to wait.
+        """
         fate = outcome.REPLACED if kind == SCHEDULE else outcome.CANCELLED
-        outputs = [
+        told = [
             self._settler.cancelled(fate, victim[1], record_id, offset)
             for victim in self._pending_victims(offset, k)
         ]
         if kind == CANCEL:
-            own = outcome.CANCELLED if outputs else outcome.NOT_PENDING
-            outputs.append(self._settler.control(own, offset, record_id))
-        return outputs
+            own = outcome.CANCELLED if told else outcome.NOT_PENDING
+            told.append(self._settler.control(own, offset, record_id))
+        outputs: list[Output] = []
+        return outputs if _took(told, outputs) else None
 
     def _with_following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
@@ -596,10 +616,10 @@ def _content_bytes(entries: Iterable[Entry]) -> int:
     return total
 
 
-def _took(letters: Sequence[Output | None], outputs: list[Output]) -> bool:
-    """Add the letters to ``outputs``, or none of them if one has to wait; return which it was."""
-    found = [letter for letter in letters if letter is not None]
-    if len(found) < len(letters):
+def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
+    """Add all of these to ``outputs``, or none if one has to wait; return which it was."""
+    found = [one for one in told if one is not None]
+    if len(found) < len(told):
         return False
     outputs += found
     return True

@@ -305,6 +305,7 @@ class Lane:
         """Store one run of the log; returns its number of records."""
         if run.start != self._position:
             return 0  # read before a seek
+        epoch_before = self._proof.position[0].leader_epoch
         try:
             self._proof.prove(run)
         except LogTruncatedError:
@@ -329,6 +330,7 @@ class Lane:
             store.append(added.frames, added.named, added.marks, shard.stored)
         if run.rows:
             self._growth.note(*run.rows[0][:2])
+        self._note_epoch(epoch_before)
         if run.rows and shard.owned:
             self._read_runs.append((run.stop, run.rows[0][1]))
             self.past_due.note(run.rows, entries)
@@ -336,6 +338,13 @@ class Lane:
         self._go_to_wanted()
         self._hold_back()
         return len(entries)
+
+    def _note_epoch(self, epoch_before: int) -> None:
+        """Name a new leader epoch in the label, or after a crash what was stored of it would seem
+        to stand in place of what the log has lost.
+        """
+        if self._proof.position[0].leader_epoch > epoch_before >= 0:
+            self._note_position()
 
     @staticmethod
     def _expect(targets: Targets, entries: Sequence[Entry]) -> None:
@@ -444,7 +453,12 @@ class Lane:
         """Walk H."""
         if self._proof.is_doubtful:
             return []
-        return self.shard.advance_offset(now_ms, limit, self._pending_at, may_read)
+        read = self.shard.read
+        outputs = self.shard.advance_offset(now_ms, limit, self._pending_at, may_read)
+        if self.shard.read < read:  # H reads again what it had passed before an abort
+            self._go_to_wanted()
+            self._hold_back()
+        return outputs
 
     def _pending_at(self, key: Key) -> Payload:
         """What is pending at a key, near or far: in the store, or, for a copy whose time passed

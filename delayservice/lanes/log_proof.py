@@ -39,11 +39,16 @@ class LogProof:
         """The first record that was read of each leader epoch, since the store began or in this
         life."""
         self._doubts: list[LastRead] = []
+        self._unproved_from = self._unproved_stop = 0
+        """Offsets that a life before had stored when it crashed, after it had noted what it read
+        last."""
 
     def restore(self, last_read: LastRead, read_stop: int) -> None:
         """Go on with what an earlier life had read last, if the store still holds that record."""
         if 0 <= last_read.offset < self._shard.stored:
             self._last_read, self._read_stop = last_read, read_stop
+            if read_stop < self._shard.stored:
+                self._unproved_from, self._unproved_stop = last_read.offset, self._shard.stored
 
     @property
     def position(self) -> tuple[LastRead, int]:
@@ -53,11 +58,14 @@ class LogProof:
     @property
     def is_doubtful(self) -> bool:
         """Whether records have to be read again before anything is settled."""
-        return bool(self._doubts)
+        return bool(self._doubts) or self._unproved_from < self._unproved_stop
 
     def doubted_from(self, wanted: int) -> int:
         """Return where to read next: the first record that is in doubt, or else ``wanted``."""
-        return min((known.offset for known in self._doubts), default=wanted)
+        doubted = [known.offset for known in self._doubts]
+        if self._unproved_from < self._unproved_stop:
+            doubted.append(self._unproved_from)
+        return min(doubted, default=wanted)
 
     def last_below(self, offset: int) -> LastRead:
         """Return the last record below ``offset``, where it was read; see ``AnyLane``."""
@@ -102,6 +110,7 @@ class LogProof:
         """The log starts at ``start`` now: what lies before it is no position to begin from. Return
         whether the last record is forgotten, behind which the client may have begun.
         """
+        self._unproved_from = max(self._unproved_from, start)
         is_gone = 0 <= self._last_read.offset < start - 1
         if is_gone:
             self._last_read = NOTHING_READ
@@ -114,6 +123,7 @@ class LogProof:
     def start_over(self) -> None:
         """The store is empty: all that is going to be in it is read from now on."""
         self._epochs.clear()
+        self._unproved_from = self._unproved_stop = 0
         self.is_whole = True
 
     # --- read ----------------------------------------------------------------------------------
@@ -128,6 +138,7 @@ class LogProof:
         for known in (self._last_read, self.committed_last):
             if run.start <= known.offset < run.stop and not _holds(run, known):
                 raise self._truncated(f"offset {known.offset} no longer holds what was read there")
+        self._prove_stored(run)
         if not run.rows and run.start <= self._read_stop:
             self._read_stop = max(self._read_stop, run.stop)
         if not run.rows or run.leader_epoch < 0:
@@ -139,6 +150,17 @@ class LogProof:
             self._prove_owned(epoch, first, last)
         if last > self._last_read.offset:
             self._last_read, self._read_stop = LastRead(epoch, last), run.stop
+
+    def _prove_stored(self, run: Run) -> None:
+        """See that what a life before had stored at last is of the epoch that it knew: it noted
+        each new one.
+        """
+        if not run.start <= self._unproved_from < run.stop:
+            return
+        is_newer = run.leader_epoch > self._last_read.leader_epoch
+        if is_newer and run.rows[0][0] < self._unproved_stop:
+            raise self._truncated(f"offset {run.rows[0][0]} was written after it had been stored")
+        self._unproved_from = run.stop
 
     def _prove_owned(self, epoch: int, first: int, last: int) -> None:
         before, h = self.committed_last, self._shard.committed.offset

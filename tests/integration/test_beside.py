@@ -1,5 +1,6 @@
-"""What any producer, or an operator's mistake, may do to a target or to a topic of the service's
-own costs no transaction: counts and aborts, never times. ``beside_load`` measures the same.
+"""What any producer, or an operator's mistake, may do to a target costs no transaction: counts and
+aborts, never times. ``beside_load`` measures the same. For the topics of the service's own see
+``test_own_topics``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pytest
 
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.service import ServiceProcess
-from tests.integration.bench import Bench, Header, await_true
+from tests.integration.bench import Bench, await_true
 
 SMALL_BYTES = 1_000
 PARTITIONS = 2
@@ -102,31 +103,3 @@ def test_many_new_targets_that_do_not_exist_abort_nothing_and_hold_up_no_record(
     assert len({one.header("delay-source") for one in letters}) == 400
     assert aborts(service) == []
     assert len(service.events("took_over")) == PARTITIONS
-
-
-@pytest.mark.parametrize("which", ["letters", "outcomes"])
-def test_without_a_topic_of_its_own_the_service_waits_where_it_needs_it_and_aborts_nothing(
-    bench: Bench, which: str
-) -> None:
-    """At most one transaction finds out that the topic is gone."""
-    service = bench.serve()
-    sound = bench.target("sound")
-    gone = bench.dead_letter if which == "letters" else bench.outcomes
-    needs: dict[str, list[Header]] = {
-        "letters": [("delay-after", "no time"), ("delay-target-topic", sound)],
-        "outcomes": [("delay-op", "cancel"), ("delay-id", "nobody")],
-    }
-    bench.admin.delete_topics([gone])[gone].result(30)
-    await_true(lambda: bench.partitions_of(gone) == 0, "the topic is gone")
-    bench.send(needs[which], value=None, partition=0)
-    for number in range(100):  # of the other shard
-        bench.send_later(bench.to(sound, 20 * number), key=b"%d" % number, partition=1)
-    bench.producer.flush()
-    assert len({one.key for one in bench.read(sound, 100)}) == 100
-    assert len(aborts(service)) <= 2
-    bench.topic(gone)
-    (written,) = bench.read(gone, 1)
-    assert written.header("delay-settles") == "0"
-    bench.send(bench.to(sound, 0), key=b"after", partition=0)
-    bench.await_match(sound, lambda one: one.key == b"after")
-    assert len(service.events("ownership_lost")) == 0

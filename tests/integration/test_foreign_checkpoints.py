@@ -190,20 +190,3 @@ def test_partitions_that_were_added_stop_no_slice_that_they_do_not_move(
         assert service.stop() == 0
         values = [one.value for one in bench.read_all(target)]
         assert len(values) == len(set(values)) == 11
-
-
-def test_a_topic_for_outcomes_that_is_gone_is_told(bench: Bench) -> None:
-    service = bench.serve()
-    for name in (bench.outcomes, bench.dead_letter):
-        bench.admin.delete_topics([name])[name].result(30)
-    await_true(
-        lambda: all(
-            f"{name} does not exist" in problems(bench, service)
-            for name in (bench.outcomes, bench.dead_letter)
-        ),
-        "the status says so",
-    )
-    for name in (bench.outcomes, bench.dead_letter):
-        bench.topic(name, max_message_bytes="2097152")
-    await_true(lambda: bench.status(service)["healthy"], "all is well again")
-    assert service.stop() == 0

@@ -315,6 +315,37 @@ def test_a_right_that_is_taken_away_while_records_are_delivered(
     assert service.events("loop_failed") == []
 
 
+def test_without_write_on_the_topic_of_outcomes_a_cancel_waits_and_the_reason_is_shown(
+    secure: SecureCluster, bench: Bench
+) -> None:
+    grant(secure, bench, SERVICE)
+    make_topics(bench)
+    target = bench.target("forbidden")
+    service = bench.serve("delivery.roll_window_ms=60000")  # a copy would lie behind the cancel
+    bench.send(bench.to(target, 3_000), value=b"due")
+    bench.send(bench.to(target, 600_000, ("delay-id", "x")), value=b"far")
+    bench.send(bench.to(target, 0), value=b"before")
+    bench.read(target, 1)
+    secure.revoke(user(bench))
+    grant(secure, bench, [one for one in SERVICE if one.name != "delay_outcomes"])
+    bench.send([("delay-id", "x"), ("delay-op", "cancel")], value=None)
+    bench.send(bench.to(target, 0), value=b"behind")
+    bench.await_match(target, lambda one: one.value == b"due")
+    await_true(
+        lambda: any(
+            f"give the service Write on {bench.outcomes}" in problem
+            for problem in bench.status(service)["problems"]
+        ),
+        "the reason is shown",
+    )
+    assert [one.value for one in bench.read_all(target)] == [b"before", b"due"]
+    grant(secure, bench, SERVICE)
+    bench.await_match(target, lambda one: one.value == b"behind")
+    told = bench.read(bench.outcomes, 2)
+    assert [one.header("delay-outcome") for one in told] == ["cancelled", "cancelled"]
+    assert service.events("loop_failed") == []
+
+
 def test_without_a_targets_configuration_the_service_says_so_and_still_finds_what_is_too_large(
     secure: SecureCluster, bench: Bench
 ) -> None:

@@ -193,8 +193,8 @@ def outcomes_from_memory() -> AbstractContextManager[Any]:
     """A cancel's outcome is what this node happens to remember of the id."""
 
     def victims(original: Any, shard: Shard, kind: int, offset: int, name: bytes, k: Key) -> Any:
-        outputs: list[Output] = original(shard, kind, offset, name, k)
-        if kind == CANCEL:
+        outputs: list[Output | None] | None = original(shard, kind, offset, name, k)
+        if kind == CANCEL and outputs is not None:
             seen = any(o < offset for o in shard._names._offsets.get(name, ()))
             own = outcome.CANCELLED if seen else outcome.NOT_PENDING
             outputs[-1] = shard._settler.control(own, offset, name)
@@ -952,8 +952,10 @@ def fire_is_always_done() -> AbstractContextManager[Any]:
     """A fire says ``fired`` whatever it met."""
 
     def victims(original: Any, shard: Shard, offset: int, record_id: bytes, *args: Any) -> Any:
-        *outputs, _ = original(shard, offset, record_id, *args)
-        return [*outputs, shard._settler.control(outcome.FIRED, offset, record_id)]
+        outputs = original(shard, offset, record_id, *args)
+        if outputs is None:
+            return None
+        return [*outputs[:-1], shard._settler.control(outcome.FIRED, offset, record_id)]
 
     return _replaced(Shard, "_fire_victims", victims)
 

@@ -263,7 +263,7 @@ class Node:
         self.has_wrong_secret = are_served and self.world.flip(plan.wrong_secret)
         self._connect()
         book = self._book
-        if plan.truncates and not self._was_stopped:  # a crash may leave a label that is too old
+        if plan.truncates and not self._was_stopped:  # its label may be older than S
             for disk in self.disks.values():
                 disk.wipe()
         self._was_stopped = False

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any, cast
 
 import pytest
+import structlog
 from confluent_kafka import KafkaError
 
 from connectors.kafka.clients import KAFKA
@@ -15,6 +16,7 @@ from connectors.kafka.source import KafkaSource
 from delayservice.core.checkpoint import NOTHING_READ, LastRead
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
+from delayservice.core.label import Label
 from delayservice.core.outcome import DELIVERED
 from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
@@ -329,6 +331,8 @@ class KeptStore(MemoryStore):
 def test_a_position_is_proved_only_by_a_record_with_no_other_in_between() -> None:
     store = KeptStore()
     owner_of(Log([OLD] * 6, store), settled=False)
+    label = replace(Label.decode(store.label), last=NOTHING_READ, read_to=0)
+    store.set_label(label.encode())  # as of a version that did not note it
     log = Log([OLD] * 8, store)
     log.lane.take_over(Cursor(), log.bounds)
     assert log.seeks == [(0, NOTHING_READ)]
@@ -339,3 +343,51 @@ def test_a_position_is_proved_only_by_a_record_with_no_other_in_between() -> Non
     log.lane.ingest(Run(PLACE, 8, [], 9, OLD))  # a transaction's marker
     log.lane.step_down()
     assert log.seeks[-1] == (9, LastRead(OLD, 7))
+
+
+def crashed(later: int) -> MemoryStore:
+    """A store whose label names offset 5 of ten records, the rest of which are of epoch ``later``;
+    the label was not written again before the crash, unless the leader had changed.
+    """
+    store = KeptStore()
+    log = Log([OLD] * 6, store)
+    log.lane.follow(Cursor())
+    log.read()
+    log.lane.sync_soon()
+    log.lane.ingest(Run(PLACE, 6, [_row(offset, later) for offset in range(6, 10)], 10, later))
+    assert log.lane.shard.stored == 10
+    return store
+
+
+@pytest.mark.parametrize("is_replica_first", [True, False])
+def test_what_was_stored_after_the_label_was_written_is_proved_after_a_crash(
+    is_replica_first: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    log = Log([*[OLD] * 8, *[NEW] * 6], crashed(OLD))
+    if is_replica_first:
+        log.lane.follow(Cursor())
+        log.read()
+    log.lane.take_over(Cursor(), log.bounds)
+    assert is_replica_first or log.settle() == [], "it is not known yet"
+    log.read()
+    assert log.settle() == [*((n, OLD) for n in range(8)), *((n, NEW) for n in range(8, 14))]
+
+
+def test_nothing_is_settled_before_all_that_was_stored_is_proved() -> None:
+    log = Log([*[OLD] * 8, *[NEW] * 6], crashed(OLD))
+    log.lane.take_over(Cursor(offset=10), log.bounds)
+    log.lane.ingest(Run(PLACE, 5, [_row(offset, OLD) for offset in range(5, 8)], 8, OLD))
+    assert log.settle() == [], "8 and 9 are not proved"
+
+
+@pytest.mark.parametrize("later", [OLD, NEW])
+def test_after_a_crash_a_log_that_was_not_truncated_keeps_its_store(later: int) -> None:
+    log = Log([*[OLD] * 6, *[later] * 4, *[NEW + 1] * 3], crashed(later))
+    with structlog.testing.capture_logs() as logs:
+        log.lane.follow(Cursor())
+        log.read()
+        assert min(offset for offset, _ in log.seeks) >= 5, "only what is not proved is read"
+        log.lane.take_over(Cursor(), log.bounds)
+        log.read()
+    assert logs == []
+    assert len(log.settle()) == 13

@@ -1,9 +1,11 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from delayservice.core import outcome
 from delayservice.core.codec import Payload
-from delayservice.core.codes import TARGET_LATER, TARGET_UNKNOWN
+from delayservice.core.codes import TARGET_LATER, TARGET_REFUSED, TARGET_UNKNOWN, TOO_LARGE
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.cron import cron_time
 from tests.unit.known_targets import KnownTargets
@@ -255,8 +257,15 @@ def test_a_large_record_is_compared_with_what_even_a_fit_target_takes() -> None:
     ]
 
 
+class TakesNoContent(Takes):
+    """Takes what has no value."""
+
+    def refusal(self, *record: object) -> tuple[str, str] | None:
+        return super().refusal(*record) if record[2] is not None else None
+
+
 def test_a_letter_that_its_topic_never_takes_is_sent_without_content() -> None:
-    by = settler_of(Takes("letters", "too-large"))
+    by = settler_of(TakesNoContent("letters", "too-large"))
     letter = by.dead_letter(7, (b"k", b"v" * 100, []), "time-missing", "no time")
     assert letter is not None
     assert letter[3:5] == (None, None)
@@ -279,6 +288,20 @@ def test_without_a_dead_letter_topic_a_record_is_put_off_and_an_unreadable_one_w
     letter = by.settle(7, NOW_MS, last, NOW_MS, 8)
     assert letter is not None
     assert letter[0] == outcome.DEAD_LETTERED
+
+
+@pytest.mark.parametrize("code", [TARGET_LATER, TOO_LARGE, TARGET_REFUSED])
+def test_what_a_topic_of_the_service_refuses_is_put_off_or_waits_and_is_never_sent(
+    code: str,
+) -> None:
+    by = settler_of(Takes("letters", code))
+    assert by.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
+    by = settler_of(Takes("outcomes", code))
+    assert by.control(outcome.NOT_PENDING, 7, b"a") is None
+    assert by.cancelled(outcome.CANCELLED, 7, b"a", 8) is None
+    expired = by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8)
+    assert expired is not None
+    assert expired[:2] == (outcome.PARKED, "delay_topic_any")
 
 
 def test_without_an_outcomes_topic_nothing_expires() -> None:

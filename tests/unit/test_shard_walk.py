@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from delayservice.core import outcome
 from delayservice.core.codec import Payload
+from delayservice.core.codes import TARGET_UNKNOWN
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor, Key
 from delayservice.core.entry import CANCEL, COPY, FIRE, SCHEDULE, Entry, Headers
@@ -19,6 +20,7 @@ from delayservice.cron import cron_time
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Bounds
 from delayservice.store.memory import MemoryStore
+from tests.unit.known_targets import KnownTargets
 from tests.unit.loop_stage import Logs
 
 ROUTES = Routes("letters", "outcomes", b"secret", 1_000, 0, (), cron_time)
@@ -139,7 +141,8 @@ class Walked:
 
     def __init__(self) -> None:
         self.log = Logs()
-        self.lane = Lane(TOPIC, 0, "id", MemoryStore(), self.log, WIDE)
+        self.targets = KnownTargets()
+        self.lane = Lane(TOPIC, 0, "id", MemoryStore(), self.log, WIDE, targets=self.targets)
         self.lane.adopt(Contracts([(0, Contract(allow=("*",)))]))
         self.outputs: list[Output] = []
         self.staged: list[Output] = []
@@ -291,6 +294,33 @@ def test_after_an_abort_k_waits_until_h_has_walked_as_far_as_before() -> None:
     assert (again, walked.walk_k(NOW_MS)) == first
     walked.commit()
     assert walked.delivered() == [1, 2, 3, 4, 5]
+
+
+def test_after_an_abort_k_goes_on_where_h_waits_at_a_record_that_it_had_passed_before() -> None:
+    """What H had passed behind that record is read again, for K may go beyond it."""
+    walked = Walked()
+    walked.own(Cursor())
+    walked.write(1_000, headers=[("delay-id", b"a")])
+    walked.write(500)
+    walked.cancel(b"a", NOW_MS)
+    walked.write(300, 700)
+    walked.read()
+    cancelled = [(outcome.CANCELLED, 0), (outcome.CANCELLED, 2)]
+    assert walked.walk_h(NOW_MS) == cancelled
+    walked.lane.aborted()
+    walked.staged.clear()
+    walked.targets.why[WIDE.outcomes, -1] = (TARGET_UNKNOWN, "it is gone")
+    now_ms = NOW_MS + 600
+    assert walked.walk_h(now_ms) == []
+    assert walked.lane.shard.staged.offset == walked.log.positions[TOPIC, 0] == 2
+    assert walked.walk_k(now_ms) == sent(1), "K does not wait for H"
+    walked.commit()
+    del walked.targets.why[WIDE.outcomes, -1]
+    walked.read()
+    assert walked.walk_h(now_ms) == [*cancelled, *sent(3)]
+    assert walked.walk_k(NOW_MS + 2_000) == sent(4)
+    walked.commit()
+    assert walked.delivered() == [1, 3, 4]
 
 
 def test_two_aborts_in_a_row_and_more_records_between_change_nothing() -> None:

@@ -99,6 +99,7 @@ class Stage:
             lambda: self.now_s,
             self.paused.get,
             silent=lambda: self.silent,
+            own=("outcomes",),
         )
 
     def code(self, topic: str = "orders", partition: int = -1) -> str | None:
@@ -181,6 +182,30 @@ def test_a_topic_that_may_not_be_written_to_is_told_from_one_that_is_not_there()
     stage.targets.look_up()
     assert stage.code("mails") == TARGET_UNAUTHORIZED
     assert stage.code("orders") == TARGET_UNKNOWN
+
+
+def test_a_topic_of_the_service_that_takes_nothing_is_a_problem_while_it_is_wanted() -> None:
+    stage = Stage()
+    stage.cluster.forbidden |= {"outcomes", "mails"}
+    stage.known(outcomes=[3], mails=[3])
+    assert stage.targets.problems() == [], "no record has wanted it"
+    assert (stage.code("outcomes"), stage.code("mails")) == (TARGET_UNAUTHORIZED,) * 2
+    (told,) = stage.targets.problems()
+    assert told.startswith("outcomes takes nothing")
+    assert "give it Write" in told
+    stage.now_s += 5
+    assert stage.targets.problems() == []
+
+
+def test_a_topic_of_the_service_that_refuses_even_what_has_no_content_is_a_problem() -> None:
+    stage = Stage()
+    stage.cluster.settings["outcomes"] = {"max.message.bytes": "60"}
+    stage.known(outcomes=[3])
+    assert stage.targets.refusal("outcomes", b"key", b"with content", []) is not None
+    assert stage.targets.problems() == [], "it is tried without"
+    assert stage.targets.refusal("outcomes", b"key", None, []) is not None
+    (told,) = stage.targets.problems()
+    assert "max.message.bytes of outcomes is 60" in told
 
 
 def test_a_bad_target_is_asked_for_again_only_when_the_answer_is_older_than_a_quarter_second() -> (

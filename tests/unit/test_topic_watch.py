@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
+import structlog
 
 from connectors.kafka.topics import DelayTopic
 from delayservice.errors import KafkaEdgeError
@@ -119,5 +120,23 @@ def test_what_is_wrong_with_own_topics_is_a_problem_until_it_is_put_right(cluste
     assert watcher.problems() == wrong
     assert watcher.fit == [GOOD]
     wrong.clear()
+    watcher.refresh()
+    assert watcher.problems() == []
+
+
+def test_what_keeps_letters_from_being_written_is_a_problem_and_no_doubt_about_cursors(
+    cluster: Cluster,
+) -> None:
+    gone = ["delay_outcomes does not exist"]
+    watcher = TopicWatcher(
+        cluster.look, lambda _: False, lambda: 0.0, 5.0, look_outlets=lambda: list(gone)
+    )
+    with structlog.testing.capture_logs() as logs:
+        watcher.refresh()
+        watcher.refresh()
+    assert [one["problems"] for one in logs] == [gone], "once"
+    assert watcher.problems() == gone
+    assert watcher.own_problems == ()
+    gone.clear()
     watcher.refresh()
     assert watcher.problems() == []

@@ -1,0 +1,179 @@
+"""Topics of the service's own that are deleted, or refuse what is written there: what waits, what
+goes on, and that it can be seen. Each test has a shard that needs the topic and one that does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.service import ServiceProcess
+from tests.integration.bench import Bench, Header, Seen, await_true
+
+NEEDY, OTHER = 0, 1
+"""Shards: one whose next record needs the topic, and one beside it."""
+DUE = 10
+"""Records of the needy shard that H has passed, and that come due while it waits."""
+BESIDE = 50
+TOPICS = pytest.mark.parametrize("which", ["letters", "outcomes"])
+
+
+@pytest.fixture
+def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
+    sets = ("delivery.park_delays_ms=300,300", "node.workers=1")
+    with Bench(cluster.bootstrap, tmp_path, partitions=2, sets=sets) as running:
+        yield running
+
+
+def name_of(bench: Bench, which: str) -> str:
+    return bench.dead_letter if which == "letters" else bench.outcomes
+
+
+def problems(bench: Bench, service: ServiceProcess) -> str:
+    return " / ".join(bench.status(service)["problems"])
+
+
+def aborts(service: ServiceProcess) -> list[object]:
+    names = ("transaction_aborted", "records_refused", "ownership_lost")
+    return [event for name in names for event in service.events(name)]
+
+
+def delete(bench: Bench, topic: str) -> None:
+    bench.admin.delete_topics([topic])[topic].result(30)
+    await_true(lambda: bench.partitions_of(topic) == 0, "the topic is gone")
+
+
+class Traffic:
+    """What comes due before, at and behind the records that need the topic."""
+
+    def __init__(self, bench: Bench, which: str) -> None:
+        self.bench = bench
+        self.gone = name_of(bench, which)
+        self.target = bench.target("sound")
+        self._needs: list[list[Header]] = [
+            [("delay-op", "cancel"), ("delay-id", "far")],
+            [("delay-op", "fire"), ("delay-id", "near")],
+        ]
+        if which == "letters":
+            self._needs = [[("delay-after", "no time"), ("delay-target-topic", self.target)]]
+
+    def before(self) -> None:
+        """Records that H passes before the topic is gone."""
+        to = self.bench.to
+        for number in range(DUE):
+            self._send(to(self.target, 3_000 + 100 * number), b"due %d" % number, NEEDY)
+        self._send(to(self.target, 3_600_000, ("delay-id", "far")), b"far", NEEDY)
+        self._send(to(self.target, 3_600_000, ("delay-id", "near")), b"near", NEEDY)
+        self._send(to(self.target, 0), b"passed", NEEDY)
+        self.bench.producer.flush()
+        self.bench.await_match(self.target, lambda one: one.key == b"passed")
+
+    def after(self) -> None:
+        """What needs the topic, and records behind it and beside it."""
+        for headers in self._needs:
+            self.bench.send(headers, value=None, partition=NEEDY)
+        self._send(self.bench.to(self.target, 0), b"behind", NEEDY)
+        for number in range(BESIDE):
+            self._send(self.bench.to(self.target, 50 * number), b"beside %d" % number, OTHER)
+        self.bench.producer.flush()
+
+    def _send(self, headers: list[Header], key: bytes, partition: int) -> None:
+        self.bench.send_later(headers, key=key, partition=partition)
+
+    def await_what_does_not_need_it(self) -> list[Seen]:
+        """All but what lies behind the records that wait."""
+
+        def goes_on(one: Seen) -> bool:
+            return (one.key or b"").startswith((b"due", b"beside"))
+
+        return self.bench.await_match(self.target, goes_on, DUE + BESIDE)
+
+    def await_all(self) -> None:
+        """Each record was settled once, and nothing was cancelled or fired twice."""
+        self.bench.await_match(self.target, lambda one: one.key == b"behind")
+        written = self.bench.read(self.gone, 1 if len(self._needs) == 1 else 3)
+        keys = sorted(one.key or b"" for one in self.bench.read_all(self.target))
+        due = [b"due %d" % number for number in range(DUE)]
+        beside = [b"beside %d" % number for number in range(BESIDE)]
+        if len(self._needs) == 1:
+            assert [one.header("delay-error") for one in written] == ["time-invalid"]
+            assert keys == sorted([*due, *beside, b"passed", b"behind"])
+        else:
+            told = sorted(one.header("delay-outcome") or "" for one in written)
+            assert told == ["cancelled", "cancelled", "fired"]
+            assert keys == sorted([*due, *beside, b"passed", b"behind", b"near"])
+
+
+def lateness_ms(one: Seen) -> int:
+    return one.timestamp_ms - int(one.header("delay-due-at") or 0)
+
+
+@TOPICS
+def test_a_topic_of_the_service_that_is_deleted_is_made_again_and_reported(
+    bench: Bench, which: str
+) -> None:
+    service = bench.serve()
+    traffic = Traffic(bench, which)
+    traffic.before()
+    delete(bench, traffic.gone)
+    traffic.after()
+    traffic.await_what_does_not_need_it()
+    await_true(lambda: bench.partitions_of(traffic.gone) == 1, "it is made again")
+    traffic.await_all()
+    assert f"{traffic.gone} had been deleted, and was made again" in problems(bench, service)
+    assert service.events("own_topics_at_risk")
+    assert len(aborts(service)) <= 2, "at most one transaction finds out"
+    assert service.events("ownership_lost") == []
+    assert service.stop() == 0
+
+
+@TOPICS
+def test_where_the_service_makes_no_topics_only_what_needs_the_missing_one_waits(
+    bench: Bench, which: str
+) -> None:
+    assert bench.serve().stop() == 0  # makes the topics
+    service = bench.start("topics.create=false", log="without.log")
+    service.wait_serving(bench.partitions)
+    traffic = Traffic(bench, which)
+    traffic.before()
+    delete(bench, traffic.gone)
+    traffic.after()
+    went_on = traffic.await_what_does_not_need_it()
+    assert max(map(lateness_ms, went_on)) < 3_000
+    await_true(lambda: "shards wait that need it" in problems(bench, service), "it is reported")
+    assert f"{traffic.gone} does not exist" in problems(bench, service)
+    bench.grow(bench.any, 3)  # a slice that was never served is served all the same
+    await_true(lambda: bench.partitions_of(bench.any) == 3, "the partition is known")
+    bench.producer.list_topics(bench.any, timeout=10)  # so that the producer knows it, too
+    bench.send(bench.to(traffic.target, 0), key=b"grown", partition=2)
+    bench.await_match(traffic.target, lambda one: one.key == b"grown")
+    assert b"behind" not in [one.key for one in bench.read_all(traffic.target)]
+    assert len(aborts(service)) <= 2
+    bench.topic(traffic.gone, max_message_bytes="2097152")
+    bench.await_match(traffic.target, lambda one: one.key == b"behind")
+    await_true(lambda: bench.status(service)["healthy"], "all is well again")
+    assert service.stop() == 0
+
+
+@TOPICS
+def test_a_topic_of_the_service_that_takes_too_little_aborts_nothing_and_is_reported(
+    bench: Bench, which: str
+) -> None:
+    service = bench.serve()
+    traffic = Traffic(bench, which)
+    traffic.before()
+    bench.alter(traffic.gone, max_message_bytes="60")
+    traffic.after()
+    went_on = traffic.await_what_does_not_need_it()
+    assert max(map(lateness_ms, went_on)) < 3_000
+    await_true(lambda: "shards wait that need it" in problems(bench, service), "it is reported")
+    assert f"max.message.bytes of {traffic.gone} is 60" in problems(bench, service)
+    assert b"behind" not in [one.key for one in bench.read_all(traffic.target)]
+    bench.alter(traffic.gone, max_message_bytes="2097152")
+    traffic.await_all()
+    assert len(aborts(service)) <= 2
+    await_true(lambda: bench.status(service)["healthy"], "all is well again")
+    assert service.stop() == 0
