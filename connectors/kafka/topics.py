@@ -430,7 +430,6 @@ _GROWN: Final = (
 )
 
 
-_OUTLET_BYTES_MIN: Final = LETTER_EXTRA_BYTES
 _MADE_S: Final = 600.0
 """How long it is reported that a topic was made again."""
 _MADE_AGAIN: Final = (
@@ -448,8 +447,8 @@ def _outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[st
             "records without a key are refused"
         )
     limit = int(config.get("max.message.bytes", "0"))
-    if limit < _OUTLET_BYTES_MIN:
-        yield f"{name}: max.message.bytes is {limit}, and must be {_OUTLET_BYTES_MIN} at least"
+    if limit < LETTER_EXTRA_BYTES:
+        yield f"{name}: max.message.bytes is {limit}, and must be {LETTER_EXTRA_BYTES} at least"
 
 
 def _cursor_problems(config: Mapping[str, str]) -> Iterable[str]:

@@ -129,30 +129,32 @@ def electability(worker: WorkerFacts, copy: CopyFacts | None = None) -> Verdict:
 
 
 def _of_worker(worker: WorkerFacts) -> Verdict:
-    silent_s, kafka, zookeeper, turn_s, disk_s, clock, is_clock_known = worker[:7]
-    broker, broker_s, crashes, lived_s = worker[7:]
-    left_s = rest_s(crashes - 1) - lived_s  # once is what any process may do
+    left_s = rest_s(worker.crashes - 1) - worker.lived_s  # once is what any process may do
     verdict = ELECTABLE
-    if silent_s > SILENT_S_MAX:
-        verdict = Verdict(Cause.WORKER_SILENT, _silence(silent_s))
-    elif kafka:
-        verdict = Verdict(Cause.KAFKA_UNREACHABLE, f"Kafka can't be reached: {kafka}")
-    elif zookeeper:
-        verdict = Verdict(Cause.ZOOKEEPER_UNUSABLE, f"ZooKeeper can't be used: {zookeeper}")
-    elif turn_s > TURN_S_MAX:
-        verdict = Verdict(Cause.LOOP_HANGS, f"the loop's turn has lasted {turn_s:.0f} s")
-    elif disk_s > DISK_S_MAX:
-        reason = f"the disk of the stores has not answered for {disk_s:.0f} s"
+    if worker.silent_s > SILENT_S_MAX:
+        verdict = Verdict(Cause.WORKER_SILENT, _silence(worker.silent_s))
+    elif worker.kafka:
+        verdict = Verdict(Cause.KAFKA_UNREACHABLE, f"Kafka can't be reached: {worker.kafka}")
+    elif worker.zookeeper:
+        verdict = Verdict(Cause.ZOOKEEPER_UNUSABLE, f"ZooKeeper can't be used: {worker.zookeeper}")
+    elif worker.turn_s > TURN_S_MAX:
+        verdict = Verdict(Cause.LOOP_HANGS, f"the loop's turn has lasted {worker.turn_s:.0f} s")
+    elif worker.disk_s > DISK_S_MAX:
+        reason = f"the disk of the stores has not answered for {worker.disk_s:.0f} s"
         verdict = Verdict(Cause.DISK_HANGS, reason)
-    elif clock:
-        verdict = Verdict(Cause.CLOCK_IN_DOUBT, clock, is_last_resort=not is_clock_known)
-    elif broker:
-        is_new = broker_s <= BROKER_S_MAX
-        verdict = Verdict(Cause.BROKER_UNREACHABLE, broker, is_last_resort=True, may_keep=is_new)
+    elif worker.clock:
+        verdict = Verdict(
+            Cause.CLOCK_IN_DOUBT, worker.clock, is_last_resort=not worker.is_clock_known
+        )
+    elif worker.broker:
+        is_new = worker.broker_s <= BROKER_S_MAX
+        verdict = Verdict(
+            Cause.BROKER_UNREACHABLE, worker.broker, is_last_resort=True, may_keep=is_new
+        )
     elif left_s > 0:
         reason = (
-            f"the worker has ended {crashes} times soon after its start; others are preferred to "
-            f"it for {left_s:.0f} s more"
+            f"the worker has ended {worker.crashes} times soon after its start; others are "
+            f"preferred to it for {left_s:.0f} s more"
         )
         verdict = Verdict(Cause.CRASHED, reason, is_last_resort=True)
     return verdict
