@@ -330,6 +330,7 @@ class Lane:
             store.append(added.frames, added.named, added.marks, shard.stored)
         if run.rows:
             self._growth.note(*run.rows[0][:2])
+            self._growth.note(*run.rows[-1][:2])
         self._note_epoch(epoch_before)
         if run.rows and shard.owned:
             self._read_runs.append((run.stop, run.rows[0][1]))

@@ -35,6 +35,13 @@ def test_a_burst_counts_as_what_came_of_it_so_far() -> None:
     assert growth.offsets_ahead(500, NOW_MS) == 500
 
 
+def test_a_short_burst_that_is_over_and_was_read_whole_is_not_expected_again() -> None:
+    growth = Growth()
+    growth.note(0, NOW_MS - 13_000)
+    growth.note(49, NOW_MS - 12_900)
+    assert growth.offsets_ahead(50, NOW_MS) == 0
+
+
 def test_what_is_unread_came_evenly_since_the_last_that_was_read() -> None:
     growth = steady(per_s=100, until_ms=NOW_MS - 4 * AHEAD_MS)
     assert growth.offsets_ahead(6_000 + 4 * AHEAD_MS, NOW_MS) == AHEAD_MS
