@@ -6,6 +6,7 @@ from delayservice.core.contract import (
     CONTRACT_VERSION,
     NAMES_VERSION,
     PATTERNS_VERSION,
+    UNITS_VERSION,
     Contract,
     is_pattern,
     is_reserved,
@@ -27,11 +28,15 @@ def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VER
     """
     rules = settings.targets_for(topic)
     reserved = reserved_topics(settings)
-    has_patterns = version_max >= PATTERNS_VERSION and any(map(is_pattern, reserved))
-    if not has_patterns:
+    if version_max >= UNITS_VERSION:
+        version = UNITS_VERSION
+    elif version_max >= PATTERNS_VERSION and any(map(is_pattern, reserved)):
+        version = PATTERNS_VERSION
+    else:
+        version = NAMES_VERSION
         reserved = tuple(name for name in reserved if not is_pattern(name))
     return Contract(
-        version=PATTERNS_VERSION if has_patterns else NAMES_VERSION,
+        version=version,
         roll_window_ms=settings.roll_window_ms,
         roll_spread_ms=settings.roll_spread_ms,
         max_delay_ms=settings.delivery.max_delay_ms,

@@ -223,7 +223,11 @@ class _Sieve:
         for letter in filter(choice.wanted.matches, letters):
             reason = self._reason(letter)
             if reason is None and letter.source is not None:
-                yield letter, dead_letters.rewritten(letter, letter.source, choice.time)
+                is_level = letter.source.topic in self._settings.levels.by_topic
+                yield (
+                    letter,
+                    dead_letters.rewritten(letter, letter.source, choice.time, is_level=is_level),
+                )
             elif reason is not None:
                 tally.skipped[reason] += 1
 

@@ -39,7 +39,7 @@ SLOT_FULL = "slot-full"
 EXPLANATIONS: dict[str, str] = {
     TIME_MISSING: "No header says when: set delay-at or delay-after.",
     TIME_INVALID: "A time header can't be read, or the record has no usable timestamp.",
-    TIME_AMBIGUOUS: "Two time headers name different instants.",
+    TIME_AMBIGUOUS: "Two time headers name different instants, or a level topic was given one.",
     TIME_PAST: "Due before it was written, and this topic dead-letters such records.",
     DELAY_TOO_LONG: "Due further away than this delay topic's longest delay.",
     TARGET_MISSING: "No target topic, and this delay topic has no default one.",

@@ -18,11 +18,12 @@ import msgspec
 
 from delayservice.errors import DelayServiceError
 
-CONTRACT_VERSION: Final = 3
+CONTRACT_VERSION: Final = 4
 """Raised when a record is read another way: a node that doesn't know a version must not go on.
 
 1: no fire, no window, no recurring schedules, no level topics; rolled all at the end of the window.
 2: ``reserved`` holds names only. 3: it may hold patterns.
+4: durations with units; what looks like seconds, and times on level topics, are refused.
 """
 
 NAMES_VERSION: Final = 2
@@ -30,6 +31,9 @@ NAMES_VERSION: Final = 2
 
 PATTERNS_VERSION: Final = 3
 """The first version of a contract that may reserve patterns."""
+
+UNITS_VERSION: Final = 4
+"""The first version that reads durations with units and refuses seconds."""
 
 _SINCE: Final = {"roll_spread_ms": 2, "level_ms": 2}
 """The version that brought a parameter, where that is not the first."""

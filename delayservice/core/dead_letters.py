@@ -294,17 +294,22 @@ def refusal(
     return None
 
 
-def rewritten(letter: DeadLetter, source: Source, time: Header | None = None) -> Rewritten:
+def rewritten(
+    letter: DeadLetter, source: Source, time: Header | None = None, *, is_level: bool = False
+) -> Rewritten:
     """The record as it is written again to where it came from.
 
     Args:
         letter: the dead letter, which ``refusal`` has nothing against.
         source: its source.
         time: ``delay-at`` or ``delay-after`` to replace what it asked for.
+        is_level: its delay topic is a level topic, where the level counts and a time is refused.
     """
     first = _said(letter.headers, names.DELAY_REPLAYED_FROM) or str(source).encode()
     headers = [header for header in letter.headers if header[0] not in _REPLAY_PROVENANCE]
-    if time is not None:
+    if is_level:
+        headers = [header for header in headers if header[0] not in _OWN_TIMES]
+    elif time is not None:
         headers = _retimed(headers, time)
     headers += [
         (names.DELAY_REPLAYED_FROM, first),

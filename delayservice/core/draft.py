@@ -13,7 +13,7 @@ from typing import TypeAlias
 from delayservice.core import names
 from delayservice.core.codes import OP_INVALID, RecordRefusedError
 from delayservice.core.entry import Headers
-from delayservice.core.times import parse_delay_ms, parse_instant_ms
+from delayservice.core.times import Readings
 
 CANCEL_OP = "cancel"
 FIRE_OP = "fire"
@@ -37,6 +37,7 @@ class Draft:
         "keys",
         "ops",
         "partitions",
+        "readings",
         "rocketmq",
         "spare_id",
         "targets",
@@ -46,10 +47,11 @@ class Draft:
         "zones",
     )
 
-    def __init__(self, key: bytes | None, value: bytes | None) -> None:
+    def __init__(self, key: bytes | None, value: bytes | None, readings: Readings) -> None:
         """Start with nothing said; ``key`` and ``value`` are the record's own."""
         self.key = key
         self.value = value
+        self.readings = readings
         self.times: list[tuple[str, bytes | None, TimeParser]] = []
         self.targets: Headers = []
         self.partitions: Headers = []
@@ -68,6 +70,14 @@ class Draft:
         """``spare_id`` is the id unless another one is given."""
         self.spare_id: bytes | None = None
 
+    def due_at_ms(self, name: str, value: bytes | None, _timestamp_ms: int) -> int:
+        """``TimeParser`` of an instant."""
+        return self.readings.instant_ms(name, value)
+
+    def due_after_ms(self, name: str, value: bytes | None, timestamp_ms: int) -> int:
+        """``TimeParser`` of a delay from the record's own timestamp."""
+        return timestamp_ms + self.readings.duration_ms(name, value)
+
     def mentions_delivery(self) -> bool:
         """Whether a header says when or where to deliver."""
         where = self.targets or self.partitions or self.keys
@@ -83,22 +93,12 @@ Rule: TypeAlias = Callable[[Draft, str, bytes | None], None]
 """Files one header. Raises ``RecordRefusedError`` for what no operation could accept."""
 
 
-def due_at(name: str, value: bytes | None, _timestamp_ms: int) -> int:
-    """``TimeParser`` of an instant."""
-    return parse_instant_ms(name, value)
-
-
-def due_after(name: str, value: bytes | None, timestamp_ms: int) -> int:
-    """``TimeParser`` of a delay from the record's own timestamp."""
-    return timestamp_ms + parse_delay_ms(name, value)
-
-
 def _at(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.times.append((name, value, due_at))
+    draft.times.append((name, value, draft.due_at_ms))
 
 
 def _after(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.times.append((name, value, due_after))
+    draft.times.append((name, value, draft.due_after_ms))
 
 
 def target_topic(draft: Draft, name: str, value: bytes | None) -> None:

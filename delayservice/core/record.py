@@ -29,7 +29,12 @@ from delayservice.core.codes import (
     ZONE_INVALID,
     RecordRefusedError,
 )
-from delayservice.core.contract import MAX_DELAY_MS_MAX, PAST_DUE_DELIVER, Contracts
+from delayservice.core.contract import (
+    MAX_DELAY_MS_MAX,
+    PAST_DUE_DELIVER,
+    UNITS_VERSION,
+    Contracts,
+)
 from delayservice.core.copies import read_copy
 from delayservice.core.cursor import OFFSET_MAX
 from delayservice.core.draft import CANCEL_OP, FIRE_OP, RULES, SCHEDULE_OP, Draft, Rule
@@ -59,7 +64,7 @@ from delayservice.core.recurrence import (
 )
 from delayservice.core.spread import spread_ms
 from delayservice.core.targets import Targets
-from delayservice.core.times import DUE_STOP_MS, parse_count, parse_delay_ms, parse_instant_ms
+from delayservice.core.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS, parse_count
 
 __all__ = [
     "CANCEL",
@@ -197,7 +202,9 @@ class RecordReader:
                 and 0 <= timestamp_ms < MAX_DELAY_MS_MAX
             ):
                 due_ms = int(text) + since_ms or 1
-                if self._delay_ms_min <= due_ms - timestamp_ms <= self._delay_ms_max:
+                if (
+                    due_ms >= self._surely_ms or since_ms
+                ) and self._delay_ms_min <= due_ms - timestamp_ms <= self._delay_ms_max:
                     key_ms = due_ms
                     if due_ms - timestamp_ms > self._plain_window_ms:
                         key_ms = self._key_ms(offset, timestamp_ms, due_ms)
@@ -232,6 +239,9 @@ class RecordReader:
         self._plain: Mapping[bytes | None, str] = {} if contract.level_ms else self._allowed
         self._plain_window_ms = contract.roll_window_ms - contract.roll_spread_ms
         self._id_bytes_max = contract.id_bytes_max
+        has_units = contract.version >= UNITS_VERSION
+        self._readings = UNIT_READINGS if has_units else FIRST_READINGS
+        self._surely_ms = self._readings.surely_ms
         self._delay_ms_max = contract.max_delay_ms
         self._delay_ms_min = _ANY_PAST_MS if contract.past_due == PAST_DUE_DELIVER else 0
 
@@ -244,7 +254,7 @@ class RecordReader:
         if any(name in names.COPY_NAMES for name, _ in known):
             return self._judge_copy(offset, original)
         key, value, headers = original
-        draft = Draft(key, value)
+        draft = Draft(key, value, self._readings)
         for name, text in known:
             if text is not None and len(text) > self._contract.header_bytes_max:
                 self._check_size(name, len(text))
@@ -312,6 +322,13 @@ class RecordReader:
         if draft.ops or draft.ids or draft.key_is_id or draft.recurs:
             raise RecordRefusedError(
                 OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
+            )
+        names_of_times = {name for name, _, _ in draft.times} & {DELAY_AT, DELAY_AFTER}
+        if names_of_times and self._contract.version >= UNITS_VERSION:
+            raise RecordRefusedError(
+                TIME_AMBIGUOUS,
+                f"{' and '.join(sorted(names_of_times))} given, but all records of the level topic "
+                f"{self._topic} wait {self._contract.level_ms} ms",
             )
         due_ms = self._written_ms(timestamp_ms) + self._contract.level_ms
         payload = self._payload(draft, None, due_ms, headers)
@@ -473,7 +490,7 @@ def _expires_ms(draft: Draft) -> int | None:
     """``delay-expires-at``, epoch milliseconds."""
     if not draft.expiries:
         return None
-    instants = {parse_instant_ms(name, text) for name, text in draft.expiries}
+    instants = {draft.readings.instant_ms(name, text) for name, text in draft.expiries}
     if len(instants) > 1:
         raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_EXPIRES_AT} disagree")
     return instants.pop()
@@ -491,7 +508,7 @@ def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
             f"{names.DELAY_TIMEZONE}",
         )
     if draft.every:
-        every_ms = check_every(parse_delay_ms(*_agreed(draft.every, CRON_INVALID)))
+        every_ms = check_every(draft.readings.duration_ms(*_agreed(draft.every, CRON_INVALID)))
         return Recurrence(every_ms, left=left, shift_ms=shift_ms)
     zone = parse_zone(_agreed(draft.zones, ZONE_INVALID)[1]) if draft.zones else "UTC"
     cron = parse_cron(_agreed(draft.cron, CRON_INVALID)[1])

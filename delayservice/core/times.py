@@ -10,14 +10,18 @@ Sources: RFC 3339 section 5.6; ISO 8601-1 durations, weeks to seconds.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
 
 from delayservice.core.codes import TIME_INVALID, RecordRefusedError
 
 DUE_STOP_MS = 2**53
 """Every due time is below this (exact in JSON and in doubles); parsers return it for "beyond"."""
 
-_SECONDS_LIKE = range(100_000_000, 100_000_000_000)
+SURELY_MS: Final = 100_000_000_000
+_SECONDS_LIKE: Final = range(100_000_000, SURELY_MS)
 """Epoch milliseconds of 1970 to 1973, and epoch seconds of 1973 to 5138."""
 
 _DIGITS_MAX = 16
@@ -43,6 +47,8 @@ _PART_MS = {
     b"w": 604_800_000,
     b"y": 31_536_000_000,
 }
+_ISO_EXPECTED = "milliseconds or an ISO 8601 duration is expected"
+_UNITS_EXPECTED = "milliseconds, 30s, 1h30m or an ISO 8601 duration (PT30S) is expected"
 _FRACTION_DIGITS = 12
 _CALENDAR = re.compile(rb"P\d+(?:Y.*|M.*)")
 _UNIT_MS = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
@@ -85,6 +91,17 @@ def parse_instant_ms(name: str, value: bytes | None) -> int:
     return (instant - _EPOCH) // _MILLISECOND + _fraction_ms(fraction)
 
 
+def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
+    """As ``parse_instant_ms``, but digits that look like seconds are refused.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``.
+    """
+    instant_ms = parse_instant_ms(name, value)
+    is_number = value is not None and value.isdigit()
+    return check_is_ms(name, instant_ms) if is_number else instant_ms
+
+
 def check_is_ms(name: str, instant_ms: int) -> int:
     """Return an instant that was given as a number, unless that was meant as seconds.
 
@@ -100,10 +117,15 @@ def check_is_ms(name: str, instant_ms: int) -> int:
     return instant_ms
 
 
-def parse_delay_ms(name: str, value: bytes | None) -> int:
+def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED) -> int:
     """Milliseconds or an ISO 8601 duration of weeks to seconds, to milliseconds.
 
     Years and months are refused: how long they last depends on a calendar and a time zone.
+
+    Args:
+        name: of the header, for the error.
+        value: its text.
+        expected: what an error says was expected.
 
     Returns:
         0 to ``DUE_STOP_MS``.
@@ -117,7 +139,7 @@ def parse_delay_ms(name: str, value: bytes | None) -> int:
     if match is None:
         if _CALENDAR.fullmatch(value or b""):
             raise _refused(name, value, "years and months have no fixed length, use days")
-        raise _refused(name, value, "milliseconds or an ISO 8601 duration is expected")
+        raise _refused(name, value, expected)
     *counts, fraction = match.groups()
     total = sum(
         _bounded(count) * unit for count, unit in zip(counts, _UNIT_MS, strict=True) if count
@@ -135,9 +157,27 @@ def parse_duration_ms(name: str, value: bytes | None) -> int:
         RecordRefusedError: ``time-invalid``.
     """
     if not _PARTS.fullmatch(value or b""):
-        return parse_delay_ms(name, value)
+        return parse_delay_ms(name, value, _UNITS_EXPECTED)
     total = sum(_part_ms(*part) for part in _PART.findall(value or b""))
     return min(total, DUE_STOP_MS)
+
+
+_Parser: TypeAlias = Callable[[str, bytes | None], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """How the texts of our own time headers are read: header name and value to milliseconds."""
+
+    instant_ms: _Parser
+    duration_ms: _Parser
+    surely_ms: int
+    """An instant in digits from here on means milliseconds, without a doubt."""
+
+
+FIRST_READINGS: Final = Readings(parse_instant_ms, parse_delay_ms, 0)
+UNIT_READINGS: Final = Readings(parse_checked_instant_ms, parse_duration_ms, SURELY_MS)
+"""Durations with units are read, and seconds where milliseconds are expected are refused."""
 
 
 def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:

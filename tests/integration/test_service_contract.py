@@ -57,13 +57,22 @@ def test_a_record_arrives_when_each_way_of_saying_so_says(bench: Bench) -> None:
         b"iso": ("delay-after", "PT0.9S"),
         b"at": ("delay-at", str(at_ms)),
         b"rfc": ("delay-at", rfc3339(at_ms)),
+        b"units": ("delay-after", "1.2s"),
         b"past": ("delay-at", "1000000000000"),
         b"sec": ("TIMER_DELAY_SEC", "1"),
         b"millis": ("TIMER_DELAY_MS", "800"),
         b"deliver": ("TIMER_DELIVER_MS", str(at_ms)),
         b"level": ("DELAY", "1"),
     }
-    after_ms = {b"now": 0, b"ms": 700, b"iso": 900, b"sec": 1_000, b"millis": 800, b"level": 1_000}
+    after_ms = {
+        b"now": 0,
+        b"ms": 700,
+        b"iso": 900,
+        b"units": 1_200,
+        b"sec": 1_000,
+        b"millis": 800,
+        b"level": 1_000,
+    }
     sent = {
         name: bench.send([header, ("delay-target-topic", target)], key=name, value=name)
         for name, header in ways.items()

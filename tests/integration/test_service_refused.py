@@ -70,6 +70,7 @@ def hostile(bench: Bench, target: str) -> list[tuple[str, list[Header]]]:
         ("time-invalid", [to, ("delay-after", b"\xff\xfe")]),
         ("time-invalid", [to, ("delay-after", None)]),
         ("time-invalid", [to, ("delay-at", "2030-01-01T09:00:00")]),
+        ("time-invalid", [to, ("delay-at", "1893456000")]),
         ("delay-too-long", [to, ("delay-at", "9" * 400)]),
         ("time-invalid", [to, ("delay-after", "P1Y")]),
         ("time-ambiguous", [to, after, ("delay-after", "1")]),

@@ -21,11 +21,13 @@ from delayservice.core.entry import INVALID, SCHEDULE, UNREADABLE, Entry, Header
 from delayservice.core.provenance import dead_letter_headers
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Settler, Verdicts
+from delayservice.core.times import FIRST_READINGS
 from tests.unit.test_settle import ROUTES
 
 TOPIC, PARTITION = "delay_topic_any", 3
 NOW_MS = 5_000_000
 CONTRACT = Contract(allow=("orders*",), header_bytes_max=256, id_bytes_max=256)
+LEVEL = Contract(version=4, level_ms=5_000, allow=("orders",))
 ASKED: Headers = [("delay-at", b"5000000"), ("delay-target-topic", b"orders"), ("own", b"\xff")]
 
 
@@ -147,7 +149,7 @@ def test_every_time_header_of_every_system_is_known() -> None:
     rules = {**RULES, **{alias.header: alias.rule for alias in ALIASES}}
     timed = set()
     for name, rule in rules.items():
-        draft = Draft(b"k", b"v")
+        draft = Draft(b"k", b"v", FIRST_READINGS)
         try:
             rule(draft, name, b"1")
         except Exception:  # noqa: BLE001, S112  # some refuse any value; none of them says when
@@ -155,6 +157,17 @@ def test_every_time_header_of_every_system_is_known() -> None:
         if draft.times:
             timed.add(name)
     assert timed == dead_letters.ALL_TIMES
+
+
+@pytest.mark.parametrize("time", [None, ("delay-after", b"0")])
+def test_what_goes_back_to_a_level_topic_says_no_time_of_its_own(time: Header | None) -> None:
+    letter = refused(read(ASKED))
+    source = Source("delay_topic_5s", 0, 1)
+    headers = dead_letters.rewritten(letter, source, time, is_level=True).headers
+    reader = RecordReader(source.topic, 0, Contracts([(0, LEVEL)]), ())
+    entry = reader.read(9, NOW_MS, b"k", b"v", headers)
+    assert (entry[1], entry[2]) == (SCHEDULE, NOW_MS + 5_000)
+    assert reader.read(9, NOW_MS, b"k", b"v", [*headers, ("delay-at", b"0")])[1] == INVALID
 
 
 def test_an_occurrence_begins_its_schedule_again() -> None:

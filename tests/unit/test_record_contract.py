@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from delayservice.core.contract import Contract, ContractError, Contracts
+from delayservice.core.contract import CONTRACT_VERSION, Contract, ContractError, Contracts
 
 A, B, C = (Contract(max_delay_ms=ms) for ms in (1, 2, 3))
 
@@ -16,7 +16,7 @@ A, B, C = (Contract(max_delay_ms=ms) for ms in (1, 2, 3))
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"version": 4},
+        {"version": CONTRACT_VERSION + 1},
         {"version": 0},
         {"roll_window_ms": 0},
         {"roll_window_ms": 8, "roll_spread_ms": 8},
@@ -44,7 +44,13 @@ def test_a_contract_survives_json() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"version": 4}, {"version": 4, "new": 1}, {"new": 1}, {"allow": "a"}, {"clamp": 1}],
+    [
+        {"version": CONTRACT_VERSION + 1},
+        {"version": CONTRACT_VERSION + 1, "new": 1},
+        {"new": 1},
+        {"allow": "a"},
+        {"clamp": 1},
+    ],
 )
 def test_a_contract_that_this_version_cannot_follow_is_an_error(change: dict[str, object]) -> None:
     with pytest.raises(ContractError):
@@ -52,8 +58,10 @@ def test_a_contract_that_this_version_cannot_follow_is_an_error(change: dict[str
 
 
 def test_an_unknown_version_is_named_even_with_unknown_parameters() -> None:
-    with pytest.raises(ContractError, match=r"version 4 is unknown.*upgrade this node"):
-        Contract.from_json({**Contract().to_json(), "version": 4, "new": 1})
+    with pytest.raises(
+        ContractError, match=rf"version {CONTRACT_VERSION + 1} is unknown.*upgrade this node"
+    ):
+        Contract.from_json({**Contract().to_json(), "version": CONTRACT_VERSION + 1, "new": 1})
 
 
 def test_a_contract_of_the_first_version_stays_what_it_was() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core.codes import OP_INVALID, TARGET_DENIED, TIME_INVALID
+from delayservice.core.codes import OP_INVALID, TARGET_DENIED, TIME_AMBIGUOUS, TIME_INVALID
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.entry import INVALID, SCHEDULE, Entry, Headers
 from delayservice.core.record import RecordReader
@@ -13,8 +13,10 @@ WRITTEN_MS = 1_800_000_000_000
 TARGET: Headers = [("delay-target-topic", b"orders")]
 
 
-def read(headers: Headers, value: bytes | None = b"v", written_ms: int = WRITTEN_MS) -> Entry:
-    contract = Contract(level_ms=5_000, allow=("orders",))
+def read(
+    headers: Headers, value: bytes | None = b"v", written_ms: int = WRITTEN_MS, version: int = 2
+) -> Entry:
+    contract = Contract(level_ms=5_000, allow=("orders",), version=version)
     reader = RecordReader("delay_topic_1", 0, Contracts([(0, contract)]), ())
     reader.read(0, WRITTEN_MS, None, b"v", TARGET)  # the target has been seen
     return reader.read(7, written_ms, b"key", value, headers)
@@ -54,6 +56,16 @@ def test_nothing_is_picked_out_of_it_again(headers: Headers) -> None:
     entry = read([*TARGET, *headers])
     assert entry[1] == INVALID
     assert entry[5][0] == OP_INVALID
+
+
+@pytest.mark.parametrize("name", ["delay-at", "delay-after"])
+def test_a_time_on_it_is_a_letter_and_not_ignored_from_version_4_on(name: str) -> None:
+    entry = read([*TARGET, (name, b"5000")], version=4)
+    assert entry[1] == INVALID
+    assert entry[5][0] == TIME_AMBIGUOUS
+    assert name in entry[5][1]
+    assert "5000 ms" in entry[5][1]
+    assert read([*TARGET, ("DELAY", b"3")], version=4)[1] == SCHEDULE, "RocketMQ's are as before"
 
 
 def test_a_null_value_is_a_value() -> None:

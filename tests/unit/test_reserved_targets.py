@@ -66,10 +66,10 @@ def test_no_delay_topic_is_a_target_whatever_its_name(topic: str) -> None:
 
 
 def test_a_node_that_reads_no_patterns_refuses_a_contract_that_has_some() -> None:
-    assert contract_for(RENAMED, "later").version == 3
+    assert contract_for(RENAMED, "later", 3).version == 3
     names = Settings.model_validate({"topics": {"delay": ["later"]}})
-    assert contract_for(names, "later").version == 2
-    assert "later" in contract_for(names, "later").reserved
+    assert contract_for(names, "later", 3).version == 2
+    assert "later" in contract_for(names, "later", 3).reserved
 
 
 def test_a_pattern_is_left_out_where_a_node_knows_names_only() -> None:
@@ -87,6 +87,6 @@ def test_a_default_target_that_is_a_delay_topic_is_refused() -> None:
 
 def test_contracts_without_patterns_are_what_they_were() -> None:
     """Else every node would write a new contract at its next take-over."""
-    contract = contract_for(Settings(), "delay_topic_any")
+    contract = contract_for(Settings(), "delay_topic_any", 3)
     assert contract.version == 2
     assert contract.reserved == Settings().topics.own
