@@ -323,6 +323,6 @@ def test_what_is_no_label_is_an_error(data: bytes) -> None:
 
 
 def test_a_label_with_a_contract_of_a_later_version_is_an_error() -> None:
-    data = Label(PLAIN, frozenset()).encode().replace(b'"version":2', b'"version":4')
+    data = Label(PLAIN, frozenset()).encode().replace(b'"version":2', b'"version":9')
     with pytest.raises(ContractError, match="upgrade this node"):
         Label.decode(data)
