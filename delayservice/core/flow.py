@@ -149,7 +149,7 @@ class Flow:
         Args:
             target: its topic.
             key_ms: the key of the record that asks: it does not overtake one that was given an
-                instant after it.
+                instant after it, nor the same one, for the copy of that lies behind it in the log.
             now_ms: now.
 
         Returns:
@@ -160,7 +160,7 @@ class Flow:
             return None
         at_ms = max(self._next_ms.get(target, 0.0), float(now_ms))
         self._next_ms.put(target, at_ms + interval_ms)
-        if at_ms <= now_ms + AHEAD_MS and self._moved_ms.get(target, 0) <= key_ms:
+        if at_ms <= now_ms + AHEAD_MS and self._moved_ms.get(target, 0) < key_ms:
             self._went_ms.put(target, self._earliest_ms(target, now_ms) + interval_ms)
             return None
         turn_ms = ceil(at_ms)
