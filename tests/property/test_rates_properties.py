@@ -62,7 +62,9 @@ def most_in_a_window(played: Played) -> int:
 
 
 @given(rate=rates, dues=dues, steps=st.lists(st.sampled_from(STEPS), max_size=30))
-@example(rate=55, dues=[0, 0, 0, 0, 65], steps=["abort"])  # due when the turn of the one before comes
+@example(
+    rate=55, dues=[0, 0, 0, 0, 65], steps=["abort"]
+)  # due when the turn of the one before comes
 @settings(deadline=None)
 def test_no_window_has_more_than_the_limit_and_all_arrive_in_order(
     rate: int, dues: list[int], steps: list[str]
