@@ -308,6 +308,7 @@ class _Packing(msgspec.Struct):
     verdict: tuple[str, str] = ("", "")
     turn_s: float = 0.0
     worker: WorkerMetrics = msgspec.field(default_factory=WorkerMetrics)
+    pinned: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +330,7 @@ class Snapshot:
         turn_s: how long the present turn of its loop has lasted, seconds: what the loop reports of
             its slices is that old.
         worker: what belongs to no slice.
+        pinned: why owners stay where they are; empty: they don't have to.
     """
 
     pid: int
@@ -343,6 +345,7 @@ class Snapshot:
     verdict: tuple[str, str] = ("", "")
     turn_s: float = 0.0
     worker: WorkerMetrics = field(default_factory=WorkerMetrics)
+    pinned: str = ""
 
     @property
     def slices(self) -> Collection[SliceMetrics]:
@@ -374,13 +377,14 @@ def encode_snapshot(
     verdict: tuple[str, str] = ("", ""),
     turn_s: float = 0.0,
     worker: WorkerMetrics | None = None,
+    pinned: str = "",
 ) -> bytes:
     """Pack a worker's slices, each from ``encode_slice``, for ``MetricsHub.update``; ``pid`` is the
     worker's own.
     """
     packed = [msgspec.Raw(packed) for packed in slices]
     told = list(problems), disk_used_percent, audit, slices_there, pauses, topics_age_s
-    more = verdict, turn_s, worker or WorkerMetrics()
+    more = verdict, turn_s, worker or WorkerMetrics(), pinned
     return _encode(_Packing(pid, _STARTED_NS, packed, *told, *more))
 
 
@@ -418,6 +422,7 @@ def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING)
         packing.verdict,
         packing.turn_s,
         packing.worker,
+        packing.pinned,
     )
 
 

@@ -114,6 +114,8 @@ class NodeStatus(msgspec.Struct):
     """So much more is paused."""
     targets: list[TargetStatus] = []
     """Those with the most records by name, the most parked ones first."""
+    pinned: str = ""
+    """Why owners stay where they are; empty: they don't have to."""
 
 
 class _Worker:
@@ -361,6 +363,12 @@ class MetricsHub:
         heard = [one.snapshot.pauses for one in workers if one.snapshot.pauses is not None]
         return heard[-1] if heard else None
 
+    def _newest_pin(self) -> str:
+        """Every worker hears of it; whoever reported last speaks for all."""
+        with self._lock:
+            newest = max(self._workers.values(), key=lambda one: one.arrived_s, default=None)
+        return "" if newest is None else newest.snapshot.pinned
+
     def status(self) -> NodeStatus:
         """Give what ``/status`` shows. Healthy: the node may own all that it has a copy of, and
         no slice has an alarm.
@@ -385,6 +393,7 @@ class MetricsHub:
             paused=pauses.told,
             paused_others=sum(pauses.counts.values()) - len(pauses.told),
             targets=_target_statuses(facts),
+            pinned=self._newest_pin(),
         )
 
     def serve(self) -> str | None:

@@ -365,8 +365,8 @@ class Worker:
             paused = pause_facts(self._pauses.newest)
             verdict, turn_s = self._watch.verdict, self._thread.turn_s
             rest = paused, self._topics.age_s, (verdict.cause.value, verdict.reason), turn_s
-            worker = self._thread.worker_metrics
-            publish(encode_snapshot(os.getpid(), slices, *told, *rest, worker=worker))
+            more = self._thread.worker_metrics, self._ownership.pinned()
+            publish(encode_snapshot(os.getpid(), slices, *told, *rest, *more))
 
     @property
     def _audit_facts(self) -> AuditFacts | None:

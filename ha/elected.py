@@ -23,7 +23,7 @@ from ha.election import Election, Pace, Seat
 from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, RefusedError
 from ha.lease import Lease
 from ha.members import Members
-from ha.notes import LifeNote, NodeNote, OwnerNote, worker_of
+from ha.notes import LifeNote, NodeNote, OwnerNote, PinNote, worker_of
 from ha.ownership import Standing
 from ha.pipeline import REQUESTS_MAX
 from ha.placement import SliceFacts
@@ -102,6 +102,7 @@ class ElectedOwnership:
         self._complaints: set[str] = set()
         self._nodes: list[NodeNote] = []
         self._names: frozenset[str] = frozenset()
+        self._pin: PinNote | None = None
         self._gone_since_s: dict[str, float] = {}
         self._ensemble = Ensemble(zookeeper, self._changed)
         self._effects = EffectRunner(
@@ -164,6 +165,11 @@ class ElectedOwnership:
         """Return the newest version of the contract that every live node knows."""
         with self._lock:
             return self._election.contract_version
+
+    def pinned(self) -> str:
+        """Why owners stay where they are; empty: they don't have to."""
+        pin = self._pin
+        return "" if pin is None else str(pin)
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """The slice's loop has begun to settle, or has stopped."""
@@ -384,6 +390,7 @@ class ElectedOwnership:
             # wakes nobody.
             self._names = frozenset(self._ensemble.live())
             self._nodes = self._ensemble.nodes()
+            self._read_pin()
             if self._is_registered and self._me.node_id not in {n.node_id for n in self._nodes}:
                 self._ensemble.enroll(self._me)  # forgotten just as it came back, or by hand
         workers = [worker for name in self._names if (worker := worker_of(name)) is not None]
@@ -391,12 +398,21 @@ class ElectedOwnership:
         with self._lock:
             if anew:
                 self._election.nodes(self._nodes)
+                self._election.pin(is_pinned=self._pin is not None)
             self._election.live(live, is_registered=self._is_registered)
             rivals = self._election.rivals & self._names
         lives = self._ensemble.lives(sorted(rivals))
         with self._lock:
             self._election.lives(lives)
         self._forget_the_gone(self._nodes, live)
+
+    def _read_pin(self) -> None:
+        before, self._pin = self._pin, self._ensemble.pin()
+        if self._pin is not None and self._pin != before:
+            hint = "owners keep their slices; delayservice zookeeper unpin ends it"
+            _log.warning("ownership_pinned", why=str(self._pin), hint=hint)
+        elif before is not None and self._pin is None:
+            _log.info("ownership_unpinned")
 
     def _forget_the_gone(self, nodes: Collection[NodeNote], live: Collection[str]) -> None:
         """A node that is away for long is replaced, where copies are counted."""

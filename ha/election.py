@@ -163,6 +163,7 @@ class Election:
         self._is_registered = False
         self._is_leaving = False
         self._facts_here = WorkerFacts()
+        self._is_pinned = False
         self._wake_s = math.inf
 
     # --- told ----------------------------------------------------------------------------------
@@ -182,6 +183,10 @@ class Election:
         if self._live != frozenset(node_ids):
             self._live = frozenset(node_ids)
             self._plan()
+
+    def pin(self, *, is_pinned: bool) -> None:
+        """Whether owners stay where they are, though another node is preferred."""
+        self._is_pinned = is_pinned
 
     def lives(self, notes: Mapping[str, LifeNote]) -> None:
         """How far the copies of others are, by node; asked for with ``rivals``."""
@@ -410,11 +415,13 @@ class Election:
         return name is not None and slice_no in self._caught_up.get(name, ())
 
     def _candidates(self, slice_no: int) -> tuple[str, ...]:
-        """Whom an owner may hand over to: anybody when it has to go, else only the first."""
+        """Whom an owner may hand over to: anybody when it has to go, else only the first, and
+        while ownership is pinned nobody.
+        """
         ranked = self._ranked.get(slice_no, ())
         me = self._me.node_id
         if me in ranked:
-            return () if ranked[0] == me else ranked[:1]
+            return () if self._is_pinned or ranked[0] == me else ranked[:1]
         return ranked
 
     # --- what is to be done --------------------------------------------------------------------

@@ -22,7 +22,17 @@ from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 from delayservice.cluster_options import ZooKeeper
 from ha.kazoo_client import KazooLog, make_client
 from ha.members import Members, survey_of
-from ha.notes import LifeNote, NodeNote, OwnerNote, WorkerId, decode, encode, worker_name, worker_of
+from ha.notes import (
+    LifeNote,
+    NodeNote,
+    OwnerNote,
+    PinNote,
+    WorkerId,
+    decode,
+    encode,
+    worker_name,
+    worker_of,
+)
 from ha.pipeline import EnsembleError, Pipeline, RefusedError
 
 __all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "Held", "RefusedError"]
@@ -215,6 +225,15 @@ class Ensemble:
     def _nodes(self, batch: Pipeline, names: Iterable[str]) -> list[NodeNote]:
         found = self._read(batch, {name: self._path("nodes", name) for name in names}, NodeNote)
         return [held[0] for held in found.values() if held is not None and held[0] is not None]
+
+    def pin(self) -> PinNote | None:
+        """Why owners stay where they are; None: they don't have to. Watched."""
+        path = self._path("pinned")
+        if self._ask(self._client.exists_async, path, watch=self._watch) is None:
+            return None
+        with self._batch() as batch:
+            held = self._read(batch, {path: path}, PinNote)[path]
+        return None if held is None else held[0] or PinNote()
 
     def forget(self, node_id: str) -> None:
         """Remove a node that has left the cluster for good."""

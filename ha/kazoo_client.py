@@ -7,16 +7,21 @@ its log, at a level that shows the session's password as well, and there, too, w
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
 from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, make_acl, make_digest_acl
 
 from delayservice.cluster_options import ZooKeeper
+from delayservice.errors import DelayServiceError
 
 _RECONNECT_S_MAX: Final = 1.0
+_CONNECT_S: Final = 15.0
 _GRANTED: Final = "Session created"
 _CHANGE: Final = ("Transition to", "Session has expired")
 """What follows from a trouble that was told before."""
@@ -73,6 +78,29 @@ def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
         certfile=_text(options.tls_cert_file),
         keyfile=_text(options.tls_key_file),
     )
+
+
+@contextmanager
+def connected(options: ZooKeeper) -> Iterator[KazooClient]:
+    """A client for what an operator does by hand.
+
+    Raises:
+        DelayServiceError: no server answers within 15 s.
+    """
+    log = KazooLog()
+    client = make_client(options, log)
+    try:
+        try:
+            client.start(_CONNECT_S)
+        except KazooTimeoutError as exc:
+            raise DelayServiceError(
+                f"ZooKeeper at {options.hosts} was not reached in {_CONNECT_S:.0f} s: "
+                f"{log.trouble or 'no server answers'}"
+            ) from exc
+        yield client
+    finally:
+        client.stop()
+        client.close()
 
 
 def acl_of(options: ZooKeeper) -> list[ACL] | None:

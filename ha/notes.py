@@ -4,15 +4,19 @@
     <root>/live/<node_id>:<worker>    ephemeral    LifeNote   who lives, and how far its copies are
     <root>/slices/<n>/owner           ephemeral    OwnerNote  who settles the slice
     <root>/slices/<n>/epoch           persistent   a number, one higher with each owner
+    <root>/pinned                     persistent   PinNote    owners stay where they are
 
 Names come from the settings, which allow nothing in them that a path could stumble over.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
+
+from delayservice.core.provenance import printable
 
 _Note = TypeVar("_Note", bound=msgspec.Struct)
 WorkerId: TypeAlias = tuple[str, str, int]
@@ -68,6 +72,25 @@ class OwnerNote(msgspec.Struct, frozen=True):
     def worker_id(self) -> WorkerId:
         """Whose note it is."""
         return self.node_id, self.instance, self.worker
+
+
+class PinNote(msgspec.Struct, frozen=True):
+    """While it is there, no owner hands a slice over only because another node is preferred.
+
+    Attributes:
+        at_ms: since when, epoch milliseconds.
+        by: who wanted it so.
+        why: the reason that was given.
+    """
+
+    at_ms: int = 0
+    by: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        """For people, in one line."""
+        since = datetime.fromtimestamp(self.at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%MZ")
+        return printable(f"since {since} by {self.by or 'an unknown hand'}: {self.why}")
 
 
 def encode(note: msgspec.Struct) -> bytes:

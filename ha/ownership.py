@@ -59,6 +59,9 @@ class Ownership(Protocol):
     def contract_version(self) -> int:
         """Return the newest version of the contract that every live node knows."""
 
+    def pinned(self) -> str:
+        """Why owners stay where they are, for people; empty: they don't have to."""
+
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """The slice's loop has begun to settle, or has stopped: its transaction is over."""
 
@@ -129,6 +132,10 @@ class Standalone:
     def contract_version(self) -> int:
         """Return the own one."""
         return self._me.contract_version
+
+    def pinned(self) -> str:
+        """There is nobody to hand over to."""
+        return ""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """Nobody waits for it."""

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Final
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
-from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from delayservice.cluster_options import ZooKeeper
 from delayservice.errors import DelayServiceError
-from ha.kazoo_client import KazooLog, acl_of, make_client
-
-_CONNECT_S: Final = 15.0
+from ha.kazoo_client import acl_of, connected
 
 
 def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None) -> int:
@@ -34,35 +30,25 @@ def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None)
         DelayServiceError: the ensemble is not reached, or does not let this user do it; some nodes
             may have the new rights by then.
     """
-    log = KazooLog()
-    client = make_client(options, log)
     acl = acl_of(options) or OPEN_ACL_UNSAFE
     count = 0
     try:
-        client.start(_CONNECT_S)
-        for path in _paths(client, options.root):
-            with suppress(NoNodeError):  # its session ended meanwhile
-                client.set_acls(path, acl)
-                count += 1
-                done(count)
+        with connected(options) as client:
+            for path in _paths(client, options.root):
+                with suppress(NoNodeError):  # its session ended meanwhile
+                    client.set_acls(path, acl)
+                    count += 1
+                    done(count)
     except NoAuthError as exc:
         raise DelayServiceError(
             f"ZooKeeper does not let {options.username or 'everybody'} set rights below "
             f"{options.root} ({count} nodes were set): log in as whoever may write there now, and "
             f"name the other one in zookeeper.accepted"
         ) from exc
-    except KazooTimeoutError as exc:
-        raise DelayServiceError(
-            f"ZooKeeper at {options.hosts} was not reached in {_CONNECT_S:.0f} s: "
-            f"{log.trouble or 'no server answers'}"
-        ) from exc
     except KazooException as exc:
         raise DelayServiceError(
             f"ZooKeeper failed after {count} nodes were set, repeat it: {exc!r}"
         ) from exc
-    finally:
-        client.stop()
-        client.close()
     return count
 
 

@@ -343,6 +343,7 @@ class NodeState(BaseModel):
     paused: list[Pause] = Field(description="What is paused, as far as it fits.")
     paused_others: int = Field(description="So much more is paused.")
     targets: list[TargetState] = Field(description="The largest ones, most parked first.")
+    pinned: str = Field(description="Why owners stay where they are; empty: they need not.")
 
 
 class Sample(BaseModel):

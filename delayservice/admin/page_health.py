@@ -53,6 +53,13 @@ def findings_of(
 
 
 def _of_node(status: NodeStatus) -> Iterator[Finding]:
+    if status.pinned:
+        yield Finding(
+            "warning",
+            f"Owners are pinned {status.pinned}.",
+            "Slices stay where they are, though other nodes are preferred. "
+            "`delayservice zookeeper unpin` ends it.",
+        )
     for text in status.problems:
         yield Finding("problem", text, "The run-book in docs/operations.md explains it.")
 

@@ -54,6 +54,8 @@ def show(status: NodeStatus) -> None:
     )
     for problem in status.problems:
         out.print(f"  {problem}", style="red", markup=False)
+    if status.pinned:
+        out.print(f"  owners are pinned {status.pinned}", style="yellow", markup=False)
     for pause in status.paused:
         out.print(f"  {_paused(pause)}", style="yellow", markup=False)
     if status.paused_others:

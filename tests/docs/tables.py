@@ -25,6 +25,7 @@ _CHECKPOINT = (
     "needs kcat and a slice without its checkpoint; tests/integration/test_foreign_checkpoints.py"
 )
 _LOGINS = "needs an ensemble that asks for a login; tests/integration/test_ensemble_security.py"
+_PINNED = "needs the cluster that is upgraded; tests/integration/test_pinning.py"
 _PACKAGE = "the package is installed already, and spark is an extra of it"
 
 NOT_TYPED: Final = (
@@ -46,6 +47,8 @@ NOT_TYPED: Final = (
     Listed("docs/operations.md", "CHECKPOINT=", _CHECKPOINT),
     Listed("docs/operations.md", 'echo "$SLICE|', _CHECKPOINT),
     Listed("docs/operations.md", "delayservice zookeeper rights", _LOGINS),
+    Listed("docs/operations.md", "delayservice zookeeper pin", _PINNED),
+    Listed("docs/operations.md", "delayservice zookeeper unpin", _PINNED),
     Listed("docs/page.md", "ssh", "needs a second machine"),
     Listed("docs/performance.md", "delayservice bench burst", "needs a broker with TLS of yours"),
     Listed("docs/performance.md", "delayservice bench failover", _MINUTES),

@@ -287,6 +287,10 @@ class Link:
         self._ask()
         return list(self._zookeeper.nodes.values())
 
+    def pin(self) -> None:
+        """Nobody pins anything here."""
+        self._ask()
+
     def forget(self, node_id: str) -> None:
         """As the ensemble's."""
         self._ask()

@@ -400,6 +400,30 @@ class TestHandOver:
         ready(election, "other")
         assert election.step(1000) == []
 
+    def test_a_pinned_owner_keeps_its_slice_until_it_has_to_go(self) -> None:
+        election = owning(elected(["other"]))
+        ready(election, "other")
+        election.pin(is_pinned=True)
+        assert election.step(1000) == []
+        election.leave()
+        assert election.step(1001) == [Announce(0, "other")]
+
+    def test_a_pinned_owner_that_can_t_serve_is_relieved(self) -> None:
+        election = owning(elected(["other"]))
+        ready(election, "other")
+        election.pin(is_pinned=True)
+        election.judge(CUT_OFF)
+        assert [type(effect) for effect in election.step(1000)] == [Resign]
+
+    def test_an_announced_heir_is_taken_back_by_a_pin_and_named_again_after_it(self) -> None:
+        election = owning(elected(["other"]))
+        ready(election, "other")
+        announced(election, "other", 20)
+        election.pin(is_pinned=True)
+        assert election.step(20.5) == [Announce(0, "")]
+        election.pin(is_pinned=False)
+        assert election.step(20.6) == []
+
     def test_nobody_inherits_who_has_not_caught_up(self) -> None:
         election = owning(elected(["other"]))
         ready(election, "third")

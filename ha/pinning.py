@@ -1,0 +1,51 @@
+"""Owners stay where they are while an operator wants it so, as for an upgrade."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
+
+from delayservice.cluster_options import ZooKeeper
+from delayservice.errors import DelayServiceError
+from ha.kazoo_client import connected
+from ha.notes import PinNote, encode
+
+
+def set_pin(options: ZooKeeper, note: PinNote | None) -> bool:
+    """Let owners keep their slices from now on, or no longer. May be repeated.
+
+    Args:
+        options: log in with these.
+        note: why and by whom; None: no longer.
+
+    Returns:
+        Whether owners were pinned before.
+
+    Raises:
+        DelayServiceError: the ensemble is not reached, or does not let this user do it.
+    """
+    path = f"{options.root}/pinned"
+    try:
+        with connected(options) as client:
+            was_pinned = client.exists(path) is not None
+            if note is None:
+                _delete(client, path)
+            elif was_pinned:
+                client.set(path, encode(note))
+            else:
+                client.create(path, encode(note), makepath=True)
+    except NoAuthError as exc:
+        raise DelayServiceError(
+            f"ZooKeeper does not let {options.username or 'everybody'} write {path}: log in as the "
+            "nodes do"
+        ) from exc
+    except KazooException as exc:
+        raise DelayServiceError(f"ZooKeeper failed at {path}, repeat it: {exc!r}") from exc
+    return was_pinned
+
+
+def _delete(client: KazooClient, path: str) -> None:
+    with suppress(NoNodeError):
+        client.delete(path)

@@ -1,0 +1,95 @@
+"""Owners that an operator has pinned, on a real ensemble, pinned and unpinned by the command."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from delayservice.cli import app
+from delayservice.cluster_options import ZooKeeper
+from delayservice.core.role import Role
+from delayservice.dev.cluster import EmbeddedCluster
+from ha.election import Pace
+from tests.integration.bench import await_true
+from tests.integration.electing import by_hand, captured, logged, options, working
+
+TENURE_S = Pace().tenure_s
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(brokers=0) as running:
+        yield running
+
+
+@pytest.fixture
+def zookeeper(cluster: EmbeddedCluster) -> ZooKeeper:
+    return options(cluster.zookeeper)
+
+
+def typed(zookeeper: ZooKeeper, tmp_path: Path, *words: str) -> dict[str, bool]:
+    """What a command says in JSON."""
+    config = tmp_path / "delayservice.toml"
+    lines = ["[node]", 'cluster_secret = "of the cluster, 32 bytes or more"', "[zookeeper]"]
+    lines += [f"{name} = {json.dumps(getattr(zookeeper, name))}" for name in ("hosts", "root")]
+    config.write_text("\n".join([*lines, ""]), "utf-8")
+    asked = ["zookeeper", *words, "--config", str(config), "--json"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    said: dict[str, bool] = json.loads(result.stdout)
+    return said
+
+
+def test_a_pinned_slice_stays_until_it_is_unpinned_and_then_goes_to_who_is_preferred(
+    zookeeper: ZooKeeper, tmp_path: Path
+) -> None:
+    with captured() as lines, working(zookeeper, "b") as owner:
+        owner.ownership.settling(0, is_settling=True)
+        said = typed(zookeeper, tmp_path, "pin", "--why", "an upgrade\x1b[31m")
+        assert said == {"pinned": True, "was_pinned": False}
+        await_true(lambda: "an upgrade" in owner.ownership.pinned(), "it hears of it")
+        assert "\x1b" not in owner.ownership.pinned()
+        with working(zookeeper, "a", role=None) as preferred:
+            epoch, since_s = owner.ownership.epoch(0), time.monotonic()
+            await_true(lambda: time.monotonic() - since_s > 2 * TENURE_S, "time has passed")
+            assert owner.role is Role.OWNER
+            assert owner.ownership.epoch(0) == epoch
+            assert typed(zookeeper, tmp_path, "unpin")["was_pinned"]
+            await_true(lambda: owner.role is Role.REPLICA, "it stops")
+            owner.ownership.settling(0, is_settling=False)
+            preferred.await_role(Role.OWNER)
+            assert preferred.ownership.pinned() == ""
+    assert len(logged(lines, "ownership_pinned")()) == 2, "each worker says it once"
+    assert logged(lines, "ownership_unpinned")()
+    assert not typed(zookeeper, tmp_path, "unpin")["was_pinned"], "it may be repeated"
+
+
+def test_the_owner_of_a_pinned_slice_that_dies_is_replaced_and_does_not_get_it_back(
+    zookeeper: ZooKeeper, tmp_path: Path
+) -> None:
+    with working(zookeeper, "b", role=None) as other:
+        with working(zookeeper, "a"):
+            assert not typed(zookeeper, tmp_path, "pin", "--why", "an upgrade")["was_pinned"]
+            assert typed(zookeeper, tmp_path, "pin", "--why", "still")["was_pinned"]
+            await_true(lambda: "still" in other.ownership.pinned(), "it hears of both")
+        other.await_role(Role.OWNER)
+        other.ownership.settling(0, is_settling=True)
+        with working(zookeeper, "a", "a2", role=None):
+            since_s = time.monotonic()
+            await_true(lambda: time.monotonic() - since_s > 2 * TENURE_S, "time has passed")
+            assert other.role is Role.OWNER
+
+
+def test_what_somebody_wrote_there_by_hand_pins_too(
+    cluster: EmbeddedCluster, zookeeper: ZooKeeper
+) -> None:
+    with working(zookeeper) as worker, by_hand(cluster.zookeeper) as operator:
+        operator.create(f"{zookeeper.root}/pinned", b"yes")
+        await_true(worker.ownership.pinned, "it counts")
+        operator.delete(f"{zookeeper.root}/pinned")
+        await_true(lambda: not worker.ownership.pinned(), "it is over")
