@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test try demo simulate crash long compat faults fault-tools alert-tools compose-tools browser-tools lock lock-jars clean
+.PHONY: help venv check format test try demo simulate crash long night compat faults fault-tools alert-tools compose-tools browser-tools lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -49,16 +49,11 @@ format: $(STAMP)  ## put the code in its format and repair what ruff can
 	$(BIN)/ruff check --fix $(CODE)
 
 # What needs real servers runs after the rest: these tests mostly wait, so two of them at a time take
-# little more than half as long, each with servers of its own. What fills the machine by itself, Spark
-# and what kills nodes, runs alone, last.
-# All parts run even when one fails.
-test: check browser-tools  ## check, then every test; ARGS reach pytest
+# little more than half as long, each with servers of its own. All parts run even when one fails.
+test: check  ## check, then what shows within minutes whether a change is sound; ARGS reach pytest
 	@status=0; \
 	$(BIN)/pytest -n auto --dist worksteal -m "not cluster and not fault" $(ARGS) || status=1; \
-	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/spark --durations=25 \
-		-m "cluster and not fault and not long" $(ARGS) || status=1; \
-	$(BIN)/pytest tests/spark tests/faults --durations=10 \
-		-m "cluster and not fault and not long or quick" $(ARGS) || status=1; \
+	$(BIN)/pytest -n 2 --dist loadfile --durations=10 -m quick $(ARGS) || status=1; \
 	exit $$status
 
 try: $(STAMP)  ## Kafka, a node and a first delayed record, to play with; ARGS as --once
@@ -73,8 +68,17 @@ simulate: $(STAMP)  ## the simulation in its long mode; ARGS reach pytest
 crash: $(STAMP)  ## the crash sweeps of the durable stores, in full
 	CRASH_MODE=long $(BIN)/pytest tests/crash --timeout=0 $(ARGS)
 
-long: $(STAMP)  ## the tests on a cluster that make test leaves out; ARGS reach pytest
-	$(BIN)/pytest -m long $(ARGS)
+# What fills the machine by itself, Spark and what kills nodes, runs alone, last.
+long: $(STAMP) browser-tools  ## every other test on real servers, three faults too; ARGS reach pytest
+	@status=0; \
+	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/spark --durations=25 \
+		-m "cluster and not quick and not fault and not night" $(ARGS) || status=1; \
+	$(BIN)/pytest tests/spark tests/faults --durations=10 \
+		-m "cluster and not quick and not fault and not night or sample" $(ARGS) || status=1; \
+	exit $$status
+
+night: $(STAMP)  ## what takes its time on a cluster and CI leaves out; ARGS reach pytest
+	$(BIN)/pytest -m night $(ARGS)
 
 KAFKAS := 3.9 4.3
 COMPAT := tests/compat tests/faults/test_kills.py $(addprefix tests/integration/test_, \
@@ -82,7 +86,7 @@ COMPAT := tests/compat tests/faults/test_kills.py $(addprefix tests/integration/
 compat: $(STAMP)  ## contract, crashes, rights and take-over on each version of Kafka; ARGS reach pytest
 	@status=0; for kafka in $(KAFKAS); do \
 		echo "Kafka $$kafka"; \
-		DELAY_DEV_KAFKA=$$kafka $(BIN)/pytest -m "not long and (not fault or quick)" $(COMPAT) \
+		DELAY_DEV_KAFKA=$$kafka $(BIN)/pytest -m "not night and (not fault or sample)" $(COMPAT) \
 			$(ARGS) || status=1; \
 	done; exit $$status
 

@@ -65,7 +65,7 @@ _RECIPE = "run by tests/integration/test_client_recipes.py"
 _FRAGMENT = "a fragment: what it stands in is the reader's own"
 
 PYTHON_NOT_RUN: Final = (
-    Listed("docs/audit.md", "from connectors.spark.audit import", "Spark: run by make long"),
+    Listed("docs/audit.md", "from connectors.spark.audit import", "Spark: run by make night"),
     Listed("docs/audit.md", "from connectors.spark.audit_stream import", _FRAGMENT),
     Listed("docs/client.md", "from datetime import", _RECIPE),
     Listed("docs/client.md", "from connectors.kafka.client import LevelProducer", "needs levels"),
@@ -87,7 +87,7 @@ LONG: Final = (
     "kafka-topics.sh",
     "kafka-configs.sh --bootstrap-server $B --alter --entity-type users",
 )
-"""What ``make long`` types: benches and Spark's jobs take minutes, Java's tools seconds each."""
+"""What ``make night`` types: benches and Spark's jobs take minutes, Java's tools seconds each."""
 
 SMALLER: Final = {
     "delayservice bench": " --no-warm-up --rounds 1",

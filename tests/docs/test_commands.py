@@ -156,7 +156,7 @@ def inputs(machine: Machine) -> None:
         made.result(30)
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.usefixtures("inputs")
 @pytest.mark.parametrize(
     "command",
@@ -170,7 +170,7 @@ def test_benches_and_jobs_are_typed_with_small_sizes(machine: Machine, command: 
         terminal.type(command, more)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_the_audit_of_the_page_is_clean(machine: Machine) -> None:
     text = machine.here(blocks("python", "docs/audit.md")[0].text)
     (machine.folder / "audited.py").write_text(text, "utf-8")
@@ -185,7 +185,7 @@ AUTHORIZER: Final = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_node_serves_the_topics_that_an_operator_makes(tmp_path: Path) -> None:
     """On a broker that asks for rights, where Kafka's tools find nothing done already."""
     with (

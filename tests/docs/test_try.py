@@ -54,7 +54,7 @@ def trying() -> Iterator[subprocess.Popen[str]]:
         process.terminate()
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_it_stays_to_be_tried_until_it_is_told_to_end(trying: subprocess.Popen[str]) -> None:
     assert trying.stdout is not None
     assert trying.stderr is not None

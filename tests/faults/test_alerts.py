@@ -38,7 +38,7 @@ from tests.faults.run_book import Machine
 from tests.faults.stage import Script, Stage
 from tests.faults.wallclock import WallClock, clock_missing
 
-pytestmark = [pytest.mark.fault, pytest.mark.long]
+pytestmark = [pytest.mark.fault, pytest.mark.night]
 
 FIRES_S: Final = 180
 """Time for a fault to be noticed, on a machine that has other things to do."""

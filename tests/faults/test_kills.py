@@ -30,7 +30,7 @@ def test_nothing_happens(scenario: Scenario) -> None:
         stage.await_delivered(500)
 
 
-@pytest.mark.parametrize("store", [pytest.param("wheel", marks=pytest.mark.quick), "rocksdb"])
+@pytest.mark.parametrize("store", [pytest.param("wheel", marks=pytest.mark.sample), "rocksdb"])
 def test_owners_are_killed_in_a_loop(scenario: Scenario, store: str) -> None:
     with scenario.play(Script(sets=(f"node.store={store}",))) as stage:
         for _ in range(KILLS):

@@ -15,7 +15,7 @@ NTH = 40
 POINTS = (
     "before_produce",
     "flushed",
-    pytest.param("before_commit", marks=pytest.mark.quick),
+    pytest.param("before_commit", marks=pytest.mark.sample),
     "after_commit",
 )
 

@@ -19,7 +19,7 @@ from tests.conftest import MakeTopic
 from tests.integration.bench import await_true
 from tests.integration.claimants import PLACE, SLICE, Topics, Worker
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.quick]
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import KafkaEdgeError
 from tests.integration.bench import Bench, Seen, await_true, now_ms
 
+pytestmark = pytest.mark.quick
+
 PARTITIONS = 3
 LEVELS_MS = (400, 1_500)
 

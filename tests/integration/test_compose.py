@@ -42,7 +42,7 @@ def make_secrets(composed: Composed) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.timeout(420)
 def test_the_compose_file_delivers_with_three_nodes_as_it_is_written(tmp_path: Path) -> None:
     with Composed(tmp_path) as composed:

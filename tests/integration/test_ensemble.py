@@ -35,6 +35,8 @@ from tests.integration.electing import (
     working,
 )
 
+pytestmark = pytest.mark.quick
+
 OWNER = {name: OwnerNote(name, f"{name}1", 0, 0) for name in "ab"}
 LEASE_S = SESSION_S * 2 / 3
 Answer = TypeVar("Answer")

@@ -18,6 +18,8 @@ from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.service import ServiceProcess
 from tests.integration.bench import Bench, Header, Place, Seen, await_true, now_ms
 
+pytestmark = pytest.mark.quick
+
 WINDOW_MS = 5_000
 YEAR_MS = 365 * 86_400_000
 CANCEL: Header = ("delay-op", b"cancel")

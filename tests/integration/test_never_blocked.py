@@ -180,7 +180,7 @@ def assert_parked(bench: Bench, bad: str) -> None:
     assert {copy["target"] for copy in parked} == {bad}
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_target_that_never_existed_costs_no_pause(bench: Bench) -> None:
     bad = bench.target_name("never")
     service = play(bench, bad, lambda: None)
@@ -194,7 +194,7 @@ def test_a_target_that_is_deleted_costs_one_pause(bench: Bench) -> None:
     assert_parked(bench, bad)
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_target_whose_only_broker_is_stopped_costs_one_pause_and_gets_its_records_later(
     bench: Bench, brokers: EmbeddedCluster
 ) -> None:
@@ -207,7 +207,7 @@ def test_a_target_whose_only_broker_is_stopped_costs_one_pause_and_gets_its_reco
     bench.await_match(bad, lambda one: one.header("delay-attempt"))
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_target_with_too_few_copies_in_sync_from_the_start_costs_no_pause(
     bench: Bench, brokers: EmbeddedCluster
 ) -> None:
@@ -221,7 +221,7 @@ def test_a_target_with_too_few_copies_in_sync_from_the_start_costs_no_pause(
     bench.await_match(bad, lambda one: one.header("delay-attempt"))
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_target_that_loses_its_copies_in_sync_costs_one_pause(
     bench: Bench, brokers: EmbeddedCluster
 ) -> None:

@@ -214,7 +214,7 @@ def test_without_the_rights_of_the_admin_api_the_service_says_so_and_delivers(
     assert f"give the service Write on {bench.pauses}" in said
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.parametrize("right", WITHOUT, ids=str)
 def test_without_a_right_the_service_says_which_and_goes_on_once_it_has_it(
     secure: SecureCluster, bench: Bench, right: Right
@@ -258,7 +258,7 @@ def test_the_fences_of_other_writers_are_within_the_right_on_the_prefix(
     assert len(bench.read_all(target)) == 3
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.parametrize("right", CREATES, ids=str)
 def test_without_a_right_to_make_topics_the_service_says_which_topic(
     secure: SecureCluster, bench: Bench, right: Right

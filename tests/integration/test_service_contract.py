@@ -11,6 +11,8 @@ from delayservice.core.partitioner import partition_for
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, Header, Seen, now_ms
 
+pytestmark = pytest.mark.quick
+
 LATE_MS_MAX = 2_000
 WINDOW_MS = 2_000
 PARTITIONS = 2

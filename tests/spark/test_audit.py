@@ -68,7 +68,7 @@ def test_every_defect_is_found_with_its_offset_and_none_is_invented(
     assert {one for one in found if one[0] == kind} == injected
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_with_the_secret_the_same_is_found(
     spark: SparkSession, defects: Defects, tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ def audited(spark: SparkSession, history: History, out: Path, *secrets: bytes) -
     return audit(spark, options)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("secrets", [(), (SECRET.encode(),)], ids=["believing", "verifying"])
 def test_whatever_the_service_did_is_clean(
     spark: SparkSession, history: History, tmp_path: Path, secrets: tuple[bytes, ...]

@@ -77,7 +77,7 @@ def test_a_submitted_schedule_is_written_and_delivered_once(
     assert {json.loads(one.value or b"")["n"] for one in seen} == set(range(ROWS))
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_submitted_report_counts_what_was_delivered(
     standalone: StandaloneCluster, bench: Bench, tmp_path: Path
 ) -> None:
@@ -88,7 +88,7 @@ def test_a_submitted_report_counts_what_was_delivered(
     assert orders in (out / "report.html").read_text("utf-8")
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_submitted_audit_is_clean_after_a_service_that_did_its_work(
     standalone: StandaloneCluster, bench: Bench, tmp_path: Path
 ) -> None:
@@ -97,7 +97,7 @@ def test_a_submitted_audit_is_clean_after_a_service_that_did_its_work(
     assert done["records"] >= DELIVERED
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_submitted_job_that_rejects_rows_ends_with_the_status_of_findings(
     standalone: StandaloneCluster, bench: Bench, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ def drilled(spark: SparkSession, options: DrillOptions) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.parametrize("checkpoint_partitions", [0, 1])
 def test_a_small_drill_finds_one_defect_of_each_kind(
     spark: SparkSession, cluster: EmbeddedCluster, checkpoint_partitions: int
@@ -39,7 +39,7 @@ def test_a_small_drill_finds_one_defect_of_each_kind(
     drilled(spark, small)
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_drill_finds_two_hundred_defects(

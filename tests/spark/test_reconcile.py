@@ -109,7 +109,7 @@ def test_copies_on_disks_are_held_against_the_log(
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_copies_that_agree_are_clean_and_their_plan_is_empty(
     spark: SparkSession, world: World, tmp_path: Path
 ) -> None:
@@ -125,7 +125,7 @@ def test_copies_that_agree_are_clean_and_their_plan_is_empty(
     assert "All copies agree" in (tmp_path / "out" / "report.html").read_text()
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_all_copies_may_be_wrong_together_and_the_log_is_right(
     spark: SparkSession, world: World, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from delayservice.store.wheel import Wheel
 from delayservice.store.wheel.reading import load_state
 from tests.integration.bench import Bench, await_true, now_ms
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.night, pytest.mark.timeout(900)]
 
 RECORDS = 400
 MINUTE_MS = 60_000

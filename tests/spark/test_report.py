@@ -152,7 +152,7 @@ def test_the_files_say_what_the_page_says(past: Past, whole: tuple[Report, Path]
     assert past.orders in text
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_period_and_a_horizon_leave_the_rest_out(past: Past, tmp_path: Path) -> None:
     found = past.report(tmp_path, since_ms=now_ms() + HOUR_MS, horizon_ms=30 * 60_000, top=1)
     assert (found.whole.records, found.whole.p50_ms, found.targets) == (0, None, ())

@@ -85,7 +85,7 @@ def test_a_program_gets_one_object_and_people_are_told_beside_it(
     assert not (tmp_path / "artifacts").exists()
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_dry_run_shows_what_would_be_written(
     cluster: EmbeddedCluster, topics: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_dry_run_shows_what_would_be_written(
         (["--at", "due", "--topic", "delay_topic_none"], 2, "there is no delay topic"),
     ],
 )
-@pytest.mark.long
+@pytest.mark.night
 def test_what_is_wrong_is_said_in_a_line(  # one of them is the example's
     cluster: EmbeddedCluster,
     topics: tuple[str, str],
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_said_in_a_line(  # one of them is the example's
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_a_run_that_was_killed_half_way_is_completed_by_the_next_one(
     cluster: EmbeddedCluster, topics: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -71,7 +71,7 @@ def test_its_commands_and_its_environment_are_the_services() -> None:
     assert [str(load(None, [], ours).node.state_dir)] == said("VOLUME") == said("WORKDIR")
 
 
-@pytest.mark.long
+@pytest.mark.night
 @pytest.mark.timeout(600)
 def test_its_steps_give_a_service_that_starts(tmp_path: Path) -> None:
     """The RUN steps of the build stage, with its folders below another one."""
