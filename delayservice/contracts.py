@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from delayservice.core.contract import (
     CONTRACT_VERSION,
     NAMES_VERSION,
     PATTERNS_VERSION,
-    UNITS_VERSION,
+    TARGETS_BY_SETTINGS_VERSION,
     Contract,
     is_pattern,
     is_reserved,
 )
+from delayservice.core.targets import Allowlist
 from delayservice.settings import Settings
 
 
@@ -28,15 +31,11 @@ def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VER
     """
     rules = settings.targets_for(topic)
     reserved = reserved_topics(settings)
-    if version_max >= UNITS_VERSION:
-        version = UNITS_VERSION
-    elif version_max >= PATTERNS_VERSION and any(map(is_pattern, reserved)):
-        version = PATTERNS_VERSION
-    else:
-        version = NAMES_VERSION
+    has_patterns = version_max >= PATTERNS_VERSION and any(map(is_pattern, reserved))
+    if not has_patterns:
         reserved = tuple(name for name in reserved if not is_pattern(name))
-    return Contract(
-        version=version,
+    contract = Contract(
+        version=PATTERNS_VERSION if has_patterns else NAMES_VERSION,
         roll_window_ms=settings.roll_window_ms,
         roll_spread_ms=settings.roll_spread_ms,
         max_delay_ms=settings.delivery.max_delay_ms,
@@ -49,6 +48,15 @@ def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VER
         allow=rules.allow,
         reserved=reserved,
     )
+    if version_max < TARGETS_BY_SETTINGS_VERSION:
+        return contract
+    return replace(contract, version=TARGETS_BY_SETTINGS_VERSION, allow=(), reserved=())
+
+
+def allowlist_for(settings: Settings, topic: str) -> Allowlist:
+    """Return which targets the settings allow to records of a delay topic that are settled now."""
+    rules = settings.targets_for(topic)
+    return Allowlist(topic, rules.allow, reserved_topics(settings), rules.default_target)
 
 
 def reserved_topics(settings: Settings) -> tuple[str, ...]:

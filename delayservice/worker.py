@@ -37,7 +37,7 @@ from delayservice import logs
 from delayservice.answering import answer
 from delayservice.asking import Answer, answer_questions
 from delayservice.clock import ClockWatch, SystemClock
-from delayservice.contracts import contract_for
+from delayservice.contracts import allowlist_for, contract_for
 from delayservice.core.checkpoint import decode_checkpoint, longest_waits_ms
 from delayservice.core.contract import CONTRACT_VERSION
 from delayservice.core.digest_rows import Place, retired_row
@@ -242,6 +242,7 @@ class Worker:
             cron_time=cron_time,
             held_ms=settings.delivery.held_ms,
             accepted=secrets[1:],
+            allowlist=partial(allowlist_for, settings),
         )
         self._disk = DiskWatch(
             settings.disk.watermarks, lambda: used_percent(settings.node.state_dir)

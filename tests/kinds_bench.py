@@ -114,7 +114,9 @@ class Owner:
         contracts = Contracts([(0, Contract(allow=("*",), roll_window_ms=3 * SPREAD_MS))])
         self.reader = RecordReader(TOPIC, 0, contracts, (SECRET,))
         self.store = store
-        self.shard = Shard(Settler(TOPIC, 0, routes, Verdicts()), store.open())
+        settler = Settler(TOPIC, 0, routes, Verdicts())
+        settler.contracts = contracts
+        self.shard = Shard(settler, store.open())
         self.shard.take_over(Cursor((START_MS - 1, 0), 0), [], 0)
         self.outputs = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
@@ -16,14 +16,15 @@ from connectors.kafka.clients import UNREACHABLE, admin_client
 from connectors.kafka.controls import ControlDesk
 from connectors.kafka.outcomes import Place
 from connectors.kafka.source import topic_ids
-from delayservice.contracts import contract_for
+from delayservice.contracts import allowlist_for, contract_for, reserved_topics
 from delayservice.core import names
-from delayservice.core.codes import RecordRefusedError
+from delayservice.core.codes import TARGET_DENIED, RecordRefusedError
 from delayservice.core.contract import Contracts
 from delayservice.core.draft import CANCEL_OP, FIRE_OP
 from delayservice.core.entry import INVALID, SCHEDULE
 from delayservice.core.partitioner import partition_for
 from delayservice.core.record import RecordReader
+from delayservice.core.targets import Allowlist
 from delayservice.core.times import check_is_ms
 from delayservice.errors import DelayServiceError, KafkaEdgeError
 from delayservice.settings import Settings
@@ -186,15 +187,25 @@ def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
     Raises:
         ContractError: the settings contradict each other.
     """
-    contract = contract_for(settings, record.topic)
-    if not settings.targets:
-        contract = replace(contract, allow=("*",))
-    reader = RecordReader(record.topic, 0, Contracts([(0, contract)]), [])
+    contracts = Contracts([(0, contract_for(settings, record.topic))])
+    reader = RecordReader(record.topic, 0, contracts, [])
     entry = reader.read(0, now_ms, record.key, record.value, list(record.headers))
     if entry[1] == INVALID:
         code, detail = entry[5]
         return f"it will be dead-lettered ({code}): {detail}"
-    return _missing_target(settings, entry[4][0]) if entry[1] == SCHEDULE else None
+    if entry[1] != SCHEDULE:
+        return None
+    denial = _allowlist(settings, record.topic).denial(entry[4][0])
+    if denial is not None:
+        return f"it will be dead-lettered when it is due ({TARGET_DENIED}): {denial}"
+    return _missing_target(settings, entry[4][0])
+
+
+def _allowlist(settings: Settings, topic: str) -> Allowlist:
+    """What the settings allow; those without any targets are of a client and allow all."""
+    if settings.targets:
+        return allowlist_for(settings, topic)
+    return Allowlist(topic, ["*"], reserved_topics(settings))
 
 
 def _missing_target(settings: Settings, target: str) -> str | None:

@@ -24,6 +24,7 @@ CONTRACT_VERSION: Final = 4
 1: no fire, no window, no recurring schedules, no level topics; rolled all at the end of the window.
 2: ``reserved`` holds names only. 3: it may hold patterns.
 4: durations with units; what looks like seconds, and times on level topics, are refused.
+   Neither ``allow`` nor ``reserved``: settings say what is allowed, at settling.
 """
 
 NAMES_VERSION: Final = 2
@@ -35,8 +36,17 @@ PATTERNS_VERSION: Final = 3
 UNITS_VERSION: Final = 4
 """The first version that reads durations with units and refuses seconds."""
 
+TARGETS_BY_SETTINGS_VERSION: Final = 4
+"""The first version of a contract that has no allowlist: settings judge targets at settling."""
+
 _SINCE: Final = {"roll_spread_ms": 2, "level_ms": 2}
 """The version that brought a parameter, where that is not the first."""
+
+_BEFORE: Final = {
+    "allow": TARGETS_BY_SETTINGS_VERSION,
+    "reserved": TARGETS_BY_SETTINGS_VERSION,
+}
+"""The version that has a parameter no more."""
 
 PAST_DUE_DELIVER: Final = "deliver"
 PAST_DUE_DEAD_LETTER: Final = "dead-letter"
@@ -72,7 +82,8 @@ class Contract:
     default_target: str | None = None
     """Target of records that name none; allowed without a pattern."""
     allow: tuple[str, ...] = ()
-    """Shell-style patterns of target topics, matching whole names, case-sensitive; none: deny."""
+    """Shell-style patterns of target topics, matching whole names, case-sensitive; none: deny.
+    Empty from version 4 on, as ``reserved``."""
     reserved: tuple[str, ...] = ()
     """The service's own topics, the other delay topics among them: never targets, whatever
     ``allow`` says. From version 3 on also shell-style patterns, as in ``allow``."""
@@ -104,7 +115,15 @@ class Contract:
         if self.past_due not in (PAST_DUE_DELIVER, PAST_DUE_DEAD_LETTER):
             msg = f"past_due is {self.past_due!r}: use 'deliver' or 'dead-letter'"
             raise ContractError(msg)
+        if not self.has_allowlist and (self.allow or self.reserved):
+            msg = f"a contract of version {self.version} has neither allow nor reserved"
+            raise ContractError(msg)
         self._check_default_target()
+
+    @property
+    def has_allowlist(self) -> bool:
+        """Whether a record's target was judged when the record was read."""
+        return self.version < TARGETS_BY_SETTINGS_VERSION
 
     def _check_default_target(self) -> None:
         topic = self.default_target
@@ -154,7 +173,8 @@ class Contract:
 
 def _parameters(version: int) -> list[str]:
     """What a contract of this version says."""
-    return [field.name for field in fields(Contract) if _SINCE.get(field.name, 1) <= version]
+    names = (field.name for field in fields(Contract))
+    return [n for n in names if _SINCE.get(n, 1) <= version < _BEFORE.get(n, version + 1)]
 
 
 class Contracts:

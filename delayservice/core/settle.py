@@ -5,7 +5,7 @@ The shard decides *that* a record is settled, this module decides *how*.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,12 +19,14 @@ from delayservice.core.codes import (
     CRON_INVALID,
     SLOT_FULL,
     TARGET_ASKED,
+    TARGET_DENIED,
     TARGET_LATER,
     TARGET_PAUSED,
     TARGET_REFUSED,
     TOO_LARGE,
     RecordRefusedError,
 )
+from delayservice.core.contract import Contracts
 from delayservice.core.copies import CONTINUES, write_copy
 from delayservice.core.entry import Original
 from delayservice.core.flow import Flow
@@ -48,6 +50,7 @@ from delayservice.core.recurrence import (
     recurrence_of,
 )
 from delayservice.core.spread import spread_ms
+from delayservice.core.targets import Allowlist
 from delayservice.core.writable import AnyTarget, Targets
 
 _HELD_PARTS: Final = 8
@@ -78,6 +81,8 @@ class Routes:
     backlog comes back spread over the rest."""
     accepted: tuple[bytes, ...] = ()
     """Secrets that copies may be signed with besides ``secret``, while one is replaced."""
+    allowlist: Callable[[str], Allowlist] = Allowlist
+    """Returns the targets that this node's settings allow to a delay topic; without it, none."""
 
     @property
     def secrets(self) -> tuple[bytes, ...]:
@@ -151,6 +156,10 @@ class Settler:
         self._verdicts = verdicts
         self.targets: Targets = targets or AnyTarget()
         self._flow = flow if flow is not None and flow.limits else None
+        self._allowlist = routes.allowlist(topic)
+        self._good = self._allowlist.good
+        self.contracts: Contracts | None = None
+        """What the shard's records are read by; None: settings judge every target."""
         self.copies_to: str | None = topic
         """The delay topic that copies are appended to, in the same partition; None where there is
         none: then nothing is parked."""
@@ -160,12 +169,25 @@ class Settler:
         """Whether a record that is due may have to go later."""
         return self._flow is not None
 
+    def denial(self, offset: int, target: str) -> tuple[str, str] | None:
+        """Return why the settings deny a record its target, as code and detail; None: they allow
+        it, or the contract at its offset has an allowlist, which judged it when it was read.
+        """
+        if target in self._good:
+            return None
+        detail = self._allowlist.denial(target)
+        contracts = self.contracts
+        if detail is None or (contracts is not None and contracts.at(offset).has_allowlist):
+            return None
+        return TARGET_DENIED, detail
+
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
         """The output that settles a pending record whose key has come.
 
-        Rolls when its key was only a roll time, unless its copy was refused. None when it has to
+        Rolls when its key was only a roll time, unless its copy was refused, or settings deny its
+        target; it is judged again later if that can't be written down now. None when it has to
         wait: neither the record nor a roll is due, which happens only after the clock stepped back;
         its target is paused and there is nowhere to put it off to; or its target is being asked
         for. ``base`` is the first offset whose record of the same id cancels a copy made now (rule
@@ -179,7 +201,11 @@ class Settler:
         if refusal is not None:  # the record, or the copy that it was to be rolled to
             return self._dead_letter_payload(offset, payload, *refusal)
         if due_ms > now_ms and not _was_tried(payload):
-            return self._roll(offset, payload, now_ms, base)
+            denied = self.denial(offset, payload[0])
+            letter = None
+            if denied is not None:
+                letter = self._dead_letter_payload(offset, payload, *denied)
+            return letter or self._roll(offset, payload, now_ms, base)
         output = self._settle_now(offset, payload, now_ms, base)
         if output is None or output[0] != outcome.DELIVERED:
             return output
@@ -194,8 +220,12 @@ class Settler:
         return output
 
     def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Deliver, unless it is too late or the target can't take it; None: wait."""
+        """Deliver, unless its target is denied or can't take it, or it is too late; None: wait."""
         target, partition, key, value, headers, due_ms, meta = payload
+        if target not in self._good:
+            denied = self.denial(offset, target)
+            if denied is not None:
+                return self._end_with_letter(denied, offset, payload, now_ms, base)
         if meta is not None:
             if meta[3] is not None and now_ms > meta[3]:
                 told = self._outcome(outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None)

@@ -71,7 +71,8 @@ def _count(lane: Lane, now_ms: int, seen: object) -> LaneCounts:
     minute_ms = first_ms // MINUTE_MS * MINUTE_MS
     left = count_within(lumps, minute_ms, minute_ms + MINUTE_MS)
     waiting = census.by_target(first_ms, left)
-    targets = with_others(waiting, largest(waiting, TARGETS_MAX))
+    named = [one for one in largest(waiting, TARGETS_MAX) if not lane.is_denied(one)]
+    targets = with_others(waiting, named)
     pending = max(sum(count for _, _, count in lumps), 0)
     return LaneCounts(seen, pending, lumps, due_ms, targets)
 

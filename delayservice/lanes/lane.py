@@ -112,7 +112,7 @@ class Lane:
         if self._is_adopted and contracts == self.contracts:
             return
         was_wrong = self._is_read_otherwise(contracts)
-        self.contracts = contracts
+        self.contracts = self._settler.contracts = contracts
         self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
         self._is_adopted = True
         if was_wrong:
@@ -347,12 +347,22 @@ class Lane:
         if self._proof.position[0].leader_epoch > epoch_before >= 0:
             self._note_position()
 
-    @staticmethod
-    def _expect(targets: Targets, entries: Sequence[Entry]) -> None:
-        """Have unknown targets looked up by the time their records are due."""
-        named = {entry[4][:2] for entry in entries if entry[1] <= COPY}
-        if unknown := [target for target in named if target not in targets.fit]:
+    def _expect(self, targets: Targets, entries: Sequence[Entry]) -> None:
+        """Have unknown targets looked up by the time their records are due; not those that settings
+        deny, for anybody can name any number of them.
+        """
+        named = {entry[4][:2]: entry[0] for entry in entries if entry[1] <= COPY}
+        unknown = [
+            target
+            for target, offset in named.items()
+            if target not in targets.fit and self._settler.denial(offset, target[0]) is None
+        ]
+        if unknown:
             targets.expect(unknown)
+
+    def is_denied(self, target: str) -> bool:
+        """Return whether settings deny a target to records that are written now."""
+        return self._settler.denial(self.shard.stored, target) is not None
 
     def _unwalked_ms(self) -> int | None:
         """Return when the first record was appended that H has not passed; None: it has passed all

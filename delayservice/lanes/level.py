@@ -112,7 +112,7 @@ class LevelLane:
         """
         if contracts == self.contracts:
             return
-        self.contracts = contracts
+        self.contracts = self._settler.contracts = contracts
         self._is_fit = all(contract.level_ms for _, contract in contracts.entries())
 
     def offsets_ahead(self, _end: int, _now_ms: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.core.contract import Contract, Contracts
+from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.draft import RULES
 from delayservice.core.entry import INVALID, Headers, Row
@@ -19,10 +19,24 @@ from delayservice.core.level import LevelRecords, LevelShard
 from delayservice.core.outcome import DELIVERED, EXPIRED, Output
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
+from delayservice.core.targets import Allowlist
 
 TOPIC = "delay_topic_1"
-ROUTES = Routes("dead", "outcomes", b"secret", 60_000, 0, (1_000,), cast("Any", None))
-LEVELS = (Contract(level_ms=100, allow=("a", "b")), Contract(level_ms=40, allow=("b",)))
+ROUTES = Routes(
+    "dead",
+    "outcomes",
+    b"secret",
+    60_000,
+    0,
+    (1_000,),
+    cast("Any", None),
+    allowlist=lambda topic: Allowlist(topic, ["b"]),
+)
+LEVELS = (
+    Contract(level_ms=100, allow=("a", "b")),
+    Contract(level_ms=40, allow=("b",)),
+    Contract(CONTRACT_VERSION, level_ms=60),
+)
 
 TEXTS = st.none() | st.sampled_from([b"a", b"b", b"c", b"", b"5"])
 TARGETS = st.tuples(st.just("delay-target-topic"), TEXTS)
@@ -58,6 +72,7 @@ class World:
 
     def _own(self, cursor: Cursor) -> None:
         settler = Settler(TOPIC, 0, ROUTES, verdicts := Verdicts())
+        settler.contracts = self.contracts
         reader = RecordReader(TOPIC, 0, self.contracts, (b"secret",))
         self.shard = LevelShard(5, 10_000)
         records = LevelRecords(reader, self.contracts, settler, verdicts)
@@ -101,6 +116,7 @@ class World:
 def expected(rows: list[Row], contracts: Contracts) -> list[Output]:
     """Each record by itself, the long way, and with the settler that the precise lane uses."""
     settler = Settler(TOPIC, 0, ROUTES, Verdicts())
+    settler.contracts = contracts
     outputs = []
     for row in rows:
         reader = RecordReader(TOPIC, 0, contracts, (b"secret",))
@@ -127,14 +143,20 @@ TURNS: st.SearchStrategy[list[list[Step]]] = st.lists(
 )
 
 
-@given(records=RECORDS, turns=TURNS, changed_at=st.integers(1, 30))
+@given(
+    records=RECORDS,
+    turns=TURNS,
+    changed_at=st.integers(1, 30),
+    levels=st.permutations(LEVELS),
+)
 def test_each_record_is_settled_once_in_order_and_never_early(
     records: list[tuple[int, int, Headers]],
     turns: list[list[Step]],
     changed_at: int,
+    levels: list[Contract],
 ) -> None:
     rows, end = log_of(records)
-    world = World(rows, end, Contracts([(0, LEVELS[0]), (changed_at, LEVELS[1])]))
+    world = World(rows, end, Contracts([(0, levels[0]), (changed_at, levels[1])]))
     for step in chain.from_iterable(turns):
         step(world)
     world.read(end)

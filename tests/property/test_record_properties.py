@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+from typing import Any
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from delayservice.contracts import contract_for
 from delayservice.core import names
 from delayservice.core.aliases import ALIASES
 from delayservice.core.codec import Header, Meta, Payload, decode_payload, encode_payload
 from delayservice.core.codes import EXPLANATIONS
-from delayservice.core.contract import Contract, Contracts
+from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
 from delayservice.core.copies import write_copy
 from delayservice.core.cursor import START_KEY
 from delayservice.core.draft import RULES
@@ -17,6 +21,7 @@ from delayservice.core.entry import CANCEL, COPY, INVALID, SCHEDULE, Headers
 from delayservice.core.provenance import dead_letter_headers
 from delayservice.core.record import RecordReader
 from delayservice.core.recurrence import recurs
+from delayservice.settings import Settings
 
 TOPIC, PARTITION, SECRET = "delay_topic_any", 3, b"secret"
 INPUT_NAMES = sorted(set(RULES) | {alias.header for alias in ALIASES})
@@ -52,17 +57,20 @@ LIKELY_HEADERS: st.SearchStrategy[Headers] = st.tuples(
     ),
 ).flatmap(lambda pair: st.lists(OWN_HEADERS | ANY_HEADERS, max_size=2).map(lambda h: [*pair, *h]))
 INT64 = st.integers(-(2**63), 2**63 - 1)
+PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
+    "roll_window_ms": st.integers(1, 2**52),
+    "max_delay_ms": st.integers(0, 2**52),
+    "clamp": st.booleans(),
+    "past_due": st.sampled_from(["deliver", "dead-letter"]),
+    "default_target": st.sampled_from([None, "elsewhere"]),
+    "id_bytes_max": st.integers(1, 256),
+}
 CONTRACTS = st.builds(
     Contract,
-    version=st.sampled_from([2, 3, 4]),
-    roll_window_ms=st.integers(1, 2**52),
-    max_delay_ms=st.integers(0, 2**52),
-    clamp=st.booleans(),
-    past_due=st.sampled_from(["deliver", "dead-letter"]),
-    default_target=st.sampled_from([None, "elsewhere"]),
+    version=st.sampled_from([2, 3]),
     allow=st.sampled_from([(), ("orders*",), ("*",)]),
-    id_bytes_max=st.integers(1, 256),
-)
+    **PARAMETERS,
+) | st.builds(Contract, version=st.just(4), **PARAMETERS)
 METAS: st.SearchStrategy[Meta | None] = st.none() | st.tuples(
     st.none() | st.binary(max_size=20),
     st.none() | st.binary(min_size=1, max_size=20),
@@ -229,7 +237,8 @@ def test_the_readings_of_version_4_change_only_what_they_say(
     """A time that was refused may be read, and one that looks like seconds is refused."""
     rows = [(7, timestamp_ms, b"key", value, headers)] * 2
     before, after = (
-        reader(Contract(version=one, allow=("*",))).read_batch(rows) for one in (version, 4)
+        reader(contract).read_batch(rows)
+        for contract in (Contract(version, allow=("*",)), Contract(4))
     )
     assert after[0] == after[1], "the short and the long way agree"
     if before == after or before[0][1] == after[0][1] == INVALID:
@@ -244,3 +253,53 @@ def test_the_readings_of_version_4_change_only_what_they_say(
 
 
 TIMED = {"delay-at", "delay-after", "delay-every", "delay-expires-at"}
+
+
+PATTERNS = st.lists(st.sampled_from(["orders*", "*2", "denied", "d?nied", "*"]), max_size=2)
+TARGET_NAMES = st.sampled_from(["orders", "orders2", "denied", "delay_x", "__x", TOPIC, "a/b"])
+
+
+def of_settings(allow: list[str]) -> Contract:
+    settings = Settings.model_validate({"targets": {"default": {"allow": allow}}})
+    return contract_for(settings, TOPIC)
+
+
+@given(PATTERNS, PATTERNS, st.integers(0, 2**44), BYTES, LIKELY_HEADERS | st.lists(ANY_HEADERS))
+def test_two_nodes_read_a_record_alike_whatever_their_settings_allow(
+    here: list[str], there: list[str], timestamp_ms: int, key: bytes | None, headers: Headers
+) -> None:
+    entries = [
+        reader(of_settings(allow)).read(3, timestamp_ms, key, b"v", headers)
+        for allow in (here, there)
+    ]
+    assert entries[0] == entries[1]
+
+
+@given(st.sampled_from([1, 2, 3]), PATTERNS, PATTERNS, TARGET_NAMES)
+def test_a_contract_with_an_allowlist_means_what_it_meant(
+    version: int, allow: list[str], reserved: list[str], target: str
+) -> None:
+    """Old logs replay to the same keys: a second description of what such contracts say."""
+    contract = Contract(version, allow=tuple(allow), reserved=tuple(reserved))
+    headers: Headers = [("delay-at", b"9000"), ("delay-target-topic", target.encode())]
+    entry = reader(contract).read(3, 1_000, None, b"v", headers)
+    is_kept = target in reserved or (version > 2 and any(fnmatchcase(target, p) for p in reserved))
+    is_allowed = any(fnmatchcase(target, pattern) for pattern in allow)
+    if target == "a/b":
+        assert entry[5][0] == "target-invalid"
+    elif is_kept or not is_allowed or target.startswith(("delay_", "__")):
+        assert (entry[1], entry[2], entry[5][0]) == (INVALID, 0, "target-denied")
+    else:
+        assert (entry[1], entry[2], entry[4][0]) == (SCHEDULE, 9_000, target)
+
+
+@given(TARGET_NAMES)
+def test_a_contract_without_an_allowlist_judges_what_no_setting_changes(target: str) -> None:
+    headers: Headers = [("delay-at", b"9000"), ("delay-target-topic", target.encode())]
+    entry = reader(Contract(CONTRACT_VERSION)).read(3, 1_000, None, b"v", headers)
+    if target == "a/b":
+        assert entry[5][0] == "target-invalid"
+    elif target.startswith(("delay_", "__")):
+        assert (entry[1], entry[2], entry[5][0]) == (INVALID, 0, "target-denied")
+    else:
+        assert (entry[1], entry[2], entry[4][0]) == (SCHEDULE, 9_000, target)

@@ -23,6 +23,7 @@ from delayservice.core.outcome import Output
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.core.shard import Shard
+from delayservice.core.targets import Allowlist
 from delayservice.cron import cron_time
 from tests.simulation.history import ViolationError
 from tests.simulation.sim_store import SimStore
@@ -58,7 +59,16 @@ class Node:
     """One real shard with its store. A role is only what the model says it is."""
 
     def __init__(self, roll_window_ms: int) -> None:
-        self._routes = Routes("dead", "outcomes", SECRET, roll_window_ms, 0, (), cron_time)
+        self._routes = Routes(
+            "dead",
+            "outcomes",
+            SECRET,
+            roll_window_ms,
+            0,
+            (),
+            cron_time,
+            allowlist=lambda topic: Allowlist(topic, ["*"]),
+        )
         self.restart(0, (), [])
 
     def restart(self, stop: int, kept: Any, log: list[Entry]) -> None:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from delayservice.core.outcome import Target
+from delayservice.core.targets import Allowlist
+
+
+def any_target(delay_topic: str) -> Allowlist:
+    """Return settings that allow all."""
+    return Allowlist(delay_topic, ["*"])
 
 
 class KnownTargets:

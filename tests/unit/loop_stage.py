@@ -12,7 +12,12 @@ from typing import Any, TypeVar
 
 from delayservice.core.checkpoint import Checkpoint, decode_checkpoint
 from delayservice.core.claims import Claimed, ClaimLog, encode_key
-from delayservice.core.contract import NAMES_VERSION, Contract, Contracts
+from delayservice.core.contract import (
+    NAMES_VERSION,
+    TARGETS_BY_SETTINGS_VERSION,
+    Contract,
+    Contracts,
+)
 from delayservice.core.entry import Headers, Row
 from delayservice.core.outcome import Output, Tally
 from delayservice.core.role import Role
@@ -384,6 +389,12 @@ class Heard:
         self.transactions.append((sorted(slices), committed))
 
 
+def contract_of(_topic: str, version_max: int) -> Contract:
+    """All targets are allowed, where a contract can say so."""
+    has_allowlist = version_max < TARGETS_BY_SETTINGS_VERSION
+    return Contract(version_max, allow=("*",) if has_allowlist else ())
+
+
 class Stage:
     """A loop over slices that have one shard each, all replicas at first."""
 
@@ -410,7 +421,7 @@ class Stage:
             gate=self.gate,
             observer=self.heard,
             routes=ROUTES,
-            contract_of=lambda _, version_max: Contract(version_max, allow=("*",)),
+            contract_of=contract_of,
             limits=limits or Limits(transaction_interval_ms_min=STEP_MS - 1),
             **more,
         )

@@ -27,7 +27,7 @@ from tests.unit.test_settle import ROUTES
 TOPIC, PARTITION = "delay_topic_any", 3
 NOW_MS = 5_000_000
 CONTRACT = Contract(allow=("orders*",), header_bytes_max=256, id_bytes_max=256)
-LEVEL = Contract(version=4, level_ms=5_000, allow=("orders",))
+LEVEL = Contract(version=4, level_ms=5_000)
 ASKED: Headers = [("delay-at", b"5000000"), ("delay-target-topic", b"orders"), ("own", b"\xff")]
 
 

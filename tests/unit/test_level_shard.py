@@ -52,6 +52,7 @@ class Owned:
         self.targets = KnownTargets()
         self.settler = Settler(TOPIC, 0, routes, self.verdicts, targets=self.targets)
         self.settler.copies_to = ANY
+        self.settler.contracts = read_by
         self.reader = RecordReader(TOPIC, 0, read_by, (SECRET,))
         records = LevelRecords(self.reader, read_by, self.settler, self.verdicts)
         self.shard = LevelShard(records_max, bytes_max)

@@ -274,6 +274,7 @@ def test_a_parked_record_waits_no_longer_than_the_log_keeps_it() -> None:
             return ("target-unknown", "not there")
 
     settler = Settler(*PLACE, ROUTES, Verdicts(), None, cast("Any", Down()))
+    settler.contracts = CONTRACTS
     reader = RecordReader(*PLACE, CONTRACTS, (b"secret",))
     ((_, _, key_ms, _, payload, _),) = reader.read_batch([schedule(0)])
     output = settler.settle(0, key_ms, payload, DUE_MS, 1)

@@ -25,7 +25,7 @@ from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.cron import cron_time
 from delayservice.lanes.level import FetchAhead, LevelLane
 from delayservice.lanes.ports import Bounds, Run, Source
-from tests.unit.known_targets import KnownTargets
+from tests.unit.known_targets import KnownTargets, any_target
 
 TOPIC, PARTITION = "delay_topic_any", 3
 SECRET = b"secret"
@@ -34,7 +34,10 @@ TICK_MS = 10
 
 
 def routes(window_ms: int = 3_600_000) -> Routes:
-    return Routes("letters", "outcomes", SECRET, window_ms, 0, (100, 1_000), cron_time)
+    delays_ms = (100, 1_000)
+    return Routes(
+        "letters", "outcomes", SECRET, window_ms, 0, delays_ms, cron_time, allowlist=any_target
+    )
 
 
 def payload(target: str = "orders", due_ms: int = NOW_MS, value: bytes = b"v") -> Payload:

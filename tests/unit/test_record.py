@@ -10,7 +10,7 @@ import pytest
 
 from delayservice.core import names
 from delayservice.core.codes import EXPLANATIONS
-from delayservice.core.contract import Contract, Contracts
+from delayservice.core.contract import TARGETS_BY_SETTINGS_VERSION, Contract, Contracts
 from delayservice.core.cursor import START_KEY
 from delayservice.core.entry import CANCEL, FIRE, INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Row
 from delayservice.core.record import RecordReader
@@ -22,7 +22,9 @@ IN_FIVE_SECONDS = (names.DELAY_AFTER, b"5000")
 
 
 def reader(**parameters: Any) -> RecordReader:  # any parameter of Contract
-    contract = Contract(**{"allow": ("orders*",), "roll_window_ms": ROLL_MS, **parameters})
+    if parameters.get("version", 1) < TARGETS_BY_SETTINGS_VERSION:
+        parameters = {"allow": ("orders*",), **parameters}
+    contract = Contract(**{"roll_window_ms": ROLL_MS, **parameters})
     return RecordReader("delay_topic_any", 3, Contracts([(0, contract)]), [b"secret"])
 
 

@@ -30,6 +30,8 @@ A, B, C = (Contract(max_delay_ms=ms) for ms in (1, 2, 3))
         {"default_target": "delay_topic_any"},
         {"default_target": "__x"},
         {"default_target": "mine", "reserved": ("mine",)},
+        {"version": 4, "allow": ("*",)},
+        {"version": 4, "reserved": ("mine",)},
     ],
 )
 def test_a_contract_out_of_bounds_is_refused(parameters: dict[str, Any]) -> None:
@@ -55,6 +57,14 @@ def test_a_contract_survives_json() -> None:
 def test_a_contract_that_this_version_cannot_follow_is_an_error(change: dict[str, object]) -> None:
     with pytest.raises(ContractError):
         Contract.from_json({**Contract().to_json(), **change})
+
+
+def test_a_contract_of_version_4_says_nothing_of_what_is_allowed() -> None:
+    data = Contract(version=4, default_target="orders").to_json()
+    assert data.keys().isdisjoint({"allow", "reserved"})
+    assert Contract.from_json(data) == Contract(version=4, default_target="orders")
+    with pytest.raises(ContractError, match="allow"):
+        Contract.from_json({**data, "allow": []})
 
 
 def test_an_unknown_version_is_named_even_with_unknown_parameters() -> None:

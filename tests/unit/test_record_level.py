@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayservice.core.codes import OP_INVALID, TARGET_DENIED, TIME_AMBIGUOUS, TIME_INVALID
-from delayservice.core.contract import Contract, Contracts
+from delayservice.core.contract import TARGETS_BY_SETTINGS_VERSION, Contract, Contracts
 from delayservice.core.entry import INVALID, SCHEDULE, Entry, Headers
 from delayservice.core.record import RecordReader
 
@@ -16,7 +16,8 @@ TARGET: Headers = [("delay-target-topic", b"orders")]
 def read(
     headers: Headers, value: bytes | None = b"v", written_ms: int = WRITTEN_MS, version: int = 2
 ) -> Entry:
-    contract = Contract(level_ms=5_000, allow=("orders",), version=version)
+    allow = ("orders",) if version < TARGETS_BY_SETTINGS_VERSION else ()
+    contract = Contract(level_ms=5_000, allow=allow, version=version)
     reader = RecordReader("delay_topic_1", 0, Contracts([(0, contract)]), ())
     reader.read(0, WRITTEN_MS, None, b"v", TARGET)  # the target has been seen
     return reader.read(7, written_ms, b"key", value, headers)

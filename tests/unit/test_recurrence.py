@@ -9,7 +9,7 @@ from delayservice.core.copies import CONTINUES, read_copy
 from delayservice.core.outcome import Output, Target
 from delayservice.core.recurrence import Recurrence, encode, following, recurrence_of
 from delayservice.core.settle import Routes, Settler, Verdicts
-from tests.unit.known_targets import KnownTargets
+from tests.unit.known_targets import KnownTargets, any_target
 
 NOW_MS = 5_000_000
 SOURCE = b"delay_topic_any:3:7"
@@ -32,6 +32,7 @@ ROUTES = Routes(
     roll_spread_ms=0,
     park_delays_ms=(100,),
     cron_time=calendar,
+    allowlist=any_target,
 )
 BLOCKED = {("orders", -1): ("target-unknown", "topic orders does not exist")}
 

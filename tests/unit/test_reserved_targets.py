@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.contracts import contract_for
-from delayservice.core.codes import TARGET_DENIED, RecordRefusedError
-from delayservice.core.contract import ContractError
-from delayservice.core.targets import Targets
+from delayservice.contracts import allowlist_for, contract_for
+from delayservice.core.contract import CONTRACT_VERSION, PATTERNS_VERSION, Contract, ContractError
+from delayservice.core.targets import Allowlist
 from delayservice.settings import Settings
 
 OWN = [
@@ -28,23 +27,28 @@ NAMED = Settings.model_validate(
 )
 
 
+def allowlists(settings: Settings, topic: str) -> list[Allowlist]:
+    """What judges targets at settling, and what judges them at reading by an older contract."""
+    older = contract_for(settings, topic, PATTERNS_VERSION)
+    return [allowlist_for(settings, topic), Allowlist.of_contract(older, topic)]
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_every_own_topic_is_reserved(name: str) -> None:
-    targets = Targets(contract_for(NAMED, "delay_topic_any"), "delay_topic_any")
-    with pytest.raises(RecordRefusedError) as refused:
-        targets.check("delay-target-topic", f"my_{name}".encode())
-    assert refused.value.code == TARGET_DENIED
-    assert targets.check("delay-target-topic", b"my_orders") == "my_orders"
+    for allowlist in allowlists(NAMED, "delay_topic_any"):
+        assert "reserved" in (allowlist.denial(f"my_{name}") or "")
+        assert allowlist.denial("my_orders") is None
 
 
 def test_the_claims_topic_is_reserved_under_its_default_name() -> None:
     settings = Settings.model_validate({"topics": {"checkpoint": "cursors"}})
-    assert "cursors_claims" in contract_for(settings, "delay_topic_any").reserved
+    assert "reserved" in (allowlist_for(settings, "delay_topic_any").denial("cursors_claims") or "")
 
 
 def test_the_list_above_is_complete() -> None:
     assert sorted(NAMED.topics.own) == sorted(f"my_{name}" for name in OWN)
-    assert contract_for(NAMED, "delay_topic_any").reserved == NAMED.topics.own
+    older = contract_for(NAMED, "delay_topic_any", PATTERNS_VERSION)
+    assert older.reserved == NAMED.topics.own
 
 
 RENAMED = Settings.model_validate(
@@ -58,11 +62,9 @@ RENAMED = Settings.model_validate(
 
 @pytest.mark.parametrize("topic", ["later", "much_later", "wait_anything", "pause_1"])
 def test_no_delay_topic_is_a_target_whatever_its_name(topic: str) -> None:
-    targets = Targets(contract_for(RENAMED, "later"), "later")
-    with pytest.raises(RecordRefusedError) as refused:
-        targets.check("delay-target-topic", topic.encode())
-    assert refused.value.code == TARGET_DENIED
-    assert targets.check("delay-target-topic", b"waiting") == "waiting"
+    for allowlist in allowlists(RENAMED, "later"):
+        assert "reserved" in (allowlist.denial(topic) or "")
+        assert allowlist.denial("waiting") is None
 
 
 def test_a_node_that_reads_no_patterns_refuses_a_contract_that_has_some() -> None:
@@ -86,7 +88,25 @@ def test_a_default_target_that_is_a_delay_topic_is_refused() -> None:
 
 
 def test_contracts_without_patterns_are_what_they_were() -> None:
-    """Else every node would write a new contract at its next take-over."""
+    """Else every node would write a new contract at its next take-over while an old one lives."""
     contract = contract_for(Settings(), "delay_topic_any", 3)
     assert contract.version == 2
     assert contract.reserved == Settings().topics.own
+
+
+def test_what_is_allowed_changes_no_contract() -> None:
+    changed = {
+        "topics": {"delay": ["later"], "pattern": "wait_*"},
+        "targets": {"default": {"allow": ["orders"]}},
+    }
+    contracts = {
+        contract_for(Settings.model_validate(given), "delay_topic_any") for given in ({}, changed)
+    }
+    assert contracts == {Contract(CONTRACT_VERSION, roll_spread_ms=Settings().roll_spread_ms)}
+
+
+def test_a_default_target_is_allowed_without_a_pattern() -> None:
+    given = {"targets": {"default": {"default_target": "orders"}}}
+    allowlist = allowlist_for(Settings.model_validate(given), "delay_topic_any")
+    assert allowlist.denial("orders") is None
+    assert "not among the targets" in (allowlist.denial("others") or "")

@@ -8,7 +8,7 @@ from delayservice.core.codec import Payload
 from delayservice.core.codes import TARGET_LATER, TARGET_REFUSED, TARGET_UNKNOWN, TOO_LARGE
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.cron import cron_time
-from tests.unit.known_targets import KnownTargets
+from tests.unit.known_targets import KnownTargets, any_target
 
 ROUTES = Routes(
     dead_letter="letters",
@@ -18,6 +18,7 @@ ROUTES = Routes(
     roll_spread_ms=0,
     park_delays_ms=(100, 1_000),
     cron_time=cron_time,
+    allowlist=any_target,
 )
 NOW_MS = 5_000_000
 

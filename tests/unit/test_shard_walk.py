@@ -20,10 +20,10 @@ from delayservice.cron import cron_time
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Bounds
 from delayservice.store.memory import MemoryStore
-from tests.unit.known_targets import KnownTargets
+from tests.unit.known_targets import KnownTargets, any_target
 from tests.unit.loop_stage import Logs
 
-ROUTES = Routes("letters", "outcomes", b"secret", 1_000, 0, (), cron_time)
+ROUTES = Routes("letters", "outcomes", b"secret", 1_000, 0, (), cron_time, allowlist=any_target)
 IDS = st.sampled_from([b"a", b"b", b"c"])
 OFFSETS = st.integers(0, 5)
 

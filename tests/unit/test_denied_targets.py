@@ -1,0 +1,151 @@
+"""Whether a target is allowed is judged when a record is settled, by the settings of then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from delayservice.core import outcome
+from delayservice.core.census import OTHERS
+from delayservice.core.codes import TARGET_DENIED
+from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
+from delayservice.core.cursor import START_KEY
+from delayservice.core.entry import Headers
+from delayservice.core.outcome import Output
+from delayservice.core.recurrence import Recurrence
+from delayservice.core.settle import Settler, Verdicts
+from delayservice.core.targets import Allowlist
+from delayservice.lanes.counting import LaneCounts, count_lane
+from delayservice.lanes.lane import Lane
+from delayservice.store.digesting import DigestingStore
+from delayservice.store.memory import MemoryStore
+from tests.unit.known_targets import KnownTargets
+from tests.unit.loop_stage import ROUTES as STAGE_ROUTES
+from tests.unit.loop_stage import Stage
+from tests.unit.test_recurrence import payload as recurring
+from tests.unit.test_settle import BLOCKED, NOW_MS, ROUTES, payload, without
+
+OWN_CONTRACTS = Contracts([(0, Contract(2, allow=("orders",))), (5, Contract(CONTRACT_VERSION))])
+"""Records from offset 5 on are judged when they are settled."""
+
+
+def settler(*allow: str, targets: KnownTargets | None = None) -> Settler:
+    routes = replace(ROUTES, allowlist=lambda topic: Allowlist(topic, allow))
+    made = Settler("delay_topic_any", 3, routes, Verdicts(), targets=targets)
+    made.contracts = OWN_CONTRACTS
+    return made
+
+
+def is_denied(output: Output | None) -> bool:
+    assert output is not None
+    if output[0] != outcome.DEAD_LETTERED:
+        return False
+    headers = dict(output[5])
+    assert headers["delay-error"] == TARGET_DENIED.encode()
+    assert b"orders is not among the targets" in (headers["delay-error-detail"] or b"")
+    return True
+
+
+def test_a_denied_record_is_dead_lettered_when_it_is_due() -> None:
+    letter = settler("mails").settle(7, NOW_MS, payload(), NOW_MS, 8)
+    assert letter is not None
+    assert is_denied(letter)
+    assert (letter[1], letter[3:5], letter[7]) == ("letters", (b"key", b"value"), 7)
+    headers = dict(letter[5])
+    assert headers["delay-settles"] == b"7"
+    assert headers["delay-target-topic"] == b"orders", "to be sent again as it was"
+    assert not is_denied(settler("orders").settle(7, NOW_MS, payload(), NOW_MS, 8))
+
+
+def test_a_denied_record_is_not_rolled() -> None:
+    letter = settler().settle(7, NOW_MS - 1, payload(NOW_MS + 50_000), NOW_MS, 8)
+    assert is_denied(letter)
+
+
+def test_a_denied_record_is_not_fired() -> None:
+    assert is_denied(settler().fire(7, payload(NOW_MS + 50_000), NOW_MS, 9))
+
+
+@pytest.mark.parametrize("blocked", [None, {("orders", -1): BLOCKED}])
+def test_a_denied_record_is_not_parked(blocked: dict[tuple[str, int], tuple[str, str]]) -> None:
+    targets = KnownTargets(blocked)
+    assert is_denied(settler(targets=targets).settle(7, NOW_MS, payload(), NOW_MS, 8))
+
+
+def test_a_denied_schedule_is_neither_armed_nor_gone_on_with() -> None:
+    unarmed = recurring(Recurrence(0, "hourly"), NOW_MS)
+    every = recurring(Recurrence(5_000, number=4))
+    for record in (unarmed, every):
+        by = settler()
+        letter = by.settle(7, NOW_MS, record, NOW_MS, 8)
+        assert letter is not None
+        assert is_denied(letter)
+        assert by.following(letter, 7, record, NOW_MS, 8) is None
+
+
+def test_a_record_that_was_judged_when_it_was_read_is_not_judged_again() -> None:
+    delivered = settler("mails").settle(4, NOW_MS, payload(), NOW_MS, 5)
+    assert delivered is not None
+    assert delivered[:2] == (outcome.DELIVERED, "orders")
+
+
+def test_a_denied_record_whose_letter_cannot_be_written_is_judged_again_later() -> None:
+    by = settler(targets=without("letters"))
+    due = by.settle(7, NOW_MS, payload(), NOW_MS, 8)
+    assert due is not None
+    assert due[0] == outcome.PARKED
+    far = by.settle(7, NOW_MS - 1, payload(NOW_MS + 50_000), NOW_MS, 8)
+    assert far is not None
+    assert far[0] == outcome.ROLLED, "as parked it would count as fired, and be early if allowed"
+
+
+def test_without_contracts_or_settings_nothing_is_allowed() -> None:
+    bare = Settler("delay_topic_any", 3, replace(ROUTES, allowlist=Allowlist), Verdicts())
+    assert is_denied(bare.settle(4, NOW_MS, payload(), NOW_MS, 8))
+
+
+def stage(*allow: str) -> tuple[Stage, Lane]:
+    made = Stage()
+    made.gate.version = CONTRACT_VERSION
+    routes = replace(STAGE_ROUTES, allowlist=lambda topic: Allowlist(topic, allow))
+    store = DigestingStore(MemoryStore())
+    lane = Lane("delay_topic_any", 0, "t", store, made.logs, routes, targets=made.targets)
+    lane.adopt(Contracts([(0, Contract(CONTRACT_VERSION))]))
+    made.loop.add_lanes(0, [lane])
+    made.own()
+    return made, lane
+
+
+def written_to(made: Stage, *targets: bytes) -> None:
+    rows = made.logs.rows["delay_topic_any", 0] = []
+    for target in targets:
+        headers: Headers = [("delay-after", b"60000"), ("delay-target-topic", target)]
+        rows.append((len(rows), made.clock.now_ms, None, b"v", headers))
+    made.step(10, 4)
+
+
+def test_nodes_that_allow_different_targets_store_the_same() -> None:
+    stored = []
+    for allow in (["mails"], ["orders"], []):
+        made, lane = stage(*allow)
+        written_to(made, b"orders", b"mails", b"__consumer_offsets", b"delay_topic_any")
+        stored.append(list(lane.store.scan(START_KEY, 2**50)))
+    assert [frame[1] for frame in stored[0]] == [0, 1]
+    assert stored[0] == stored[1] == stored[2]
+
+
+def test_a_denied_target_is_not_looked_up_and_has_no_metrics_of_its_own() -> None:
+    made, lane = stage("mails")
+    written_to(made, b"orders", b"mails")
+    assert made.targets.expected == {("mails", -1)}
+    counts = count_lane(lane, made.clock.now_ms, LaneCounts())
+    assert counts.targets.keys() == {"mails", OTHERS}
+
+
+def test_a_flood_of_allowed_names_takes_bounded_memory() -> None:
+    allowlist = Allowlist("delay_topic_any", ["*"])
+    for number in range(5_000):
+        assert allowlist.denial(f"to_{number}") is None
+        assert allowlist.denial(f"delay_{number}") is not None
+    assert 0 < len(allowlist.good) <= 1_024
