@@ -59,6 +59,15 @@ def allowlist_for(settings: Settings, topic: str) -> Allowlist:
     return Allowlist(topic, rules.allow, reserved_topics(settings), rules.default_target)
 
 
+def allowed_patterns(settings: Settings) -> tuple[str, ...] | None:
+    """Return the targets that the settings allow to any delay topic; None: they say nothing, for
+    they are not a node's.
+    """
+    rules = settings.targets.values()
+    found = {name for rule in rules for name in (*rule.allow, rule.default_target) if name}
+    return tuple(sorted(found)) if settings.targets else None
+
+
 def reserved_topics(settings: Settings) -> tuple[str, ...]:
     """Names and patterns of topics that are never targets: the service's own and all delay topics.
     A record that is delivered to one of them would pause deliveries, order repairs, or be delayed

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,9 +23,8 @@ from connectors.spark.audit_verdicts import JUDGED
 from connectors.spark.cut import Cut, take_cut
 from connectors.spark.files import delete_folder, write_text
 from connectors.spark.topics import java_options
-from delayservice.core.codes import RecordRefusedError
 from delayservice.core.contract import Contracts
-from delayservice.core.targets import Targets
+from delayservice.core.targets import Allowlist
 from delayservice.errors import KafkaEdgeError
 
 __all__ = ["FINDING", "AuditOptions", "AuditResult", "OffsetRange", "audit", "audit_at"]
@@ -47,9 +45,12 @@ class AuditOptions:
         checkpoint: the service's checkpoint topic.
         dead_letter: its dead-letter topic.
         outcomes: its outcome topic.
-        targets: target topics to read; none: every topic that a contract allows.
+        targets: target topics to read; none: every topic that a contract or ``allow`` allows.
+        allow: patterns of targets in the settings of the nodes, which judge records whose contract
+            has no allowlist; None: not known, so every topic is read that no rule reserves. What is
+            not read any more is not checkable.
         all_topics: read every topic that is not Kafka's own, whatever is allowed.
-        never: further topics of the service, which ``all_topics`` leaves out: they hold no outputs.
+        never: further topics of the service, which are left out: they hold no outputs.
         secrets: the cluster's secrets, to tell forged copies; none: copies are believed, but for
             those that the service refused.
         late_ms: report what is delivered later than this after it was due; None: nothing.
@@ -65,6 +66,7 @@ class AuditOptions:
     dead_letter: str = "delay_dead_letter"
     outcomes: str = "delay_outcomes"
     targets: tuple[str, ...] = ()
+    allow: tuple[str, ...] | None = None
     all_topics: bool = False
     never: tuple[str, ...] = ()
     secrets: tuple[bytes, ...] = field(default=(), repr=False)
@@ -88,10 +90,18 @@ class AuditOptions:
                 "service's settings topics.dead_letter and topics.outcomes do, and targets that "
                 "exist"
             )
+        never = {self.checkpoint, f"{self.checkpoint}_claims", self.topic, *self.never}
         if self.all_topics:
-            never = {self.checkpoint, f"{self.checkpoint}_claims", self.topic, *self.never}
             return needed | {t for t in topics if not t.startswith("__") and t not in never}
-        return needed if self.targets else needed | _allowed(contracts, topics)
+        return needed if self.targets else needed | (self._allowed(contracts, topics) - never)
+
+    def _allowed(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
+        """Topics that a record of any shard may be delivered to."""
+        rules = {contract for held in contracts for _, contract in held.entries()}
+        lists = [Allowlist.of_contract(one, "") for one in rules if one.has_allowlist]
+        if len(lists) < len(rules):
+            lists.append(Allowlist("", ["*"] if self.allow is None else self.allow))
+        return {t for t in topics if any(one.denial(t) is None for one in lists)}
 
     @property
     def scope(self) -> Scope:
@@ -247,15 +257,3 @@ def _publish(options: AuditOptions, topic: str, found: DataFrame, result: AuditR
             f"the summary can't be written to {topic} within {_FLUSH_TIMEOUT_S:.0f} s; it is in "
             f"{result.summary_path}"
         )
-
-
-def _allowed(contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-    """Topics that a record of any shard may be delivered to."""
-    rules = {contract for held in contracts for _, contract in held.entries()}
-    found = set()
-    for contract in rules:
-        targets = Targets(contract, "")
-        for topic in topics:
-            with suppress(RecordRefusedError):
-                found.add(targets.check("topic", topic.encode()))
-    return found

@@ -289,6 +289,7 @@ def _shard_rules(
         span.start,
         span.end,
         shard.span.end,
+        shard.contracts,
         max(letters_ms, copies_ms) if is_level else letters_ms,
         born_ms,
     )

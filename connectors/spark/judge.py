@@ -7,7 +7,7 @@ Source: rule 1 of ``docs/design.md``, ``docs/header-contract.md``, and "Proof fr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -19,6 +19,7 @@ from delayservice.core.codes import (
     CRON_INVALID,
     HEADER_INVALID,
     SLOT_FULL,
+    TARGET_DENIED,
     TARGET_DOWN,
     TARGET_REFUSED,
     TARGET_UNAUTHORIZED,
@@ -26,6 +27,7 @@ from delayservice.core.codes import (
     TOO_LARGE,
     ZONE_INVALID,
 )
+from delayservice.core.contract import Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID, SCHEDULE
 
@@ -89,7 +91,7 @@ _AT_DELIVERY: Final = frozenset(
         CONTROL_LOST,
     }
 )
-"""Codes of dead letters of records that keep the contract."""
+"""Codes of dead letters of records that keep the contract, whichever that is."""
 
 _OUTCOMES: Final[Mapping[int, frozenset[str]]] = {
     SCHEDULE: frozenset({"cancelled", "replaced", "expired"}),
@@ -223,6 +225,7 @@ class ShardRules:
         start: the first source offset that is judged.
         end: where they end, exclusive.
         log_end: where the log ends: no more is known.
+        contracts: what its records are read by.
         complete_since_ms: from when on dead letters, outcomes and, of a level topic, copies hold
             all that was written there.
         born_ms: what was written before this settles none of its records: it is of a topic of the
@@ -235,6 +238,7 @@ class ShardRules:
     start: int
     end: int
     log_end: int
+    contracts: Contracts
     complete_since_ms: int = 0
     born_ms: int = 0
 
@@ -521,7 +525,7 @@ def _letter(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
         detail = "a dead letter without delay-error: nobody can tell why"
         yield _finding(MISSING_CODE, source, output, rules, detail)
         return
-    expected = {facts.code} if facts.kind == INVALID else _AT_DELIVERY
+    expected = {facts.code} if facts.kind == INVALID else _codes_at_delivery(source, rules)
     if facts.kind in (CANCEL, FIRE) or told.code not in expected:
         instead = f", which is {facts.code}" if facts.kind == INVALID else ""
         detail = f"{_NAMES[facts.kind]}{instead} was dead-lettered as {told.code}"
@@ -531,6 +535,15 @@ def _letter(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
     if not told.is_bare and held != source.content and facts.code != HEADER_INVALID:
         detail = "the dead letter's key, value or headers are not the record's"
         yield _finding(ALTERED, source, output, rules, detail)
+
+
+def _codes_at_delivery(source: Source, rules: Rules) -> Collection[str]:
+    """Codes of dead letters that a valid record may have. Where its contract has an allowlist, a
+    denied target makes it invalid.
+    """
+    if rules.shards[source.shard].contracts.at(source.offset).has_allowlist:
+        return _AT_DELIVERY
+    return {*_AT_DELIVERY, TARGET_DENIED}
 
 
 def _outcome(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:

@@ -66,7 +66,8 @@ class ReportOptions:
         checkpoint: the service's checkpoint topic.
         dead_letter: its dead-letter topic.
         outcomes: its outcome topic.
-        targets: target topics to read; none: every topic that a contract allows.
+        targets: target topics to read; none: every topic that a contract or ``allow`` allows.
+        allow: as in ``AuditOptions``.
         secrets: the cluster's secrets, to tell forged copies; none: copies are believed.
         since_ms: count what was written to its topic at or after this, epoch milliseconds.
         until_ms: and before this.
@@ -80,6 +81,7 @@ class ReportOptions:
     dead_letter: str = "delay_dead_letter"
     outcomes: str = "delay_outcomes"
     targets: tuple[str, ...] = ()
+    allow: tuple[str, ...] | None = None
     secrets: tuple[bytes, ...] = field(default=(), repr=False)
     since_ms: int | None = None
     until_ms: int | None = None
@@ -95,6 +97,7 @@ class ReportOptions:
             dead_letter=self.dead_letter,
             outcomes=self.outcomes,
             targets=self.targets,
+            allow=self.allow,
         )
         return audit.choose(contracts, topics)
 

@@ -13,10 +13,11 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delayservice.core.codes import OP_INVALID, TARGET_UNKNOWN, TOO_LARGE
+from delayservice.core.codes import OP_INVALID, TARGET_DENIED, TARGET_UNKNOWN, TOO_LARGE
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.entry import INVALID, SCHEDULE, Entry, Headers, Refusal, Row
 from delayservice.core.record import RecordReader
+from delayservice.core.targets import Allowlist
 
 Check: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -38,6 +39,8 @@ class Rules:
         now_ms: stands for the moment at which the record will be appended, epoch milliseconds.
         partitions: how many each topic of the cluster has.
         record_bytes_max: the delay topic's ``max.message.bytes``.
+        allowlist: what the settings of the nodes allow, for contracts that have no allowlist; None:
+            not known.
     """
 
     topic: str
@@ -45,6 +48,7 @@ class Rules:
     now_ms: int
     partitions: Mapping[str, int]
     record_bytes_max: int
+    allowlist: Allowlist | None = None
 
 
 def check(rules: Rules) -> Check:
@@ -72,6 +76,8 @@ class Judge:
             RecordReader(rules.topic, 0, Contracts([(0, contract)]), ())
             for contract in rules.contracts
         ]
+        has_allowlists = all(contract.has_allowlist for contract in rules.contracts)
+        self._allowlist = None if has_allowlists else rules.allowlist
 
     def refusal(self, row: Row) -> Refusal | None:
         """Code and reason; None: the service will deliver it."""
@@ -95,6 +101,9 @@ class Judge:
         if kind != SCHEDULE:
             return OP_INVALID, "the record would not schedule anything"
         target, partition = payload[0], payload[1]
+        denial = None if self._allowlist is None else self._allowlist.denial(target)
+        if denial is not None:
+            return TARGET_DENIED, denial
         count = self._rules.partitions.get(target, 0)
         if not count:
             return TARGET_UNKNOWN, f"there is no topic {target}"

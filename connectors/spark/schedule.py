@@ -34,6 +34,7 @@ from connectors.spark.row_mapping import Fields, drafts
 from connectors.spark.topics import java_options, native_options, read_topic
 from delayservice.core import names
 from delayservice.core.contract import Contract
+from delayservice.core.targets import Allowlist
 from delayservice.errors import DelayServiceError, InvalidRequestError
 
 ID_DUPLICATE: Final = "id-duplicate"
@@ -74,6 +75,8 @@ class ScheduleOptions:
         topic: the delay topic.
         fields: what of a row becomes what of a record.
         rejected_path: folder of Parquet files for rejected rows; made anew by each run.
+        allowlist: what the settings of the nodes allow, for contracts that have no allowlist; None:
+            not known.
         skip_rejected: write the good rows although there are bad ones.
         dry_run: write nothing.
         min_partitions: tasks at least that read the delay topic.
@@ -83,6 +86,7 @@ class ScheduleOptions:
     topic: str
     fields: Fields
     rejected_path: str
+    allowlist: Allowlist | None = None
     skip_rejected: bool = False
     dry_run: bool = False
     min_partitions: int = 8
@@ -179,7 +183,7 @@ def schedule(
             f"{options.rejected_path} holds what no former run wrote, and rejected rows would take "
             "its place: name another folder"
         )
-    rules = _rules(client, contracts, options.topic)
+    rules = _rules(client, contracts, options)
     judged = _judged(rows, options.fields, rules).persist(_KEPT)
     fresh: DataFrame | None = None
     try:
@@ -236,12 +240,15 @@ def served_contracts(
 # --- check ---------------------------------------------------------------------------------------
 
 
-def _rules(client: Mapping[str, str], contracts: Sequence[Contract], topic: str) -> Rules:
+def _rules(
+    client: Mapping[str, str], contracts: Sequence[Contract], options: ScheduleOptions
+) -> Rules:
     """What rows are judged by.
 
     Raises:
         InvalidRequestError: there is no such topic, or it takes no ids.
     """
+    topic = options.topic
     if any(contract.level_ms for contract in contracts):
         raise InvalidRequestError(
             f"{topic} is a level topic: its records have neither ids nor times, so nothing could "
@@ -256,7 +263,7 @@ def _rules(client: Mapping[str, str], contracts: Sequence[Contract], topic: str)
         )
     bytes_max = TargetTopics(admin).record_bytes_max(topic) or _RECORD_BYTES_DEFAULT
     now_ms = time.time_ns() // 1_000_000
-    return Rules(topic, tuple(contracts), now_ms, partitions, bytes_max)
+    return Rules(topic, tuple(contracts), now_ms, partitions, bytes_max, options.allowlist)
 
 
 def _judged(rows: DataFrame, fields: Fields, rules: Rules) -> DataFrame:

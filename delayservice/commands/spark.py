@@ -30,6 +30,7 @@ from delayservice.commands.spark_session import (
     running,
     told_to_stop,
 )
+from delayservice.contracts import allowed_patterns
 from delayservice.errors import DelayServiceError
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def audit(
         dead_letter=topics.dead_letter,
         outcomes=topics.outcomes,
         targets=tuple(targets or ()),
+        allow=allowed_patterns(settings),
         all_topics=all_topics,
         never=topics.own,
         secrets=_secrets(settings),
@@ -294,6 +296,7 @@ def report(
         dead_letter=settings.topics.dead_letter,
         outcomes=settings.topics.outcomes,
         targets=tuple(targets or ()),
+        allow=allowed_patterns(settings),
         secrets=_secrets(settings),
         since_ms=moment_ms("--since", since),
         until_ms=moment_ms("--until", until),

@@ -111,7 +111,7 @@ def schedule(
         served_contracts,
     )
     from connectors.spark.schedule import schedule as run
-    from delayservice.contracts import contract_for
+    from delayservice.contracts import allowlist_for, contract_for
 
     settings = load_settings(config, sets, bootstrap)
     delay_topic = topic or settings.topics.delay[0]
@@ -131,6 +131,7 @@ def schedule(
         topic=delay_topic,
         fields=fields,
         rejected_path=rejected,
+        allowlist=allowlist_for(settings, delay_topic) if settings.targets else None,
         skip_rejected=skip_rejected,
         dry_run=dry_run,
     )

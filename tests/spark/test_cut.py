@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from connectors.kafka.source import scan_partition
 from connectors.spark import newest
 from connectors.spark.audit import AuditOptions, audit
 from connectors.spark.cut import Cut, take_cut
+from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import KafkaEdgeError
 from tests.spark.made_history import MadeHistory
@@ -130,6 +132,19 @@ def test_an_audit_is_clean_where_slices_share_a_partition_of_checkpoints(
     assert [(row["kind"], row["partition"], row["offset"]) for row in result.sample] == [
         ("lost", 3, lost)
     ]
+
+
+def test_an_audit_reads_what_contracts_and_settings_allow(tmp_path: Path) -> None:
+    options = AuditOptions({}, str(tmp_path), allow=("orders*",), never=("own_claims",))
+    own = {"delay_dead_letter", "delay_outcomes"}
+    topics = {*own, "delay_x", "__x", "own_claims", "orders", "orders2", "mails"}
+    old = Contracts([(0, Contract(allow=("mails",)))])
+    both = Contracts([(0, Contract(allow=("mails",))), (9, Contract(CONTRACT_VERSION))])
+    assert options.choose([old], topics) == {*own, "mails"}
+    assert options.choose([both], topics) == {*own, "mails", "orders", "orders2"}
+    unknown = replace(options, allow=None)
+    assert unknown.choose([old], topics) == {*own, "mails"}
+    assert unknown.choose([both], topics) == {*own, "mails", "orders", "orders2"}
 
 
 def test_an_audit_of_all_topics_reads_none_of_the_service(tmp_path: Path) -> None:

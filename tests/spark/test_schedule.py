@@ -22,15 +22,16 @@ from connectors.spark.schedule import (
     read_rows,
     schedule,
 )
-from delayservice.core.contract import Contract
+from delayservice.core.contract import CONTRACT_VERSION, Contract
 from delayservice.core.partitioner import partition_for
+from delayservice.core.targets import Allowlist
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import DelayServiceError, InvalidRequestError
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader, Seen, await_true
 
 PARTITIONS = 5
-CONTRACT = Contract(allow=("to_*",))
+CONTRACT = Contract(CONTRACT_VERSION)
 DUE_MS = 2_000_000_000_000
 
 pytestmark = pytest.mark.cluster
@@ -80,6 +81,7 @@ class Desk:
             topic=self.topic,
             fields=fields or self.fields(),
             rejected_path=self.rejected_path,
+            allowlist=Allowlist(self.topic, ["to_*"]),
             min_partitions=2,
         )
         said: list[str] = []

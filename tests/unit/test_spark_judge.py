@@ -33,12 +33,15 @@ from connectors.spark.judge import (
     SourceFacts,
     judge,
 )
+from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID
 
 EARLIER = Cursor((1_000, 5), 100)
 LATER = Cursor((2_000, 5), 200)
-SHARD = ShardRules("delay_topic_any:0", EARLIER, LATER, 10, 300, 300)
+CONTRACTS = Contracts([(0, Contract(3)), (60, Contract(CONTRACT_VERSION))])
+"""Records from offset 60 on have their targets judged when they are settled."""
+SHARD = ShardRules("delay_topic_any:0", EARLIER, LATER, 10, 300, 300, CONTRACTS)
 RULES = Rules(
     shards=(SHARD,),
     topics=("letters", "other", "target"),
@@ -224,6 +227,8 @@ def test_outputs_of_records_that_are_not_there() -> None:
 
 
 REFUSED = RECORD._replace(key_ms=0, facts=of(kind=INVALID, code="time-missing"))
+LATER_RECORD = RECORD._replace(offset=60)
+LATER_REFUSED = REFUSED._replace(offset=60)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +243,17 @@ REFUSED = RECORD._replace(key_ms=0, facts=of(kind=INVALID, code="time-missing"))
         (RECORD, told(LETTERED, code="target-unknown"), None),
         (RECORD, told(LETTERED._replace(content=1), code="target-unknown"), "altered"),
         (RECORD, told(LETTERED, code="time-missing"), "wrong_outcome"),
+        (RECORD, told(LETTERED, code="target-denied"), "wrong_outcome"),
+        (LATER_RECORD, told(LETTERED, code="target-denied"), None),
+        (LATER_RECORD._replace(facts=of(kind=COPY)), told(LETTERED, code="target-denied"), None),
+        (LATER_RECORD, told(LETTERED._replace(content=1), code="target-denied"), "altered"),
+        (LATER_RECORD, told(LETTERED, code="time-missing"), "wrong_outcome"),
+        (
+            LATER_RECORD._replace(facts=of(kind=CANCEL, record_id=b"a")),
+            told(LETTERED, code="target-denied"),
+            "wrong_outcome",
+        ),
+        (LATER_REFUSED, told(LETTERED, code="target-denied", whole_hash=77), "wrong_outcome"),
         (
             RECORD._replace(key_ms=0, facts=of(kind=CANCEL, record_id=b"a")),
             told(LETTERED, code="target-unknown"),

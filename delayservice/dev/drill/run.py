@@ -242,6 +242,7 @@ def _audit(drill: Drill, spark: SparkSession, say: Say) -> str:
         checkpoint=names.own("checkpoint"),
         dead_letter=names.own("dead_letter"),
         outcomes=names.own("outcomes"),
+        allow=(names.allow,),
         secrets=(names.secret,),
         late_ms=LATE_MS,
     )
