@@ -10,6 +10,10 @@ from delayservice.lanes.ports import Place
 SCHEDULE, CANCEL, FIRE, INVALID, COPY = "schedule", "cancel", "fire", "invalid", "copy"
 TOLERANCE_MS = 120
 """How far a clock may be off before nothing is settled by it."""
+DENIED = "secrets"
+"""The target that no node allows."""
+FICKLE = "mails"
+"""The target that some nodes allow, in some of their lives."""
 HELD_MS = 100
 """How long a record is parked whose target is paused."""
 

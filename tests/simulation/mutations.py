@@ -35,7 +35,7 @@ from delayservice.core.claims import Claimed, ClaimLog, Tenure, Word, decode_key
 from delayservice.core.codec import Payload, decode_payload
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.entry import CANCEL, FIRE, SCHEDULE, Entry
+from delayservice.core.entry import CANCEL, FIRE, INVALID, SCHEDULE, Entry, Row
 from delayservice.core.label import Label
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Additions, Frame
@@ -49,7 +49,7 @@ from delayservice.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.log_proof import LogProof
 from delayservice.lanes.owning import Owning
-from delayservice.lanes.ports import Bounds, Place
+from delayservice.lanes.ports import Bounds, Place, Run
 from delayservice.lanes.slice import Phase, Slice
 from delayservice.lanes.take_over import take_over_lane
 from delayservice.lanes.transaction import Timing, Transaction
@@ -247,6 +247,27 @@ def keys_follow_settings() -> AbstractContextManager[Any]:
         original(lane, Contracts([(0, contracts.entries()[-1][1])]))
 
     return _replaced(Lane, "adopt", adopt)
+
+
+def denied_when_it_is_read() -> AbstractContextManager[Any]:
+    """Rule 2: a record is read as invalid by the settings of the node that reads it."""
+
+    def judged(lane: Lane, row: Row, entry: Entry) -> Entry:
+        denied = None if entry[1] != SCHEDULE else lane._settler.denial(row[0], entry[4][0])
+        if denied is None:
+            return entry
+        return (row[0], INVALID, 0, None, (row[2], row[3], row[4] or []), denied)
+
+    def ingest(original: Any, lane: Lane, run: Run) -> int:
+        read_batch = lane.reader.read_batch
+
+        def wrong(rows: Sequence[Row]) -> list[Entry]:
+            return [judged(lane, *one) for one in zip(rows, read_batch(rows), strict=True)]
+
+        with patch.object(lane.reader, "read_batch", wrong):
+            return int(original(lane, run))
+
+    return _replaced(Lane, "ingest", ingest)
 
 
 def label_is_ignored() -> AbstractContextManager[Any]:
@@ -1178,6 +1199,7 @@ LISTED: tuple[Mutation, ...] = (
 OTHERS: tuple[Mutation, ...] = (
     outputs_without_cursor,
     keys_follow_settings,
+    denied_when_it_is_read,
     label_is_ignored,
     store_is_kept_over_a_change,
     any_secret_will_do,

@@ -13,13 +13,17 @@ from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
-from delayservice.core.contract import Contract
+from delayservice.core.codes import TARGET_DENIED
+from delayservice.core.contract import CONTRACT_VERSION, Contract
+from delayservice.core.entry import Headers
 from delayservice.core.flow import FlowRules
-from delayservice.core.outcome import DELIVERED, FIRED, PARKED, Output
+from delayservice.core.names import DELAY_ERROR, DELAY_TARGET_TOPIC
+from delayservice.core.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output
 from delayservice.core.recurrence import CronTime
 from delayservice.core.role import Role
 from delayservice.core.settle import Routes
 from delayservice.core.shard import MayRead, at_will
+from delayservice.core.targets import Allowlist
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.any_lane import AnyLane
 from delayservice.lanes.lane import Lane
@@ -29,7 +33,7 @@ from delayservice.lanes.ports import Place
 from delayservice.lanes.upkeep import Pace
 from delayservice.lanes.worker_loop import WorkerLoop
 from delayservice.store.base import Store
-from tests.simulation.history import HELD_MS, ViolationError
+from tests.simulation.history import FICKLE, HELD_MS, ViolationError
 from tests.simulation.plan import LEVELS_MS
 from tests.simulation.sim_kafka import InOrder, SimKafka
 from tests.simulation.sim_log import (
@@ -85,7 +89,8 @@ class WatchedSink(KafkaSink):
         """See the port."""
         node, world = self.node, self.node.world
         node.point("before send")
-        for kind, topic, _, _, _, _, _, offset in outputs:
+        for kind, topic, _, _, _, headers, _, offset in outputs:
+            node.check_allowed(kind, topic, headers)
             if kind == PARKED and world.plan.pauses:
                 world.oracle.held.add((place, offset))
             if kind in (DELIVERED, FIRED) and {topic, place[0]} & world.paused:
@@ -117,6 +122,8 @@ class Node:
         self.frozen = False
         self.has_wrong_secret = False
         """In this life; the first owner of a slice has the right one."""
+        self.allow: tuple[str, ...] = (*TARGETS, SLOW)
+        """What the settings of this life allow."""
         self.skew_ms = 0
         self.loop: WorkerLoop | None = None
         self.jobs: list[Job] = []
@@ -261,6 +268,8 @@ class Node:
         self.jobs.clear()
         are_served = all(self.checkpoints.read_back(number) for number in self.roles)
         self.has_wrong_secret = are_served and self.world.flip(plan.wrong_secret)
+        no_fickle = self.world.flip(plan.denied)
+        self.allow = tuple(t for t in (*TARGETS, SLOW) if not (no_fickle and t == FICKLE))
         self._connect()
         book = self._book
         if plan.truncates and not self._was_stopped:  # its label may be older than S
@@ -298,10 +307,10 @@ class Node:
 
     def _contract_of(self, topic: str, _version_max: int) -> Contract:
         return Contract(
+            CONTRACT_VERSION,
             roll_window_ms=self._roll_window_ms,
             roll_spread_ms=self._roll_window_ms // 8,
             max_delay_ms=MAX_DELAY_MS,
-            allow=(*TARGETS, SLOW),
             level_ms=LEVELS_MS.get(topic, 0),
         )
 
@@ -315,7 +324,18 @@ class Node:
             (150, 300),
             self._cron_time,
             held_ms=HELD_MS,
+            allowlist=lambda topic: Allowlist(topic, self.allow),
         )
+
+    def check_allowed(self, kind: int, topic: str, headers: Headers) -> None:
+        """Nothing goes where the settings do not allow it, and nothing else is denied."""
+        said = dict(headers)
+        if kind in (DELIVERED, FIRED) and topic not in (*self.allow, *OWN_TOPICS):
+            raise ViolationError(f"a record goes to {topic}, which {self.name} does not allow")
+        target = (said.get(DELAY_TARGET_TOPIC) or b"").decode()
+        is_denied = kind == DEAD_LETTERED and said[DELAY_ERROR] == TARGET_DENIED.encode()
+        if is_denied and target in self.allow:
+            raise ViolationError(f"{self.name} denies {target}, which it allows")
 
     def _add_lanes(self, places: Iterable[Place]) -> None:
         assert self.loop is not None

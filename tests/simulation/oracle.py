@@ -21,6 +21,8 @@ from tests.simulation.calendar import BAD, instants_after
 from tests.simulation.history import (
     CANCEL,
     COPY,
+    DENIED,
+    FICKLE,
     FIRE,
     HELD_MS,
     INVALID,
@@ -35,6 +37,8 @@ from tests.simulation.plan import LEVELS_MS
 from tests.simulation.sim_log import CHECKPOINTS, CLAIMS, Transaction, Written
 
 BAD_TARGETS = ("too-large", "target-unknown", "target-unauthorized", "target-down")
+TOLD = {"control-lost": "undecided", "target-denied": "denied"}
+"""Codes of dead letters that are counted, and as what."""
 EARLY_MS_MAX = 2 * TOLERANCE_MS + 2
 """By the world's clock: a clock may be off by the tolerance when it is compared, and leave what it
 was by as much again before it is stopped.
@@ -288,8 +292,9 @@ class Oracle:
                 dues = _next_dues(record, written.sender_ms)
                 self._to_follow[record.source(place)] = (record, dues)
         elif outcome == "dead":
-            if _check_dead_letter(shard, record, written, where) == "control-lost":
-                self.outcomes["undecided"] = self.outcomes.get("undecided", 0) + 1
+            code = _check_dead_letter(shard, record, written, where)
+            if code in TOLD:
+                self.outcomes[TOLD[code]] = self.outcomes.get(TOLD[code], 0) + 1
         elif outcome == "expired":
             expires_ms = record.wish.expires_ms
             _require(expires_ms is not None and expires_ms < written.sender_ms, f"{where}: expired")
@@ -374,14 +379,19 @@ class Oracle:
             again.attempt += 1
             again.was_fired = settled.was_fired or settled.by >= 0
             return again
-        if settled.wish.cron and not settled.number:
+        is_armed = bool(settled.wish.cron) and not settled.number
+        is_held = (shard.place, settled.offset) in self.held
+        is_rolled = not (is_armed or is_held or "turn" in fields)
+        # Denied, it goes on only while its letter can't be written.
+        _require(is_rolled or settled.wish.target != DENIED, f"{where}: denied, and goes on")
+        if is_armed:
             _begin(again, settled, fields["due"], where)
             return again
         if "turn" in fields:
             is_due = settled.was_fired or settled.due_ms <= written.sender_ms
             _require(is_due, f"{where}: over a limit before its time")
             return again
-        if (shard.place, settled.offset) in self.held:
+        if is_held:
             is_told = settled.was_fired or settled.by < 0 or settled.due_ms <= written.sender_ms
             _require(is_told, f"{where}: fired, and held as any")
             wait_ms = fields["at"] - written.sender_ms
@@ -672,8 +682,11 @@ def _check_dead_letter(shard: ShardHistory, record: Placed, written: Written, wh
         _require(is_lost, f"{where}: what settles it, {by}, is there, or was never read")
         return code
     allowed = (wish.code,) if wish.op == INVALID else BAD_TARGETS
+    if wish.op != INVALID and wish.target in (DENIED, FICKLE):
+        allowed = ("target-denied", *(BAD_TARGETS if wish.target == FICKLE else ()))
     if wish.cron and not record.number and (wish.cron == BAD or None in _first_dues(record)):
-        allowed = ("cron-invalid",)
+        is_known = wish.target not in (DENIED, FICKLE)
+        allowed = ("cron-invalid",) if is_known else (*allowed, "cron-invalid")
     _require(code in allowed, f"{where}: dead-lettered as {code}, not {allowed}")
     _require(written.key == wish.key, f"{where}: key {written.key!r}")
     _require(written.value == wish.value, f"{where}: value {written.value!r}")

@@ -110,6 +110,9 @@ class Plan:
     """Targets and delay topics are paused and resumed."""
     slots_fail: bool = False
     lanes_change: bool = False
+    denied: float = 0.0
+    """Share of records with a target that no node allows, and odds that a node is started with
+    settings that do not allow ``FICKLE`` either."""
     wrong_secret: float = 0.0
     """Odds that a node is started with a secret that the others don't have."""
 
@@ -199,7 +202,8 @@ def draw_plan(seed: int) -> Plan:
     """The plan of a seed. Every kind of trouble comes alone, in company, and not at all."""
     rng = Random(f"plan {seed}")
     wrong_secret = Random(f"secret {seed}").choice((0.0,) * 9 + (0.4,))
-    plan = replace(_draw(rng), wrong_secret=wrong_secret, **rng.choice(THEMES))
+    denied = Random(f"denied {seed}").choice((0.0,) * 3 + (0.3,))
+    plan = replace(_draw(rng), wrong_secret=wrong_secret, denied=denied, **rng.choice(THEMES))
     if seed in SEEDS_OF_OUTAGE:
         return replace(plan, **OUTAGE)
     return (

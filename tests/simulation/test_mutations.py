@@ -97,6 +97,7 @@ BENT: dict[str, dict[str, Any]] = {
     | {"near": 0.95, "records": 120, "append": 0.2, "actions": 250, "transaction_interval_ms": 200},
     "checkpoint_before_fencing": HANDS | {"uncertain": 0.3, "other_node": 0.05},
     "keys_follow_settings": SETTINGS_DIFFER,
+    "denied_when_it_is_read": {"denied": 0.3},
     "unserved_cursor_dropped": {"lanes_change": True, "topics": TOPICS, "crash": 0.02},
     "added_lane_in_checkpoint": {"lanes_change": True, "topics": TOPICS, "crash": 0.02}
     | {"late": 0.5, "actions": 200},

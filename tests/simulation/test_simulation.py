@@ -48,6 +48,7 @@ def test_every_promise_is_kept_in_every_schedule(block: int) -> None:
         "copied",
         "fired",
         "recurred",
+        "denied",
     }
 
 

@@ -9,14 +9,22 @@ from typing import TYPE_CHECKING
 
 from delayservice.lanes.ports import Place
 from tests.simulation.calendar import BAD, NEVER
-from tests.simulation.history import CANCEL, FIRE, INVALID, SCHEDULE, Wish
+from tests.simulation.history import (
+    CANCEL,
+    DENIED,
+    FICKLE,
+    FIRE,
+    INVALID,
+    SCHEDULE,
+    Wish,
+)
 from tests.simulation.plan import LEVELS_MS
 from tests.simulation.sim_log import OPEN, Transaction, Written
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-TARGETS = ("orders", "mails")
+TARGETS = ("orders", FICKLE)
 SLOW = "slow"
 """The target of one slice, of which nobody says for long whether it can be written to."""
 TARGET_PARTITIONS = 2
@@ -97,7 +105,7 @@ class Users:
             record_id,
             due_ms,
             expires_ms=due_ms + rng.choice((0, 40)) if rng.random() < 0.1 else None,
-            target=rng.choice(TARGETS),
+            target=DENIED if self._world.flip(self._world.plan.denied) else rng.choice(TARGETS),
             key=rng.choice((None, b"", b"\xfe%d" % number)),
             value=value,
             own=(("trace", b"%d" % number), ("trace", None)) if rng.random() < 0.5 else (),
@@ -107,7 +115,7 @@ class Users:
         """A record of a level topic: the topic says when it is due."""
         rng, number = self._rng, self._left
         if rng.random() < 0.1:
-            target = (("delay-target-topic", b"secrets"),)
+            target = (("delay-target-topic", b"__secrets"),)
             code, own = rng.choice((("target-missing", ()), ("target-denied", target)))
             return Wish(INVALID, value=b"bad %d" % number, own=own, code=code)
         due_ms = self._world.now_ms + level_ms
@@ -148,7 +156,7 @@ class Users:
                 ("time-missing", (target,)),
                 ("time-invalid", (("delay-at", b"soon"), target)),
                 ("target-missing", (("delay-at", soon),)),
-                ("target-denied", (("delay-at", soon), ("delay-target-topic", b"secrets"))),
+                ("target-denied", (("delay-at", soon), ("delay-target-topic", b"__secrets"))),
                 ("op-invalid", (("delay-op", b"undo"), ("delay-at", soon), target)),
                 ("delay-too-long", (("delay-at", far), target)),
                 ("cron-invalid", (("delay-every", b"999"), target)),
