@@ -326,6 +326,11 @@ class Delivery(Section):
         max_length=100,
         description="Waits between attempts at a target that fails; after the last: dead letter.",
     )
+    missing_target: Literal["park", "dead-letter"] = Field(
+        default="park",
+        description="A record whose target does not exist: tried again after `park_delays_ms`, or "
+        "a dead letter at once.",
+    )
     held_ms: DurationMs = Field(
         default=MINUTE_MS,
         ge=1_000,

@@ -243,6 +243,7 @@ class Worker:
             held_ms=settings.delivery.held_ms,
             accepted=secrets[1:],
             allowlist=partial(allowlist_for, settings),
+            parks_missing=settings.delivery.missing_target == "park",
         )
         self._disk = DiskWatch(
             settings.disk.watermarks, lambda: used_percent(settings.node.state_dir)

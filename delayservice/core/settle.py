@@ -23,6 +23,7 @@ from delayservice.core.codes import (
     TARGET_LATER,
     TARGET_PAUSED,
     TARGET_REFUSED,
+    TARGET_UNKNOWN,
     TOO_LARGE,
     RecordRefusedError,
 )
@@ -83,6 +84,8 @@ class Routes:
     """Secrets that copies may be signed with besides ``secret``, while one is replaced."""
     allowlist: Callable[[str], Allowlist] = Allowlist
     """Returns the targets that this node's settings allow to a delay topic; without it, none."""
+    parks_missing: bool = True
+    """Whether records wait for a target that does not exist, or are dead-lettered at once."""
 
     @property
     def secrets(self) -> tuple[bytes, ...]:
@@ -439,10 +442,15 @@ class Settler:
         if code == TARGET_PAUSED:
             return None if self.copies_to is None else self._hold(offset, payload, now_ms, base)
         attempt = payload[6][2] if payload[6] is not None else 1
-        is_final = code in (TOO_LARGE, TARGET_REFUSED) or attempt > len(self._routes.park_delays_ms)
-        if is_final or self.copies_to is None:
+        if self._is_final(code, attempt) or self.copies_to is None:
             return self._end_with_letter(reason, offset, payload, now_ms, base)
         return self._park(offset, payload, now_ms, base, attempt)
+
+    def _is_final(self, code: str, attempt: int) -> bool:
+        """Whether no other attempt is made."""
+        if code == TARGET_UNKNOWN and not self._routes.parks_missing:
+            return True
+        return code in (TOO_LARGE, TARGET_REFUSED) or attempt > len(self._routes.park_delays_ms)
 
     def _end_with_letter(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int

@@ -103,6 +103,17 @@ def test_a_record_that_is_not_due_waits_and_one_at_its_roll_time_is_rolled() -> 
     assert rolled[:3] == (outcome.ROLLED, "delay_topic_any", 3)
 
 
+def test_a_missing_target_is_waited_for_only_if_settings_want_it() -> None:
+    at_once = replace(ROUTES, parks_missing=False)
+    missing = settler(blocked=BLOCKED, routes=at_once).settle(7, NOW_MS, payload(), NOW_MS, 8)
+    assert missing is not None
+    assert missing[:2] == (outcome.DEAD_LETTERED, "letters")
+    down = settler(blocked=("target-down", "no leader"), routes=at_once)
+    parked = down.settle(7, NOW_MS, payload(), NOW_MS, 8)
+    assert parked is not None
+    assert parked[0] == outcome.PARKED
+
+
 def test_a_blocked_target_parks_its_record_until_the_attempts_are_used_up() -> None:
     kinds = []
     for attempt in (1, 2, 3):
