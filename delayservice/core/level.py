@@ -185,6 +185,12 @@ class LevelShard:
         self._end = end
         self._records = records
 
+    def go_back(self, offset: int) -> None:
+        """H has not passed what lies from ``offset`` on: the log has lost what it had passed there.
+        Nothing is staged, and nothing above is fetched.
+        """
+        self._begin(Cursor(self.committed.key, offset))
+
     def _begin(self, cursor: Cursor) -> None:
         self._rows.clear()
         self._staged_rows = self._bytes = 0

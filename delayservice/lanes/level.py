@@ -22,6 +22,7 @@ from delayservice.core.outcome import Output
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.core.shard import MayRead, at_will
+from delayservice.lanes.level_proof import LevelProof
 from delayservice.lanes.lost import report_lost
 from delayservice.lanes.ports import Bounds, Run, Source, Targets
 from delayservice.store.base import StoreStats
@@ -98,6 +99,7 @@ class LevelLane:
         self._settler = Settler(topic, partition, routes, self.verdicts, flow, targets)
         self._park_topic = park_topic
         self._lost: tuple[Lost, ...] = ()
+        self._proof = LevelProof()
         self._is_fit = False
         self._position = _NOWHERE
         self._is_paused = False
@@ -129,21 +131,23 @@ class LevelLane:
         self.follow(self.shard.committed)
 
     def last_below(self, _offset: int) -> LastRead:
-        """Nothing: a level topic is read from its cursor on."""
+        """Nothing: an owner proves by what it reads again that the log is the same."""
         return NOTHING_READ
 
     def fit(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
-        """Return the cursor of a checkpoint as it is."""
+        """Return the cursor of a checkpoint as it is: nothing is kept that it could not fit."""
         return cursor
 
     def take_over(
         self,
         cursor: Cursor,
         bounds: Bounds,
-        _last_read: LastRead = NOTHING_READ,
+        last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Own the shard from ``cursor`` on; ``bounds`` were read after fencing."""
+        """Own the shard from ``cursor`` on, or from what the log holds below it in place of records
+        that it has lost; see ``AnyLane``.
+        """
         self._lost = skipped(lost, cursor.offset, cursor.offset, bounds.start)
         if self._lost != lost:
             report_lost(self.place, self._lost[-1])
@@ -162,15 +166,14 @@ class LevelLane:
         reader = RecordReader(self.topic, self.partition, self.contracts, self._secrets)
         records = LevelRecords(reader, self.contracts, self._settler, self.verdicts)
         self.shard.take_over(cursor, bounds.end, records)
-        self._source.seek(self.place, cursor.offset)
-        self._position = cursor.offset
+        self._go_to(self._proof.begin(cursor.offset, last_read, bounds))
         self._hold_back()
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:  # noqa: ARG002  # no store
         """Go on with what the log holds, in the same role; see ``AnyLane``."""
         cursor = self.shard.committed
         if self.shard.owned:
-            self.take_over(cursor, bounds, lost=self._lost)
+            self.take_over(cursor, bounds, self._proof.last_read, self._lost)
         else:
             self.follow(cursor)
 
@@ -179,17 +182,24 @@ class LevelLane:
         gone is gone and is reported; what is there is served.
         """
         if cursor.offset > bounds.end:
-            _log.error(
-                "log_truncated",
-                topic=self.topic,
-                partition=self.partition,
-                end=bounds.end,
-                cursor_offset=cursor.offset,
-                hint="the log ends below what was read of it (unclean election, or records "
-                "deleted); it is read on from its end",
-            )
+            self._report_truncated(cursor.offset, bounds.end)
             return Cursor(cursor.key, bounds.end)
         return Cursor(cursor.key, max(cursor.offset, bounds.start))
+
+    def _report_truncated(self, cursor_offset: int, stop: int) -> None:
+        _log.error(
+            "log_truncated",
+            topic=self.topic,
+            partition=self.partition,
+            cursor_offset=cursor_offset,
+            read_from=stop,
+            hint="the log has lost records that were read of it (unclean election, or records "
+            "deleted); what was written in their place is delivered",
+        )
+
+    def _go_to(self, offset: int) -> None:
+        self._source.seek(self.place, offset)
+        self._position = offset
 
     def _let_go(self) -> None:
         """Fetch nothing."""
@@ -206,10 +216,23 @@ class LevelLane:
         """Take one run of the log; returns its number of records."""
         if run.start != self._position:
             return 0  # read before a seek
-        self.shard.ingest(run.rows, run.stop)
+        h = self._proof.offset
+        further_back = self._proof.look(run)
+        if further_back is not None:
+            self._go_to(further_back)
+            return 0
         self._position = run.stop
+        if self._proof.offset < h:
+            self._report_truncated(h, self._proof.offset)
+            self.shard.go_back(self._proof.offset)
+        unread = self.shard.read
+        rows = run.rows if run.start >= unread else [row for row in run.rows if row[0] >= unread]
+        if rows:
+            self._proof.note(run)
+        if run.stop > unread:
+            self.shard.ingest(rows, run.stop)
         self._hold_back()
-        return len(run.rows)
+        return len(rows)
 
     def _hold_back(self) -> None:
         """Fetch no more while enough waits. The client throws away what it fetched when it is
@@ -256,7 +279,9 @@ class LevelLane:
 
     def checkpoint(self) -> ShardCheckpoint:
         """What a commit now would say of this shard."""
-        return ShardCheckpoint(self.topic_id, self.shard.staged, self.contracts, lost=self._lost)
+        return ShardCheckpoint(
+            self.topic_id, self.shard.staged, self.contracts, self._proof.last_read, self._lost
+        )
 
     def committed(self) -> None:
         """The staged cursor is committed."""

@@ -47,6 +47,7 @@ from delayservice.core.storing import bearing_ids
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.lanes.lane import Lane
+from delayservice.lanes.level_proof import LevelProof
 from delayservice.lanes.log_proof import LogProof
 from delayservice.lanes.owning import Owning
 from delayservice.lanes.ports import Bounds, Place, Run
@@ -1141,6 +1142,11 @@ def epoch_is_not_committed() -> AbstractContextManager[Any]:
     return _replaced(Lane, "take_over", take_over)
 
 
+def level_log_is_taken_for_the_same() -> AbstractContextManager[Any]:
+    """A level topic is read from H on, whatever was written below it meanwhile."""
+    return patch.object(LevelProof, "begin", lambda _, offset, *__: offset)
+
+
 @contextmanager
 def recreated_topic_keeps_its_cursor() -> Iterator[None]:
     """Topics are known by their names."""
@@ -1254,6 +1260,7 @@ LOGS: tuple[Mutation, ...] = (
     truncation_is_ignored,
     leader_is_not_asked,
     epoch_is_not_committed,
+    level_log_is_taken_for_the_same,
     recreated_topic_keeps_its_cursor,
     direct_is_not_awaited,
 )

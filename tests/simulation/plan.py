@@ -169,6 +169,7 @@ _NO_COPIES: dict[str, Any] = (
     | {"load": False}
 )
 TRUNCATED = _NO_COPIES | {"truncates": True, "records": 16, "append": 0.1, "near": 0.4}
+TRUNCATED_LEVELS = TRUNCATED | {"levels": tuple(LEVELS_MS), "records": 24}
 RECREATED = _NO_COPIES | {"recreates": True, "records": 16, "append": 0.05}
 AT_LEAST_ONCE: dict[str, Any] = {"at_least_once": True, "recurring": 0.0}
 KINDS: tuple[dict[str, Any], ...] = (TRUNCATED, RECREATED, AT_LEAST_ONCE, {})

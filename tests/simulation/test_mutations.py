@@ -25,6 +25,7 @@ from tests.simulation.plan import (
     SETTINGS_DIFFER,
     TOPICS,
     TRUNCATED,
+    TRUNCATED_LEVELS,
     draw_plan,
 )
 from tests.simulation.schedule import run_schedule, silenced
@@ -129,6 +130,7 @@ BENT: dict[str, dict[str, Any]] = {
     "truncation_is_ignored": TRUNCATED,
     "leader_is_not_asked": TRUNCATED | {"moves": 0.2, "actions": 200},
     "epoch_is_not_committed": TRUNCATED,
+    "level_log_is_taken_for_the_same": TRUNCATED_LEVELS,
     "recreated_topic_keeps_its_cursor": RECREATED,
     "direct_is_not_awaited": AT_LEAST_ONCE | {"near": 0.9},
     "label_is_ignored": SETTINGS_DIFFER,

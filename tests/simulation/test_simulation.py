@@ -20,6 +20,7 @@ from tests.simulation.plan import (
     SEEDS_OF_LOSS,
     SEEDS_OF_OUTAGE,
     SETTINGS_DIFFER,
+    TRUNCATED_LEVELS,
     Plan,
     draw_plan,
 )
@@ -76,6 +77,13 @@ def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_and_target
         for seed in range(first, first + BLOCK):
             verdict = run_schedule(seed)
             assert verdict.broken is None, f"{verdict.broken}; see: {replay_command(seed)}"
+
+
+def test_promises_hold_where_logs_of_level_topics_lose_their_end() -> None:
+    with silenced():
+        for seed in range(82_000, 82_000 + BLOCK):
+            verdict = run_schedule(seed, plan=replace(draw_plan(seed), **TRUNCATED_LEVELS))
+            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
 
 
 def test_what_is_stored_is_delivered_where_retention_deletes_what_nobody_has_walked() -> None:

@@ -284,7 +284,7 @@ class World:
         if plan.lanes_change and rng.random() < 0.6:
             node.change_lanes()
         if plan.truncates:
-            self._elect(rng.choice(self.precise))
+            self._elect(rng.choice(self.places))
         if plan.recreates and rng.random() < 0.3:
             self._recreate(rng.choice(plan.topics))
         if rng.random() < 0.1:

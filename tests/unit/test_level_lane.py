@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, cast
 
+import pytest
 import structlog
 
+from delayservice.core.checkpoint import LastRead
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import START_KEY, Cursor
 from delayservice.core.entry import Row
@@ -21,6 +25,8 @@ NOW_MS = 1_800_000_000_000
 LEVEL_MS = 5_000
 LEVEL = Contracts([(0, Contract(level_ms=LEVEL_MS, allow=("orders",)))])
 AHEAD = FetchAhead(records=10, bytes=100_000)
+OLD, NEW, MARKER = 3, 5, -2
+"""Leader epochs."""
 
 
 class Log:
@@ -28,10 +34,12 @@ class Log:
 
     def __init__(self) -> None:
         self.position: int | None = None
+        self.seeks: list[int] = []
         self.is_paused = False
 
     def seek(self, _place: Place, offset: int, _last: object = None) -> None:
         self.position = offset
+        self.seeks.append(offset)
 
     def drop(self, _place: Place) -> None:
         self.position = None
@@ -70,10 +78,30 @@ class Stage:
     def is_paused(self) -> bool:
         return self.log.is_paused
 
-    def read(self, start: int, stop: int) -> int:
+    def read(self, start: int, stop: int, epoch: int = -1) -> int:
         headers: Any = [("delay-target-topic", b"orders")]
         rows: list[Row] = [(o, NOW_MS + o, None, b"v", headers) for o in range(start, stop)]
-        return self.lane.ingest(Run((TOPIC, 0), start, rows, stop))
+        return self.lane.ingest(Run((TOPIC, 0), start, rows, stop, epoch))
+
+    def read_all(self, epochs: Sequence[int]) -> None:
+        """Read a log to its end, wherever the lane seeks. ``epochs``: of the leader that appended
+        each offset; ``MARKER`` for one that holds no record.
+        """
+        at, log = self.log.seeks[-1], self.log
+        while at < len(epochs):
+            epoch, offsets = next(groupby(range(at, len(epochs)), epochs.__getitem__))
+            stop, sought = list(offsets)[-1] + 1, len(log.seeks)
+            if epoch == MARKER:
+                self.lane.ingest(Run((TOPIC, 0), at, [], stop))
+            else:
+                self.read(at, stop, epoch)
+            at = stop if len(log.seeks) == sought else log.seeks[-1]
+
+    def delivered(self) -> list[int]:
+        """Settle and commit all that is read; the offsets."""
+        offsets = [output[7] for output in self.settle(NOW_MS + 10**6)]
+        self.lane.committed()
+        return offsets
 
     def settle(self, now_ms: int, limit: int = 1_000, bytes_max: int = 10**6) -> list[Output]:
         chunks = self.lane.settle_due(now_ms, limit, bytes_max)
@@ -205,3 +233,83 @@ def test_a_topic_that_was_precise_is_left_alone_and_its_cursor_stays() -> None:
     assert stage.settle(NOW_MS + 10**9) == []
     assert stage.lane.checkpoint().cursor == cursor
     assert not stage.lane.shard.is_staged
+
+
+# --- a log that has lost its end, and has grown again -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("log", "delivered"),
+    [
+        ([OLD] * 100, []),
+        ([OLD] * 100 + [NEW] * 3, [100, 101, 102]),
+        ([OLD] * 97 + [MARKER] * 3 + [NEW], [100]),
+        ([OLD] * 97 + [NEW] * 6, list(range(97, 103))),
+        ([OLD] * 20 + [NEW] * 83, list(range(20, 103))),
+        ([OLD] * 20 + [NEW] * 50, list(range(20, 70))),
+        ([OLD] * 20 + [MARKER] * 30 + [NEW] * 20 + [MARKER] * 40, list(range(50, 70))),
+        ([OLD] * 90, []),
+        ([NEW] * 103, list(range(103))),
+    ],
+)
+def test_what_was_written_below_h_in_place_of_lost_records_is_delivered(
+    log: list[int], delivered: list[int]
+) -> None:
+    stage = Stage()
+    bounds = Bounds(0, len(log), NEW)
+    stage.lane.take_over(Cursor(START_KEY, 100), bounds, LastRead(OLD, 99))
+    stage.read_all(log)
+    assert stage.delivered() == delivered
+    heir = Stage()
+    checkpoint = stage.lane.checkpoint()
+    heir.lane.take_over(checkpoint.cursor, bounds, checkpoint.last_read)
+    heir.read_all(log)
+    assert heir.delivered() == []
+
+
+def test_under_the_same_leader_nothing_below_h_is_read_again() -> None:
+    stage = Stage()
+    stage.lane.take_over(Cursor(START_KEY, 100), Bounds(0, 103, OLD), LastRead(OLD, 99))
+    assert stage.log.seeks == [100]
+    stage.read_all([OLD] * 103)
+    assert stage.log.seeks == [100]
+    assert stage.delivered() == [100, 101, 102]
+
+
+def test_a_log_that_is_truncated_before_the_first_record_is_read_is_looked_at_as_well() -> None:
+    stage = Stage()
+    stage.lane.take_over(Cursor(START_KEY, 100), Bounds(0, 103, OLD), LastRead(OLD, 99))
+    stage.read_all([OLD] * 98 + [NEW] * 4)
+    assert stage.delivered() == [98, 99, 100, 101]
+
+
+def test_an_owner_whose_log_was_truncated_goes_back_to_what_it_has_not_delivered() -> None:
+    stage = Stage()
+    stage.lane.take_over(Cursor(START_KEY, 0), Bounds(0, 8, OLD))
+    stage.read_all([OLD] * 8)
+    assert stage.delivered() == list(range(8))
+    assert stage.lane.checkpoint().last_read == LastRead(OLD, 7)
+    stage.lane.refit(Bounds(0, 9, NEW), is_truncated=True)
+    with structlog.testing.capture_logs() as logs:
+        stage.read_all([OLD] * 5 + [NEW] * 4)
+    assert [entry["event"] for entry in logs] == ["log_truncated"]
+    assert stage.delivered() == [5, 6, 7, 8]
+    assert stage.lane.checkpoint().last_read == LastRead(NEW, 8)
+
+
+def test_what_retention_has_deleted_is_not_looked_for() -> None:
+    stage = Stage()
+    stage.lane.take_over(Cursor(START_KEY, 100), Bounds(98, 103, NEW), LastRead(OLD, 90))
+    stage.read_all([MARKER] * 98 + [NEW] * 5)
+    assert stage.log.seeks == [99, 98]
+    assert stage.delivered() == [98, 99, 100, 101, 102]
+    stage = Stage()
+    stage.lane.take_over(Cursor(START_KEY, 100), Bounds(100, 103, NEW), LastRead(OLD, 90))
+    assert stage.log.seeks == [100]
+
+
+def test_each_look_begins_much_further_back_than_the_one_before() -> None:
+    stage = Stage()
+    stage.lane.take_over(Cursor(START_KEY, 10_000), Bounds(0, 10_003, NEW), LastRead(OLD, 9_999))
+    stage.read_all([OLD] * 2_000 + [NEW] * 8_003)
+    assert stage.log.seeks == [9_999, 9_998, 9_990, 9_926, 9_414, 5_318, 0]
