@@ -181,6 +181,11 @@ class Shard:
         return self.stored >= self.end and self.seen >= self.end
 
     @property
+    def awaited_end(self) -> int:
+        """Return L as long as H waits for it; else 0."""
+        return 0 if self.caught_up else self.end
+
+    @property
     def has_room(self) -> bool:
         """Return whether the walk's queue takes more. What does not fit is read again later."""
         held = len(self._queue) + len(self._passed)

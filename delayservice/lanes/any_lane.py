@@ -28,6 +28,10 @@ class ShardFacts(Protocol):
         """Whether H has passed all that was read."""
 
     @property
+    def awaited_end(self) -> int:
+        """The end of the log at take-over as long as H waits until it is read; else 0."""
+
+    @property
     def stored(self) -> int:
         """S: source offsets below it need not be read from the log to be kept."""
 

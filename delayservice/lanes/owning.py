@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -125,8 +125,9 @@ class Owning:
         self._lost_s = -math.inf
         self._take_overs: list[_TakeOver] = []
         self._joining: list[_Joining] = []
-        self._unjoined: list[AnyLane] = []
-        """Shards of owned slices whose leaders gave no answer; asked again together."""
+        self._unjoined: dict[AnyLane, None] = {}
+        """Shards of owned slices whose leaders gave no answer, or that wait for an end of the log
+        which it may have lost since; asked again together."""
         self._join_after_s = -math.inf
 
     # --- roles ---------------------------------------------------------------------------------
@@ -265,8 +266,10 @@ class Owning:
                 self._joining.remove(joining)
                 self._join(joining)
         if self._unjoined and self._clock.monotonic_s() >= self._join_after_s:
-            self._ask_bounds(self._unjoined)
-            self._unjoined = []
+            asked, self._unjoined = self._unjoined, {}
+            waiting = [one for one in asked if one.shard.awaited_end or not one.shard.owned]
+            if waiting:
+                self._ask_bounds(waiting)
 
     def hear_commit(self, ended: Ended) -> None:
         """Do what follows from the end of a commit."""
@@ -384,13 +387,23 @@ class Owning:
         if stored_before <= bounds.end:
             bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
         known, now_ms = slice_.known_of(lane.topic), self._clock.wall_ms()
+        if lane.shard.owned:  # and the log has lost what it waits for
+            known = replace(lane.checkpoint(), cursor=lane.shard.committed)
         version_max = self._gate.contract_version()
         if known is not None:  # nodes that do not know it can't follow the slice in any case
             version_max = max(version_max, known.contracts.newest_version)
         wanted = self._contract_of(lane.topic, version_max)
         take_over_lane(lane, known, bounds, wanted, now_ms)
+        self.await_end(lane)
         self._transaction.touched.add(slice_.number)
         self._agenda.look_again(lane)
+
+    def await_end(self, lane: AnyLane) -> None:
+        """See to it that a shard does not wait for an end that its log has lost."""
+        if lane.shard.awaited_end:
+            if not self._unjoined:
+                self._join_after_s = self._clock.monotonic_s() + self._rest_s
+            self._unjoined[lane] = None
 
     def join(self, slice_: Slice, lanes: list[AnyLane]) -> None:
         """Let shards that were added be owned as well, if their slice is."""
@@ -413,16 +426,23 @@ class Owning:
             slice_ = self._slices.get(lane.partition)
             if slice_ is None or slice_.lanes.get(lane.topic) is not lane:
                 continue
-            if slice_.phase not in OWNED or lane.shard.owned:
+            if slice_.phase not in OWNED:
                 continue
-            if lane.place in bounds:
-                stored_before = joining.stored[lane.place]
-                self._join_lane(slice_, lane, bounds[lane.place], stored_before)
+            found = bounds.get(lane.place)
+            if found is None:
+                self._unjoined[lane] = None
+            elif not lane.shard.owned or found.end < lane.shard.awaited_end:
+                self._join_lane(slice_, lane, found, joining.stored[lane.place])
             else:
-                self._unjoined.append(lane)
+                self.await_end(lane)
         self._join_after_s = self._clock.monotonic_s() + self._rest_s
 
     def _join_lane(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
+        if lane.shard.owned:
+            why = f"it ends at {bounds.end}, and {lane.shard.awaited_end} is waited for"
+            _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
+            if self._transaction.is_open:
+                self._transaction.start_over("transaction_dropped", slice=slice_.number)
         try:
             self._take_lane(slice_, lane, bounds, stored_before)
         except KafkaEdgeError as exc:

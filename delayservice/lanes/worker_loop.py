@@ -341,6 +341,7 @@ class WorkerLoop:
             self._settle_down()
         try:
             lane.refit(bounds, is_truncated=is_truncated)
+            self._owning.await_end(lane)
         except KafkaEdgeError as exc:
             self._owning.interrupted_safely(slice_, str(exc))
         self._agenda.look_again(lane)

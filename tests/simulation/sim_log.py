@@ -356,13 +356,6 @@ class SimLog:
         del partition.written[stop:]
         self.elect(place)
 
-    def fill(self, place: Place, end: int, now_ms: int) -> None:
-        """Make a log as long as it was, with what nobody sees."""
-        while self.partition(place).end < end:
-            transaction = self.begin()
-            self.append(place, now_ms, (None, b"aborted", []), transaction)
-            self.decide(transaction, commit=False)
-
     def recreate(self, name: str) -> None:
         """A topic is deleted, and another is made that has its name."""
         topic = self.topics[name]

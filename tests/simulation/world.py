@@ -70,9 +70,6 @@ class World:
         """Topics of which the cluster says only that they have no leader yet."""
         self.holds_helpers = False
         """Whether helpers begin nothing at once, in calm times either."""
-        self.longest: dict[Place, int] = {}
-        """Ends of logs before they were truncated. Who took a shard over waits until it has grown
-        as long again, if nothing that it had read is lost."""
         self.has_broken_down = False
         self._turns_left = 0
         self.unanswered: list[Job] = []
@@ -338,7 +335,6 @@ class World:
             self.trace(f"{place} has another leader")
             return
         stop = self.rng.choice(cuts)
-        self.longest[place] = max(self.longest.get(place, 0), self.log.partition(place).end)
         self.log.truncate(place, stop)
         epoch = self.log.partition(place).leader_epoch
         self.oracle.truncated(place, self.log.topics[place[0]].topic_id, stop, epoch)
@@ -443,8 +439,6 @@ class World:
         self._judge_anew()
         self.users.write_all()
         self.strangers.undo()
-        for place, end in self.longest.items():
-            self.log.fill(place, end, self.now_ms)
         for node in self.nodes:
             node.skew_ms = 0
             node.frozen = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -443,6 +444,65 @@ def test_what_was_stored_while_the_end_of_the_log_was_asked_for_is_not_taken_for
     assert stage.lane(0).shard.owned
     assert [line for line in told if line["event"] == "log_truncated"] == []
     assert stage.lane(0).store.stats().pending == 6
+
+
+def owner_that_waits_for(end: int, limits: Limits = LITTLE) -> Stage:
+    """An owner of a log that holds six records, two of them above H; its end was said to be
+    another.
+    """
+    stage = Stage(0, limits=limits)
+    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM)))
+    stage.sink.note_checkpoint(0, left_by("old", 0, 4))
+    stage.write(0, 100, 100, 100, 100, 0, 0)
+    bounds = stage.heritage.bounds
+    stage.heritage.bounds = lambda places: dict.fromkeys(places, Bounds(0, end))  # type: ignore[method-assign]
+    stage.own()
+    stage.heritage.bounds = bounds  # type: ignore[method-assign]
+    assert stage.of(0).is_owner
+    assert stage.lane(0).shard.end == end
+    return stage
+
+
+def test_an_owner_does_not_wait_for_records_that_its_log_lost_after_the_take_over() -> None:
+    stage = owner_that_waits_for(9)
+    stage.step(100, 3)
+    assert stage.delivered() == [(0, offset) for offset in range(4)], "K goes on"
+    stage.step(1_000)
+    stage.step(10, 4)
+    assert stage.delivered() == [(0, offset) for offset in range(6)]
+    stage.write(0, 0)
+    stage.step(10, 4)
+    assert stage.delivered()[6:] == [(0, 6)]
+
+
+def test_what_is_staged_when_that_is_found_out_is_settled_again_and_once() -> None:
+    slow = Limits(transaction_interval_ms_min=3_000, transaction_interval_ms_max=3_000)
+    stage = owner_that_waits_for(9, replace(slow, visible_at_commit=False))
+    stage.step(400, 2)
+    assert stage.loop._transaction.is_open
+    assert stage.delivered() == []
+    with capture_logs() as told:
+        stage.step(300, 2)
+    assert "transaction_dropped" in [line["event"] for line in told]
+    stage.step(3_000, 4)
+    assert stage.delivered() == [(0, offset) for offset in range(6)]
+
+
+def test_an_owner_that_waits_for_what_its_log_holds_asks_now_and_then_and_goes_on_waiting() -> None:
+    stage = owner_that_waits_for(9)
+    stage.logs.bounds = lambda place: Bounds(place[1], 9)  # type: ignore[method-assign]
+    with capture_logs() as told:
+        for _ in range(3):
+            stage.step(1_000)
+            stage.step(10, 4)
+    assert "log_moved" not in [line["event"] for line in told]
+    assert stage.delivered() == [(0, offset) for offset in range(4)]
+    stage.write(0, 0, 0, 0)
+    stage.step(10, 4)
+    assert stage.delivered() == [(0, offset) for offset in range(9)]
+    asked = stage.heritage.calls.count("bounds")
+    stage.step(1_000, 4)
+    assert stage.heritage.calls.count("bounds") == asked, "there is nothing to ask for any more"
 
 
 def test_a_shard_whose_leader_gives_no_answer_is_asked_for_again_and_the_others_are_served() -> (
