@@ -255,9 +255,7 @@ class Settler:
         self, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
         """Put a record off whose end can't be written down now; None: it has to wait."""
-        recurrence = recurrence_of(payload[6])
-        is_armed = recurrence is None or recurrence.number
-        if self.copies_to is None or not is_armed:
+        if self.copies_to is None:
             return None
         again = (*payload[:6], next_attempt(payload[6]))
         at_ms = self._later_ms(offset, payload, now_ms, _SERVICE_TOPIC_MS)

@@ -90,6 +90,7 @@ class Placed:
         at_ms: what the copy's key says.
         home: the shard of the user's record, if that is another.
         was_fired: it was parked when it was to be delivered at once, whenever it is due.
+        is_put_off: a cron schedule that has no occurrence yet, and ends where its copy ends.
         is_seen: consumers have it, although no transaction says that it was delivered.
         outcome: how it was settled; empty: it is pending.
         by: the user record that settled it, or -1.
@@ -108,6 +109,7 @@ class Placed:
     attempt: int = 1
     home: Place | None = None
     was_fired: bool = False
+    is_put_off: bool = False
     is_seen: bool = False
     outcome: str = ""
     by: int = -1

@@ -375,7 +375,9 @@ class Oracle:
             again.since = settled.by
         if fields["attempt"] == settled.attempt + 1:
             if settled.wish.cron and not settled.number:
-                _begin(again, settled, fields["due"], where)
+                settled.is_put_off = b"#" not in base64.b64decode(fields["source"])
+                if not settled.is_put_off:
+                    _begin(again, settled, fields["due"], where)
             again.attempt += 1
             again.was_fired = settled.was_fired or settled.by >= 0
             return again
@@ -579,7 +581,7 @@ class Oracle:
                 ends = final.setdefault(record.source(shard.place), [])
                 if record.outcome in FINAL:
                     ends.append(record.outcome)
-                elif record.wish.cron and not record.number:
+                elif record.wish.cron and not record.number and not record.is_put_off:
                     ends.append("begun")
         for source, outcomes in final.items():
             # A lost record may have a copy elsewhere, and another record stands where it stood.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from delayservice.core import outcome
 from delayservice.core.codec import Payload, decode_payload, encode_payload
 from delayservice.core.codes import CRON_INVALID, RecordRefusedError
@@ -139,6 +141,23 @@ def cron_record(cron: str, start_ms: int = 0) -> Payload:
     """As it was written: its first occurrence is not known."""
     unarmed = Recurrence(0, cron, number=0, start_ms=start_ms)
     return ("orders", -1, None, b"", [], NOW_MS, (None, None, 1, None, encode(unarmed)))
+
+
+@pytest.mark.parametrize("cron", ["never", "bad"])
+def test_a_cron_schedule_that_can_not_begin_is_put_off_until_its_letter_can_be_written(
+    cron: str,
+) -> None:
+    missing = {("letters", -1): ("target-unknown", "topic letters does not exist")}
+    (put_off,) = settled(cron_record(cron), blocked=missing)
+    assert put_off[:2] == (outcome.PARKED, "delay_topic_any")
+    copy = copied(put_off)[2]
+    assert recurrence_of(copy[6]) == Recurrence(0, cron, number=0)
+    (again,) = settled(copy, blocked=missing)
+    assert again[0] == outcome.PARKED
+    (letter,) = settled(copied(again)[2])
+    assert letter[0] == outcome.DEAD_LETTERED
+    said = dict(letter[5])
+    assert (said["delay-source"], said["delay-cron"]) == (b"delay_topic_any:3:9", cron.encode())
 
 
 def test_a_cron_schedule_begins_with_a_copy_that_settles_it() -> None:
