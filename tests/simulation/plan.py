@@ -156,10 +156,6 @@ SEEDS_OF_LOSS = range(80_000, 81_000)
 once. Of other seeds with such plans one in a hundred breaks a promise, by the gaps that
 docs/simulation.md lists; so none draws them.
 """
-_NOT_JUDGED = frozenset({80_245, 80_874})
-"""Of these, seeds in which a log loses its end twice before its owner hears of the first time: the
-oracle takes what was delivered in between for pending.
-"""
 
 
 _NO_COPIES: dict[str, Any] = (
@@ -207,11 +203,7 @@ def draw_plan(seed: int) -> Plan:
     plan = replace(_draw(rng), wrong_secret=wrong_secret, denied=denied, **rng.choice(THEMES))
     if seed in SEEDS_OF_OUTAGE:
         return replace(plan, **OUTAGE)
-    return (
-        replace(plan, **rng.choice(KINDS))
-        if seed in SEEDS_OF_LOSS and seed not in _NOT_JUDGED
-        else plan
-    )
+    return replace(plan, **rng.choice(KINDS)) if seed in SEEDS_OF_LOSS else plan
 
 
 def _draw(rng: Random) -> Plan:
