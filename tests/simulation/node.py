@@ -133,8 +133,6 @@ class Node:
         """Of what the disks hold."""
         self.clock = SimClock(self)
         self._life = 0
-        self._was_stopped = False
-        """In good order, so that the stores say what was read last."""
         self._frames: list[tuple[int, str]] = []
         self._is_tailing = False
         self._roll_window_ms = roll_window_ms
@@ -272,10 +270,6 @@ class Node:
         self.allow = tuple(t for t in (*TARGETS, SLOW) if not (no_fickle and t == FICKLE))
         self._connect()
         book = self._book
-        if plan.truncates and not self._was_stopped:  # its label may be older than S
-            for disk in self.disks.values():
-                disk.wipe()
-        self._was_stopped = False
         self.loop = WorkerLoop(
             node_id=self.name,
             source=self._source,
@@ -452,7 +446,6 @@ class Node:
                 self.finish(job)
         if self.loop is not None:
             self._guarded(self.loop.close)
-            self._was_stopped = self.loop is not None
         self._life += 1
         self.loop = None
         self.jobs.clear()
