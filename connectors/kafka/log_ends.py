@@ -59,13 +59,14 @@ def log_bounds(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> Bounds:
     """Start of the log and its high watermark, open transactions included; with ``READ_COMMITTED``
-    the last stable offset instead, below which none is open.
+    the last stable offset instead, below which none is open. A new leader is asked once, without
+    a wait for an election: the worker's loop asks here.
 
     Raises:
         KafkaEdgeError: the cluster does not say.
     """
     place = (topic, partition)
-    asked = [_asked(admin, [place], spec, isolation) for spec in (EARLIEST, LATEST)]
+    asked = [_asked_twice(admin, [place], spec, isolation) for spec in (EARLIEST, LATEST)]
     first, end = (_known(answer)[place] for answer in asked)
     return Bounds(first.offset, *end)
 
@@ -141,6 +142,15 @@ def _asked(
         except KafkaException as exc:
             _log.warning("topic_not_looked_up", topic=topic, why=str(exc))
     return answers
+
+
+def _asked_twice(
+    admin: AdminClient, places: Collection[Place], spec: OffsetSpec, isolation: IsolationLevel
+) -> _Answers:
+    """Ask, and ask again where the first question has found that the leader changed."""
+    answers = _asked(admin, places, spec, isolation)
+    again = _stale(answers)
+    return answers | _asked(admin, again, spec, isolation)
 
 
 def offset_of(future: Any, timeout_s: float) -> Any:  # noqa: ANN401  # the client leaves it untyped

@@ -23,7 +23,7 @@ def append(bootstrap: str) -> None:
 @pytest.mark.slow
 def test_a_client_asks_the_new_leader_when_the_old_one_refuses() -> None:
     with EmbeddedCluster(brokers=3, zookeepers=0) as own:
-        admins = [AdminClient({"bootstrap.servers": own.bootstrap}) for _ in range(2)]
+        admins = [AdminClient({"bootstrap.servers": own.bootstrap}) for _ in range(3)]
         admins[0].create_topics([NewTopic(TOPIC, 1, 3)])[TOPIC].result(LEADER_S)
         append(own.bootstrap)
         for admin in admins:  # so that both remember this leader
@@ -32,7 +32,8 @@ def test_a_client_asks_the_new_leader_when_the_old_one_refuses() -> None:
         own.stop_broker(old, kill=True)
         append(own.bootstrap)
         own.start_broker(old)
-        patient, other = admins
+        patient, other, third = admins
+        assert log_bounds(third, *PLACE)[:2] == (0, 2)
         assert offsets_of(patient, [PLACE], LATEST) == {PLACE: 2}
         assert offsets_of(patient, [PLACE], EARLIEST) == {PLACE: 0}
         what = "the new leader is asked by a client that does not wait"

@@ -76,6 +76,20 @@ def test_who_can_not_wait_asks_once_and_has_the_new_leader_next_time() -> None:
     assert log_ends(admin_of(broker), [PLACE]) == {PLACE: 7}
 
 
+@pytest.mark.parametrize("code", sorted(module.STALE))
+def test_bounds_are_asked_of_the_new_leader(code: int) -> None:
+    broker = Broker(iter([code]))
+    assert log_bounds(admin_of(broker), *PLACE) == Bounds(7, 7, 3)
+    assert broker.looked_up == [PLACE[0]]
+
+
+def test_bounds_do_not_wait_for_an_election() -> None:
+    asked = iter([KafkaError.LEADER_NOT_AVAILABLE] * 4)
+    with pytest.raises(KafkaEdgeError, match="delay_topic_a:0 starts and ends"):
+        log_bounds(admin_of(Broker(asked)), *PLACE)
+    assert next(asked, None) is None, "the start and the end are asked twice each"
+
+
 def test_bounds_that_are_not_known_are_an_error() -> None:
     with pytest.raises(KafkaEdgeError, match="delay_topic_a:0 starts and ends"):
         log_bounds(admin_of(Broker(iter([KafkaError._TIMED_OUT]))), *PLACE)
