@@ -415,13 +415,15 @@ class Election:
         return name is not None and slice_no in self._caught_up.get(name, ())
 
     def _candidates(self, slice_no: int) -> tuple[str, ...]:
-        """Whom an owner may hand over to: anybody when it has to go, else only the first, and
-        while ownership is pinned nobody.
+        """Whom an owner may hand over to: anybody when it has to go, else only the first. While
+        ownership is pinned nobody, though its copy may belong to another node by now.
         """
         ranked = self._ranked.get(slice_no, ())
         me = self._me.node_id
+        if self._is_pinned and me in self._live and not self._is_leaving:
+            return ()
         if me in ranked:
-            return () if self._is_pinned or ranked[0] == me else ranked[:1]
+            return () if ranked[0] == me else ranked[:1]
         return ranked
 
     # --- what is to be done --------------------------------------------------------------------

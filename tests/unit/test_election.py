@@ -408,6 +408,15 @@ class TestHandOver:
         election.leave()
         assert election.step(1001) == [Announce(0, "other")]
 
+    def test_a_pinned_owner_whose_copy_is_placed_elsewhere_keeps_slice_and_copy(self) -> None:
+        election = owning(elected(["other"], live=NODES, known=["me"], replicas=1))
+        election.nodes([note("me"), note("other")])
+        ready(election, "other")
+        announced(election, "other", 0)
+        election.pin(is_pinned=True)
+        assert election.step(0.1) == [Announce(0, "")]
+        assert election.serve(beside("other")) == {0}
+
     def test_a_pinned_owner_that_can_t_serve_is_relieved(self) -> None:
         election = owning(elected(["other"]))
         ready(election, "other")
