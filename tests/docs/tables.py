@@ -31,7 +31,8 @@ _PACKAGE = "the package is installed already, and spark is an extra of it"
 NOT_TYPED: Final = (
     Listed("README.md", "make try", "tests/docs/test_try.py runs what it runs"),
     Listed("README.md", "make demo", "minutes, and a job of its own"),
-    Listed("README.md", "make test", "this test is a part of it"),
+    Listed("README.md", "make test", "its tests are the ones that don't need this one's servers"),
+    Listed("README.md", "make long", "this test is a part of it"),
     Listed("docs/start.md", "make try", "tests/docs/test_try.py runs what it runs"),
     Listed(
         "docs/cli.md", "delayservice --", "typed by tests/docs/test_cli_page.py, in another home"

@@ -72,7 +72,7 @@ def test_a_pinned_slice_stays_until_it_is_unpinned_and_then_goes_to_who_is_prefe
 def test_the_owner_of_a_pinned_slice_that_dies_is_replaced_and_does_not_get_it_back(
     zookeeper: ZooKeeper, tmp_path: Path
 ) -> None:
-    with working(zookeeper, "b", role=None) as other:
+    with captured(), working(zookeeper, "b", role=None) as other:
         with working(zookeeper, "a"):
             assert not typed(zookeeper, tmp_path, "pin", "--why", "an upgrade")["was_pinned"]
             assert typed(zookeeper, tmp_path, "pin", "--why", "still")["was_pinned"]

@@ -273,16 +273,3 @@ def test_a_record_whose_copy_outgrows_the_delay_topic_is_a_dead_letter(
     assert (letter.header("delay-error"), letter.value) == ("too-large", b"x" * 19_700)
     assert letter.header("delay-at") == str(appended_ms + 2 * WINDOW_MS)
     bench.await_match(target, lambda one: one.key == b"later")
-
-
-def test_a_missing_target_is_a_letter_at_once_where_settings_want_it(bench: Bench) -> None:
-    bench.serve("delivery.missing_target=dead-letter")
-    missing = bench.target_name("missing")
-    _, offset, appended_ms = bench.send(bench.to(missing, 0), value=b"nowhere to go")
-    (letter,) = bench.read(bench.dead_letter, 1)
-    assert letter.header("delay-error") == "target-unknown"
-    assert (letter.value, letter.header("delay-source")) == (
-        b"nowhere to go",
-        f"{bench.any}:0:{offset}",
-    )
-    assert letter.timestamp_ms - appended_ms < 1_000, "it was not parked"

@@ -387,6 +387,8 @@ class Oracle:
         # Denied, it goes on only while its letter can't be written.
         _require(is_rolled or settled.wish.target != DENIED, f"{where}: denied, and goes on")
         if is_armed:
+            # It may have been put off before, by a node that denied its target.
+            again.attempt, again.is_put_off = 1, False
             _begin(again, settled, fields["due"], where)
             return again
         if "turn" in fields:

@@ -181,6 +181,7 @@ OUTAGE: dict[str, Any] = {
     "slots_fail": False,
     "lanes_change": False,
     "stuck": "",
+    "other_roll_window_ms": None,  # a copy that hears late of another contract is rebuilt
 } | {"wrong_secret": 0.0, "intruder": 0.0, "records": 24, "ids": 3, "append": 0.1}
 SEEDS_OF_OUTAGE = range(81_000, 82_000)
 
