@@ -39,6 +39,7 @@ class Past:
             checkpoint=bench.checkpoint,
             dead_letter=bench.dead_letter,
             outcomes=bench.outcomes,
+            allow=(bench.target_name("*"),),
             secrets=(SECRET.encode(),),
             **more,
         )
