@@ -235,7 +235,7 @@ class RecordReader:
         self._stop = OFFSET_MAX if stop is None else stop
         self._targets = Targets(contract, self._topic)
         self._allowed = self._targets.allowed
-        # Nothing on a level topic is plain: its records' times are not read.
+        # Nothing on a level topic is plain: the topic says when.
         self._plain: Mapping[bytes | None, str] = {} if contract.level_ms else self._allowed
         self._plain_window_ms = contract.roll_window_ms - contract.roll_spread_ms
         self._id_bytes_max = contract.id_bytes_max

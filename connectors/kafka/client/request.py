@@ -13,7 +13,12 @@ from delayservice.core.codes import RecordRefusedError
 from delayservice.core.contract import is_legal_topic, is_reserved
 from delayservice.core.record import STRIPPED
 from delayservice.core.recurrence import check_every, check_times, parse_cron, parse_zone
-from delayservice.core.times import DUE_STOP_MS, check_is_ms, parse_duration_ms, parse_instant_ms
+from delayservice.core.times import (
+    DUE_STOP_MS,
+    check_is_ms,
+    parse_checked_instant_ms,
+    parse_duration_ms,
+)
 from delayservice.errors import InvalidRequestError
 
 Text: TypeAlias = bytes | str
@@ -244,10 +249,8 @@ def instant_ms(argument: str, instant: Instant) -> int:
             )
         return _bounded_ms(argument, -((_EPOCH - instant) // _MILLISECOND))
     if isinstance(instant, str):
-        is_number = instant.isdecimal()
-        instant = _as_service(partial(parse_instant_ms, argument), instant.encode())
-        if not is_number:
-            return _bounded_ms(argument, instant)
+        parse = partial(parse_checked_instant_ms, argument)
+        return _bounded_ms(argument, _as_service(parse, instant.encode()))
     return _as_service(partial(check_is_ms, argument), _bounded_ms(argument, instant))
 
 
