@@ -6,24 +6,20 @@ The copy keeps the record's key, value and own headers byte for byte, and adds t
                     expires; with v 2 also recur, shard or turn
     delay-copy-mac  HMAC-SHA256 (hex) over where it was written, delay-copy, key, value and headers
 
-Any producer of the delay topic could write such a record, hence the signature: without it, a forged
-copy would be delivered past the target allowlist. The signature covers topic and partition, so a
-copy is worth nothing elsewhere. It can't tell a copy from the same bytes appended a second time to
-the same partition; whoever may do that may write to the delay topic anyway.
+Why it is signed: ``signing``.
 """
 
 from __future__ import annotations
 
-import hmac
-import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from delayservice.core.codec import Header, Meta, Payload
-from delayservice.core.entry import Headers, Original
+from delayservice.core.codec import Meta, Payload
+from delayservice.core.entry import Original
 from delayservice.core.names import DELAY_COPY, DELAY_COPY_MAC
+from delayservice.core.signing import Signer
 from delayservice.core.times import DUE_STOP_MS
 
 COPY_VERSION: Final = 2
@@ -36,10 +32,7 @@ CONTINUES: Final = -1
 Copy: TypeAlias = tuple[int, int, Payload]
 """``(base, at_ms, payload)`` of a copy whose signature is right."""
 
-_DIGEST: Final = "sha256"
-_DOMAIN: Final = b"delay-copy 1"
-_LENGTH = struct.Struct(">q")
-_NULL_LENGTH = _LENGTH.pack(-1)
+_SIGNER: Final = Signer(b"delay-copy 1", DELAY_COPY, DELAY_COPY_MAC)
 
 
 class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -76,7 +69,7 @@ def write_copy(  # one argument per fact of the copy
     at_ms: int,
     payload: Payload,
     shard: str | None = None,
-) -> tuple[bytes | None, bytes | None, Headers]:
+) -> Original:
     """A copy, as the record to append to ``topic`` and ``partition``.
 
     Args:
@@ -113,9 +106,7 @@ def write_copy(  # one argument per fact of the copy
         shard=shard,
         turn=turn_ms,
     )
-    text = _encode(fields)
-    mac = _sign(secret, _message(f"{topic}:{partition}", text, (key, value, own)))
-    return key, value, [*own, (DELAY_COPY, text), (DELAY_COPY_MAC, mac)]
+    return _SIGNER.signed(f"{topic}:{partition}", secret, _encode(fields), (key, value, own))
 
 
 def read_copy(
@@ -125,12 +116,7 @@ def read_copy(
 
     The payload's meta always names the source. Never raises.
     """
-    key, value, headers = original
-    own, text, mac = _split(headers)
-    if text is None or mac is None:
-        return None
-    message = _message(f"{topic}:{partition}", text, (key, value, own))
-    if not any(hmac.compare_digest(_sign(secret, message), mac) for secret in secrets):
+    if _SIGNER.verified(f"{topic}:{partition}", secrets, original) is None:
         return None
     claim = read_claim(original)
     return None if claim is None else (claim.base, claim.at_ms, claim.payload)
@@ -151,10 +137,10 @@ def read_claim(original: Original) -> Claim | None:
 
     For those who read topics without the cluster's secret. Never raises.
     """
-    key, value, headers = original
-    own, text, mac = _split(headers)
-    if text is None or mac is None:
+    found = _SIGNER.claimed(original)
+    if found is None:
         return None
+    text, (key, value, own) = found
     try:
         fields = _decode(text)
     except (msgspec.DecodeError, ValueError):
@@ -168,37 +154,3 @@ def read_claim(original: Original) -> Claim | None:
         meta = (*meta[:4], fields.recur)
     payload = (fields.target, fields.partition, key, value, own, fields.due, meta)
     return Claim(fields.settles, fields.shard, fields.base, fields.at, payload)
-
-
-def _split(headers: Headers) -> tuple[Headers, bytes | None, bytes | None]:
-    """Own headers, copy text, signature. A copy has each of the last two once, at the end."""
-    *own, copy, mac = headers if len(headers) > 1 else [*headers, ("", None), ("", None)]
-    once = copy[0] == DELAY_COPY and mac[0] == DELAY_COPY_MAC
-    if not once or any(_is_copy_header(header) for header in own):
-        return own, None, None
-    return own, copy[1], mac[1]
-
-
-def _is_copy_header(header: Header) -> bool:
-    return header[0] in (DELAY_COPY, DELAY_COPY_MAC)
-
-
-def _sign(secret: bytes, message: bytes) -> bytes:
-    return hmac.digest(secret, message, _DIGEST).hex().encode("ascii")
-
-
-def _message(shard: str, text: bytes, record: Original) -> bytes:
-    """The signed bytes: each part behind its length, -1 for null, so no two records share them."""
-    key, value, own = record
-    parts = [_DOMAIN, shard.encode(), text, key, value]
-    for name, content in own:
-        parts.append(name.encode())
-        parts.append(content)
-    pieces = []
-    for part in parts:
-        if part is None:
-            pieces.append(_NULL_LENGTH)
-        else:
-            pieces.append(_LENGTH.pack(len(part)))
-            pieces.append(part)
-    return b"".join(pieces)
