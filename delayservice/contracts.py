@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from delayservice.core.contract import (
     CONTRACT_VERSION,
+    HOMES_VERSION,
     NAMES_VERSION,
     PATTERNS_VERSION,
     TARGETS_BY_SETTINGS_VERSION,
@@ -50,7 +51,10 @@ def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VER
     )
     if version_max < TARGETS_BY_SETTINGS_VERSION:
         return contract
-    return replace(contract, version=TARGETS_BY_SETTINGS_VERSION, allow=(), reserved=())
+    contract = replace(contract, version=TARGETS_BY_SETTINGS_VERSION, allow=(), reserved=())
+    if version_max < HOMES_VERSION or contract.level_ms:
+        return contract
+    return replace(contract, version=HOMES_VERSION, id_partitions=settings.delivery.id_partitions)
 
 
 def allowlist_for(settings: Settings, topic: str) -> Allowlist:

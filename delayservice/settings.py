@@ -311,6 +311,13 @@ class Delivery(Section):
         default=ByteSize(4_096), description="Longest value of one header of the contract."
     )
     id_bytes_max: HeaderBytes = Field(default=ByteSize(512), description="Longest `delay-id`.")
+    id_partitions: int = Field(
+        default=0,
+        ge=0,
+        description="Records with a `delay-id` are sent to partition murmur2(id) modulo this of "
+        "their delay topic, so that a cancel by any client finds its record; 0: they stay where "
+        "they lie. Set it to the partitions of the delay topics; it can't be changed afterwards.",
+    )
     roll_window_ms: DurationMs = Field(
         default=0,
         ge=0,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -18,13 +18,14 @@ import msgspec
 
 from delayservice.errors import DelayServiceError
 
-CONTRACT_VERSION: Final = 4
+CONTRACT_VERSION: Final = 5
 """Raised when a record is read another way: a node that doesn't know a version must not go on.
 
 1: no fire, no window, no recurring schedules, no level topics; rolled all at the end of the window.
 2: ``reserved`` holds names only. 3: it may hold patterns.
 4: durations with units; what looks like seconds, and times on level topics, are refused.
    Neither ``allow`` nor ``reserved``: settings say what is allowed, at settling.
+5: ids have a home partition.
 """
 
 NAMES_VERSION: Final = 2
@@ -39,7 +40,10 @@ UNITS_VERSION: Final = 4
 TARGETS_BY_SETTINGS_VERSION: Final = 4
 """The first version of a contract that has no allowlist: settings judge targets at settling."""
 
-_SINCE: Final = {"roll_spread_ms": 2, "level_ms": 2}
+HOMES_VERSION: Final = 5
+"""The first version by which ids may find home."""
+
+_SINCE: Final = {"roll_spread_ms": 2, "level_ms": 2, "id_partitions": HOMES_VERSION}
 """The version that brought a parameter, where that is not the first."""
 
 _BEFORE: Final = {
@@ -57,6 +61,7 @@ MAX_DELAY_MS_MAX: Final = 2**52
 TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
 
 _DAY_MS = 86_400_000
+_PARTITIONS_MAX = 2**31 - 1
 _HEADER_BYTES_RANGE = (256, 65_536)
 
 
@@ -93,6 +98,9 @@ class Contract:
     """Longest ``delay-id``, or record key that serves as one."""
     level_ms: int = 0
     """The one delay of a level topic, from the record's timestamp; 0: records say it themselves."""
+    id_partitions: int = 0
+    """Ids are at home in partition murmur2(id) modulo this; 0: they stay where they lie. It never
+    changes once it is set, or what is at home would not be found any more."""
 
     def __post_init__(self) -> None:
         """Check every bound.
@@ -109,11 +117,15 @@ class Contract:
         _check_range("roll_window_ms", self.roll_window_ms, 1, MAX_DELAY_MS_MAX)
         _check_range("roll_spread_ms", self.roll_spread_ms, 0, self.roll_window_ms - 1)
         _check_range("level_ms", self.level_ms, 0, MAX_DELAY_MS_MAX)
+        _check_range("id_partitions", self.id_partitions, 0, _PARTITIONS_MAX)
         _check_range("max_delay_ms", self.max_delay_ms, 0, MAX_DELAY_MS_MAX)
         _check_range("header_bytes_max", self.header_bytes_max, *_HEADER_BYTES_RANGE)
         _check_range("id_bytes_max", self.id_bytes_max, 1, self.header_bytes_max)
         if self.past_due not in (PAST_DUE_DELIVER, PAST_DUE_DEAD_LETTER):
             msg = f"past_due is {self.past_due!r}: use 'deliver' or 'dead-letter'"
+            raise ContractError(msg)
+        if self.id_partitions and self.version < HOMES_VERSION:
+            msg = f"a contract of version {self.version} has no id_partitions"
             raise ContractError(msg)
         if not self.has_allowlist and (self.allow or self.reserved):
             msg = f"a contract of version {self.version} has neither allow nor reserved"
@@ -244,6 +256,10 @@ class Contracts:
             contract: what is wanted.
             ahead: so many offsets are still read by what holds at the end.
         """
+        wanted = self._with_homes(contract)
+        if wanted is None:
+            return self
+        contract = wanted
         if end == 0:
             return Contracts([(0, contract)])
         begun = max(bisect_left(self._starts, end), 1)  # the first holds below its start as well
@@ -254,6 +270,20 @@ class Contracts:
         if coming and coming[0][1] == contract and coming[0][0] <= start:
             return Contracts((*kept, coming[0]))
         return Contracts((*kept, (start, contract)))
+
+    def _with_homes(self, contract: Contract) -> Contract | None:
+        """Return what may follow these: ids stay at home where they are. None: a version that knows
+        no homes may not.
+        """
+        count = self.id_partitions
+        if count and contract.version < HOMES_VERSION:
+            return None
+        return replace(contract, id_partitions=count) if count else contract
+
+    @property
+    def id_partitions(self) -> int:
+        """In how many partitions ids are at home, once they are; else 0."""
+        return next((c.id_partitions for c in self._contracts if c.id_partitions), 0)
 
     def encode(self) -> bytes:
         """``to_json`` as bytes: what it takes in a checkpoint."""

@@ -19,14 +19,21 @@ FIRE = 4
 CONTROL_LOST = 5
 """In place of a record that marked another one in the store, and is no longer in the log: a cancel,
 a replacement or a fire."""
+HOMEBOUND = 6
+"""A user's valid record with an id whose home is another partition: to be sent there."""
 
 Headers: TypeAlias = list[Header]
 
 Original: TypeAlias = tuple[bytes | None, bytes | None, Headers]
 """``(key, value, headers)`` of a source record as it was written."""
 
-Refusal: TypeAlias = tuple[str, str]
-"""``(code, detail)`` of an ``INVALID`` entry; the code is one of ``codes.EXPLANATIONS``."""
+Refusal: TypeAlias = tuple[str, str] | tuple[str, str, int, bytes]
+"""``(code, detail)`` of an ``INVALID`` entry; the code is one of ``codes.EXPLANATIONS``. Of what
+has come home also the due time 0 and its source."""
+
+Foreign: TypeAlias = tuple[int, int, int]
+"""``(kind, written_ms, home)`` of a ``HOMEBOUND`` entry: SCHEDULE, CANCEL or FIRE, its timestamp,
+and the partition where its id is at home."""
 
 Entry: TypeAlias = tuple[int, int, int, bytes | None, Any, Any]
 """``(offset, kind, key_ms, id, payload, extra)``.
@@ -36,11 +43,14 @@ kind       key_ms                 id          payload        extra
 =========  =====================  ==========  =============  ==================
 SCHEDULE   min(due, roll time)    or None     ``Payload``    None
 COPY       at_ms                  or None     ``Payload``    base: int, rule 12
-CANCEL     0                      bytes       ``Original``   None
-FIRE       0                      bytes       ``Original``   None
-INVALID    0                      None        ``Original``   ``(code, detail)``
+CANCEL     0                      bytes       ``Original``   source or None
+FIRE       0                      bytes       ``Original``   source or None
+HOMEBOUND  0                      bytes       ``Original``   ``Foreign``
+INVALID    0                      None        ``Original``   ``Refusal``
 *_LOST     0                      None        ``Original``   None
 =========  =====================  ==========  =============  ==================
+
+A ``source`` is the ``delay-source`` of a record that has come home.
 
 The last two columns depend on the kind, which no type checker narrows in an unpacked tuple, and a
 class per kind would cost more than the whole short way of ``record``: hence ``Any``, here and

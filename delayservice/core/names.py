@@ -1,7 +1,7 @@
 """The names of every header that the service reads or writes, in one place.
 
-``OUTPUT`` and ``COPY_NAMES`` are never taken from a user's record, so provenance can't be forged.
-The names of other systems are in ``aliases``.
+``OUTPUT``, ``COPY_NAMES`` and ``HOME_NAMES`` are never taken from a user's record, so provenance
+can't be forged. The names of other systems are in ``aliases``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ DELAY_SETTLES = "delay-settles"
 DELAY_SHARD = "delay-shard"
 DELAY_OUTCOME = "delay-outcome"
 DELAY_SETTLED_BY = "delay-settled-by"
+DELAY_SETTLED_BY_SOURCE = "delay-settled-by-source"
 DELAY_ATTEMPT = "delay-attempt"
 DELAY_FIRED_BY = "delay-fired-by"
 DELAY_ERROR = "delay-error"
@@ -38,6 +39,9 @@ DELAY_REPLAYED = "delay-replayed"
 
 DELAY_COPY = "delay-copy"
 DELAY_COPY_MAC = "delay-copy-mac"
+
+DELAY_HOME = "delay-home"
+DELAY_HOME_MAC = "delay-home-mac"
 
 INPUT = frozenset(
     {
@@ -76,6 +80,9 @@ OUTPUT = frozenset(
 
 COPY_NAMES = frozenset({DELAY_COPY, DELAY_COPY_MAC})
 """Either of them makes a record a claimed copy, never a plain record."""
+
+HOME_NAMES = frozenset({DELAY_HOME, DELAY_HOME_MAC})
+"""Either of them makes a record one that claims to have come home; see ``home``."""
 
 
 def misspelt(name: str) -> str | None:

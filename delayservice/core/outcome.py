@@ -21,6 +21,8 @@ RECURRED: Final = 9
 """The next occurrence of a schedule was appended: a beginning, which settles nothing."""
 PACED: Final = 10
 """Over a limit, and given an instant of its own."""
+FORWARDED: Final = 11
+"""Sent to the partition where its id is at home; ``due_ms`` of the output is its timestamp."""
 
 COPIES: Final = frozenset({ROLLED, PARKED, RECURRED, PACED})
 """Outputs that come back through the delay topic."""
@@ -37,6 +39,7 @@ OUTCOME_NAMES: Final = (
     "fired",
     "recurred",
     "paced",
+    "forwarded",
 )
 """Name of each outcome, by its number, as metrics and the outcome topic spell it."""
 
@@ -67,9 +70,10 @@ class Tally:
         apart: of those that are counted apart, by kind: when they were written, or until when they
             were put off.
         codes: ``delay-error`` of those that are dead-lettered.
+        forwarded: when those were written that are sent home, epoch milliseconds.
     """
 
-    __slots__ = ("apart", "codes", "counts", "delivered", "records")
+    __slots__ = ("apart", "codes", "counts", "delivered", "forwarded", "records")
 
     def __init__(self) -> None:
         """Nothing yet."""
@@ -82,6 +86,7 @@ class Tally:
         self.delivered: dict[tuple[str, str], list[int]] = {}
         self.apart: dict[str, list[int]] = {}
         self.codes: list[str] = []
+        self.forwarded: list[int] = []
 
     def add(
         self,
@@ -109,6 +114,8 @@ class Tally:
                 self.counts[output[0]] += 1
             if output[0] == DEAD_LETTERED:
                 self.codes.append((dict(output[5])[DELAY_ERROR] or b"").decode())
+            elif output[0] == FORWARDED:
+                self.forwarded.append(output[6])
 
     def _add_one_by_one(
         self, outputs: Sequence[Output], topic: str, written_ms: Mapping[int, int]

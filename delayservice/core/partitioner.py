@@ -1,35 +1,22 @@
 """The partition a Java producer would choose for a key.
 
 Source: ``murmur2`` and ``toPositive`` of ``org.apache.kafka.common.utils.Utils``, and librdkafka's
-``murmur2`` partitioner. Deliveries use librdkafka's; this is for ids and tests, not the hot path.
+``murmur2`` partitioner, which deliveries use; this is for ids.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
+from murmurhash2 import murmurhash2
+
 _SEED: Final = 0x9747B28C
-_MULTIPLIER: Final = 0x5BD1E995
-_SHIFT: Final = 24
-_MASK32: Final = 0xFFFFFFFF
 _MASK31: Final = 0x7FFFFFFF
 
 
 def murmur2(data: bytes) -> int:
     """The 32-bit hash, unsigned (Java's ``int`` is the same bits, signed)."""
-    whole = len(data) & ~3
-    hashed = _SEED ^ len(data)
-    for (word,) in struct.iter_unpack("<I", data[:whole]):
-        mixed = (word * _MULTIPLIER) & _MASK32
-        mixed ^= mixed >> _SHIFT
-        hashed = ((hashed * _MULTIPLIER) ^ (mixed * _MULTIPLIER)) & _MASK32
-    rest = data[whole:]
-    if rest:
-        hashed = ((hashed ^ int.from_bytes(rest, "little")) * _MULTIPLIER) & _MASK32
-    hashed ^= hashed >> 13
-    hashed = (hashed * _MULTIPLIER) & _MASK32
-    return hashed ^ (hashed >> 15)
+    return murmurhash2(data, _SEED)
 
 
 def partition_for(key: bytes, partitions: int) -> int:
@@ -38,4 +25,4 @@ def partition_for(key: bytes, partitions: int) -> int:
     Raises:
         ZeroDivisionError: ``partitions`` is 0.
     """
-    return (murmur2(key) & _MASK31) % partitions
+    return (murmurhash2(key, _SEED) & _MASK31) % partitions

@@ -9,6 +9,7 @@ and judged, in four to six.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from delayservice.core import names
 from delayservice.core.aliases import ALIASES, ROCKETMQ_UNIQ_KEY
@@ -30,6 +31,7 @@ from delayservice.core.codes import (
     RecordRefusedError,
 )
 from delayservice.core.contract import (
+    HOMES_VERSION,
     MAX_DELAY_MS_MAX,
     PAST_DUE_DELIVER,
     UNITS_VERSION,
@@ -42,6 +44,7 @@ from delayservice.core.entry import (
     CANCEL,
     COPY,
     FIRE,
+    HOMEBOUND,
     INVALID,
     SCHEDULE,
     UNREADABLE,
@@ -51,7 +54,9 @@ from delayservice.core.entry import (
     Refusal,
     Row,
 )
+from delayservice.core.home import Sent, read_envelope
 from delayservice.core.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_TARGET_TOPIC
+from delayservice.core.partitioner import partition_for
 from delayservice.core.provenance import Provenance, dead_letter_headers, provenance
 from delayservice.core.recurrence import (
     Recurrence,
@@ -99,6 +104,24 @@ _RULES: dict[str, Rule] = {**RULES, **{alias.header: alias.rule for alias in ALI
 _KNOWN = frozenset(_RULES) | names.COPY_NAMES
 STRIPPED = _KNOWN - {ROCKETMQ_UNIQ_KEY}
 """Names of headers that are never delivered as they were written."""
+_CLAIMS = names.COPY_NAMES | names.HOME_NAMES
+_LONG_WAY = _KNOWN | _CLAIMS
+
+
+class _Origin(NamedTuple):
+    """Where a record is, and since when.
+
+    Attributes:
+        offset: its own.
+        appended_ms: its log-append time, epoch milliseconds.
+        written_ms: its first one, from which its delay counts: another one if it has come home.
+        source: ``delay-source`` of one that has come home; else None.
+    """
+
+    offset: int
+    appended_ms: int
+    written_ms: int
+    source: bytes | None = None
 
 
 class RecordReader:
@@ -148,7 +171,7 @@ class RecordReader:
         """
         return self.read_batch([(offset, timestamp_ms, key, value, headers)])[0]
 
-    def read_batch(self, rows: Iterable[Row]) -> list[Entry]:  # noqa: C901  # see below
+    def read_batch(self, rows: Iterable[Row]) -> list[Entry]:  # noqa: C901, PLR0912  # see below
         """``read`` each row. The loop is the short way: a time in digits, a target seen before,
         perhaps an id and own headers, no name twice and no value missing.
 
@@ -181,7 +204,7 @@ class RecordReader:
                 elif name == DELAY_ID:
                     identity = header[1]
                     known += 1
-                elif name in _KNOWN:
+                elif name in _LONG_WAY:
                     known = _NOT_PLAIN
                 else:
                     own.append(header)
@@ -205,9 +228,16 @@ class RecordReader:
                 if (
                     due_ms >= self._surely_ms or since_ms
                 ) and self._delay_ms_min <= due_ms - timestamp_ms <= self._delay_ms_max:
+                    if identity is not None and self._id_partitions:
+                        home = self._home(identity)
+                        if home != self._partition:
+                            foreign = (SCHEDULE, timestamp_ms, home)
+                            add((offset, HOMEBOUND, 0, identity, (key, value, headers), foreign))
+                            continue
                     key_ms = due_ms
                     if due_ms - timestamp_ms > self._plain_window_ms:
-                        key_ms = self._key_ms(offset, timestamp_ms, due_ms)
+                        origin = _Origin(offset, timestamp_ms, timestamp_ms)
+                        key_ms = self._key_ms(origin, due_ms)
                     meta = None if identity is None else (identity, None, 1, None)
                     payload = (target, PARTITION_BY_KEY, key, value, own, due_ms, meta)
                     add((offset, SCHEDULE, key_ms, identity, payload, None))
@@ -221,12 +251,53 @@ class RecordReader:
         if headers is UNREADABLE:
             return (offset, INVALID, 0, None, (key, value, []), _UNREADABLE_REFUSAL)
         original = (key, value, headers or [])
+        claimed = {name for name, _ in original[2]} & _CLAIMS
+        try:
+            if claimed & names.COPY_NAMES:
+                return self._judge_copy(offset, original)
+            sent = self._come_home(original) if claimed else None
+        except RecordRefusedError as exc:
+            return (offset, INVALID, 0, None, original, (exc.code, exc.detail))
+        if sent is not None:
+            origin = _Origin(offset, timestamp_ms, sent.written_ms, sent.source)
+            return self._judge_user(origin, sent.original)
+        entry = self._judge_user(_Origin(offset, timestamp_ms, timestamp_ms), original)
+        _, kind, _, identity, _, _ = entry
+        home = self._partition if identity is None else self._home(identity)
+        if identity is None or home == self._partition:
+            return entry
+        return (offset, HOMEBOUND, 0, identity, original, (kind, timestamp_ms, home))
+
+    def _home(self, identity: bytes) -> int:
+        """The partition where an id is at home; this one, where the contract has no homes."""
+        count = self._id_partitions
+        return partition_for(identity, count) if count else self._partition
+
+    def _come_home(self, original: Original) -> Sent | None:
+        """What an envelope holds. It is known by its signature, whatever the contract says, for ids
+        may find home from elsewhere before they do from here. None: by this contract it is none.
+        """
+        sent = read_envelope(self._topic, self._partition, self._secrets, original)
+        if sent is None and self._contract.version >= HOMES_VERSION:
+            raise self._forged(names.DELAY_HOME, names.DELAY_HOME_MAC)
+        return sent
+
+    def _forged(self, name: str, mac_name: str) -> RecordRefusedError:
+        self.has_refused = True
+        place = f"{self._topic}:{self._partition}"
+        detail = f"{name} or {mac_name} is not what this service wrote to {place}"
+        return RecordRefusedError(COPY_FORGED, detail)
+
+    def _judge_user(self, origin: _Origin, original: Original) -> Entry:
+        """What a user wrote, here or elsewhere."""
         known = [header for header in original[2] if header[0] in _KNOWN]
         try:
-            return self._judge(offset, timestamp_ms, original, known)
+            return self._judge(origin, original, known)
         except RecordRefusedError as exc:
-            detail = exc.detail + _misspelt(original[2])
-            return (offset, INVALID, 0, None, original, (exc.code, detail))
+            refusal: Refusal = (exc.code, exc.detail + _misspelt(original[2]))
+            if origin.source is not None:
+                refusal = (*refusal[:2], 0, origin.source)
+            return (origin.offset, INVALID, 0, None, original, refusal)
 
     def _enter(self, offset: int) -> None:
         """Make the contract at ``offset`` the current one."""
@@ -239,20 +310,19 @@ class RecordReader:
         self._plain: Mapping[bytes | None, str] = {} if contract.level_ms else self._allowed
         self._plain_window_ms = contract.roll_window_ms - contract.roll_spread_ms
         self._id_bytes_max = contract.id_bytes_max
+        self._id_partitions = contract.id_partitions
         has_units = contract.version >= UNITS_VERSION
         self._readings = UNIT_READINGS if has_units else FIRST_READINGS
         self._surely_ms = self._readings.surely_ms
         self._delay_ms_max = contract.max_delay_ms
         self._delay_ms_min = _ANY_PAST_MS if contract.past_due == PAST_DUE_DELIVER else 0
 
-    def _judge(self, offset: int, timestamp_ms: int, original: Original, known: Headers) -> Entry:
+    def _judge(self, origin: _Origin, original: Original, known: Headers) -> Entry:
         """The long way of ``read``.
 
         Raises:
             RecordRefusedError: the record breaks the contract.
         """
-        if any(name in names.COPY_NAMES for name, _ in known):
-            return self._judge_copy(offset, original)
         key, value, headers = original
         draft = Draft(key, value, self._readings)
         for name, text in known:
@@ -260,64 +330,62 @@ class RecordReader:
                 self._check_size(name, len(text))
             _RULES[name](draft, name, text)
         if self._contract.level_ms:
-            return self._level_record(offset, timestamp_ms, draft, headers)
+            return self._level_record(origin, draft, headers)
         identity = self._identity(draft)
         operation = _operation(draft, identity, bare=not known)
         if operation != SCHEDULE_OP:
             identity = key if not known else identity
-            return self._control(offset, operation, identity, original)
+            return self._control(origin, operation, identity, original)
         if draft.recurs:
-            return self._recurring(offset, timestamp_ms, draft, identity, headers)
-        due_ms = self._due_ms(draft, timestamp_ms)
-        due_ms = self._bounded_due_ms(due_ms + self._jitter_ms(draft, offset), timestamp_ms)
-        payload = self._payload(draft, identity, due_ms, headers)
-        key_ms = self._key_ms(offset, timestamp_ms, due_ms)
-        return (offset, SCHEDULE, key_ms, identity, payload, None)
+            return self._recurring(origin, draft, identity, headers)
+        due_ms = self._due_ms(draft, origin.written_ms)
+        due_ms += self._jitter_ms(draft, origin.offset)
+        due_ms = self._bounded_due_ms(due_ms, origin.written_ms)
+        payload = self._payload(draft, identity, due_ms, headers, origin.source)
+        return (origin.offset, SCHEDULE, self._key_ms(origin, due_ms), identity, payload, None)
 
     def _recurring(
-        self,
-        offset: int,
-        timestamp_ms: int,
-        draft: Draft,
-        identity: bytes | None,
-        headers: Headers,
+        self, origin: _Origin, draft: Draft, identity: bytes | None, headers: Headers
     ) -> Entry:
         """A schedule by period begins with its first occurrence; one by cron is due at once, for
         the owner to write its first occurrence into a copy (see ``recurrence``).
         """
         if self._contract.version < _RECURRING_SINCE:
             raise RecordRefusedError(CRON_INVALID, "recurring schedules were not served yet")
+        offset, _, written_ms, source = origin
         start_ms = 0
         if draft.times:
-            start_ms = self._bounded_due_ms(self._due_ms(draft, timestamp_ms), timestamp_ms)
+            start_ms = self._bounded_due_ms(self._due_ms(draft, written_ms), written_ms)
         shift_ms = self._jitter_ms(draft, offset)
         recurrence = _recurrence(draft, start_ms, shift_ms)
-        due_ms = max(self._written_ms(timestamp_ms), 1)
-        source = None
+        due_ms = max(self._written_ms(written_ms), 1)
         if recurrence.every_ms:
             due_ms = (start_ms or due_ms + recurrence.every_ms) + shift_ms
-            source = numbered(self._provenance.source(offset, None), 1)
-        due_ms = self._bounded_due_ms(due_ms, timestamp_ms)
+            source = numbered(source or self._provenance.source(offset, None), 1)
+        due_ms = self._bounded_due_ms(due_ms, written_ms)
         payload = self._payload(draft, identity, due_ms, headers)
         expires_ms = payload[6][3] if payload[6] is not None else None
         meta = (identity, source, 1, expires_ms, encode(recurrence))
-        key_ms = self._key_ms(offset, timestamp_ms, due_ms)
+        key_ms = self._key_ms(origin, due_ms)
         return (offset, SCHEDULE, key_ms, identity, (*payload[:6], meta), None)
 
     def _payload(
-        self, draft: Draft, identity: bytes | None, due_ms: int, headers: Headers
+        self,
+        draft: Draft,
+        identity: bytes | None,
+        due_ms: int,
+        headers: Headers,
+        source: bytes | None = None,
     ) -> Payload:
         expires_ms = _expires_ms(draft)
         meta: Meta | None = None
         if identity is not None or expires_ms is not None:
-            meta = (identity, None, 1, expires_ms)
+            meta = (identity, source, 1, expires_ms)
         own = [header for header in headers if header[0] not in STRIPPED]
         target = self._target(draft)
         return (target, _partition(draft), _output_key(draft), draft.value, own, due_ms, meta)
 
-    def _level_record(
-        self, offset: int, timestamp_ms: int, draft: Draft, headers: Headers
-    ) -> Entry:
+    def _level_record(self, origin: _Origin, draft: Draft, headers: Headers) -> Entry:
         """On a level topic the topic says when, and nothing can be picked out again."""
         if draft.ops or draft.ids or draft.key_is_id or draft.recurs:
             raise RecordRefusedError(
@@ -330,32 +398,27 @@ class RecordReader:
                 f"{' and '.join(sorted(names_of_times))} given, but all records of the level topic "
                 f"{self._topic} wait {self._contract.level_ms} ms",
             )
-        due_ms = self._written_ms(timestamp_ms) + self._contract.level_ms
+        due_ms = self._written_ms(origin.written_ms) + self._contract.level_ms
         payload = self._payload(draft, None, due_ms, headers)
-        return (offset, SCHEDULE, due_ms, None, payload, None)
+        return (origin.offset, SCHEDULE, due_ms, None, payload, None)
 
-    def _key_ms(self, offset: int, timestamp_ms: int, due_ms: int) -> int:
+    def _key_ms(self, origin: _Origin, due_ms: int) -> int:
         """When the record is to be settled: when it is due, or rolled before (rule 2)."""
         contract = self._contract
-        window_ms = contract.roll_window_ms - spread_ms(offset, contract.roll_spread_ms)
-        return min(due_ms, timestamp_ms + window_ms)
+        window_ms = contract.roll_window_ms - spread_ms(origin.offset, contract.roll_spread_ms)
+        return min(due_ms, origin.appended_ms + window_ms)
 
     def _judge_copy(self, offset: int, original: Original) -> Entry:
         copy = read_copy(self._topic, self._partition, self._secrets, original)
         if copy is None:
-            self.has_refused = True
-            raise RecordRefusedError(
-                COPY_FORGED,
-                f"{names.DELAY_COPY} or {names.DELAY_COPY_MAC} is not what this service wrote to "
-                f"{self._topic}:{self._partition}",
-            )
+            raise self._forged(names.DELAY_COPY, names.DELAY_COPY_MAC)
         base, at_ms, payload = copy
         meta = payload[6]
         return (offset, COPY, at_ms, meta[0] if meta else None, payload, base)
 
     def _control(
         self,
-        offset: int,
+        origin: _Origin,
         operation: str,
         identity: bytes | None,
         original: Original,
@@ -365,7 +428,8 @@ class RecordReader:
         if identity is None:
             raise RecordRefusedError(OP_INVALID, f"{operation} needs {DELAY_ID}")
         self._check_id(identity)
-        return (offset, FIRE if operation == FIRE_OP else CANCEL, 0, identity, original, None)
+        kind = FIRE if operation == FIRE_OP else CANCEL
+        return (origin.offset, kind, 0, identity, original, origin.source)
 
     def _identity(self, draft: Draft) -> bytes | None:
         """The record's id, from our own header or another system's."""

@@ -36,6 +36,7 @@ from delayservice.core.names import (
     DELAY_FIRED_BY,
     DELAY_OUTCOME,
     DELAY_SETTLED_BY,
+    DELAY_SETTLED_BY_SOURCE,
     DELAY_SETTLES,
     DELAY_SHARD,
 )
@@ -156,7 +157,7 @@ class Settler:
         self._source_prefix = f"{topic}:{partition}:".encode()
         self._provenance = Provenance(topic, partition)
         self._routes = routes
-        self._verdicts = verdicts
+        self.verdicts = verdicts
         self.targets: Targets = targets or AnyTarget()
         self._flow = flow if flow is not None and flow.limits else None
         self._allowlist = routes.allowlist(topic)
@@ -166,6 +167,11 @@ class Settler:
         self.copies_to: str | None = topic
         """The delay topic that copies are appended to, in the same partition; None where there is
         none: then nothing is parked."""
+
+    @property
+    def secret(self) -> bytes:
+        """What the service signs with."""
+        return self._routes.secret
 
     @property
     def has_limits(self) -> bool:
@@ -197,7 +203,7 @@ class Settler:
         12).
         """
         due_ms = payload[5]
-        verdicts = self._verdicts
+        verdicts = self.verdicts
         if due_ms > now_ms and key_ms >= due_ms:
             return None
         refusal = verdicts.refusal(offset)
@@ -246,7 +252,7 @@ class Settler:
                 return self._settle_blocked(reason, offset, payload, now_ms, base)
         return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
 
-    def _takes(self, topic: str) -> bool:
+    def takes(self, topic: str) -> bool:
         """Return whether a topic of the service's own can be written to."""
         own = (topic, _BY_KEY)
         return own in self.targets.fit or self.targets.obstacle(own) is None
@@ -258,12 +264,12 @@ class Settler:
         if self.copies_to is None:
             return None
         again = (*payload[:6], next_attempt(payload[6]))
-        at_ms = self._later_ms(offset, payload, now_ms, _SERVICE_TOPIC_MS)
-        return self._copy(outcome.PARKED, offset, again, at_ms, base)
+        at_ms = self.later_ms(offset, payload, now_ms, _SERVICE_TOPIC_MS)
+        return self.copy(outcome.PARKED, offset, again, at_ms, base)
 
     def _lacks_letter(self, offset: int, payload: Payload, now_ms: int) -> bool:
         """Return whether the schedule ends here with a dead letter that can't be written now."""
-        if self._takes(self._routes.dead_letter):
+        if self.takes(self._routes.dead_letter):
             return False
         source = self._provenance.source(offset, payload[6])
         try:
@@ -276,7 +282,7 @@ class Settler:
         """The output that settles a pending record now, whenever it is due, because the record at
         ``by`` asks for it; None: it has to wait, as in ``settle``.
         """
-        refusal = self._verdicts.refusal(offset)
+        refusal = self.verdicts.refusal(offset)
         if refusal is not None:
             return self._dead_letter_payload(offset, payload, *refusal)
         output = self._settle_now(offset, payload, now_ms, by + 1)
@@ -302,7 +308,7 @@ class Settler:
             return self._dead_letter_rest(offset, payload, exc.code, exc.detail)
         if again is None:
             return None
-        return self._copy(
+        return self.copy(
             outcome.RECURRED, offset, again, self._at_ms(offset, again, now_ms), base, CONTINUES
         )
 
@@ -315,7 +321,7 @@ class Settler:
         except RecordRefusedError as exc:
             reason = (exc.code, exc.detail)
             return self._end_with_letter(reason, offset, payload, now_ms, base)
-        return self._copy(outcome.ROLLED, offset, first, self._at_ms(offset, first, now_ms), base)
+        return self.copy(outcome.ROLLED, offset, first, self._at_ms(offset, first, now_ms), base)
 
     def _first(self, offset: int, payload: Payload, recurrence: Recurrence) -> Payload:
         """A cron schedule at its first occurrence.
@@ -356,10 +362,10 @@ class Settler:
         topic takes nothing now, and the record has to wait.
         """
         topic = self._routes.dead_letter
-        if not self._takes(topic):
+        if not self.takes(topic):
             return None
         reason = (code, detail)
-        if offset not in self._verdicts.stripped:
+        if offset not in self.verdicts.stripped:
             letter = self._letter(offset, original, reason, due_ms, source)
             found = self._refusal(letter)
             if found is None:
@@ -389,7 +395,7 @@ class Settler:
         """The dead letter of a record; ``is_stripped``: one that says only where it is."""
         key, value, headers = original
         code, detail = reason
-        self._verdicts.refusal(offset)
+        self.verdicts.refusal(offset)
         if is_stripped:
             (key, value, headers), told = without_content(original)
             detail = told + detail
@@ -401,31 +407,32 @@ class Settler:
 
     def undecided(self, offset: int, payload: Payload, by: int | None) -> Output | None:
         """The dead letter of a record that may have been cancelled, replaced or fired; None: it
-        can't be written now.
-
-        Args:
-            offset: the record's.
-            payload: what it is.
-            by: the offset of the record that did it, which the log lost before it was carried out;
-                None: whether there was one is not known.
+        can't be written now. ``by``: see ``doubt``.
         """
-        detail = (
-            "records that were written after it expired before they were read here, and one of "
-            "them may have settled it before"
-            if by is None
-            else f"the record at offset {by} was to cancel, replace or fire it, and expired first"
-        )
-        return self._dead_letter_payload(offset, payload, CONTROL_LOST, detail)
+        return self._dead_letter_payload(offset, payload, *doubt(by))
 
-    def cancelled(self, kind: int, victim_offset: int, record_id: bytes, by: int) -> Output | None:
+    def source(self, offset: int) -> bytes:
+        """``delay-source`` of a user's own record at an offset of this shard."""
+        return self._provenance.source(offset, None)
+
+    def cancelled(
+        self, kind: int, victim_offset: int, record_id: bytes, by: int, by_source: bytes | None
+    ) -> Output | None:
         """The outcome of a record that the record at ``by`` cancelled or replaced; None: it can't
-        be written now.
+        be written now. ``by_source``: where that was written, if it has come home.
         """
-        return self._outcome(kind, victim_offset, record_id, None, 0, by)
+        told = self._outcome(kind, victim_offset, record_id, None, 0, by)
+        if told is not None and by_source is not None:
+            told[5].append((DELAY_SETTLED_BY_SOURCE, by_source))
+        return told
 
-    def control(self, kind: int, offset: int, record_id: bytes) -> Output | None:
-        """A control record's own outcome; None: it can't be written now."""
-        source = self._source_prefix + b"%d" % offset
+    def control(
+        self, kind: int, offset: int, record_id: bytes, source: bytes | None
+    ) -> Output | None:
+        """A control record's own outcome; None: it can't be written now. ``source``: where it was
+        written, if it has come home.
+        """
+        source = source or self._source_prefix + b"%d" % offset
         return self._outcome(kind, offset, record_id, source, 0, None)
 
     def _settle_blocked(
@@ -472,9 +479,20 @@ class Settler:
         """
         rest = left_after(payload)
         source = self._provenance.source(offset, rest[6])
-        is_stripped = offset in self._verdicts.stripped
+        return self.letter_beside(offset, asked_again(rest), (code, detail), source, rest[5])
+
+    def letter_beside(
+        self,
+        offset: int,
+        original: Original,
+        reason: tuple[str, str],
+        source: bytes,
+        due_ms: int = 0,
+    ) -> Output:
+        """A dead letter beside the output that settles ``offset``: it settles nothing itself."""
+        is_stripped = offset in self.verdicts.stripped
         kind, topic, partition, key, value, headers, due_ms, _ = self._letter(
-            offset, asked_again(rest), (code, detail), rest[5], source, is_stripped=is_stripped
+            offset, original, reason, due_ms, source, is_stripped=is_stripped
         )
         told: list[Header] = [
             (name, b"%d" % CONTINUES if name == DELAY_SETTLES else text) for name, text in headers
@@ -483,7 +501,7 @@ class Settler:
 
     def _roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
         at_ms = self._at_ms(offset, payload, now_ms)
-        return self._copy(outcome.ROLLED, offset, payload, at_ms, base)
+        return self.copy(outcome.ROLLED, offset, payload, at_ms, base)
 
     def _at_ms(self, offset: int, payload: Payload, now_ms: int) -> int:
         """The key of a copy made now: when it is due, or to be rolled again before."""
@@ -522,7 +540,7 @@ class Settler:
     def _pace(self, offset: int, payload: Payload, at_ms: int, now_ms: int, base: int) -> Output:
         """A copy waits no longer than one that is rolled: the log must still hold it."""
         bounded_ms = min(at_ms, self._at_ms(offset, (*payload[:5], at_ms, None), now_ms))
-        return self._copy(outcome.PACED, offset, payload, bounded_ms, base)
+        return self.copy(outcome.PACED, offset, payload, bounded_ms, base)
 
     def _park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
         """Put a record off whose target fails. The log must still hold the copy then: it waits no
@@ -531,7 +549,7 @@ class Settler:
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
         at_ms = min(at_ms, self._at_ms(offset, (*payload[:5], at_ms, None), now_ms))
         again = (*payload[:6], next_attempt(payload[6]))
-        return self._copy(outcome.PARKED, offset, again, at_ms, base)
+        return self.copy(outcome.PARKED, offset, again, at_ms, base)
 
     def _give_turn(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
         """Put a record off that its target takes in a moment, as one that is over a limit; None: it
@@ -539,23 +557,23 @@ class Settler:
         """
         if self.copies_to is None:
             return None
-        at_ms = self._later_ms(offset, payload, now_ms, _LATER_MS)
+        at_ms = self.later_ms(offset, payload, now_ms, _LATER_MS)
         if payload[5] > now_ms and not _was_tried(payload):
             again = (*payload[:6], next_attempt(payload[6]))
         else:
             again = (*payload[:6], with_turn(payload[6], at_ms))
-        return self._copy(outcome.PACED, offset, again, at_ms, base)
+        return self.copy(outcome.PACED, offset, again, at_ms, base)
 
     def _hold(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
         """Put off what goes to a paused target. That is no attempt, so it may last; only what is
         fired before its time has to be told from what is rolled.
         """
-        at_ms = self._later_ms(offset, payload, now_ms, self._routes.held_ms)
+        at_ms = self.later_ms(offset, payload, now_ms, self._routes.held_ms)
         if payload[5] > now_ms and not _was_tried(payload):
             payload = (*payload[:6], next_attempt(payload[6]))
-        return self._copy(outcome.PARKED, offset, payload, at_ms, base)
+        return self.copy(outcome.PARKED, offset, payload, at_ms, base)
 
-    def _later_ms(self, offset: int, payload: Payload, now_ms: int, at_first_ms: int) -> int:
+    def later_ms(self, offset: int, payload: Payload, now_ms: int, at_first_ms: int) -> int:
         """The key of a record that is put off, longer as the reason lasts: a backlog is written
         anew each time.
         """
@@ -565,7 +583,7 @@ class Settler:
         at_ms = now_ms + wait_ms + spread_ms(offset, wait_ms // 2)
         return min(at_ms, self._at_ms(offset, (*payload[:5], at_ms, None), now_ms))
 
-    def _copy(
+    def copy(
         self,
         kind: int,
         offset: int,
@@ -574,6 +592,9 @@ class Settler:
         base: int,
         settles: int | None = None,
     ) -> Output:
+        """The output that appends a record again to its delay topic, with the key ``at_ms``; see
+        ``write_copy``.
+        """
         source = payload[6][1] if payload[6] is not None else None
         topic = self.copies_to or self.topic
         key, value, headers = write_copy(
@@ -599,7 +620,7 @@ class Settler:
         by: int | None,
     ) -> Output | None:
         topic = self._routes.outcomes
-        if not self._takes(topic):
+        if not self.takes(topic):
             return None
         headers: list[Header] = [
             (DELAY_OUTCOME, outcome.OUTCOME_NAMES[kind].encode()),
@@ -616,6 +637,22 @@ class Settler:
             headers.append((DELAY_SETTLED_BY, b"%d" % by))
         told = (kind, topic, _BY_KEY, record_id, None, headers, due_ms, offset)
         return told if self._refusal(told) is None else None
+
+
+def doubt(by: int | None) -> tuple[str, str]:
+    """Why a record is undecided, as code and detail.
+
+    Args:
+        by: the offset of the record that was to settle it, which the log lost before that was
+            carried out; None: whether there was one is not known.
+    """
+    detail = (
+        "records that were written after it expired before they were read here, and one of "
+        "them may have settled it before"
+        if by is None
+        else f"the record at offset {by} was to cancel, replace or fire it, and expired first"
+    )
+    return CONTROL_LOST, detail
 
 
 def _was_tried(payload: Payload) -> bool:

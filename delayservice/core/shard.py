@@ -27,20 +27,30 @@ from delayservice.core.entry import (
     CONTROL_LOST,
     COPY,
     FIRE,
+    HOMEBOUND,
     INVALID,
     SCHEDULE,
     Entry,
     Original,
 )
+from delayservice.core.home import SETTLES_NOTHING, Group, waiting_group
+from delayservice.core.homeward import Homeward, Waiting
 from delayservice.core.losses import Gap
 from delayservice.core.outcome import Output
 from delayservice.core.pending import NO_MARK, Additions, Frame
 from delayservice.core.recurrence import recurs
-from delayservice.core.settle import Settler
+from delayservice.core.settle import Settler, doubt
 from delayservice.core.storing import LatestUnmarked, RecentNames, Scans, additions, bearing_ids
 
 _HOLD_BACK_MS: Final = 250
 """How long K waits at most for controls that H has not passed yet: design section 5."""
+
+_FATES: Final = {
+    SCHEDULE: outcome.REPLACED,
+    CANCEL: outcome.CANCELLED,
+    FIRE: outcome.FIRED,
+}
+"""What becomes of a pending record that another one of its id hits, by the other's kind."""
 
 _NO_CONTENT: Final[Original] = (None, None, [])
 
@@ -89,6 +99,7 @@ class Shard:
         queue_bytes_max: int = 32 << 20,
     ) -> None:
         self._settler = settler
+        self._homeward = Homeward(settler)
         self._queue_max = queue_max
         self._queue_bytes_max = queue_bytes_max
         self._queue_bytes = 0
@@ -343,52 +354,115 @@ class Shard:
             return _took([self._settler.dead_letter(offset, payload, *extra)], outputs)
         if kind == CONTROL_LOST:
             victims = self._pending_victims(offset, k)
-            read = [self._queued(v[1]) or self._read(v, pending_at) for v in victims]
-            letters = [
-                self._settler.undecided(victim[1], payload, offset)
-                for victim, payload in zip(victims, read, strict=True)
+            told = [
+                self._undecided(victim[1], self._content(victim, pending_at), offset)
+                for victim in victims
             ]
-            return _took(letters, outputs)
-        cancels: list[Output] | None = []
-        if kind != COPY and record_id is not None:
-            cancels = self._act_on_victims(kind, offset, record_id, k, now_ms, pending_at)
-        if cancels is None:
+            return _took_all(told, outputs)
+        settled: list[Output] | None = []
+        if record_id is not None and kind != COPY:
+            if self._awaits_copy(record_id, offset):
+                return False
+            act = self._send_home if kind == HOMEBOUND else self._act_at_home
+            settled = act(entry, record_id, k, now_ms, pending_at)
+        if settled is None:
             return False
         if kind <= COPY and (key_ms, offset) <= k:
             x = self._x_of_copies.get(offset, NO_MARK)
             if not 0 <= x < offset:  # else dead on arrival
-                late = self._settle_doubted(offset, key_ms, payload, now_ms, offset + 1)
+                late = self._settle(offset, key_ms, payload, now_ms, offset + 1)
                 if late is None:
                     return False
-                cancels += self._with_following(late, offset, payload, now_ms, offset + 1)
-        outputs += cancels
+                settled += late
+        outputs += settled
         return True
 
-    def _act_on_victims(
-        self,
-        kind: int,
-        offset: int,
-        record_id: bytes,
-        k: Key,
-        now_ms: int,
-        pending_at: PendingAt,
+    def _act_at_home(
+        self, entry: Entry, record_id: bytes, k: Key, now_ms: int, pending_at: PendingAt
     ) -> list[Output] | None:
-        """What the user record at ``offset`` does to those of its id; None: H has to wait there."""
-        if self._awaits_copy(record_id, offset):
+        """What a user record that stays here does to those of its id, and of a cancel or fire its
+        own outcome, which comes last; None: H has to wait there.
+        """
+        offset, kind, _, _, payload, source = entry
+        victims = self._pending_victims(offset, k)
+        if kind == SCHEDULE:
+            source = None if payload[6] is None else payload[6][1]
+            return self._settle_victims(entry, record_id, source, victims, now_ms, pending_at)
+        own = _FATES[kind] if victims else outcome.NOT_PENDING
+        said = self._settler.control(own, offset, record_id, source)
+        if said is None:
             return None
-        if kind == FIRE:
-            return self._fire_victims(offset, record_id, k, now_ms, pending_at)
-        return self._cancel_victims(kind, offset, record_id, k)
+        told = self._settle_victims(entry, record_id, source, victims, now_ms, pending_at)
+        return None if told is None else [*told, said]
 
-    def _settle_doubted(
+    def _send_home(
+        self, entry: Entry, record_id: bytes, k: Key, now_ms: int, pending_at: PendingAt
+    ) -> list[Output] | None:
+        """Settle what is pending where a record lies, then send it home with what waited for that,
+        unless it is a cancel or fire and has done its work; None: H has to wait there.
+        """
+        offset, _, _, _, original, (kind, _, _) = entry
+        here: list[Key] = []
+        waiting: list[Waiting] = []
+        for victim in self._pending_victims(offset, k):
+            payload = self._content(victim, pending_at)
+            if self._homeward.is_waiting(payload):
+                waiting.append(Waiting(victim[1], payload))
+            else:
+                here.append(victim)
+        carried, took, replaced = _taken_along(kind, waiting)
+        is_done = bool(here) and kind != SCHEDULE
+        refusal = None if is_done else self._homeward.refusal(entry, record_id, carried)
+        if is_done or refusal is not None:  # what waits goes on without it
+            own = (
+                self._settler.control(_FATES[kind], offset, record_id, None)
+                if refusal is None
+                else self._settler.dead_letter(offset, original, *refusal)
+            )
+            parts = [self._homeward.go_on(one, now_ms, offset + 1) for one in waiting]
+            parts.append(_one(own))
+        else:
+            parts = [
+                _one(self._settler.cancelled(outcome.REPLACED, one, record_id, offset, None))
+                for one in replaced
+            ]
+            parts.append(self._homeward.leave(entry, record_id, carried, took, now_ms))
+        sent: list[Output] = []
+        if not _took_all(parts, sent):
+            return None
+        # The last to be asked, for what it fires may be in flight from then on.
+        told = self._settle_victims(entry, record_id, None, here, now_ms, pending_at)
+        if told is None:
+            return None
+        return [*told, *self._flying(sent, record_id, offset + 1)]
+
+    def _flying(self, outputs: list[Output], record_id: bytes | None, base: int) -> list[Output]:
+        """Note the copies among these as in flight from now on (rule 14)."""
+        if record_id is not None and any(one[0] in outcome.COPIES for one in outputs):
+            self._in_flight_staged.add(record_id, base)
+        return outputs
+
+    def _settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
-    ) -> Output | None:
-        """The settlement of a record, or the dead letter of one that may have been settled by what
-        this node has never read; None: it has to wait.
+    ) -> list[Output] | None:
+        """All outputs that settle a record whose key has come, or the dead letter of one that may
+        have been settled by what this node has never read; None: it has to wait.
         """
         if self._is_doubtful(offset, payload):
-            return self._settler.undecided(offset, payload, None)
-        return self._settler.settle(offset, key_ms, payload, now_ms, base)
+            return self._undecided(offset, payload, None)
+        if self._homeward.is_waiting(payload):
+            sent = self._homeward.go_on(Waiting(offset, payload), now_ms, base)
+            record_id = None if payload[6] is None else payload[6][0]
+            return None if sent is None else self._flying(sent, record_id, base)
+        output = self._settler.settle(offset, key_ms, payload, now_ms, base)
+        if output is None:
+            return None
+        return self._with_following(output, offset, payload, now_ms, base)
+
+    def _undecided(self, offset: int, payload: Payload, by: int | None) -> list[Output] | None:
+        if self._homeward.is_waiting(payload):
+            return self._homeward.refused(Waiting(offset, payload), *doubt(by))
+        return _one(self._settler.undecided(offset, payload, by))
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
         """Return whether an own roll of this id is not ingested yet; its offset must be known to be
@@ -403,20 +477,36 @@ class Shard:
         victims = self._victims.get(offset, ())
         return [victim for victim in victims if victim[1] >= offset or victim > k]
 
-    def _fire_victims(
-        self, offset: int, record_id: bytes, k: Key, now_ms: int, pending_at: PendingAt
+    def _settle_victims(
+        self,
+        entry: Entry,
+        record_id: bytes,
+        source: bytes | None,
+        victims: Sequence[Key],
+        now_ms: int,
+        pending_at: PendingAt,
     ) -> list[Output] | None:
-        """Deliver now what the user record at ``offset`` hits; its own outcome comes last. None:
-        one of them has to wait.
+        """What becomes of those that a user record hits; None: one of them has to wait.
+        ``source``: where the user record was written, if it has come home.
         """
-        victims = self._pending_victims(offset, k)
-        own = outcome.FIRED if victims else outcome.NOT_PENDING
-        told = self._settler.control(own, offset, record_id)
-        if told is None:
-            return None
+        offset, kind, _, _, _, extra = entry
+        kind = extra[0] if kind == HOMEBOUND else kind
+        if kind == FIRE:
+            return self._fire_victims(offset, victims, now_ms, pending_at)
+        told = [
+            self._settler.cancelled(_FATES[kind], victim[1], record_id, offset, source)
+            for victim in victims
+        ]
+        outputs: list[Output] = []
+        return outputs if _took(told, outputs) else None
+
+    def _fire_victims(
+        self, offset: int, victims: Sequence[Key], now_ms: int, pending_at: PendingAt
+    ) -> list[Output] | None:
+        """Deliver now what the fire at ``offset`` hits; None: one of them has to wait."""
         fired: list[tuple[Output, int, Payload]] = []
         for victim in victims:
-            found = self._queued(victim[1]) or self._read(victim, pending_at)
+            found = self._content(victim, pending_at)
             payload = self._settler.pending_occurrence(victim[1], found)
             if self._is_doubtful(victim[1], payload):
                 output = self._settler.undecided(victim[1], payload, None)
@@ -428,7 +518,7 @@ class Shard:
         outputs: list[Output] = []
         for output, victim_offset, payload in fired:
             outputs += self._with_following(output, victim_offset, payload, now_ms, offset + 1)
-        return [*outputs, told]
+        return outputs
 
     def _is_doubtful(self, offset: int, payload: Payload) -> bool:
         """Whether a record may have been settled by what this node has never read."""
@@ -446,26 +536,13 @@ class Shard:
         payload: Payload = self._queue[at][4]
         return payload
 
-    def _read(self, victim: Key, pending_at: PendingAt) -> Payload:
+    def _content(self, victim: Key, pending_at: PendingAt) -> Payload:
+        """What is pending at a key."""
+        queued = self._queued(victim[1])
+        if queued is not None:
+            return queued
         self._reads += 1
         return pending_at(victim)
-
-    def _cancel_victims(
-        self, kind: int, offset: int, record_id: bytes, k: Key
-    ) -> list[Output] | None:
-        """Outcomes of everything pending that the user record at ``offset`` hits, then its own;
-        None: one of them has to wait.
-        """
-        fate = outcome.REPLACED if kind == SCHEDULE else outcome.CANCELLED
-        told = [
-            self._settler.cancelled(fate, victim[1], record_id, offset)
-            for victim in self._pending_victims(offset, k)
-        ]
-        if kind == CANCEL:
-            own = outcome.CANCELLED if told else outcome.NOT_PENDING
-            told.append(self._settler.control(own, offset, record_id))
-        outputs: list[Output] = []
-        return outputs if _took(told, outputs) else None
 
     def _with_following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
@@ -480,8 +557,7 @@ class Shard:
         if recurs(meta):
             again = self._settler.following(output, offset, payload, now_ms, base)
             outputs += [] if again is None else [again]
-        if meta[0] is not None and any(one[0] in outcome.COPIES for one in outputs):
-            self._in_flight_staged.add(meta[0], base)
+        self._flying(outputs, meta[0], base)
         return outputs
 
     @property
@@ -517,7 +593,7 @@ class Shard:
         """
         outputs: list[Output] = []
         k, h = self.staged
-        settle = self._settle_doubted if self.doubts else self._settler.settle
+        settle = self._settler.settle
         add = outputs.append
         self.is_held = False
         for key_ms, offset, mark, data in frames:
@@ -525,14 +601,18 @@ class Shard:
                 continue
             if not 0 <= mark < h:
                 payload = decode_payload(data)
-                output = settle(offset, key_ms, payload, now_ms, h)
-                if output is None:
-                    self.is_held = True
-                    break
                 if payload[6] is None:
+                    output = settle(offset, key_ms, payload, now_ms, h)
+                    if output is None:
+                        self.is_held = True
+                        break
                     add(output)
                 else:
-                    outputs += self._with_following(output, offset, payload, now_ms, h)
+                    told = self._settle(offset, key_ms, payload, now_ms, h)
+                    if told is None:
+                        self.is_held = True
+                        break
+                    outputs += told
             k = (key_ms, offset)
         self.staged = Cursor(k, h)
         return outputs
@@ -619,6 +699,35 @@ def _content_bytes(entries: Iterable[Entry]) -> int:
         if headers:
             total += sum([len(name) + len(text or b"") for name, text in headers])
     return total
+
+
+def _taken_along(kind: int, waiting: Sequence[Waiting]) -> tuple[Group, int, list[int]]:
+    """What goes home before a record of this kind, where that waited, and which of those that wait
+    it replaces: a schedule replaces the one just before it at once.
+    """
+    carried: Group = ()
+    took, replaced = SETTLES_NOTHING, []
+    for one in waiting:  # one at most, for each takes along what it finds
+        carried = waiting_group(one.payload)
+        took = one.offset
+        if kind == SCHEDULE == carried[-1].kind:
+            carried, took = carried[:-1], SETTLES_NOTHING
+            replaced.append(one.offset)
+    return carried, took, replaced
+
+
+def _one(output: Output | None) -> list[Output] | None:
+    return None if output is None else [output]
+
+
+def _took_all(parts: Sequence[list[Output] | None], outputs: list[Output]) -> bool:
+    """As ``_took``, of lists."""
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return False
+    for part in found:
+        outputs += part
+    return True
 
 
 def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:

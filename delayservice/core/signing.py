@@ -1,9 +1,9 @@
 """Signatures of records that the service itself appends to a delay topic.
 
 Any producer of the delay topic could write such a record, hence the signature: without it, a forged
-one would be delivered past the target allowlist. It covers topic and partition, so a record is worth
-nothing elsewhere. It can't tell a record from the same bytes appended a second time to the same
-partition; whoever may do that may write to the delay topic anyway.
+one would be delivered past the target allowlist. It covers topic and partition, so that a record is
+worth nothing elsewhere. It can't tell a record from the same bytes appended a second time to the
+same partition; whoever may do that may write to the delay topic anyway.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Signer:
         text, record = found
         mac = signed[2][-1][1] or b""
         macs = (self._mac(secret, place, text, record) for secret in secrets)
-        return found if any([hmac.compare_digest(one, mac) for one in macs]) else None
+        return found if any(hmac.compare_digest(one, mac) for one in macs) else None
 
     def claimed(self, signed: Original) -> tuple[bytes, Original] | None:
         """Return what ``verified`` does, its signature not looked at; None: it has not each of the
