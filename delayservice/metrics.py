@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from delayservice.core.census import OTHERS, TopicCounts
-from delayservice.core.outcome import PAST_DUE, RESUMED
+from delayservice.core.outcome import PAST_DUE, RESUMED, SENT_HOME
 from delayservice.errors import DelayServiceError
 
 LATENESS_BOUNDS_MS = (
@@ -118,7 +118,8 @@ class WorkerMetrics(msgspec.Struct):
         transactions: time of committed transactions, begin to commit.
         targets: lateness by delay topic and target; bounded, the rest counts for
             ``census.OTHERS``.
-        apart: lateness that is counted apart, by kind (``outcome.PAST_DUE``, ``outcome.RESUMED``).
+        apart: lateness that is counted apart, by kind (``outcome.PAST_DUE``, ``outcome.RESUMED``,
+            ``outcome.SENT_HOME``).
     """
 
     cpu_s: float = 0.0
@@ -127,7 +128,11 @@ class WorkerMetrics(msgspec.Struct):
     transactions: Histogram = msgspec.field(default_factory=_transaction_times)
     targets: dict[str, dict[str, Histogram]] = msgspec.field(default_factory=dict)
     apart: dict[str, Histogram] = msgspec.field(
-        default_factory=lambda: {PAST_DUE: _lateness(), RESUMED: _lateness()}
+        default_factory=lambda: {
+            PAST_DUE: _lateness(),
+            RESUMED: _lateness(),
+            SENT_HOME: _lateness(),
+        }
     )
 
     def observe_target(self, topic: str, target: str, lateness: Histogram) -> None:

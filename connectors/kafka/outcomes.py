@@ -11,7 +11,14 @@ from confluent_kafka import Consumer, TopicPartition
 
 from connectors.kafka.clients import NO_RECORDS
 from delayservice.core.codec import Header
-from delayservice.core.names import DELAY_OUTCOME, DELAY_SETTLED_BY, DELAY_SETTLES, DELAY_SHARD
+from delayservice.core.names import (
+    DELAY_OUTCOME,
+    DELAY_SETTLED_BY,
+    DELAY_SETTLED_BY_SOURCE,
+    DELAY_SETTLES,
+    DELAY_SHARD,
+    DELAY_SOURCE,
+)
 from delayservice.errors import KafkaEdgeError
 
 _POLL_S: Final = 0.2
@@ -66,10 +73,9 @@ class Outcomes:
         Raises:
             KafkaEdgeError: the topic can't be read.
         """
-        wanted = {
-            (f"{one.topic}:{one.partition}".encode(), b"%d" % one.offset): one for one in controls
-        }
+        wanted = {f"{one.topic}:{one.partition}:{one.offset}".encode(): one for one in controls}
         told_by = DELAY_SETTLED_BY if replaces else DELAY_SETTLES
+        sent_by = DELAY_SETTLED_BY_SOURCE if replaces else DELAY_SOURCE
         found: dict[Place, str] = {}
         deadline_s = time.monotonic() + timeout_s
         while (
@@ -79,7 +85,9 @@ class Outcomes:
         ):
             for headers in self._headers():
                 named = dict(headers)
-                control = wanted.get((named.get(DELAY_SHARD) or b"", named.get(told_by) or b""))
+                here = b"%b:%b" % (named.get(DELAY_SHARD) or b"", named.get(told_by) or b"")
+                # One that was sent to the home of its id is told of there, by where it was written.
+                control = wanted.get(here) or wanted.get(named.get(sent_by) or b"")
                 if control is not None:
                     found[control] = (named.get(DELAY_OUTCOME) or b"").decode()
         return found

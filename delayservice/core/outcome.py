@@ -56,6 +56,8 @@ for it)."""
 PAST_DUE: Final = "past_due"
 RESUMED: Final = "resumed"
 """Deliveries whose lateness is counted apart: due before they were written, and put off."""
+SENT_HOME: Final = "forwarded"
+"""Records that were sent home: how long after they were written is counted apart as well."""
 _NOTHING_PAST: Final[Mapping[int, int]] = {}
 
 
@@ -70,10 +72,9 @@ class Tally:
         apart: of those that are counted apart, by kind: when they were written, or until when they
             were put off.
         codes: ``delay-error`` of those that are dead-lettered.
-        forwarded: when those were written that are sent home, epoch milliseconds.
     """
 
-    __slots__ = ("apart", "codes", "counts", "delivered", "forwarded", "records")
+    __slots__ = ("apart", "codes", "counts", "delivered", "records")
 
     def __init__(self) -> None:
         """Nothing yet."""
@@ -86,7 +87,6 @@ class Tally:
         self.delivered: dict[tuple[str, str], list[int]] = {}
         self.apart: dict[str, list[int]] = {}
         self.codes: list[str] = []
-        self.forwarded: list[int] = []
 
     def add(
         self,
@@ -115,7 +115,7 @@ class Tally:
             if output[0] == DEAD_LETTERED:
                 self.codes.append((dict(output[5])[DELAY_ERROR] or b"").decode())
             elif output[0] == FORWARDED:
-                self.forwarded.append(output[6])
+                self.apart.setdefault(SENT_HOME, []).append(output[6])
 
     def _add_one_by_one(
         self, outputs: Sequence[Output], topic: str, written_ms: Mapping[int, int]

@@ -416,7 +416,12 @@ class Settler:
         return self._provenance.source(offset, None)
 
     def cancelled(
-        self, kind: int, victim_offset: int, record_id: bytes, by: int, by_source: bytes | None
+        self,
+        kind: int,
+        victim_offset: int,
+        record_id: bytes,
+        by: int,
+        by_source: bytes | None = None,
     ) -> Output | None:
         """The outcome of a record that the record at ``by`` cancelled or replaced; None: it can't
         be written now. ``by_source``: where that was written, if it has come home.
@@ -427,7 +432,7 @@ class Settler:
         return told
 
     def control(
-        self, kind: int, offset: int, record_id: bytes, source: bytes | None
+        self, kind: int, offset: int, record_id: bytes, source: bytes | None = None
     ) -> Output | None:
         """A control record's own outcome; None: it can't be written now. ``source``: where it was
         written, if it has come home.

@@ -415,7 +415,7 @@ class Shard:
         refusal = None if is_done else self._homeward.refusal(entry, record_id, carried)
         if is_done or refusal is not None:  # what waits goes on without it
             own = (
-                self._settler.control(_FATES[kind], offset, record_id, None)
+                self._settler.control(_FATES[kind], offset, record_id)
                 if refusal is None
                 else self._settler.dead_letter(offset, original, *refusal)
             )
@@ -423,7 +423,7 @@ class Shard:
             parts.append(_one(own))
         else:
             parts = [
-                _one(self._settler.cancelled(outcome.REPLACED, one, record_id, offset, None))
+                _one(self._settler.cancelled(outcome.REPLACED, one, record_id, offset))
                 for one in replaced
             ]
             parts.append(self._homeward.leave(entry, record_id, carried, took, now_ms))

@@ -55,7 +55,7 @@ MAY_KNOW: dict[str, frozenset[str]] = {
         },
     ),
 }
-CORE_FOREIGN = frozenset({"msgspec", "xxhash"})
+CORE_FOREIGN = frozenset({"msgspec", "murmurhash2", "xxhash"})
 # A clock, a file, a socket, a thread or chance: what the core must be handed, and never take.
 CORE_FORBIDDEN = frozenset(
     [
