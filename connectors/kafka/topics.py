@@ -322,6 +322,7 @@ class TopicKeeper:
             if config is not None:
                 problems = (*_problems(config), *problems)
                 risks = tuple(self._risks(name, config, letter_bytes, waits_ms.get(name, 0)))
+            risks += tuple(self._home_risks(name, len(existing[name])))
             brokers = existing[name]
             found.append(DelayTopic(name, topic_id, len(brokers), problems, brokers, risks))
         return found + gone
@@ -356,6 +357,14 @@ class TopicKeeper:
                 f"max.message.bytes is {record_bytes}, but {self._settings.topics.dead_letter} "
                 f"takes {letter_bytes}: a dead letter may be {LETTER_EXTRA_BYTES} bytes larger "
                 "than its record; raise the one, or lower the other"
+            )
+
+    def _home_risks(self, name: str, partitions: int) -> Iterable[str]:
+        homes = self._settings.delivery.id_partitions
+        if homes > partitions and name not in self._levels:
+            yield (
+                f"it has {partitions} partitions, and ids are at home in {homes} "
+                "(delivery.id_partitions): records of the missing ones wait; add partitions"
             )
 
     def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str] | None]:

@@ -80,6 +80,10 @@ class AnyLane(Protocol):
         """Tells a recreated topic from the one before."""
 
     @property
+    def contracts(self) -> Contracts:
+        """What its records are read by."""
+
+    @property
     def shard(self) -> ShardFacts:
         """How far it is."""
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from delayservice.core.contract import Contract
+from delayservice.core.contract import HOMES_VERSION, Contract
 from delayservice.core.role import Role
 from delayservice.errors import KafkaEdgeError, OwnershipLostError, WriterGivenUpError
 from delayservice.lanes.agenda import Agenda
@@ -392,11 +392,30 @@ class Owning:
         version_max = self._gate.contract_version()
         if known is not None:  # nodes that do not know it can't follow the slice in any case
             version_max = max(version_max, known.contracts.newest_version)
-        wanted = self._contract_of(lane.topic, version_max)
+        wanted = self._with_homes(lane, self._contract_of(lane.topic, version_max))
         take_over_lane(lane, known, bounds, wanted, now_ms)
         self.await_end(lane)
         self._transaction.touched.add(slice_.number)
         self._agenda.look_again(lane)
+
+    def _with_homes(self, lane: AnyLane, wanted: Contract) -> Contract:
+        """Return what settings ask for, with ids at home where they are by the contracts that are
+        in force of the topic's partitions, whatever the settings say now.
+        """
+        lanes = [s.lanes[lane.topic] for s in self._slices.values() if lane.topic in s.lanes]
+        count = max(one.contracts.id_partitions for one in [lane, *lanes])
+        if count in (0, wanted.id_partitions) or wanted.version < HOMES_VERSION:
+            return wanted
+        _log.error(
+            "id_partitions_kept",
+            topic=lane.topic,
+            partition=lane.partition,
+            in_force=count,
+            asked_for=wanted.id_partitions,
+            hint="ids stay at home where they are, or what is pending there would not be found: "
+            "set delivery.id_partitions back",
+        )
+        return replace(wanted, id_partitions=count)
 
     def await_end(self, lane: AnyLane) -> None:
         """See to it that a shard does not wait for an end that its log has lost."""
