@@ -1,0 +1,229 @@
+"""Any client's cancel finds its record: ids at home in one partition, on a real broker.
+
+Records and their cancels are written by partitioners that disagree. Records of their own ids at the
+end of a batch are fences: once their outcomes are there, all before them had its effect.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from connectors.kafka.client import DelayProducer, OutcomeReader
+from delayservice.core.partitioner import partition_for
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.integration.bench import Bench, Header, Seen, await_true, now_ms
+
+pytestmark = pytest.mark.cluster
+
+PARTITIONS = 4
+YEAR_MS = 365 * 86_400_000
+PARTITIONERS = ("consistent_random", "murmur2_random", "fnv1a_random")
+"""librdkafka's own, CRC32; Java's; sarama's."""
+CANCEL: Header = ("delay-op", b"cancel")
+FIRE: Header = ("delay-op", b"fire")
+HOMES = f"delivery.id_partitions={PARTITIONS}"
+ROLLS = ("wheel.slots=60", "wheel.slot_ms=1s", "delivery.roll_window_ms=5s")
+
+
+@pytest.fixture
+def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
+    with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=(HOMES, *ROLLS)) as bench:
+        yield bench
+
+
+def producer(bench: Bench, partitioner: str) -> Producer:
+    return Producer({"bootstrap.servers": bench.bootstrap, "partitioner": partitioner})
+
+
+def named(record_id: str) -> Header:
+    return ("delay-id", record_id)
+
+
+def fates(bench: Bench) -> dict[str, Counter[str]]:
+    """Every outcome there is, by id."""
+    found: dict[str, Counter[str]] = {}
+    for one in bench.read_all(bench.outcomes):
+        outcome = one.header("delay-outcome") or ""
+        found.setdefault(one.header("delay-id") or "", Counter())[outcome] += 1
+    return found
+
+
+def await_fences(bench: Bench) -> None:
+    """Until all that was written so far has had its effect, also where it was forwarded to."""
+    for step in ("first", "second"):  # what is forwarded lies before the second ones
+        names = {
+            f"{step} {partition} {now_ms()}": partition
+            for partition in range(bench.partitions_of(bench.any))
+        }
+        for name, partition in names.items():
+            bench.send([named(name), CANCEL], partition=partition)
+        is_fence = partial(_is_of, names)
+        bench.await_match(bench.outcomes, is_fence, len(names))
+
+
+def _is_of(names: Collection[str], one: Seen) -> bool:
+    return one.header("delay-id") in names
+
+
+def forwarded(bench: Bench) -> list[Seen]:
+    return [one for one in bench.read_all(bench.any) if one.header("delay-home")]
+
+
+def test_controls_by_any_partitioner_find_their_records(bench: Bench) -> None:
+    target = bench.target("orders", 3)
+    pairs = [(one, other) for one in PARTITIONERS for other in PARTITIONERS]
+    producers = {name: producer(bench, name) for name in PARTITIONERS}
+    ops: dict[str, Header | None] = {"cancelled": CANCEL, "fired": FIRE, "replaced": None}
+    ids = {
+        f"{one} {other} {fate} {number}": (one, other, fate)
+        for one, other in pairs
+        for fate in ops
+        for number in range(5)
+    }
+    service = bench.serve()
+    headers = bench.to(target, YEAR_MS)
+    for record_id, (one, _, _) in ids.items():
+        producers[one].produce(
+            bench.any, b"v", record_id.encode(), headers=[*headers, named(record_id)]
+        )
+    assert all(one.flush(30) == 0 for one in producers.values())
+    await_fences(bench)
+    for record_id, (_, other, fate) in ids.items():
+        op = ops[fate]
+        said = [op] if op else bench.to(target, YEAR_MS)
+        producers[other].produce(
+            bench.any, b"again", record_id.encode(), headers=[*said, named(record_id)]
+        )
+    assert all(one.flush(30) == 0 for one in producers.values())
+    await_fences(bench)
+    found = fates(bench)
+    wrong = {
+        record_id: found.get(record_id)
+        for record_id, (_, _, fate) in ids.items()
+        if found.get(record_id) != Counter({fate: 2 if fate == "cancelled" else 1})
+    }
+    assert wrong == {}
+    fired = sorted(name for name, (_, _, fate) in ids.items() if fate == "fired")
+    assert sorted(str(one.header("delay-id")) for one in bench.read_all(target)) == fired
+    sent = forwarded(bench)
+    assert len(sent) > len(ids) / 2
+    assert all(
+        one.partition == partition_for((one.header("delay-id") or "").encode(), PARTITIONS)
+        for one in sent
+    )
+    assert service.stop() == 0
+
+
+def test_whoever_waits_for_the_answer_hears_it_from_home(bench: Bench) -> None:
+    target = bench.target("answers")
+    service = bench.serve()
+    away = next(n for n in range(100) if partition_for(b"%d" % n, PARTITIONS) != 0)
+    bench.send(bench.to(target, YEAR_MS, named(str(away))), partition=0)
+    await_fences(bench)  # a cancel may overtake a record that another client wrote
+    client = {"bootstrap.servers": bench.bootstrap}
+    reader = OutcomeReader(client, bench.outcomes)
+    with DelayProducer(client, bench.any) as users:
+        assert reader.cancel(users, str(away), 20) == "cancelled"
+        assert reader.cancel(users, str(away), 20) == "not_pending"
+    assert service.stop() == 0
+
+
+def test_turned_on_and_partitions_added_with_records_pending(bench: Bench) -> None:
+    """What was pending before is found from where it lies, what is written after from anywhere."""
+    target = bench.target("orders")
+    off = bench.serve("delivery.id_partitions=0")
+    far, cron = bench.to(target, YEAR_MS), [("delay-target-topic", target)]
+    away = {n: partition_for(b"old %d" % n, PARTITIONS) for n in range(20)}
+    for number, home in away.items():
+        place = (home + 1) % PARTITIONS
+        bench.send([*far, named(f"old {number}")], partition=place)
+    bench.send([*cron, ("delay-every", "1s"), named("often")], partition=1)
+    bench.await_match(target, lambda one: one.header("delay-id") == "often", 2)
+    assert off.stop() == 0
+    on = bench.serve()
+    bench.send([*far, named("new")], partition=0)
+    await_true(lambda: forwarded(bench) or not _is_away("new", 0), "new ones are forwarded")
+    for number, home in away.items():
+        bench.send([named(f"old {number}"), CANCEL], partition=(home + 1) % PARTITIONS)
+    bench.send([named("often"), CANCEL], partition=1)
+    await_fences(bench)
+    bench.grow(bench.any, 2 * PARTITIONS)
+    for number in range(20):
+        bench.send([*far, named(f"late {number}")], partition=number % PARTITIONS)
+    bench.producer = producer(bench, "consistent_random")  # that knows the new partitions
+    for number in range(20):
+        bench.send([named(f"late {number}"), CANCEL], partition=PARTITIONS + number % PARTITIONS)
+    await_fences(bench)
+    found = fates(bench)
+    names = [*(f"old {n}" for n in away), *(f"late {n}" for n in range(20)), "often"]
+    assert [name for name in names if found[name] != Counter(cancelled=2)] == []
+    homes = {one.partition for one in forwarded(bench)}
+    assert homes <= set(range(PARTITIONS)), "ids stay at home where they are"
+    assert on.stop() == 0
+
+
+def _is_away(record_id: str, partition: int) -> bool:
+    return partition_for(record_id.encode(), PARTITIONS) != partition
+
+
+def test_what_outgrows_its_topic_on_the_way_is_a_letter(bench: Bench) -> None:
+    target = bench.target("large", max_message_bytes="2000000")
+    service = bench.serve()
+    limit = 1_048_588
+    name = next(f"{n}" for n in range(100) if _is_away(f"{n}", 0))
+    record = bench.to(target, 0, named(name))
+    bench.send(record, value=b"v" * (limit - 300), partition=0)
+    bench.send(record, value=b"v" * 1_000, partition=0)
+    [delivered] = bench.read(target, 1)
+    [letter] = bench.read(bench.dead_letter, 1)
+    assert (letter.header("delay-error"), letter.header("delay-settles")) == ("too-large", "0")
+    assert len(delivered.value or b"") == 1_000
+    assert service.stop() == 0
+
+
+def _is_above(written: Counter[int], some: float) -> bool:
+    return written[0] > some
+
+
+def test_every_id_ends_once_when_the_service_is_killed_while_it_forwards(bench: Bench) -> None:
+    target = bench.target("killed", 2)
+    service = bench.serve()
+    count, written = 600, Counter[int]()
+    names = [f"victim {number}" for number in range(count)]
+    for number, name in enumerate(names):
+        headers = bench.to(target, YEAR_MS, named(name))
+        bench.send_later(headers, partition=number % PARTITIONS)
+    bench.producer.flush()
+    await_fences(bench)
+
+    def control_all() -> None:
+        pace = threading.Event()
+        for number, name in enumerate(names):
+            op = FIRE if number % 2 else CANCEL
+            bench.send_later([named(name), op], partition=(number // 7) % PARTITIONS)
+            written[0] += 1
+            if number % 10 == 0:
+                pace.wait(0.05)
+        bench.producer.flush()
+
+    sender = threading.Thread(target=control_all)
+    sender.start()
+    for some in (count / 3, count / 2):
+        await_true(partial(_is_above, written, some), "some controls are written")
+        service.kill()
+        service = bench.serve()
+    sender.join()
+    await_fences(bench)
+    found = fates(bench)
+    assert [name for name in names[::2] if found.get(name) != Counter(cancelled=2)] == []
+    assert [name for name in names[1::2] if found.get(name) != Counter(fired=1)] == []
+    seen = Counter(str(one.header("delay-id")) for one in bench.read_all(target))
+    assert seen == Counter(names[1::2])
+    assert service.stop() == 0
