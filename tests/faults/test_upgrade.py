@@ -300,16 +300,15 @@ def test_no_contract_of_version_4_begins_before_all_nodes_know_it(
         *upgraded, last = stage.nodes
         keys = Keys(stage)
         keys.await_agreed(KEYS)
-        for node in upgraded:
-            replace_nodes(stage, [node])
+        # Together at last: meanwhile the old node owns everything.
+        for nodes in ([upgraded[0]], [upgraded[1]], upgraded):
+            replace_nodes(stage, nodes)
+            begun = [one for each in checkpoints.agreed() for one in each.contracts.values()]
+            assert {one["version"] for one in begun} == {VERSION_4 - 1}
             keys.await_agreed(KEYS)
-        replace_nodes(stage, upgraded)  # meanwhile the old node owns everything
-        keys.await_agreed(KEYS)
+        assert len({one["max_delay_ms"] for one in begun}) == 2, "old and new nodes began some"
         stage.refused |= {one.step.uid for one in write_with_units(stage)}
         stage.await_written(stage.script.per_s)
-        begun = [one for each in checkpoints.agreed() for one in each.contracts.values()]
-        assert {one["version"] for one in begun} == {VERSION_4 - 1}
-        assert len({one["max_delay_ms"] for one in begun}) == 2, "old and new nodes began some"
 
         upgraded_ms = now_ms()
         replace_nodes(stage, [last])
