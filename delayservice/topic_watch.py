@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from connectors.kafka.topics import DelayTopic
+from connectors.kafka.topics import DelayTopic, Look
 from delayservice.errors import KafkaEdgeError
 
 _LOOKS_MISSED: Final = 3
@@ -25,29 +25,22 @@ class TopicWatcher:
     """Looks at the delay topics again and again.
 
     Args:
-        look: asks the cluster for every delay topic, judged.
+        look: asks the cluster, once with each ``refresh``.
         is_pending: whether a checkpoint names a topic: then its records may be pending.
         monotonic_s: the clock.
         every_s: how often ``refresh`` is called.
-        look_own: asks what is wrong with the topics of checkpoints and claims.
-        look_outlets: asks what keeps dead letters and outcomes from being written.
     """
 
     def __init__(
         self,
-        look: Callable[[], Sequence[DelayTopic]],
+        look: Callable[[], Look],
         is_pending: Callable[[DelayTopic], bool],
         monotonic_s: Callable[[], float],
         every_s: float,
-        look_own: Callable[[], Sequence[str]] = tuple,
-        look_outlets: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._look = look
-        self._look_own = look_own
-        self._look_outlets = look_outlets
-        self.own_problems: Sequence[str] = ()
-        """What is wrong with the topics of checkpoints and claims, one sentence each."""
-        self._outlet_problems: Sequence[str] = ()
+        self.seen = Look(())
+        """The last good look."""
         self._is_pending = is_pending
         self._monotonic_s = monotonic_s
         self._old_s = max(_LOOKS_MISSED * every_s, _OLD_S_MIN)
@@ -78,7 +71,7 @@ class TopicWatcher:
             found.append(
                 f"the delay topics were last looked at {self.age_s:.0f} s ago: {self._failure}"
             )
-        found += [*self.own_problems, *self._outlet_problems]
+        found += self.seen.own_problems + self.seen.outlet_problems
         for topic in self.topics:
             found += [f"{topic.name} is not served: {problem}" for problem in topic.problems]
             found += [f"{topic.name} may lose records: {risk}" for risk in topic.risks]
@@ -89,8 +82,8 @@ class TopicWatcher:
         that could be done. What was served goes on if not.
         """
         try:
-            outlets, own = self._look_outlets(), self._look_own()
-            found = [self._judged(topic) for topic in self._look()]
+            seen = self._look()
+            found = [self._judged(topic) for topic in seen.topics]
         except KafkaEdgeError as exc:
             self._failure = str(exc)
             _log.warning("topics_not_refreshed", why=self._failure)
@@ -101,13 +94,13 @@ class TopicWatcher:
             return False
         self._failure, self._has_looked = "", True
         self._looked_s = self._monotonic_s()
-        said, told = [*own, *outlets], [*self.own_problems, *self._outlet_problems]
-        if said and said != told:
+        before, self.seen = self.seen, seen
+        said = seen.own_problems + seen.outlet_problems
+        if said and said != before.own_problems + before.outlet_problems:
             _log.error("own_topics_at_risk", problems=said)
-        self.own_problems, self._outlet_problems = own, outlets
-        before, self.topics = self.topics, found
+        _tell_changes(self.topics, found)
+        self.topics = found
         self._begun |= {topic.topic_id for topic in self.fit}
-        _tell_changes(before, found)
         return True
 
     def _judged(self, topic: DelayTopic) -> DelayTopic:

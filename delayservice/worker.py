@@ -258,12 +258,10 @@ class Worker:
         self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
         """The slices that are kept here, and the topics that are served."""
         self._topics = TopicWatcher(
-            self._keeper.delay_topics,
+            lambda: self._keeper.look(layout),
             self._has_checkpoint,
             self._clock.monotonic_s,
             settings.topics.refresh_s,
-            lambda: self._keeper.own_problems(layout),
-            self._keeper.outlet_problems,
         )
         self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
@@ -404,7 +402,7 @@ class Worker:
         """Look at the topics, and find out where their slices belong and how far the logs go."""
         if not self._topics.refresh():
             return
-        self._checkpoints.policy_problem = "; ".join(self._topics.own_problems)
+        self._checkpoints.policy_problem = "; ".join(self._topics.seen.own_problems)
         self._slices_there = range(max((t.partitions for t in self._topics.fit), default=0))
         self._facts = self._make_facts(self._topics.topics)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
@@ -25,14 +25,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
-from connectors.kafka.rights import READ, WRITE, ask_access, complaints
+from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
 from delayservice.errors import KafkaEdgeError
 from delayservice.settings import Settings
 
 REQUEST_TIMEOUT_S: Final = 15.0
-_RECHECK_S: Final = 0.25
-_UNSERVED_TIMEOUT_S: Final = 1.0
-"""A transaction is open meanwhile, and whoever asks asks again."""
 LETTER_EXTRA_BYTES: Final = 8 * 1024
 """What a dead letter's own headers may take, its reason and what it asked for included."""
 
@@ -41,6 +38,8 @@ _log = structlog.get_logger(__name__)
 
 Brokers: TypeAlias = tuple[tuple[int | None, tuple[int, ...]], ...]
 """Of each partition in order: its leader, None when it has none now, and who holds copies."""
+_Configs: TypeAlias = Mapping[str, Mapping[str, str] | None]
+"""By topic; None where the service may read none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,21 @@ class Layout:
 
     checkpoint_partitions: int
     places: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at the cluster's topics found.
+
+    Attributes:
+        topics: every delay topic, judged.
+        own_problems: what is wrong with the topics of checkpoints and claims, one sentence each.
+        outlet_problems: what keeps dead letters and outcomes from being written, one sentence each.
+    """
+
+    topics: Sequence[DelayTopic]
+    own_problems: tuple[str, ...] = ()
+    outlet_problems: tuple[str, ...] = ()
 
 
 class TopicKeeper:
@@ -130,7 +144,9 @@ class TopicKeeper:
             )
         self._create(missing)
         self._check_rights()
-        unsafe = [problem for problem, is_fatal in self._own_problems(None) if is_fatal]
+        names = (topics.checkpoint, topics.claims_topic)
+        problems = self._own_problems(self._list(), self._configs(names), None)
+        unsafe = [problem for problem, is_fatal in problems if is_fatal]
         if unsafe:
             raise KafkaEdgeError("; ".join(unsafe))
 
@@ -174,34 +190,6 @@ class TopicKeeper:
         has_three = self._settings.topics.replication_factor >= _COPIES_FOR_TWO
         return {**_CHECKPOINT_CONFIG, **({"min.insync.replicas": "2"} if has_three else {})}
 
-    def own_problems(self, layout: Layout) -> list[str]:
-        """Return what is wrong with the topics that every delay topic needs, one sentence each.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
-        return [problem for problem, _ in self._own_problems(layout)]
-
-    def outlet_problems(self) -> list[str]:
-        """Return what keeps dead letters and outcomes from being written, one sentence each. A
-        topic that is missing is made again, where the service makes its topics.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
-        topics, existing = self._settings.topics, self._list()
-        names = (topics.dead_letter, topics.outcomes)
-        access = ask_access(self._admin, names)
-        found = complaints(access, dict.fromkeys(names, (WRITE,)))
-        for name in names:
-            if name not in existing and not access[name].lacks(WRITE):
-                found += self._make_again(name)
-            elif self._monotonic_s() - self._made_s.get(name, -math.inf) < _MADE_S:
-                found.append(f"{name} {_MADE_AGAIN}")
-        for name, config in self._configs([name for name in names if name in existing]).items():
-            found += _outlet_problems(name, config)
-        return found
-
     def _make_again(self, name: str) -> Iterable[str]:
         """Make a topic again that was deleted; yield what is to be said of it."""
         waits = f"{name} does not exist: what would be written there waits, with its shard"
@@ -216,14 +204,16 @@ class TopicKeeper:
         self._made_s[name] = self._monotonic_s()
         yield f"{name} {_MADE_AGAIN}"
 
-    def _own_problems(self, layout: Layout | None) -> list[tuple[str, bool]]:
-        """Return what is wrong, and whether a node must not start with it."""
-        topics, existing = self._settings.topics, self._list()
-        names = (topics.checkpoint, topics.claims_topic)
-        configs = self._configs(names)
+    def _own_problems(
+        self, existing: Mapping[str, Brokers], configs: _Configs, layout: Layout | None
+    ) -> list[tuple[str, bool]]:
+        """Return what is wrong with the topics that every delay topic needs, and whether a node
+        must not start with it.
+        """
+        topics = self._settings.topics
         wanted = max((_copies(existing[name]) for name in self._names(existing)), default=1)
         found: list[tuple[str, bool]] = []
-        for name in names:
+        for name in (topics.checkpoint, topics.claims_topic):
             config, brokers = configs[name], existing.get(name, ())
             if not brokers:
                 found.append((f"{name} does not exist", False))
@@ -296,22 +286,39 @@ class TopicKeeper:
 
     # --- find and judge ------------------------------------------------------------------------
 
-    def delay_topics(self) -> list[DelayTopic]:
-        """Every delay topic there is, judged."""
-        topics = self._settings.topics
-        existing = self._list()
+    def look(self, layout: Layout) -> Look:
+        """Return what there is, judged. A topic for dead letters or outcomes that is missing is
+        made again, where the service makes its topics.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
+        topics, existing = self._settings.topics, self._list()
         names = self._names(existing)
+        outlets = (topics.dead_letter, topics.outcomes)
+        access = ask_access(self._admin, (*outlets, *names))
+        problems = complaints(access, dict.fromkeys(outlets, (WRITE,)))
+        for name in outlets:
+            if name not in existing and not access[name].lacks(WRITE):
+                problems += self._make_again(name)
+            elif self._monotonic_s() - self._made_s.get(name, -math.inf) < _MADE_S:
+                problems.append(f"{name} {_MADE_AGAIN}")
+        configs = self._configs((topics.checkpoint, topics.claims_topic, *outlets, *names))
+        for name in outlets:
+            problems += _outlet_problems(name, configs[name])
+        own = tuple(problem for problem, _ in self._own_problems(existing, configs, layout))
+        return Look(self._delay_topics(existing, access, configs), own, tuple(problems))
+
+    def _delay_topics(
+        self, existing: Mapping[str, Brokers], access: Mapping[str, Access], configs: _Configs
+    ) -> list[DelayTopic]:
+        topics = self._settings.topics
         missing = [n for n in (*topics.delay, *self._levels) if n not in existing]
-        gone = [DelayTopic(name, "", 0, (_GONE,)) for name in missing]
-        if not names:
-            return gone
-        configs = self._configs([*names, topics.dead_letter])
         letters = configs[topics.dead_letter]
         letter_bytes = None if letters is None else int(letters.get("max.message.bytes", "0"))
-        access = ask_access(self._admin, names)
         waits_ms = self._waits_ms()
         found = []
-        for name in names:
+        for name in self._names(existing):
             topic_id = access[name].topic_id
             if not topic_id:  # deleted a moment ago, or hidden from this client
                 _log.warning("topic_not_described", topic=name)
@@ -325,7 +332,7 @@ class TopicKeeper:
             risks += tuple(self._home_risks(name, len(existing[name])))
             brokers = existing[name]
             found.append(DelayTopic(name, topic_id, len(brokers), problems, brokers, risks))
-        return found + gone
+        return found + [DelayTopic(name, "", 0, (_GONE,)) for name in missing]
 
     def _risks(
         self, name: str, config: Mapping[str, str], letter_bytes: int | None, waits_ms: int
@@ -367,7 +374,7 @@ class TopicKeeper:
                 "(delivery.id_partitions): records of the missing ones wait; add partitions"
             )
 
-    def _configs(self, names: Iterable[str]) -> dict[str, dict[str, str] | None]:
+    def _configs(self, names: Iterable[str]) -> _Configs:
         """Return the configuration of each topic; None where the service may read none.
 
         Raises:

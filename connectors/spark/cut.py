@@ -102,6 +102,7 @@ class Cut:
         shards: all that are served, by topic and partition.
         others: the logs of every other topic that is read.
         partitions: how many partitions each topic of the cluster has.
+        served: every shard that a checkpoint names, as headers spell it.
         notes: what is not judged and why, a sentence each.
     """
 
@@ -109,6 +110,7 @@ class Cut:
     shards: tuple[ShardCut, ...]
     others: Mapping[Place, Span]
     partitions: Mapping[str, int]
+    served: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     @property
@@ -247,7 +249,8 @@ def _with_shards(
                     spans[place],
                 )
             )
-    return replace(cut, shards=tuple(shards), notes=tuple(notes))
+    served = frozenset(f"{topic}:{partition}" for topic, partition in earlier.keys() | later.keys())
+    return replace(cut, shards=tuple(shards), served=served, notes=tuple(notes))
 
 
 def _served(checkpoints: Mapping[int, Checkpoint]) -> dict[Place, ShardCheckpoint]:

@@ -204,13 +204,17 @@ class _Work:
         ).collect(), targets.count()
 
     def _delivered(self) -> DataFrame:
-        """A row for each delivery: ``target``, ``hour_ms``, ``delay``, ``late_ms``, ``fired``."""
+        """A row for each delivery of this service: ``target``, ``hour_ms``, ``delay``, ``late_ms``,
+        ``fired``.
+        """
         options = self._options
         beside = {options.dead_letter, options.outcomes, *self._cut.delay_topics}
         targets = {topic for topic, _ in self._cut.spans if topic not in beside}
         outputs = self._outputs(targets).withColumn("source", _text(names.DELAY_SOURCE))
         place = sf.split("source", ":")
-        delivered = outputs.where("source IS NOT NULL").select(
+        # Another service may deliver to the same topics.
+        is_own = sf.substring_index("source", ":", 2).isin(*self._cut.served)
+        delivered = outputs.where(is_own).select(
             sf.col("topic").alias("target"),
             sf.col("timestamp_ms").alias("at_ms"),
             _text(names.DELAY_DUE_AT).try_cast("long").alias("due_ms"),

@@ -238,12 +238,13 @@ class Settler:
         if meta is not None:
             if meta[3] is not None and now_ms > meta[3]:
                 told = self._outcome(outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None)
-                return told or self._wait_for_service_topic(offset, payload, now_ms, base)
+                outcomes = self._routes.outcomes
+                return told or self._put_off(outcomes, offset, payload, now_ms, base)
             recurrence = recurrence_of(meta)
             if recurrence is not None and not recurrence.number:
                 return self._arm(offset, payload, recurrence, now_ms, base)
             if recurrence is not None and self._lacks_letter(offset, payload, now_ms):
-                return self._wait_for_service_topic(offset, payload, now_ms, base)
+                return self._put_off(self._routes.dead_letter, offset, payload, now_ms, base)
         sent = headers + self._provenance.headers(offset, due_ms, meta)
         if (target, partition) not in self.targets.fit or is_large(value, headers):
             reason = self.targets.obstacle((target, partition))
@@ -257,11 +258,14 @@ class Settler:
         own = (topic, _BY_KEY)
         return own in self.targets.fit or self.targets.obstacle(own) is None
 
-    def _wait_for_service_topic(
-        self, offset: int, payload: Payload, now_ms: int, base: int
+    def _put_off(
+        self, topic: str, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Put a record off whose end can't be written down now; None: it has to wait."""
-        if self.copies_to is None:
+        """Put a record off whose end can't be written to ``topic`` now; None: it has to wait, as it
+        does while the cluster is being asked about the topic.
+        """
+        found = self.targets.obstacle((topic, _BY_KEY))
+        if self.copies_to is None or (found is not None and found[0] == TARGET_ASKED):
             return None
         again = (*payload[:6], next_attempt(payload[6]))
         at_ms = self.later_ms(offset, payload, now_ms, _SERVICE_TOPIC_MS)
@@ -469,7 +473,7 @@ class Settler:
         None: it has to wait.
         """
         letter = self._dead_letter_payload(offset, payload, *reason)
-        return letter or self._wait_for_service_topic(offset, payload, now_ms, base)
+        return letter or self._put_off(self._routes.dead_letter, offset, payload, now_ms, base)
 
     def _dead_letter_payload(
         self, offset: int, payload: Payload, code: str, detail: str

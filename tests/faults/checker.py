@@ -31,6 +31,7 @@ class Rules:
         grace_ms: a cancel appended so long before its victim's due time must win. Shorter ones may
             win or lose, for the owner may be down in between, but never do both.
         early_ms: how early a record may be, where nodes' clocks are set apart on purpose.
+        refused: uids of records that have to be dead-lettered.
     """
 
     delay_topic: str
@@ -38,6 +39,7 @@ class Rules:
     outcomes: str
     grace_ms: int
     early_ms: int = 0
+    refused: frozenset[bytes] = frozenset()
 
 
 @dataclass(slots=True)
@@ -91,6 +93,7 @@ class _Check:
         self._canceller = {one.step.against: one for one in acked if one.step.against is not None}
         self._arrivals: dict[bytes, list[Found]] = {}
         self._outcomes: dict[bytes, list[Found]] = {}
+        self._letters: list[bytes] = []
         self._verdict = Verdict()
         for one in found:
             self._sort(one)
@@ -100,7 +103,7 @@ class _Check:
         if one.topic == self._rules.outcomes:
             self._outcomes.setdefault(one.header("delay-id") or uid, []).append(one)
         elif one.topic == self._rules.dead_letter:
-            self._verdict.dead_lettered.append(uid)
+            self._letters.append(uid)
         elif uid not in self._acked:
             self._verdict.strangers.append(uid)
         else:
@@ -112,6 +115,7 @@ class _Check:
                 self._judge_cancel(one)
             else:
                 self._judge_record(one)
+        self._judge_letters()
         self._judge_outcomes()
         return self._verdict
 
@@ -153,6 +157,12 @@ class _Check:
         return (one.topic, one.key, one.value, own, *named) != expected or one.header(
             "delay-due-at"
         ) != b"%d" % record.due_ms
+
+    def _judge_letters(self) -> None:
+        """Each record that has to be refused has one letter, and no other record has any."""
+        refused, letters = Counter(self._rules.refused), Counter(self._letters)
+        self._verdict.lost += (refused - letters).elements()
+        self._verdict.dead_lettered += (letters - refused).elements()
 
     def _in_good_time(self, canceller: Acked, victim: Acked) -> bool:
         return canceller.appended_ms + self._rules.grace_ms <= victim.due_ms

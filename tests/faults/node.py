@@ -59,7 +59,8 @@ class Node:
         self.log_path = folder / f"{name}.log"
         self.state_dir = place.state_dir or folder / f"{name}-state"
         self.is_frozen = False
-        self._place = place
+        self.place = place
+        """Where its next life runs; settings and folder stay those of the first place."""
         self._sets = [
             *sets,
             f"node.node_id={self.node_id}",
@@ -92,13 +93,13 @@ class Node:
             [*self._sets, *sets],
             self.log_path,
             fault=fault,
-            environment=self._place.environment,
-            wrapper=self._place.wrapper,
+            environment=self.place.environment,
+            wrapper=self.place.wrapper,
         )
 
     def start_first(self) -> None:
         """Begin the first life, with the fault of its place."""
-        self.start(fault=self._place.fault)
+        self.start(fault=self.place.fault)
 
     def kill(self) -> None:
         """SIGKILL to the whole tree."""

@@ -79,6 +79,8 @@ class Stage:
         self.checkpoint = f"delay_checkpoint_{self.run}"
         self.dead_letter = f"delay_dead_letter_{self.run}"
         self.outcomes = f"delay_outcomes_{self.run}"
+        self.refused: set[bytes] = set()
+        """Uids of records beside the history that have to be dead-lettered."""
         self.admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
         self._folder = folder
         self.nodes = [self.make_node(number) for number in range(1, script.nodes + 1)]
@@ -276,6 +278,7 @@ class Stage:
             self.outcomes,
             self.script.grace_ms,
             self.script.early_ms,
+            frozenset(self.refused),
         )
         return check(self.history.acked, self.watch.found, rules)
 

@@ -206,8 +206,7 @@ def test_without_a_topic_of_any_delay_a_missing_target_means_a_dead_letter(bench
 
 
 def test_a_missing_target_means_a_dead_letter_at_once_where_settings_want_it(bench: Bench) -> None:
-    at_once = ("delivery.missing_target=dead-letter", "delivery.park_delays_ms=600000")
-    bench.serve(*leveled(bench, 300), *at_once)
+    bench.serve(*leveled(bench, 300), "delivery.missing_target=dead-letter")
     missing = bench.target_name("missing")
     bench.send([("delay-target-topic", missing)], topic=level(bench, 1))
     bench.send(bench.to(missing, 0), value=b"nowhere to go")
@@ -215,6 +214,8 @@ def test_a_missing_target_means_a_dead_letter_at_once_where_settings_want_it(ben
     assert {one.header("delay-error") for one in letters} == {"target-unknown"}
     sources = {one.header("delay-source") for one in letters}
     assert sources == {f"{level(bench, 1)}:0:0", f"{bench.any}:0:0"}
+    copies = [one for one in bench.read_all(bench.any) if one.header("delay-copy")]
+    assert copies == [], "nothing was parked"
 
 
 @pytest.mark.parametrize(

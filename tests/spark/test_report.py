@@ -33,13 +33,13 @@ class Past:
     def report(self, out: Path, **more: Any) -> Report:
         bench = self.bench
         said: list[str] = []
+        more.setdefault("allow", (bench.target_name("*"),))
         options = ReportOptions(
             client={"bootstrap.servers": bench.bootstrap},
             out=str(out),
             checkpoint=bench.checkpoint,
             dead_letter=bench.dead_letter,
             outcomes=bench.outcomes,
-            allow=(bench.target_name("*"),),
             secrets=(SECRET.encode(),),
             **more,
         )
@@ -52,7 +52,9 @@ class Past:
 def past(
     spark: SparkSession, cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Past]:
-    """70 delivered, 2 of them fired, 5 by a schedule; 90 pending; 6 cancelled; 3 dead letters."""
+    """70 delivered, 2 of them fired, 5 by a schedule; 90 pending; 6 cancelled; 3 dead letters.
+    Another service delivers to the same targets, and to one of its own.
+    """
     folder = tmp_path_factory.mktemp("past")
     with Bench(cluster.bootstrap, folder, partitions=2) as bench:
         orders, mails = bench.target("orders", 3), bench.target("mails")
@@ -84,6 +86,13 @@ def past(
         with bench.reader(bench.outcomes) as reader:
             reader.await_count(6 * 2 + 2 + 1)
         service.stop()
+        bench.target("foreign")
+        for source in ("delay_topic_foreign:0:1", f"{bench.any}:{bench.partitions}:1"):
+            for target in (orders, bench.target_name("foreign")):
+                bench.send_later(
+                    [("delay-source", source), ("delay-due-at", str(far_ms))], topic=target
+                )
+        bench.producer.flush()
         yield Past(bench, spark, orders, mails)
 
 
@@ -104,6 +113,14 @@ def test_every_delivery_is_counted_once_in_every_view(
     delays = {delay.name: delay.records for delay in found.delays}
     assert delays == {"none": 40, "≤ 10 s": 23, "≤ 1 h": 2, "recurring": 5}
     assert (found.whole.fired, found.whole.early) == (2, 0)
+
+
+def test_deliveries_of_other_services_are_left_out(past: Past, tmp_path: Path) -> None:
+    found = past.report(tmp_path, allow=None)
+    assert {target.name: target.records for target in found.targets} == {
+        past.orders: 42,
+        past.mails: 28,
+    }
 
 
 def test_lateness_is_what_a_consumer_of_the_targets_computes(

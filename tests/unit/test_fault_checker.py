@@ -117,6 +117,14 @@ def test_an_altered_record_is_found(change: dict[str, object]) -> None:
     assert wrong([altered, *CAME[1:]]) == {"altered": [b"a"]}
 
 
+def test_a_record_that_must_be_refused_has_one_letter() -> None:
+    rules = replace(RULES, refused=frozenset({b"odd"}))
+    letter = Found("dead", 0, 0, T0_MS, T0_MS, None, None, ((UID, b"odd"),))
+    assert check(PLAIN, [*CAME, letter], rules).wrong == {}
+    assert check(PLAIN, CAME, rules).wrong == {"lost": [b"odd"]}
+    assert check(PLAIN, [*CAME, letter, letter], rules).wrong == {"dead_lettered": [b"odd"]}
+
+
 def test_a_dead_letter_and_a_record_that_nobody_sent_are_found() -> None:
     dead = replace(CAME[0], topic="dead")
     stranger = replace(CAME[1], headers=((UID, b"who"),))

@@ -5,7 +5,13 @@ import pytest
 
 from delayservice.core import outcome
 from delayservice.core.codec import Payload
-from delayservice.core.codes import TARGET_LATER, TARGET_REFUSED, TARGET_UNKNOWN, TOO_LARGE
+from delayservice.core.codes import (
+    TARGET_ASKED,
+    TARGET_LATER,
+    TARGET_REFUSED,
+    TARGET_UNKNOWN,
+    TOO_LARGE,
+)
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.cron import cron_time
 from tests.unit.known_targets import KnownTargets, any_target
@@ -300,6 +306,15 @@ def test_without_a_dead_letter_topic_a_record_is_put_off_and_an_unreadable_one_w
     letter = by.settle(7, NOW_MS, last, NOW_MS, 8)
     assert letter is not None
     assert letter[0] == outcome.DEAD_LETTERED
+
+
+def test_while_a_topic_of_the_service_is_looked_up_a_record_waits_and_is_not_put_off() -> None:
+    targets, last = without("letters"), payload(attempt=3)
+    targets.why["letters", -1] = targets.why["outcomes", -1] = (TARGET_ASKED, "being looked up")
+    targets.why["orders", -1] = BLOCKED
+    by = settler_of(targets)
+    assert by.settle(7, NOW_MS, last, NOW_MS, 8) is None
+    assert by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8) is None
 
 
 @pytest.mark.parametrize("code", [TARGET_LATER, TOO_LARGE, TARGET_REFUSED])

@@ -72,7 +72,7 @@ def made(**changed: object) -> Report:
         "outcomes": (Count("cancelled", 30), Count("expired", 2)),
         "letters": (Count("target-unknown", 4),),
         "seconds": 12.3,
-        "cut": Cut(NOW_MS, (shard,), {}, {"orders": 1}, ("x:1 was made anew",)),
+        "cut": Cut(NOW_MS, (shard,), {}, {"orders": 1}, notes=("x:1 was made anew",)),
     }
     return Report(**{**facts, **changed})  # type: ignore[arg-type]
 

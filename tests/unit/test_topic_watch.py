@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import structlog
 
-from connectors.kafka.topics import DelayTopic
+from connectors.kafka.topics import DelayTopic, Look
 from delayservice.errors import KafkaEdgeError
 from delayservice.topic_watch import TopicWatcher
 
@@ -23,11 +23,13 @@ class Cluster:
     now_s: float = 100.0
     answer: Sequence[DelayTopic] | Exception = (GOOD,)
     checkpointed: set[str] = field(default_factory=set)
+    own: tuple[str, ...] = ()
+    outlets: tuple[str, ...] = ()
 
-    def look(self) -> Sequence[DelayTopic]:
+    def look(self) -> Look:
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        return Look(self.answer, self.own, self.outlets)
 
 
 @pytest.fixture
@@ -113,30 +115,29 @@ def test_another_topic_of_the_same_name_is_a_new_one(
     assert watcher.fit == []
 
 
-def test_what_is_wrong_with_own_topics_is_a_problem_until_it_is_put_right(cluster: Cluster) -> None:
-    wrong = ["delay_checkpoint: cleanup.policy is delete"]
-    watcher = TopicWatcher(cluster.look, lambda _: False, lambda: 0.0, 5.0, lambda: list(wrong))
+def test_what_is_wrong_with_own_topics_is_a_problem_until_it_is_put_right(
+    cluster: Cluster, watcher: TopicWatcher
+) -> None:
+    cluster.own = ("delay_checkpoint: cleanup.policy is delete",)
     watcher.refresh()
-    assert watcher.problems() == wrong
+    assert watcher.problems() == list(cluster.own)
+    assert watcher.seen.own_problems == cluster.own
     assert watcher.fit == [GOOD]
-    wrong.clear()
+    cluster.own = ()
     watcher.refresh()
     assert watcher.problems() == []
 
 
 def test_what_keeps_letters_from_being_written_is_a_problem_and_no_doubt_about_cursors(
-    cluster: Cluster,
+    cluster: Cluster, watcher: TopicWatcher
 ) -> None:
-    gone = ["delay_outcomes does not exist"]
-    watcher = TopicWatcher(
-        cluster.look, lambda _: False, lambda: 0.0, 5.0, look_outlets=lambda: list(gone)
-    )
+    cluster.outlets = ("delay_outcomes does not exist",)
     with structlog.testing.capture_logs() as logs:
         watcher.refresh()
         watcher.refresh()
-    assert [one["problems"] for one in logs] == [gone], "once"
-    assert watcher.problems() == gone
-    assert watcher.own_problems == ()
-    gone.clear()
+    assert [one["problems"] for one in logs] == [cluster.outlets], "once"
+    assert watcher.problems() == list(cluster.outlets)
+    assert watcher.seen.own_problems == ()
+    cluster.outlets = ()
     watcher.refresh()
     assert watcher.problems() == []
