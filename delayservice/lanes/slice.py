@@ -171,6 +171,7 @@ class Slice:
         for lane in self.lanes.values():
             if lane.shard.owned:
                 lane.step_down()
+        self.follower.stepped_down(self.lanes, self.claim)
 
     # --- shards --------------------------------------------------------------------------------
 

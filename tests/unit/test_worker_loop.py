@@ -282,6 +282,22 @@ def test_a_lost_writer_steps_all_slices_down_and_a_new_one_claims_them_again(cal
     assert stage.sink.checkpoint(0).tenure == Tenure("w2", 3)
 
 
+def test_a_fenced_owner_stores_by_the_contracts_of_the_next_one_as_soon_as_it_steps_down() -> None:
+    stage = Stage(0)
+    stage.own()
+    contracts = Contracts([(0, Contract(3, allow=("*",)))])
+    shards = {TOPIC: ShardCheckpoint(TOPIC, Cursor(), contracts)}
+    newer = Checkpoint(0, "n2", 40, SECRET, shards, 9, Tenure("w9", 9))
+    stage.sink.note_checkpoint(0, encode_checkpoint(newer))
+    stage.step(1_000)
+    assert stage.lane(0).contracts != contracts, "it does not know yet that it is fenced"
+    stage.gate.says(Role.REPLICA, [0])
+    stage.sink.refuses_to["commit"] = OwnershipLostError("fenced")
+    stage.step(10, 2)
+    assert not stage.lane(0).shard.owned
+    assert stage.lane(0).contracts == contracts
+
+
 def test_a_writer_that_is_lost_while_others_take_over_begins_anew_and_forgets_what_it_had_asked() -> (  # noqa: E501
     None
 ):
