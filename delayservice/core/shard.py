@@ -183,8 +183,12 @@ class Shard:
 
     @property
     def awaited_end(self) -> int:
-        """Return L as long as H waits for it; else 0."""
-        return 0 if self.caught_up else self.end
+        """Return L as long as H waits for it, S while what is stored is read again; else 0."""
+        if not self.owned:
+            return 0
+        if not self.caught_up:
+            return self.end
+        return self.stored if self.wanted < self.stored else 0
 
     @property
     def has_room(self) -> bool:

@@ -428,3 +428,11 @@ def test_a_position_is_no_longer_proved_by_a_record_that_retention_has_deleted()
     before = len(log.seeks)
     log.lane.refit(log.bounds)
     assert log.seeks[before:] == [(12, NOTHING_READ)]
+
+
+def test_an_owner_in_doubt_waits_for_all_that_it_has_stored() -> None:
+    log = Log([OLD] * 10, crashed(OLD))
+    log.lane.take_over(Cursor(offset=10), log.bounds)
+    assert log.lane.awaited_end == 10
+    log.read()
+    assert log.lane.awaited_end == 0

@@ -521,6 +521,44 @@ def test_an_owner_that_waits_for_what_its_log_holds_asks_now_and_then_and_goes_o
     assert stage.heritage.calls.count("bounds") == asked, "there is nothing to ask for any more"
 
 
+def test_an_owner_that_reads_again_what_it_has_stored_does_not_wait_for_what_its_log_has_lost() -> (
+    None
+):
+    stage = Stage(0, limits=Limits(poll_records=3, transaction_interval_ms_min=STEP_MS - 1))
+    stage.write(0, *[60_000] * 6)
+    stage.step(10, 3)
+    stage.lane(0).shard._queue_max = 3
+    stage.gate.doubt = "the clock is wrong"  # so H waits
+    stage.own()
+    stage.step(10)
+    assert (stage.lane(0).shard.read, stage.lane(0).shard.stored) == (3, 6)
+    del stage.logs.rows[TOPIC, 0][2:]
+    stage.write(0, 0)
+    stage.gate.doubt = None
+    stage.step(1_000, 6)
+    assert stage.delivered() == [(0, 2)]
+    assert stage.lane(0).shard.stored == 3
+    asked = stage.heritage.calls.count("bounds")
+    stage.step(1_000, 6)
+    assert stage.heritage.calls.count("bounds") == asked, "it waits for nothing any more"
+
+
+def test_records_that_come_while_the_end_of_the_log_is_asked_for_are_not_taken_for_lost() -> None:
+    stage = owner_that_waits_for(9)
+    stage.background.holds = True
+    stage.step(1_000)
+    assert stage.background.waiting
+    bounds = Bounds(0, 6)
+    stage.heritage.bounds = lambda places: dict.fromkeys(places, bounds)  # type: ignore[method-assign]
+    stage.lane(0).shard.end = 6
+    stage.write(0, 0, 0)
+    with capture_logs() as told:
+        stage.step(10)
+        stage.background.run()
+        stage.step(10)
+    assert "log_moved" not in [line["event"] for line in told]
+
+
 def test_a_shard_whose_leader_gives_no_answer_is_asked_for_again_and_the_others_are_served() -> (
     None
 ):
