@@ -392,6 +392,8 @@ class Owning:
         known, now_ms = slice_.known_of(lane.topic), self._clock.wall_ms()
         if lane.shard.owned:  # and the log has lost what it waits for
             known = replace(lane.checkpoint(), cursor=lane.shard.committed)
+        if known is not None and known.topic_id == lane.topic_id:
+            slice_.stated.setdefault(lane.topic, known.contracts)
         version_max = self._gate.contract_version()
         if known is not None:  # nodes that do not know it can't follow the slice in any case
             version_max = max(version_max, known.contracts.newest_version)

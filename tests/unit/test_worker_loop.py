@@ -298,6 +298,31 @@ def test_a_fenced_owner_stores_by_the_contracts_of_the_next_one_as_soon_as_it_st
     assert stage.lane(0).contracts == contracts
 
 
+def test_contracts_that_were_never_committed_end_with_the_take_over() -> None:
+    stage = Stage(0)
+    stage.write(0, 0, 0)
+    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM)))
+    contracts = Contracts([(0, Contract(2, roll_window_ms=60_000, allow=("*",)))])
+    shards = {TOPIC: ShardCheckpoint(TOPIC, Cursor(), contracts)}
+    left = Checkpoint(0, "n2", 40, SECRET, shards, 9, Tenure("old", 0))
+    stage.sink.note_checkpoint(0, encode_checkpoint(left))
+    fenced = OwnershipLostError("fenced")
+    stage.heritage.while_fencing = lambda: stage.sink.refuses_to.update(commit=fenced)
+    stage.gate.says(Role.OWNER, [0])
+    with capture_logs() as told:
+        while not stage.sink.discarded:
+            stage.step(10)
+    assert "contract_extended" in [line["event"] for line in told]
+    assert not stage.lane(0).shard.owned
+    assert stage.lane(0).contracts == contracts
+    stage.heritage.while_fencing = lambda: None
+    stage.own()
+    stage.gate.says(Role.REPLICA, [0])
+    stage.sink.refuses_to["commit"] = OwnershipLostError("fenced")
+    stage.step(10, 2)
+    assert len(stage.lane(0).contracts.entries()) == 2, "committed, they hold on"
+
+
 def test_a_writer_that_is_lost_while_others_take_over_begins_anew_and_forgets_what_it_had_asked() -> (  # noqa: E501
     None
 ):
@@ -543,18 +568,14 @@ def test_an_owner_that_reads_again_what_it_has_stored_does_not_wait_for_what_its
     assert stage.heritage.calls.count("bounds") == asked, "it waits for nothing any more"
 
 
-def test_records_that_come_while_the_end_of_the_log_is_asked_for_are_not_taken_for_lost() -> None:
+def test_an_end_that_was_asked_for_before_the_log_grew_does_not_say_that_it_is_too_short() -> None:
     stage = owner_that_waits_for(9)
     stage.background.holds = True
     stage.step(1_000)
-    assert stage.background.waiting
-    bounds = Bounds(0, 6)
-    stage.heritage.bounds = lambda places: dict.fromkeys(places, bounds)  # type: ignore[method-assign]
-    stage.lane(0).shard.end = 6
-    stage.write(0, 0, 0)
+    stage.heritage.bounds = lambda places: dict.fromkeys(places, Bounds(0, 10))  # type: ignore[method-assign]
+    stage.background.run()
+    stage.lane(0).shard.end = 12  # it waits for more than when the end was asked for
     with capture_logs() as told:
-        stage.step(10)
-        stage.background.run()
         stage.step(10)
     assert "log_moved" not in [line["event"] for line in told]
 
