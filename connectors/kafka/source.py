@@ -162,10 +162,14 @@ class KafkaSource:
             self._consumer_of(place).pause([TopicPartition(*place)])
 
     def resume(self, place: Place) -> None:
-        """Fetch again."""
+        """Fetch again. The partition is assigned anew: when it is paused, the client drops what it
+        has fetched, and with it the error of a position that the log has lost. It would fetch
+        nothing any more after that, and say nothing.
+        """
         self._held.discard(place)
         if place in self._positions:
-            self._consumer_of(place).resume([TopicPartition(*place)])
+            self._unassign(place)
+            self._assign(place, self._positions[place])
 
     # --- read ----------------------------------------------------------------------------------
 

@@ -243,11 +243,17 @@ class Consumer:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.assigned: list[Any] = []
+        self.unassigned: list[Any] = []
+        self.paused: list[Any] = []
 
     def incremental_assign(self, partitions: Sequence[Any]) -> None:
         self.assigned += partitions
 
-    def incremental_unassign(self, _partitions: Sequence[Any]) -> None: ...
+    def incremental_unassign(self, partitions: Sequence[Any]) -> None:
+        self.unassigned += partitions
+
+    def pause(self, partitions: Sequence[Any]) -> None:
+        self.paused += partitions
 
     def poll(self, _timeout: float) -> Message | None:
         return self.messages.pop(0) if self.messages else None
@@ -316,6 +322,19 @@ def test_a_truncation_is_told_from_a_position_that_is_lost_otherwise(
     behind.messages = [Message(7, None, KafkaError(KafkaError._AUTO_OFFSET_RESET, why))]
     made.poll(0, 100)
     assert [(t.has_moved, t.is_truncated) for t in made.take_troubles()] == [(True, is_truncated)]
+
+
+def test_a_partition_that_is_resumed_is_assigned_anew_behind_what_was_read_last() -> None:
+    made, head, behind = source()
+    made.seek(PLACE, 0)
+    behind.messages = [Message(n, OLD) for n in range(5)]
+    made.poll(0, 100)
+    made.pause(PLACE)
+    behind.messages = []  # the client drops what it has, errors too
+    made.resume(PLACE)
+    assert (len(behind.assigned), len(behind.unassigned), len(behind.paused)) == (2, 1, 1)
+    assert (behind.assigned[1].offset, behind.assigned[1].leader_epoch) == (5, OLD)
+    assert head.assigned == []
 
 
 class KeptStore(MemoryStore):
