@@ -573,7 +573,9 @@ def test_an_end_that_was_asked_for_before_the_log_grew_does_not_say_that_it_is_t
     stage.background.holds = True
     stage.step(1_000)
     stage.heritage.bounds = lambda places: dict.fromkeys(places, Bounds(0, 10))  # type: ignore[method-assign]
-    stage.background.run()
+    while stage.background.waiting:
+        stage.background.run()
+    stage.background.holds = False
     stage.lane(0).shard.end = 12  # it waits for more than when the end was asked for
     with capture_logs() as told:
         stage.step(10)
