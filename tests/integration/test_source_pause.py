@@ -1,5 +1,5 @@
 """A pause holds, also one from before the partition was assigned: the client forgets those. And it
-hides no error.
+hides no error of a position.
 """
 
 from __future__ import annotations

@@ -243,17 +243,11 @@ class Consumer:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.assigned: list[Any] = []
-        self.unassigned: list[Any] = []
-        self.paused: list[Any] = []
 
     def incremental_assign(self, partitions: Sequence[Any]) -> None:
         self.assigned += partitions
 
-    def incremental_unassign(self, partitions: Sequence[Any]) -> None:
-        self.unassigned += partitions
-
-    def pause(self, partitions: Sequence[Any]) -> None:
-        self.paused += partitions
+    def incremental_unassign(self, _partitions: Sequence[Any]) -> None: ...
 
     def poll(self, _timeout: float) -> Message | None:
         return self.messages.pop(0) if self.messages else None
@@ -324,17 +318,22 @@ def test_a_truncation_is_told_from_a_position_that_is_lost_otherwise(
     assert [(t.has_moved, t.is_truncated) for t in made.take_troubles()] == [(True, is_truncated)]
 
 
-def test_a_partition_that_is_resumed_is_assigned_anew_behind_what_was_read_last() -> None:
-    made, head, behind = source()
-    made.seek(PLACE, 0)
-    behind.messages = [Message(n, OLD) for n in range(5)]
+@pytest.mark.parametrize(("offset", "is_told"), [(2, False), (5, True), (9, True)])
+def test_the_error_of_a_position_from_before_a_seek_is_none_of_the_new_one(
+    offset: int,
+    is_told: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    made, _, behind = source()
+    made.seek(PLACE, 2)
+    made.seek(PLACE, 7, LastRead(OLD, 4))
+    behind.messages = [Message(offset, None, KafkaError(KafkaError._AUTO_OFFSET_RESET))]
     made.poll(0, 100)
-    made.pause(PLACE)
-    behind.messages = []  # the client drops what it has, errors too
-    made.resume(PLACE)
-    assert (len(behind.assigned), len(behind.unassigned), len(behind.paused)) == (2, 1, 1)
-    assert (behind.assigned[1].offset, behind.assigned[1].leader_epoch) == (5, OLD)
-    assert head.assigned == []
+    assert bool(made.take_troubles()) == is_told
+    made.drop(PLACE)
+    made.seek(("delay_topic_more", 0), 0)
+    behind.messages = [Message(offset, None, KafkaError(KafkaError._AUTO_OFFSET_RESET))]
+    made.poll(0, 100)
+    assert not made.take_troubles(), "it is not read any more"
 
 
 class KeptStore(MemoryStore):
