@@ -185,7 +185,7 @@ class ClockGuard:
             self._broker_reason = _disagreement(ahead_ms_max)
         elif ahead_ms_max <= self._tolerance_ms:
             self._broker_reason = None
-            if self._boot_reason is not None:
+            if self._boot_reason is not None or self._is_off_anchor(wall_ms, boot_ms):
                 self._move_anchor(wall_ms, boot_ms)
         elif self._broker_reason is not None:
             self._broker_reason = (
@@ -193,6 +193,14 @@ class ClockGuard:
                 "its answers are too slow to tell"
             )
         return self.frozen
+
+    def _is_off_anchor(self, wall_ms: int, boot_ms: int) -> bool:
+        """Whether the wall clock was stepped since the last reading: it may have been wrong then,
+        and the anchor with it.
+        """
+        if self._anchor_ms is None:
+            return False
+        return abs(wall_ms - boot_ms - self._anchor_ms) > self._tolerance_ms + _GRANULE_MS
 
     def _move_anchor(self, wall_ms: int, boot_ms: int) -> None:
         self._anchor_ms = float(wall_ms - boot_ms)

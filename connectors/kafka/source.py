@@ -25,6 +25,7 @@ from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.errors import MISSING, answer_of, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
 from delayservice.core.checkpoint import NOTHING_READ, LastRead
+from delayservice.core.cursor import OFFSET_MAX
 from delayservice.core.entry import UNREADABLE, Row
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.ports import Bounds, Place, Run, Trouble
@@ -111,6 +112,8 @@ class KafkaSource:
         self._head = clients.consumer(self._config | fetching | dict(client))
         self._behind = clients.consumer(self._config | BEHIND)
         self._positions: dict[Place, int] = {}
+        self._begun: dict[Place, int] = {}
+        """Where each partition was assigned last."""
         self._last_read: dict[Place, LastRead] = {}
         self._held: set[Place] = set()
         self._catching_up: set[Place] = set()
@@ -140,6 +143,7 @@ class KafkaSource:
         if epoch >= 0 and last < offset:
             begin = TopicPartition(*place, last + 1, leader_epoch=epoch)
         consumer.incremental_assign([begin])
+        self._begun[place] = begin.offset
         self._positions[place] = offset
         if place in self._held:  # the client forgets a pause of what was not assigned
             consumer.pause([TopicPartition(*place)])
@@ -152,7 +156,7 @@ class KafkaSource:
         self._held.discard(place)
         if place in self._positions:
             self._unassign(place)
-            del self._positions[place], self._last_read[place]
+            del self._positions[place], self._last_read[place], self._begun[place]
         self._catching_up.discard(place)
 
     def pause(self, place: Place) -> None:
@@ -268,6 +272,8 @@ class KafkaSource:
             if place in self._catching_up:
                 ended.append(place)
         elif error.code() in _MOVED:
+            if 0 <= message.offset() < self._begun.get(place, OFFSET_MAX):
+                return  # of an assignment before: the client keeps errors when it drops the rest
             why = str(error)
             is_truncated = _TRUNCATED in why
             self._troubles.append(Trouble(place, why, has_moved=True, is_truncated=is_truncated))

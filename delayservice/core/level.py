@@ -155,8 +155,6 @@ class LevelShard:
 
     is_walked = True
     """There is no walk of H apart from K's."""
-    awaited_end = 0
-    """H waits for nothing but the time."""
     is_filling = False
     """A commit is never wanted for the cursor's sake: what waits here waits for its time."""
 

@@ -31,7 +31,9 @@ class Gap(NamedTuple):
 
     def concerns(self, offset: int, *, is_copy: bool) -> bool:
         """Whether a canceller of the stored record at ``offset`` may lie in the gap."""
-        return offset < self.stop if self.is_of_store else is_copy and offset < self.below
+        if self.is_of_store:
+            return offset < self.stop
+        return is_copy and self.stop <= offset < self.below
 
 
 class Lost(NamedTuple):

@@ -42,6 +42,12 @@ class Provenance:
             return meta[1]
         return self._prefix + b"%d" % offset
 
+    def is_copy(self, offset: int, meta: Meta | None) -> bool:
+        """Whether the record at ``offset`` is a copy: its original lies elsewhere. One that recurs
+        names itself, and its occurrence.
+        """
+        return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
+
     def origin(self, offset: int) -> tuple[Header, Header]:
         """``delay-source`` and ``delay-settles`` of an output that settles a user's own record."""
         settles = b"%d" % offset

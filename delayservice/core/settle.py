@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from delayservice.core import outcome
-from delayservice.core.codec import Header, Payload, next_attempt, turn_of, with_turn
+from delayservice.core.codec import Header, Meta, Payload, next_attempt, turn_of, with_turn
 from delayservice.core.codes import (
     CONTROL_LOST,
     CRON_INVALID,
@@ -177,6 +177,10 @@ class Settler:
     def has_limits(self) -> bool:
         """Whether a record that is due may have to go later."""
         return self._flow is not None
+
+    def is_copy(self, offset: int, meta: Meta | None) -> bool:
+        """Whether the record at an offset is a copy of one that lies elsewhere."""
+        return self._provenance.is_copy(offset, meta)
 
     def denial(self, offset: int, target: str) -> tuple[str, str] | None:
         """Return why the settings deny a record its target, as code and detail; None: they allow

@@ -71,6 +71,7 @@ def at_will() -> bool:
 class CopyScan(NamedTuple):
     """A stretch of the log to be searched for the first user record of an id (rule 13)."""
 
+    key_ms: int
     copy_offset: int
     record_id: bytes
     base: int
@@ -193,8 +194,12 @@ class Shard:
 
     @property
     def awaited_end(self) -> int:
-        """Return L as long as H waits for it; else 0."""
-        return 0 if self.caught_up else self.end
+        """Return L as long as H waits for it, S while what is stored is read again; else 0."""
+        if not self.owned:
+            return 0
+        if not self.caught_up:
+            return self.end
+        return self.stored if self.wanted < self.stored else 0
 
     @property
     def has_room(self) -> bool:
@@ -216,8 +221,8 @@ class Shard:
         named = bearing_ids(entries)
         self._names.observe(start, named, stop)
         return [
-            CopyScan(offset, record_id, base)
-            for record_id, (offset, kind, _, _, _, base) in named
+            CopyScan(key_ms, offset, record_id, base)
+            for record_id, (offset, kind, key_ms, _, _, base) in named
             if kind == COPY and self._names.first(record_id, base, offset) is None
         ]
 
@@ -525,7 +530,7 @@ class Shard:
         meta = payload[6]
         if not self.doubts or meta is None or meta[0] is None:
             return False
-        is_copy = meta[1] is not None
+        is_copy = self._settler.is_copy(offset, meta)
         return any(gap.concerns(offset, is_copy=is_copy) for gap in self.doubts)
 
     def _queued(self, offset: int) -> Payload | None:

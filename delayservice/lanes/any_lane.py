@@ -28,10 +28,6 @@ class ShardFacts(Protocol):
         """Whether H has passed all that was read."""
 
     @property
-    def awaited_end(self) -> int:
-        """The end of the log at take-over as long as H waits until it is read; else 0."""
-
-    @property
     def stored(self) -> int:
         """S: source offsets below it need not be read from the log to be kept."""
 
@@ -98,6 +94,12 @@ class AnyLane(Protocol):
     @property
     def verdicts(self) -> Verdicts:
         """What the broker said of single records."""
+
+    @property
+    def awaited_end(self) -> int:
+        """Up to where an owner has to read the log before all that is pending can be settled; 0 if
+        it waits for no offset that the log is known to have held.
+        """
 
     # --- roles ---------------------------------------------------------------------------------
 

@@ -55,6 +55,14 @@ class Follower:
         shards = () if self._newest is None else self._newest.shards.values()
         return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
 
+    def stepped_down(self, lanes: Mapping[str, AnyLane], claim: int) -> None:
+        """Go by the newest checkpoint if a later owner wrote it than the one of ``claim``, which
+        this node was: it has only pruned by it, and stores what comes next by its contracts.
+        """
+        newest = self._newest
+        if newest is not None and newest.tenure is not None and newest.tenure.claim > claim:
+            self._follow(newest, lanes, is_owner=False)
+
     def again(self) -> None:
         """There are other lanes now, of which the newest checkpoint speaks as well."""
         self._last = None

@@ -7,7 +7,7 @@ transaction (see ``worker_loop``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import structlog
 
@@ -227,6 +227,12 @@ class Lane:
         last_read = self.last_below(self._position)
         return self._position if last_read is NOTHING_READ else last_read.offset + 1
 
+    @property
+    def awaited_end(self) -> int:
+        """Up to where the log has to be read; see ``AnyLane``."""
+        is_doubtful = self.shard.owned and self._proof.is_doubtful
+        return max(self.shard.awaited_end, self.shard.stored if is_doubtful else 0)
+
     def last_below(self, offset: int) -> LastRead:
         """Return the last record below ``offset``, where it was read; see ``AnyLane``."""
         return self._proof.last_below(offset)
@@ -323,9 +329,12 @@ class Lane:
         shard, store = self.shard, self.store
         needed = shard.scans_needed(run.start, entries, run.stop)
         scanned = self._scan_back(needed)
+        known = self._stored_cancellers(needed)
+        scanned |= known
         added = shard.ingest(run.start, entries, run.stop, scanned, store.latest_unmarked)
         if needed:
-            self._note_cut_scans(needed, scanned, {frame[1] for frame in added.frames})
+            undecided = [scan for scan in needed if scan.copy_offset not in known]
+            self._note_cut_scans(undecided, {frame[1] for frame in added.frames})
         if added.frames or added.marks or shard.stored == run.stop:
             store.append(added.frames, added.named, added.marks, shard.stored)
         if run.rows:
@@ -401,20 +410,34 @@ class Lane:
                     copy_offset = scan.copy_offset
                     if found[copy_offset] == NO_MARK and scan.base <= offset < copy_offset:
                         found[copy_offset] = offset
-        for scan in scans:
-            canceller = self._cancellers.get(scan.copy_offset, NO_MARK)
-            if scan.base <= canceller < start:  # the store has seen it, and the log has lost it
-                found[scan.copy_offset] = canceller
         return found
 
-    def _scan_one_back(self, scan: CopyScan) -> int:
-        found = self._scan_back([scan])
-        self._note_cut_scans([scan], found, found)
-        return found[scan.copy_offset]
+    def _stored_cancellers(self, scans: Sequence[CopyScan]) -> dict[int, int]:
+        """By copy, what the store knows where the log no longer holds all that may cancel it: its
+        mark. A copy that was stored and is not there any more, although K has not passed it, was
+        pruned, so H has passed its canceller; ``base`` stands for that.
+        """
+        known = {}
+        for key_ms, offset, _, base in scans:
+            if base >= self._log_start or offset >= self.shard.stored:
+                continue
+            frames = self._scan((key_ms, offset - 1), key_ms)
+            mark = next((frame[2] for frame in frames if frame[1] == offset), None)
+            if mark is not None:
+                known[offset] = mark
+            elif (key_ms, offset) > self.shard.committed.key:
+                known[offset] = base
+        return known
 
-    def _note_cut_scans(
-        self, scans: Sequence[CopyScan], found: Mapping[int, int], kept: Collection[int]
-    ) -> None:
+    def _scan_one_back(self, scan: CopyScan) -> int:
+        """Return the canceller of a copy of which the store's own frame is damaged."""
+        found, offset = self._scan_back([scan])[scan.copy_offset], scan.copy_offset
+        if offset in self._cancellers:
+            return self._cancellers[offset]
+        self._note_cut_scans([scan], {offset})
+        return found
+
+    def _note_cut_scans(self, scans: Sequence[CopyScan], kept: Collection[int]) -> None:
         """Note copies of which it is not known whether they were cancelled, for the log no longer
         holds all records since they were made. ``kept``: those that are pending; to an owner, those
         that it walks over count as well.
@@ -424,9 +447,7 @@ class Lane:
         cut = [
             scan
             for scan in scans
-            if scan.base < start
-            and found[scan.copy_offset] == NO_MARK
-            and (scan.copy_offset in kept or scan.copy_offset >= walked_from)
+            if scan.base < start and (scan.copy_offset in kept or scan.copy_offset >= walked_from)
         ]
         if cut:
             first, last = min(scan.base for scan in cut), max(scan.copy_offset for scan in cut)

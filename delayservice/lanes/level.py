@@ -130,6 +130,11 @@ class LevelLane:
         """Settle no more."""
         self.follow(self.shard.committed)
 
+    @property
+    def awaited_end(self) -> int:
+        """Up to where the log has to be read; see ``AnyLane``."""
+        return self._proof.awaited_end if self.shard.owned else 0
+
     def last_below(self, _offset: int) -> LastRead:
         """Nothing: an owner proves by what it reads again that the log is the same."""
         return NOTHING_READ

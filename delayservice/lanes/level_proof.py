@@ -34,6 +34,11 @@ class LevelProof:
         self._log_start = self._begun_at = 0
         self._back = 1
 
+    @property
+    def awaited_end(self) -> int:
+        """H while the log is read again from below it; else 0."""
+        return 0 if self._is_over or self._begun_at >= self.offset else self.offset
+
     def begin(self, offset: int, last_read: LastRead, bounds: Bounds) -> int:
         """Return where to read from: ``offset``, which is H, or right below it if the log has
         another leader than the one that appended ``last_read``, as the checkpoint says.

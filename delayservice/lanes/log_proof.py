@@ -35,6 +35,8 @@ class LogProof:
         self._last_read = NOTHING_READ
         self._read_stop = 0
         """Where that reading stopped: no record lies between ``_last_read`` and here."""
+        self._log_start = 0
+        """Where the log began when ``expire`` was called last."""
         self._epochs: list[LastRead] = []
         """The first record that was read of each leader epoch, since the store began or in this
         life."""
@@ -69,7 +71,8 @@ class LogProof:
 
     def last_below(self, offset: int) -> LastRead:
         """Return the last record below ``offset``, where it was read; see ``AnyLane``."""
-        is_known = self._last_read.offset < offset <= self._read_stop
+        is_held = self._last_read.offset >= max(self._log_start - 1, 0)
+        is_known = is_held and self._last_read.offset < offset <= self._read_stop
         return self._last_read if is_known else NOTHING_READ
 
     def first_newer(self, cursor: Cursor, last_read: LastRead) -> LastRead | None:
@@ -107,13 +110,15 @@ class LogProof:
     # --- forget --------------------------------------------------------------------------------
 
     def expire(self, start: int) -> bool:
-        """The log starts at ``start`` now: what lies before it is no position to begin from. Return
-        whether the last record is forgotten, behind which the client may have begun.
+        """Note that the log starts at ``start`` now, so the client can't begin below. The epoch of
+        the last record that was read still proves what was stored behind it.
+
+        Returns:
+            Whether the client may have begun behind that record, which is gone.
         """
         self._unproved_from = max(self._unproved_from, start)
-        is_gone = 0 <= self._last_read.offset < start - 1
-        if is_gone:
-            self._last_read = NOTHING_READ
+        is_gone = max(self._log_start - 1, 0) <= self._last_read.offset < start - 1
+        self._log_start = max(self._log_start, start)
         return is_gone
 
     def forget_last(self) -> None:

@@ -61,11 +61,14 @@ class _TakeOver:
 
 @dataclass(slots=True)
 class _Joining:
-    """Shards that were added to an owned slice, while the ends of their logs are asked for."""
+    """Shards of owned slices while the ends of their logs are asked for: they were added, or wait
+    for an offset. ``stored`` and ``awaited``: of each when that began.
+    """
 
     future: Future[Mapping[Place, Bounds]]
     lanes: list[AnyLane]
     stored: Mapping[Place, int]
+    awaited: Mapping[Place, int]
 
 
 class Owning:
@@ -267,7 +270,7 @@ class Owning:
                 self._join(joining)
         if self._unjoined and self._clock.monotonic_s() >= self._join_after_s:
             asked, self._unjoined = self._unjoined, {}
-            waiting = [one for one in asked if one.shard.awaited_end or not one.shard.owned]
+            waiting = [one for one in asked if one.awaited_end or not one.shard.owned]
             if waiting:
                 self._ask_bounds(waiting)
 
@@ -389,6 +392,8 @@ class Owning:
         known, now_ms = slice_.known_of(lane.topic), self._clock.wall_ms()
         if lane.shard.owned:  # and the log has lost what it waits for
             known = replace(lane.checkpoint(), cursor=lane.shard.committed)
+        if known is not None and known.topic_id == lane.topic_id:
+            slice_.stated.setdefault(lane.topic, known.contracts)
         version_max = self._gate.contract_version()
         if known is not None:  # nodes that do not know it can't follow the slice in any case
             version_max = max(version_max, known.contracts.newest_version)
@@ -418,8 +423,10 @@ class Owning:
         return replace(wanted, id_partitions=count)
 
     def await_end(self, lane: AnyLane) -> None:
-        """See to it that a shard does not wait for an end that its log has lost."""
-        if lane.shard.awaited_end:
+        """Ask for the end of a shard's log if the shard waits for an offset: the log may have lost
+        it, and the client says nothing where the log has grown again to the position.
+        """
+        if lane.awaited_end:
             if not self._unjoined:
                 self._join_after_s = self._clock.monotonic_s() + self._rest_s
             self._unjoined[lane] = None
@@ -433,7 +440,8 @@ class Owning:
     def _ask_bounds(self, lanes: list[AnyLane]) -> None:
         stored = _stored(lanes)
         future = self._background.submit(lambda: self._succession.bounds(stored.keys()))
-        self._joining.append(_Joining(future, lanes, stored))
+        awaited = {lane.place: lane.awaited_end for lane in lanes}
+        self._joining.append(_Joining(future, lanes, stored, awaited))
 
     def _join(self, joining: _Joining) -> None:
         try:
@@ -450,7 +458,7 @@ class Owning:
             found = bounds.get(lane.place)
             if found is None:
                 self._unjoined[lane] = None
-            elif not lane.shard.owned or found.end < lane.shard.awaited_end:
+            elif not lane.shard.owned or _is_too_short(found, lane, joining):
                 self._join_lane(slice_, lane, found, joining.stored[lane.place])
             else:
                 self.await_end(lane)
@@ -458,7 +466,7 @@ class Owning:
 
     def _join_lane(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
         if lane.shard.owned:
-            why = f"it ends at {bounds.end}, and {lane.shard.awaited_end} is waited for"
+            why = f"it ends at {bounds.end}, and {lane.awaited_end} is waited for"
             _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
             if self._transaction.is_open:
                 self._transaction.start_over("transaction_dropped", slice=slice_.number)
@@ -556,6 +564,13 @@ class Owning:
 
     def _rest(self, number: int) -> None:
         self._resting_s[number] = self._clock.monotonic_s() + self._rest_s
+
+
+def _is_too_short(bounds: Bounds, lane: AnyLane, joining: _Joining) -> bool:
+    """Whether a log ends below an offset that its shard waits for, and waited for when the end was
+    asked for: the log has held that offset by then.
+    """
+    return bounds.end < min(lane.awaited_end, joining.awaited[lane.place])
 
 
 def _stored(lanes: Iterable[AnyLane]) -> dict[Place, int]:

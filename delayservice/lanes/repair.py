@@ -139,7 +139,7 @@ class _Slot:
         x = NO_MARK
         if record_id is not None:
             if kind == COPY and isinstance(base, int):
-                x = self._scan_back(CopyScan(offset, record_id, base))
+                x = self._scan_back(CopyScan(key_ms, offset, record_id, base))
             if x == NO_MARK:
                 self.unmarked.setdefault(record_id, []).append(offset)
         self.hold((key_ms, offset, x, encode_payload(payload)))

@@ -11,6 +11,7 @@ from typing import Final
 
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.core.claims import Tenure
+from delayservice.core.contract import Contracts
 from delayservice.core.flow import Flow
 from delayservice.core.outcome import Tally
 from delayservice.lanes.any_lane import AnyLane
@@ -73,6 +74,9 @@ class Slice:
         self.failures = 0
         self.setbacks = 0
         self.trouble = ""
+        self.stated: dict[str, Contracts] = {}
+        """By delay topic, the contracts of the newest checkpoint in the log, until one is committed
+        that may extend them."""
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._commits = 0
 
@@ -134,6 +138,7 @@ class Slice:
     def committed(self, now_ms: int) -> None:
         """Note that all that was staged is committed."""
         self.failures = 0
+        self.stated.clear()
         for lane in self.lanes.values():
             lane.committed()
         self.flow.commit(now_ms)
@@ -164,13 +169,19 @@ class Slice:
         return self._unserved.get(topic)
 
     def step_down(self) -> None:
-        """Settle no more: whatever was not committed is dropped, and storing goes on."""
+        """Settle no more: whatever was not committed is dropped, contracts as well, and storing
+        goes on.
+        """
         self.phase = Phase.REPLICA
         self.flow.abort()
         self.uncommitted.clear()
-        for lane in self.lanes.values():
+        for topic, lane in self.lanes.items():
             if lane.shard.owned:
+                if topic in self.stated:
+                    lane.adopt(self.stated[topic])
                 lane.step_down()
+        self.stated.clear()
+        self.follower.stepped_down(self.lanes, self.claim)
 
     # --- shards --------------------------------------------------------------------------------
 

@@ -124,6 +124,7 @@ class WorkerLoop:
         """Whether more is due than the last turn could settle."""
         self._secrets = tuple(map(fingerprint, routes.secrets))
         writing = writing or background
+        self._tended = tended
         self._agenda = Agenda()
         self._transaction = Transaction(
             self.slices,
@@ -156,7 +157,7 @@ class WorkerLoop:
             clock,
             limits.pace,
             disk_level=disk_level,
-            tended=tended,
+            tended=self._tend,
             heard=self._heard_checkpoint,
             interrupted=self._not_followed,
         )
@@ -362,6 +363,12 @@ class WorkerLoop:
         """A checkpoint can't be followed: the slice can't be served here, perhaps not stored."""
         self._owning.interrupted_safely(slice_, why)
         self._let_store(slice_)
+
+    def _tend(self, slice_: Slice) -> bool:
+        """Look after an active slice, about once a second; return whether to do so again soon."""
+        for lane in slice_.lanes.values():
+            self._owning.await_end(lane)
+        return self._tended(slice_)
 
     def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:
         """A checkpoint came back: an own one says how far the broker's clock is from ours."""

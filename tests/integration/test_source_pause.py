@@ -1,11 +1,13 @@
-"""A pause holds, also one from before the partition was assigned: the client forgets those."""
+"""A pause holds, also one from before the partition was assigned: the client forgets those. And it
+hides no error of a position.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
     NewTopic,
@@ -20,16 +22,22 @@ pytestmark = pytest.mark.cluster
 
 TOPIC = "paused_before_it_was_assigned"
 PLACE = (TOPIC, 0)
+LOST = ("paused_where_it_lost_its_position", 0)
+
+
+def ten_records(client: dict[str, Any], topic: str) -> AdminClient:
+    admin = AdminClient(client)
+    answer_of(admin.create_topics([NewTopic(topic, 1, 1)])[topic], 30)
+    producer = Producer(client)
+    for number in range(10):
+        producer.produce(topic, b"%d" % number)
+    assert producer.flush(30) == 0
+    return admin
 
 
 def test_nothing_is_read_until_it_is_resumed(cluster: EmbeddedCluster) -> None:
     client: dict[str, Any] = {"bootstrap.servers": cluster.bootstrap}
-    admin = AdminClient(client)
-    answer_of(admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC], 30)
-    producer = Producer(client)
-    for number in range(10):
-        producer.produce(TOPIC, b"%d" % number)
-    assert producer.flush(30) == 0
+    admin = ten_records(client, TOPIC)
     source = KafkaSource(client, admin, "test")
     try:
         source.pause(PLACE)
@@ -49,3 +57,30 @@ def test_nothing_is_read_until_it_is_resumed(cluster: EmbeddedCluster) -> None:
         assert offsets == [4, 5, 6, 7, 8, 9]
     finally:
         source.close()
+
+
+def test_a_position_that_was_lost_is_told_although_the_pause_came_before_the_error_was_read(
+    cluster: EmbeddedCluster,
+) -> None:
+    client: dict[str, Any] = {"bootstrap.servers": cluster.bootstrap}
+    admin = ten_records(client, LOST[0])
+    deleted = admin.delete_records([TopicPartition(*LOST, 5)])
+    for future in deleted.values():
+        answer_of(future, 30)
+    source, other = KafkaSource(client, admin, "paused"), KafkaSource(client, admin, "other")
+
+    def hears(reader: KafkaSource) -> bool:
+        reader.poll(0.2, 100)
+        return any(trouble.has_moved for trouble in reader.take_troubles())
+
+    try:
+        for _ in range(3):
+            source.seek(LOST, 2)
+            other.seek(LOST, 2)
+            await_true(lambda: hears(other), "the error has come")
+            source.pause(LOST)
+            source.resume(LOST)
+            await_true(lambda: hears(source), "the position is lost")
+    finally:
+        source.close()
+        other.close()

@@ -455,6 +455,12 @@ class SimMessage:
         """Where to go on when it is consumed."""
         return self._offset if self._written is None else self._offset + 1
 
+    @property
+    def has_lost_position(self) -> bool:
+        """Whether it says that the log does not hold the position."""
+        error = self._error
+        return error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET
+
     def error(self) -> KafkaError | None:
         """What happened; None: it is a record."""
         return self._error
@@ -495,7 +501,7 @@ class SimMessage:
 
 class SimConsumer:
     """A consumer that is in no group. It fetches ahead; what it has of a partition is dropped when
-    that is paused or assigned no longer.
+    that is paused or assigned no longer, except the error of a position that the log has lost.
     """
 
     def __init__(self, node: Node, options: Mapping[str, Any]) -> None:
@@ -567,7 +573,7 @@ class SimConsumer:
                 self._fetched_epochs[place] = self._given_epochs[place]
 
     def _drop(self, place: Place) -> None:
-        self._queue = [message for message in self._queue if message.place != place]
+        self._queue = [m for m in self._queue if m.place != place or m.has_lost_position]
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         """Fetch again."""
@@ -599,7 +605,7 @@ class SimConsumer:
     def _take(self, count: int) -> list[SimMessage]:
         taken, self._queue = self._queue[:count], self._queue[count:]
         for message in taken:
-            if message.place in self._given:
+            if message.place in self._given and not message.has_lost_position:
                 self._given[message.place] = message.after
                 self._given_epochs[message.place] = message.epoch
         return taken

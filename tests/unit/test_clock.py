@@ -111,6 +111,17 @@ def test_a_consumed_record_from_the_future_shows_that_the_wall_clock_is_behind()
     assert "behind the broker's clock" in frozen
 
 
+@given(STEP, SIGN)
+def test_a_clock_that_was_wrong_when_it_was_read_first_is_caught_when_it_is_wrong_again(
+    step_ms: int, sign: int
+) -> None:
+    watched = ClockGuard(500)
+    watched.observe(WALL + sign * step_ms, 1_000)
+    assert answer(watched, WALL + 10, WALL + 10, 1_010, took_ms=0) is None, "it was set meanwhile"
+    assert watched.observe(WALL + 20, 1_020) is None
+    assert watched.observe(WALL + 30 + sign * step_ms, 1_030)
+
+
 def test_a_slow_answer_does_not_vouch_for_a_step() -> None:
     watched = guard()
     assert watched.observe(WALL + 3_600_010, 1_010)

@@ -15,6 +15,7 @@ from delayservice.core.checkpoint import (
     WrongSecretError,
     encode_checkpoint,
 )
+from delayservice.core.claims import Tenure
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.losses import Lost
@@ -25,9 +26,12 @@ from delayservice.lanes.ports import Checkpoints, ReadBack
 CONTRACTS = Contracts([(0, Contract())])
 
 
-def checkpoint(offset: int, topic_id: str = "id", signed_by: str = "mine") -> bytes:
+def checkpoint(
+    offset: int, topic_id: str = "id", signed_by: str = "mine", tenure: Tenure | None = None
+) -> bytes:
     shard = ShardCheckpoint(topic_id, Cursor((5, 5), offset), CONTRACTS)
-    return encode_checkpoint(Checkpoint(0, "n1", 1, signed_by, {"topic": shard}))
+    shards = {"topic": shard}
+    return encode_checkpoint(Checkpoint(0, "n1", 1, signed_by, shards, tenure=tenure))
 
 
 class Replica:
@@ -115,6 +119,20 @@ def test_an_owner_prunes_by_the_checkpoint_and_keeps_its_own_contracts() -> None
     assert replica.pruned_to == [Cursor((5, 5), 40)]
     assert not replica.lane.adopt.called
     assert not replica.lane.follow.called
+
+
+@pytest.mark.parametrize(("claim", "is_followed"), [(6, True), (7, False), (8, False)])
+def test_who_steps_down_goes_by_a_later_owner_s_checkpoint_that_it_has_read_already(
+    claim: int,
+    is_followed: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    replica = Replica(stored=40)
+    data = checkpoint(40, tenure=Tenure("w2", 7))
+    replica.checkpoints.read_back.return_value = ReadBack(data, 0, 0, 0)
+    lanes: Any = {"topic": replica.lane}
+    replica.follower.prune(lanes, is_owner=True)
+    replica.follower.stepped_down(lanes, claim)
+    assert replica.lane.adopt.called == replica.lane.follow.called == is_followed
 
 
 def test_a_slice_that_is_served_with_an_unknown_secret_is_refused_until_the_restart() -> None:

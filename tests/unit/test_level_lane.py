@@ -313,3 +313,14 @@ def test_each_look_begins_much_further_back_than_the_one_before() -> None:
     stage.lane.take_over(Cursor(START_KEY, 10_000), Bounds(0, 10_003, NEW), LastRead(OLD, 9_999))
     stage.read_all([OLD] * 2_000 + [NEW] * 8_003)
     assert stage.log.seeks == [9_999, 9_998, 9_990, 9_926, 9_414, 5_318, 0]
+
+
+def test_a_log_that_is_read_again_below_h_has_to_reach_h() -> None:
+    stage = Stage()
+    assert stage.lane.awaited_end == 0
+    stage.lane.take_over(Cursor(START_KEY, 100), Bounds(0, 103, NEW), LastRead(OLD, 99))
+    assert stage.lane.awaited_end == 100
+    stage.read(99, 103, OLD)
+    assert stage.lane.awaited_end == 0
+    stage.lane.take_over(Cursor(START_KEY, 100), Bounds(0, 103, OLD), LastRead(OLD, 99))
+    assert stage.lane.awaited_end == 0, "it waits at H for whatever comes"

@@ -39,6 +39,7 @@ class Log:
     def __init__(self, epochs: Sequence[int], store: MemoryStore | None = None) -> None:
         self.epochs = list(epochs)
         self.leader_epoch = self.epochs[-1]
+        self.start = 0
         self.seeks: list[tuple[int, LastRead]] = []
         self.lane = Lane(*PLACE, "id", store or MemoryStore(), cast("Any", self), ROUTES)
         self.lane.adopt(Contracts([(0, Contract(allow=("*",)))]))
@@ -52,7 +53,7 @@ class Log:
 
     @property
     def bounds(self) -> Bounds:
-        return Bounds(0, len(self.epochs), self.leader_epoch)
+        return Bounds(self.start, len(self.epochs), self.leader_epoch)
 
     def truncate(self, stop: int, end: int) -> None:
         """The end is lost, and another leader has written as far as ``end``."""
@@ -317,6 +318,24 @@ def test_a_truncation_is_told_from_a_position_that_is_lost_otherwise(
     assert [(t.has_moved, t.is_truncated) for t in made.take_troubles()] == [(True, is_truncated)]
 
 
+@pytest.mark.parametrize(("offset", "is_told"), [(2, False), (5, True), (9, True)])
+def test_the_error_of_a_position_from_before_a_seek_is_none_of_the_new_one(
+    offset: int,
+    is_told: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    made, _, behind = source()
+    made.seek(PLACE, 2)
+    made.seek(PLACE, 7, LastRead(OLD, 4))
+    behind.messages = [Message(offset, None, KafkaError(KafkaError._AUTO_OFFSET_RESET))]
+    made.poll(0, 100)
+    assert bool(made.take_troubles()) == is_told
+    made.drop(PLACE)
+    made.seek(("delay_topic_more", 0), 0)
+    behind.messages = [Message(offset, None, KafkaError(KafkaError._AUTO_OFFSET_RESET))]
+    made.poll(0, 100)
+    assert not made.take_troubles(), "it is not read any more"
+
+
 class KeptStore(MemoryStore):
     """As after a restart: what it holds is there when it is opened again."""
 
@@ -391,3 +410,47 @@ def test_after_a_crash_a_log_that_was_not_truncated_keeps_its_store(later: int) 
         log.read()
     assert logs == []
     assert len(log.settle()) == 13
+
+
+@pytest.mark.parametrize("later", [OLD, NEW])
+def test_what_was_stored_is_proved_where_retention_has_deleted_the_last_record_that_the_label_names(
+    later: int,
+) -> None:
+    log = Log([*[OLD] * 8, *[later] * 4], crashed(OLD))
+    log.start = 8
+    log.lane.take_over(Cursor(), log.bounds)
+    assert log.seeks[-1] == (8, NOTHING_READ), "the label names offset 5"
+    assert log.settle() == [], "8 and 9 are not proved"
+    log.read()
+    is_same = later == OLD
+    kept = [(offset, OLD) for offset in range(8)] if is_same else []
+    assert log.settle() + log.settle() == [*kept, *((n, later) for n in range(8, 12))]
+
+
+def test_the_label_names_the_last_record_after_retention_has_deleted_it_too() -> None:
+    store = crashed(OLD)
+    log = Log([OLD] * 10, store)
+    log.start = 8
+    log.lane.take_over(Cursor(), log.bounds)
+    log.lane.sync_soon()
+    assert Label.decode(store.label).last == LastRead(OLD, 5)
+
+
+def test_a_position_is_no_longer_proved_by_a_record_that_retention_has_deleted() -> None:
+    log = owner_of(Log([OLD] * 10))
+    log.lane.ingest(Run(PLACE, 10, [], 12, OLD))  # transaction markers
+    log.epochs += [OLD] * 2
+    log.start = 12
+    log.lane.refit(log.bounds)
+    assert log.seeks[-1] == (12, NOTHING_READ)
+    before = len(log.seeks)
+    log.lane.refit(log.bounds)
+    assert log.seeks[before:] == [(12, NOTHING_READ)]
+
+
+def test_an_owner_in_doubt_waits_for_all_that_it_has_stored() -> None:
+    log = Log([OLD] * 10, crashed(OLD))
+    log.lane.take_over(Cursor(offset=10), log.bounds)
+    assert log.lane.awaited_end == 10
+    log.read()
+    assert log.lane.awaited_end == 0

@@ -14,8 +14,17 @@ from delayservice.core.codes import CONTROL_LOST
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.copies import write_copy
 from delayservice.core.cursor import Cursor
+from delayservice.core.digest import HOUR_MS
 from delayservice.core.losses import RANGES_MAX, Gap, Lost, doubtful, skipped, with_gap
-from delayservice.core.outcome import CANCELLED, DEAD_LETTERED, DELIVERED, PARKED, Output
+from delayservice.core.outcome import (
+    CANCELLED,
+    DEAD_LETTERED,
+    DELIVERED,
+    FIRED,
+    NOT_PENDING,
+    PARKED,
+    Output,
+)
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.cron import cron_time
@@ -102,6 +111,11 @@ def schedule(offset: int, record_id: str = "", due_ms: int = DUE_MS) -> Any:
 
 def cancel(offset: int, record_id: str) -> Any:
     headers = [("delay-op", b"cancel"), ("delay-id", record_id.encode())]
+    return (offset, WRITTEN_MS, None, None, headers)
+
+
+def fire(offset: int, record_id: str) -> Any:
+    headers = [("delay-op", b"fire"), ("delay-id", record_id.encode())]
     return (offset, WRITTEN_MS, None, None, headers)
 
 
@@ -211,6 +225,66 @@ def test_a_copy_whose_canceller_may_have_expired_is_undecided(
     assert log.settle() == sorted([(DELIVERED, 3, ""), outcome])
 
 
+def test_a_copy_whose_canceller_is_among_several_that_may_be_is_undecided(
+    make_store: MakeStore,
+) -> None:
+    rows = [schedule(0, "x"), cancel(1, "x"), schedule(2), fire(3, "x"), copy_of(4, 1, b"x")]
+    log = Log(rows, make_store())
+    log.start = 3
+    log.own(3)
+    log.read()
+    assert log.settle() == sorted([(FIRED, 3, ""), (DEAD_LETTERED, 4, CONTROL_LOST)])
+
+
+@pytest.mark.parametrize("is_pruned", [True, False])
+def test_a_store_knows_which_copies_were_cancelled_by_what_the_log_has_lost(
+    is_pruned: bool,  # noqa: FBT001  # a parameter of the test
+    make_store: MakeStore,
+) -> None:
+    rows = [schedule(0, "x"), cancel(1, "x"), schedule(2), fire(3, "x"), copy_of(4, 1, b"x")]
+    log = stored(make_store, rows)
+    if is_pruned:  # stores may do it at any time once H is behind 1
+        store, slot_ms = log.lane.store, DUE_MS // HOUR_MS * HOUR_MS
+        kept = [frame for frame in store.scan((0, -1), slot_ms + HOUR_MS) if frame[1] != 4]
+        store.rebuild(slot_ms, slot_ms + HOUR_MS, kept)
+    log.start = 3
+    log.own(3)
+    log.read()
+    assert log.settle() == [(DELIVERED, 2, ""), (NOT_PENDING, 3, "")]
+
+
+def test_a_copy_that_was_stored_and_that_nothing_has_cancelled_is_delivered(
+    make_store: MakeStore,
+) -> None:
+    log = stored(make_store, [schedule(0), schedule(1), schedule(2), copy_of(3, 1, b"x")])
+    log.start = 2
+    log.own(2)
+    log.read()
+    assert log.settle() == [(DELIVERED, n, "") for n in range(4)]
+
+
+def test_a_late_copy_that_was_stored_is_as_undecided_as_any(make_store: MakeStore) -> None:
+    log = stored(make_store, [schedule(0), schedule(1), schedule(2), copy_of(3, 1, b"x")])
+    k = Cursor((DUE_MS + 7_200_000, 0), 2)
+    log.lane.store.prune(k)
+    log.start = 2
+    log.lane.take_over(k, log.bounds())
+    log.read()
+    assert log.settle() == sorted([(DELIVERED, 2, ""), (DEAD_LETTERED, 3, CONTROL_LOST)])
+
+
+def test_a_user_s_own_record_that_recurs_is_no_copy(make_store: MakeStore) -> None:
+    every = (3, WRITTEN_MS, None, b"value", [
+        ("delay-at", b"%d" % DUE_MS), ("delay-target-topic", b"orders"),
+        ("delay-every", b"1000"), ("delay-times", b"1"), ("delay-id", b"a"),
+    ])  # fmt: skip
+    log = Log([schedule(0), schedule(1), schedule(2), every, copy_of(4, 2, b"x")], make_store())
+    log.start = 3
+    log.own(3)
+    log.read()
+    assert log.settle() == sorted([(DELIVERED, 3, ""), (DEAD_LETTERED, 4, CONTROL_LOST)])
+
+
 def test_a_first_owner_reports_nothing_that_expired_before_it_came(make_store: MakeStore) -> None:
     log = Log([schedule(n) for n in range(6)], make_store())
     log.start = 4
@@ -246,6 +320,12 @@ def test_many_gaps_become_fewer_that_more_depends_on() -> None:
     assert len(gaps) == RANGES_MAX
     assert gaps[0] == Gap(0, 25, 25)
     assert all(any(gap.concerns(10 * n + 4, is_copy=False) for gap in gaps) for n in range(18))
+
+
+def test_copies_that_were_compared_with_the_whole_log_are_not_in_doubt() -> None:
+    gap = Gap(5, 9, 12)
+    assert [n for n in range(14) if gap.concerns(n, is_copy=True)] == [9, 10, 11]
+    assert not any(gap.concerns(n, is_copy=False) for n in range(14))
 
 
 def test_a_gap_counts_unless_owners_skipped_all_of_it() -> None:

@@ -282,6 +282,47 @@ def test_a_lost_writer_steps_all_slices_down_and_a_new_one_claims_them_again(cal
     assert stage.sink.checkpoint(0).tenure == Tenure("w2", 3)
 
 
+def test_a_fenced_owner_stores_by_the_contracts_of_the_next_one_as_soon_as_it_steps_down() -> None:
+    stage = Stage(0)
+    stage.own()
+    contracts = Contracts([(0, Contract(3, allow=("*",)))])
+    shards = {TOPIC: ShardCheckpoint(TOPIC, Cursor(), contracts)}
+    newer = Checkpoint(0, "n2", 40, SECRET, shards, 9, Tenure("w9", 9))
+    stage.sink.note_checkpoint(0, encode_checkpoint(newer))
+    stage.step(1_000)
+    assert stage.lane(0).contracts != contracts, "it does not know yet that it is fenced"
+    stage.gate.says(Role.REPLICA, [0])
+    stage.sink.refuses_to["commit"] = OwnershipLostError("fenced")
+    stage.step(10, 2)
+    assert not stage.lane(0).shard.owned
+    assert stage.lane(0).contracts == contracts
+
+
+def test_contracts_that_were_never_committed_end_with_the_take_over() -> None:
+    stage = Stage(0)
+    stage.write(0, 0, 0)
+    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM)))
+    contracts = Contracts([(0, Contract(2, roll_window_ms=60_000, allow=("*",)))])
+    shards = {TOPIC: ShardCheckpoint(TOPIC, Cursor(), contracts)}
+    left = Checkpoint(0, "n2", 40, SECRET, shards, 9, Tenure("old", 0))
+    stage.sink.note_checkpoint(0, encode_checkpoint(left))
+    fenced = OwnershipLostError("fenced")
+    stage.heritage.while_fencing = lambda: stage.sink.refuses_to.update(commit=fenced)
+    stage.gate.says(Role.OWNER, [0])
+    with capture_logs() as told:
+        while not stage.sink.discarded:
+            stage.step(10)
+    assert "contract_extended" in [line["event"] for line in told]
+    assert not stage.lane(0).shard.owned
+    assert stage.lane(0).contracts == contracts
+    stage.heritage.while_fencing = lambda: None
+    stage.own()
+    stage.gate.says(Role.REPLICA, [0])
+    stage.sink.refuses_to["commit"] = OwnershipLostError("fenced")
+    stage.step(10, 2)
+    assert len(stage.lane(0).contracts.entries()) == 2, "committed, they hold on"
+
+
 def test_a_writer_that_is_lost_while_others_take_over_begins_anew_and_forgets_what_it_had_asked() -> (  # noqa: E501
     None
 ):
@@ -503,6 +544,42 @@ def test_an_owner_that_waits_for_what_its_log_holds_asks_now_and_then_and_goes_o
     asked = stage.heritage.calls.count("bounds")
     stage.step(1_000, 4)
     assert stage.heritage.calls.count("bounds") == asked, "there is nothing to ask for any more"
+
+
+def test_an_owner_that_reads_again_what_it_has_stored_does_not_wait_for_what_its_log_has_lost() -> (
+    None
+):
+    stage = Stage(0, limits=Limits(poll_records=3, transaction_interval_ms_min=STEP_MS - 1))
+    stage.write(0, *[60_000] * 6)
+    stage.step(10, 3)
+    stage.lane(0).shard._queue_max = 3
+    stage.gate.doubt = "the clock is wrong"  # so H waits
+    stage.own()
+    stage.step(10)
+    assert (stage.lane(0).shard.read, stage.lane(0).shard.stored) == (3, 6)
+    del stage.logs.rows[TOPIC, 0][2:]
+    stage.write(0, 0)
+    stage.gate.doubt = None
+    stage.step(1_000, 6)
+    assert stage.delivered() == [(0, 2)]
+    assert stage.lane(0).shard.stored == 3
+    asked = stage.heritage.calls.count("bounds")
+    stage.step(1_000, 6)
+    assert stage.heritage.calls.count("bounds") == asked, "it waits for nothing any more"
+
+
+def test_an_end_that_was_asked_for_before_the_log_grew_does_not_say_that_it_is_too_short() -> None:
+    stage = owner_that_waits_for(9)
+    stage.background.holds = True
+    stage.step(1_000)
+    stage.heritage.bounds = lambda places: dict.fromkeys(places, Bounds(0, 10))  # type: ignore[method-assign]
+    while stage.background.waiting:
+        stage.background.run()
+    stage.background.holds = False
+    stage.lane(0).shard.end = 12  # it waits for more than when the end was asked for
+    with capture_logs() as told:
+        stage.step(10)
+    assert "log_moved" not in [line["event"] for line in told]
 
 
 def test_a_shard_whose_leader_gives_no_answer_is_asked_for_again_and_the_others_are_served() -> (
