@@ -5,7 +5,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := delayservice connectors ha tests examples
+CODE := delayservice connectors ha client tests examples
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --universal --python-version 3.11 --custom-compile-command "make lock"
 

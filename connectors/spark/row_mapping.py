@@ -12,7 +12,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as sf
 
-from connectors.kafka.client.request import instant_ms
+from delayservice.core.request import instant_ms
 from delayservice.core import names
 from delayservice.core.record import STRIPPED
 from delayservice.errors import InvalidRequestError

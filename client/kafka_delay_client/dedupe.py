@@ -8,7 +8,7 @@ from typing import Protocol
 
 from confluent_kafka import Message
 
-from connectors.kafka.client.received import source_of
+from kafka_delay_client.received import source_of
 from delayservice.errors import InvalidRequestError
 
 

@@ -7,9 +7,9 @@ from typing import Any, Final, Unpack
 
 from confluent_kafka import Producer
 
-from connectors.kafka.client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
-from connectors.kafka.client.places import Places
-from connectors.kafka.client.request import (
+from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
+from kafka_delay_client.places import Places
+from delayservice.core.request import (
     OwnHeaders,
     TargetKey,
     Text,

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from connectors.kafka.client.base import DeliveryCallback
-from connectors.kafka.client.producer import DelayProducer
-from connectors.kafka.client.request import Text
+from kafka_delay_client.base import DeliveryCallback
+from kafka_delay_client.producer import DelayProducer
+from delayservice.core.request import Text
 from connectors.kafka.outcomes import Outcomes, Place, together
 from delayservice.errors import KafkaEdgeError
 

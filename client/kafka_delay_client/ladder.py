@@ -7,16 +7,16 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, Message
 
-from connectors.kafka.client.levels import LevelProducer
-from connectors.kafka.client.producer import DelayProducer
-from connectors.kafka.client.received import (
+from kafka_delay_client.levels import LevelProducer
+from kafka_delay_client.producer import DelayProducer
+from kafka_delay_client.received import (
     RETRY_SOURCE,
     all_headers,
     last_header,
     own_headers,
     source_of,
 )
-from connectors.kafka.client.request import Delay, Header, delay_ms, target_headers
+from delayservice.core.request import Delay, Header, delay_ms, target_headers
 from delayservice.core.levels import ROCKETMQ_LEVELS_MS
 from delayservice.core.provenance import printable
 from delayservice.errors import InvalidRequestError, KafkaEdgeError

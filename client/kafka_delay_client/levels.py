@@ -8,8 +8,8 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from connectors.kafka.client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
-from connectors.kafka.client.request import (
+from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
+from delayservice.core.request import (
     Delay,
     OwnHeaders,
     TargetKey,
