@@ -5,14 +5,14 @@ writes those headers, checks them before anything is sent, and knows where an id
 confluent-kafka and on ``delayservice.core``, and loads nothing of the service itself.
 """
 
+from delayservice.core.request import NO_KEY
+from delayservice.errors import InvalidRequestError
 from kafka_delay_client.answers import OutcomeReader
 from kafka_delay_client.dedupe import Deduplicator, LruSeen, SeenStore
 from kafka_delay_client.ladder import RETRY_DELAYS_MS, HandedOver, RetryLadder
 from kafka_delay_client.levels import LevelProducer
 from kafka_delay_client.producer import DelayProducer
 from kafka_delay_client.received import own_headers, source_of
-from delayservice.core.request import NO_KEY
-from delayservice.errors import InvalidRequestError
 
 __all__ = [
     "NO_KEY",

@@ -10,8 +10,13 @@ from typing import Final, NamedTuple, Self
 from confluent_kafka import Consumer, TopicPartition
 
 from connectors.kafka.clients import NO_RECORDS
-from delayservice.core.codec import Header
-from delayservice.core.names import DELAY_OUTCOME, DELAY_SETTLED_BY, DELAY_SETTLES, DELAY_SHARD
+from delayservice.core.names import (
+    DELAY_OUTCOME,
+    DELAY_SETTLED_BY,
+    DELAY_SETTLES,
+    DELAY_SHARD,
+    Header,
+)
 from delayservice.errors import KafkaEdgeError
 
 _POLL_S: Final = 0.2

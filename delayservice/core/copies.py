@@ -21,9 +21,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from delayservice.core.codec import Header, Meta, Payload
+from delayservice.core.codec import Meta, Payload
 from delayservice.core.entry import Headers, Original
-from delayservice.core.names import DELAY_COPY, DELAY_COPY_MAC
+from delayservice.core.names import DELAY_COPY, DELAY_COPY_MAC, Header
 from delayservice.core.times import DUE_STOP_MS
 
 COPY_VERSION: Final = 2

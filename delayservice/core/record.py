@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from delayservice.core import names
-from delayservice.core.aliases import ALIASES, ROCKETMQ_UNIQ_KEY
-from delayservice.core.codec import Header, Meta, Payload
+from delayservice.core.aliases import ALIASES, KNOWN, STRIPPED
+from delayservice.core.codec import Meta, Payload
 from delayservice.core.codes import (
     COPY_FORGED,
     CRON_INVALID,
@@ -51,17 +51,10 @@ from delayservice.core.entry import (
     Refusal,
     Row,
 )
-from delayservice.core.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_TARGET_TOPIC
+from delayservice.core.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_TARGET_TOPIC, Header
 from delayservice.core.provenance import Provenance, dead_letter_headers, provenance
-from delayservice.core.recurrence import (
-    Recurrence,
-    check_every,
-    check_times,
-    encode,
-    numbered,
-    parse_cron,
-    parse_zone,
-)
+from delayservice.core.recurrence import Recurrence, encode, numbered
+from delayservice.core.recurring import check_every, check_times, parse_cron, parse_zone
 from delayservice.core.spread import spread_ms
 from delayservice.core.targets import Targets
 from delayservice.core.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS, parse_count
@@ -96,9 +89,6 @@ _UNREADABLE_REFUSAL: Refusal = (
 )
 
 _RULES: dict[str, Rule] = {**RULES, **{alias.header: alias.rule for alias in ALIASES}}
-_KNOWN = frozenset(_RULES) | names.COPY_NAMES
-STRIPPED = _KNOWN - {ROCKETMQ_UNIQ_KEY}
-"""Names of headers that are never delivered as they were written."""
 
 
 class RecordReader:
@@ -181,7 +171,7 @@ class RecordReader:
                 elif name == DELAY_ID:
                     identity = header[1]
                     known += 1
-                elif name in _KNOWN:
+                elif name in KNOWN:
                     known = _NOT_PLAIN
                 else:
                     own.append(header)
@@ -221,7 +211,7 @@ class RecordReader:
         if headers is UNREADABLE:
             return (offset, INVALID, 0, None, (key, value, []), _UNREADABLE_REFUSAL)
         original = (key, value, headers or [])
-        known = [header for header in original[2] if header[0] in _KNOWN]
+        known = [header for header in original[2] if header[0] in KNOWN]
         try:
             return self._judge(offset, timestamp_ms, original, known)
         except RecordRefusedError as exc:
