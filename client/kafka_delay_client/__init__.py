@@ -1,12 +1,13 @@
-"""The client library: delayed records from producers, retries and idempotence for consumers.
+"""Client of the Kafka delay service: delayed records, and retries and idempotence for consumers.
 
 A record with headers is all that the service asks for (``docs/header-contract.md``); this package
-writes those headers, checks them before anything is sent, and knows where an id lives. It stands on
-confluent-kafka and on ``delayservice.core``, and loads nothing of the service itself.
+writes those headers, checks them before anything is sent, and knows where an id lives. It needs
+confluent-kafka. Its wheel carries the modules of the header contract that it needs (``setup.py``).
 """
 
+from delayservice.core.levels import DEFAULT_LEVELS_MS, ROCKETMQ_LEVELS_MS
 from delayservice.core.request import NO_KEY
-from delayservice.errors import InvalidRequestError
+from delayservice.errors import InvalidRequestError, KafkaEdgeError
 from kafka_delay_client.answers import OutcomeReader
 from kafka_delay_client.dedupe import Deduplicator, LruSeen, SeenStore
 from kafka_delay_client.ladder import RETRY_DELAYS_MS, HandedOver, RetryLadder
@@ -15,12 +16,15 @@ from kafka_delay_client.producer import DelayProducer
 from kafka_delay_client.received import own_headers, source_of
 
 __all__ = [
+    "DEFAULT_LEVELS_MS",
     "NO_KEY",
     "RETRY_DELAYS_MS",
+    "ROCKETMQ_LEVELS_MS",
     "Deduplicator",
     "DelayProducer",
     "HandedOver",
     "InvalidRequestError",
+    "KafkaEdgeError",
     "LevelProducer",
     "LruSeen",
     "OutcomeReader",
