@@ -55,6 +55,7 @@ NOT_TYPED: Final = (
     Listed("docs/performance.md", "delayservice bench failover", _MINUTES),
     Listed("docs/performance.md", "delayservice bench idle", "three brokers and nodes, minutes"),
     Listed("docs/drill.md", "delayservice spark drill --bootstrap", "a million records: minutes"),
+    Listed("docs/client.md", "pip install", "tests/integration/test_packages.py installs it"),
     Listed("docs/spark.md", "pip install", _PACKAGE),
     Listed("docs/spark.md", "delayservice spark schedule s3a:", "needs an object store"),
     Listed("docs/spark.md", "spark-submit", _SUBMIT),
