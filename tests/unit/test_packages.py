@@ -14,10 +14,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
+from typer.testing import CliRunner
 
 import kafka_delay_client
 from connectors.kafka import client as former
 from delayservice import __version__
+from delayservice.cli import app
+from delayservice.cluster_options import ZooKeeper
+from delayservice.errors import DelayServiceError
+from ha import kazoo_client
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "client" / "kafka_delay_client"
@@ -154,3 +160,27 @@ def test_each_kafka_client_is_required_in_one_version() -> None:
     listed = (ROOT / "requirements" / "run.in").read_text("utf-8").splitlines()
     (needed,) = project(ROOT / "client")["project"]["dependencies"]
     assert needed in listed
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (["bench", "whole"], "delayservice.dev.bench.run"),
+        (["demo"], "delayservice.dev.demo.story"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_of_the_development_extra_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # as if a package that it needs were missing
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 1
+    assert f"pip install './kafka_delay_service-{__version__}-py3-none-any.whl[dev]'" in done.stderr
+
+
+def test_a_login_by_sasl_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kazoo_client, "find_spec", lambda _: None)
+    options = ZooKeeper(hosts="localhost:1", auth="sasl", username="a", password=SecretStr("b"))
+    with pytest.raises(DelayServiceError, match="extra zookeeper-sasl"):
+        kazoo_client.make_client(options, kazoo_client.KazooLog())
