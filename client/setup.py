@@ -25,7 +25,7 @@ DOCSTRING: Final = (
 )
 
 
-class BuildWithContract(build_py):
+class BuildWithContract(build_py):  # type: ignore[misc]  # setuptools ships no types
     """Add what is carried to a build; an editable install imports it from the repository."""
 
     def run(self) -> None:

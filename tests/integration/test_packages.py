@@ -126,8 +126,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the lock lists, each by its hash."""
     folder = tmp_path_factory.mktemp("packages")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    locked = ["--only-binary", ":all:", "--require-hashes", "--requirement", LOCK]
-    subprocess.run([*pip, *locked, "--dest", folder], check=True, env=bare_environment())
+    locked = ["--only-binary", ":all:", "--require-hashes", "--requirement", str(LOCK)]
+    subprocess.run([*pip, *locked, "--dest", str(folder)], check=True, env=bare_environment())
     return folder
 
 
