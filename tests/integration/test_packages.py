@@ -35,8 +35,9 @@ with DelayProducer({"bootstrap.servers": bootstrap}, topic) as producer:
         print(exc)
 """
 SASL = [
-    f"--set=zookeeper.{one}"
-    for one in ("hosts=localhost:1", "auth=sasl", "username=a", "password=b")
+    f"--set=node.cluster_secret={'s' * 32}",
+    "--set=zookeeper.hosts=localhost:1",
+    *(f"--set=zookeeper.{one}" for one in ("auth=sasl", "username=a", "password=b")),
 ]
 TYPED = """
 from kafka_delay_client import DelayProducer
