@@ -9,18 +9,25 @@
 FROM python:3.11.13-slim-bookworm AS build
 
 # Wheels, and every one by its hash: what was tested is what runs, and nothing is compiled. One
-# package comes as source only, which is Python.
-COPY requirements/run.txt /src/requirements/run.txt
-RUN python -m venv /opt/delayservice \
-    && /opt/delayservice/bin/pip install --no-cache-dir --only-binary :all: \
-        --no-binary pure-sasl --require-hashes -r /src/requirements/run.txt
-
-COPY pyproject.toml README.md /src/
+# package, for logging in to ZooKeeper by SASL, comes as source only, which is Python: setuptools,
+# by its hash too, makes a wheel of it, as of the service.
 COPY requirements /src/requirements
+RUN python -m venv /opt/build \
+    && /opt/build/bin/pip install --no-cache-dir --require-hashes \
+        -r /src/requirements/build.txt \
+    && /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes \
+        --wheel-dir /opt/wheels -r /src/requirements/zookeeper-sasl.txt \
+    && python -m venv /opt/delayservice \
+    && /opt/delayservice/bin/pip install --no-cache-dir --only-binary :all: --require-hashes \
+        -r /src/requirements/run.txt
+
+COPY pyproject.toml README.md LICENSE /src/
 COPY delayservice /src/delayservice
 COPY connectors /src/connectors
 COPY ha /src/ha
-RUN /opt/delayservice/bin/pip install --no-cache-dir --no-deps /src
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation \
+        --wheel-dir /opt/wheels /src \
+    && /opt/delayservice/bin/pip install --no-cache-dir --no-index --no-deps /opt/wheels/*.whl
 
 FROM python:3.11.13-slim-bookworm
 

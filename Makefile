@@ -1,11 +1,11 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test try demo simulate crash long night compat faults fault-tools alert-tools compose-tools browser-tools lock lock-jars clean
+.PHONY: help venv check format test try demo simulate crash long night compat dist faults fault-tools alert-tools compose-tools browser-tools lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := delayservice connectors ha tests examples
+CODE := delayservice connectors ha client tests examples
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --universal --python-version 3.11 --custom-compile-command "make lock"
 
@@ -18,8 +18,7 @@ endif
 
 # The stamp's name is made of what the venv was made of. File times would not do: a checkout may
 # bring an older lock with a newer time, and a copied .venv still belongs to the folder it was in.
-SOURCES := requirements/dev.txt requirements/run.in requirements/spark.in \
-	requirements/dev.in pyproject.toml
+SOURCES := requirements/dev.txt $(wildcard requirements/*.in) pyproject.toml client/pyproject.toml
 STAMP := $(VENV)/.built-$(shell { pwd; $(PYTHON) -V; cat $(SOURCES); } 2>&1 | cksum | cut -d' ' -f1)
 
 help:  ## show this list
@@ -36,7 +35,7 @@ $(STAMP):
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--require-hashes -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--no-deps --no-build-isolation -e .
+		--no-deps --no-build-isolation -e . -e client
 	@touch $@
 
 check: $(STAMP)  ## format, lint, types
@@ -80,6 +79,11 @@ long: $(STAMP) browser-tools  ## every other test on real servers, three faults 
 night: $(STAMP)  ## what takes its time on a cluster and CI leaves out; ARGS reach pytest
 	$(BIN)/pytest -m night $(ARGS)
 
+dist: $(STAMP)  ## build the wheels of service and client, and try them in venvs of their own
+	rm -rf dist
+	PYTHON=$(BIN)/python deploy/build-wheels dist
+	DIST=$(CURDIR)/dist $(BIN)/pytest tests/integration/test_packages.py $(ARGS)
+
 KAFKAS := 3.9 4.3
 COMPAT := tests/compat tests/faults/test_kills.py $(addprefix tests/integration/test_, \
 	service_contract.py service_crash.py service_topics.py levels.py security.py)
@@ -117,15 +121,17 @@ browser-tools:  ## install what the tests of the page need of Debian, if root an
 	$(call install,chromium chromedriver,chromium chromium-driver)
 
 lock: $(STAMP)  ## write the lock files anew from requirements/*.in
+	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) requirements/run.in -o requirements/run.txt
+	$(COMPILE) -c requirements/run.txt requirements/zookeeper-sasl.in \
+		-o requirements/zookeeper-sasl.txt
 	$(COMPILE) -c requirements/run.txt requirements/run.in requirements/spark.in \
 		-o requirements/spark.txt
-	$(COMPILE) -c requirements/spark.txt requirements/run.in requirements/spark.in \
-		requirements/dev.in -o requirements/dev.txt
+	$(COMPILE) -c requirements/spark.txt $(wildcard requirements/*.in) -o requirements/dev.txt
 
 lock-jars: $(STAMP)  ## write the lock of the jars anew
 	$(BIN)/python -m delayservice.dev.lock_jars
 
 clean:  ## remove .venv and every cache in this folder
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build client/build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info client/*.egg-info
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,6 +22,7 @@ from delayservice.commands import admin, bench, dlq, offline, spark, zookeeper
 from delayservice.commands.api import EXIT_NOTHING
 from delayservice.commands.change import EXIT_NOT_KNOWN
 from delayservice.commands.console import err, out, print_error, print_json, say
+from delayservice.commands.extras import development_extra
 from delayservice.commands.options import (
     BootstrapOption,
     ConfigOption,
@@ -290,8 +291,9 @@ def demo(
 
     The last line is one JSON object with the result; with --json it is the only one.
     """
-    from delayservice.dev.demo.choices import Choices
-    from delayservice.dev.demo.story import run as run_demo
+    with development_extra():
+        from delayservice.dev.demo.choices import Choices
+        from delayservice.dev.demo.story import run as run_demo
 
     shown = io.StringIO() if as_json else sys.stdout
     with contextlib.redirect_stdout(shown):

@@ -11,10 +11,9 @@ from delayservice.core.contract import (
     PATTERNS_VERSION,
     TARGETS_BY_SETTINGS_VERSION,
     Contract,
-    is_pattern,
-    is_reserved,
 )
 from delayservice.core.targets import Allowlist
+from delayservice.core.topic_names import is_pattern, is_reserved
 from delayservice.settings import Settings
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 from confluent_kafka import Consumer, Message
 
-from connectors.kafka.client import (
+from kafka_delay_client import (
     RETRY_DELAYS_MS,
     Deduplicator,
     DelayProducer,

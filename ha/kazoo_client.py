@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Final
 
 import structlog
@@ -50,7 +51,16 @@ class KazooLog(logging.Logger):
 
 
 def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
-    """A client for one session, not started yet."""
+    """A client for one session, not started yet.
+
+    Raises:
+        DelayServiceError: it is to log in with SASL, and the package for that is missing.
+    """
+    if options.auth == "sasl" and find_spec("puresasl") is None:
+        raise DelayServiceError(
+            "zookeeper.auth = 'sasl' needs the package pure-sasl, which is not installed: install "
+            "it, or the service with its extra zookeeper-sasl, or log in with 'digest'"
+        )
     password = options.secret()
     return KazooClient(
         hosts=options.hosts,

@@ -15,7 +15,7 @@ from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
 from connectors.kafka.outcomes import Outcomes, Place
 from connectors.kafka.source import consumer_config
-from delayservice.core.codec import Header
+from delayservice.core.names import Header
 from delayservice.errors import KafkaEdgeError
 
 CONFIRM_S: Final = 15.0

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple, Self
 from confluent_kafka import Consumer, TopicPartition
 
 from connectors.kafka.clients import NO_RECORDS
-from delayservice.core.codec import Header
 from delayservice.core.names import (
     DELAY_OUTCOME,
     DELAY_SETTLED_BY,
@@ -18,6 +17,7 @@ from delayservice.core.names import (
     DELAY_SETTLES,
     DELAY_SHARD,
     DELAY_SOURCE,
+    Header,
 )
 from delayservice.errors import KafkaEdgeError
 

@@ -24,9 +24,9 @@ from connectors.spark.audit_rows import (
 from connectors.spark.decode import Run, headers_of, key_hashes, runs, without_collector
 from connectors.spark.judge import DELIVERED, DISCLAIMED, LETTER, NO_TIME, OUTCOME, OutputFacts
 from delayservice.core import names
+from delayservice.core.aliases import STRIPPED
 from delayservice.core.codes import COPY_FORGED
 from delayservice.core.entry import Headers, Row
-from delayservice.core.record import STRIPPED
 
 _Content: TypeAlias = tuple[bytes | None, bytes | None, Headers]
 _Numbered: TypeAlias = tuple[int, _Content]

@@ -12,9 +12,9 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as sf
 
-from connectors.kafka.client.request import instant_ms
 from delayservice.core import names
-from delayservice.core.record import STRIPPED
+from delayservice.core.aliases import STRIPPED
+from delayservice.core.request import instant_ms
 from delayservice.errors import InvalidRequestError
 from delayservice.units import parse_duration_ms
 

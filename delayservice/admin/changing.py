@@ -27,9 +27,9 @@ from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.admin.reading import id_bytes
 from delayservice.core import names
-from delayservice.core.codec import Header
 from delayservice.core.contract import PAST_DUE_DEAD_LETTER
 from delayservice.core.draft import CANCEL_OP, FIRE_OP
+from delayservice.core.names import Header
 from delayservice.core.partitioner import partition_for
 from delayservice.core.pauses import Kind, Paused, encode_key, encode_pause
 from delayservice.core.pauses import Pause as PauseRow

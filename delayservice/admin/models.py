@@ -8,9 +8,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from delayservice.core.codec import Header as RawHeader
 from delayservice.core.codes import RecordRefusedError
 from delayservice.core.entry import Row
+from delayservice.core.names import Header as RawHeader
 from delayservice.core.pending import NO_MARK
 from delayservice.core.question import Fate, Pending
 from delayservice.core.times import check_is_ms

@@ -6,6 +6,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from delayservice.commands.extras import development_extra
 from delayservice.dev.bench.options import Bench, Delivery, Options, Store, usual
 from delayservice.settings import workers_default
 
@@ -137,7 +138,8 @@ def bench(
 
     On a real cluster that is started for it, or on yours with --bootstrap.
     """
-    from delayservice.dev.bench.run import run
+    with development_extra():
+        from delayservice.dev.bench.run import run
 
     own = usual(name, nodes)
     nodes = nodes or own.nodes

@@ -25,10 +25,9 @@ from delayservice.commands.options import (
     moment_ms,
 )
 from delayservice.core import dead_letters, names
-from delayservice.core.codec import Header
-from delayservice.core.codes import EXPLANATIONS
+from delayservice.core.codes import EXPLANATIONS, printable
 from delayservice.core.dead_letters import DeadLetter, Filter
-from delayservice.core.provenance import printable
+from delayservice.core.names import Header
 from delayservice.errors import DelayServiceError
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from delayservice.commands.console import err
+from delayservice.commands.extras import how_to_install
 from delayservice.errors import DelayServiceError
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ def require_extra() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise DelayServiceError(
-            f"the Spark commands need {', '.join(missing)}, which is not installed: install the "
-            "extra, pip install 'kafka-delay-service[spark]'"
+            f"the Spark commands need {', '.join(missing)}, which is not installed: "
+            f"{how_to_install('spark')}"
         )
 
 

@@ -10,7 +10,7 @@ import msgspec
 from rich.table import Table
 
 from delayservice.commands.console import out
-from delayservice.core.provenance import printable
+from delayservice.core.codes import printable
 from delayservice.errors import DelayServiceError
 from delayservice.metrics import PauseFact
 from delayservice.metrics_hub import NodeStatus, SliceStatus, TargetStatus

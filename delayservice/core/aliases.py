@@ -22,9 +22,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from delayservice.core import names
 from delayservice.core.codes import TARGET_INVALID, RecordRefusedError
 from delayservice.core.draft import (
     CANCEL_OP,
+    RULES,
     Draft,
     Rule,
     drop,
@@ -168,3 +170,9 @@ ALIASES: Final = (
     Alias("schedule_schema_version", KARAFKA, "not used", drop),
 )
 """Every alias there is. A record may mix them with our own headers; what they say must agree."""
+
+KNOWN: Final = names.COPY_NAMES.union(RULES, (alias.header for alias in ALIASES))
+"""Every header that the service reads or writes."""
+
+STRIPPED: Final = KNOWN - {ROCKETMQ_UNIQ_KEY}
+"""Names of headers that are never delivered as they were written."""

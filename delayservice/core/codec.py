@@ -30,9 +30,9 @@ from typing import Final, TypeAlias, cast
 
 import msgspec
 
+from delayservice.core.names import Header
 from delayservice.errors import StoreError
 
-Header: TypeAlias = tuple[str, bytes | None]
 Meta: TypeAlias = (
     tuple[bytes | None, bytes | None, int, int | None]
     | tuple[bytes | None, bytes | None, int, int | None, bytes]

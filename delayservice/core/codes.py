@@ -6,6 +6,8 @@ marked *target* are found when the record is delivered, the others by reading th
 
 from __future__ import annotations
 
+from typing import Final
+
 from delayservice.errors import DelayServiceError
 
 TIME_MISSING = "time-missing"
@@ -60,6 +62,16 @@ EXPLANATIONS: dict[str, str] = {
     CONTROL_LOST: "Retention deleted, unread, what may have cancelled, replaced or fired it.",
 }
 """Code to explanation; the keys are all codes there are."""
+
+
+DETAIL_CHARS_MAX: Final = 512
+"""Longest text for people beside a code."""
+
+
+def printable(detail: str) -> str:
+    """Return a text for people within its limit, on one line, as any terminal can show it."""
+    short = detail[:DETAIL_CHARS_MAX]
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)
 
 
 class RecordRefusedError(DelayServiceError):

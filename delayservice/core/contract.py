@@ -7,7 +7,6 @@ extends above the end of the log and every node adopts. Changing a setting never
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -16,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from delayservice.core.topic_names import is_legal_topic, is_reserved
 from delayservice.errors import DelayServiceError
 
 CONTRACT_VERSION: Final = 5
@@ -57,8 +57,6 @@ PAST_DUE_DEAD_LETTER: Final = "dead-letter"
 
 MAX_DELAY_MS_MAX: Final = 2**52
 """Half of the range of due times, so that timestamp + delay stays exact everywhere."""
-
-TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
 
 _DAY_MS = 86_400_000
 _PARTITIONS_MAX = 2**31 - 1
@@ -324,22 +322,6 @@ class Contracts:
             msg = f"contracts are a JSON list, not {type(data).__name__}"
             raise ContractError(msg)
         return cls(_entry_from_json(item) for item in data)
-
-
-def is_legal_topic(topic: str) -> bool:
-    """Kafka's rule for topic names (``org.apache.kafka.common.internals.Topic``)."""
-    legal = TOPIC_NAME.fullmatch(topic.encode("utf-8", "replace"))
-    return legal is not None and topic not in (".", "..")
-
-
-def is_pattern(name: str) -> bool:
-    """Whether this is a shell-style pattern; no legal topic name is."""
-    return any(sign in name for sign in "*?[")
-
-
-def is_reserved(topic: str) -> bool:
-    """Whether a topic is Kafka's (``__*``) or a delay service's (``delay_*``): never a target."""
-    return topic.startswith(("__", "delay_"))
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

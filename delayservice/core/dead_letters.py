@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from delayservice.core import names
-from delayservice.core.codec import Header
 from delayservice.core.codes import COPY_FORGED, HEADER_INVALID
 from delayservice.core.entry import Headers, Row
+from delayservice.core.names import Header
 
 REPLAYED: Final = "replayed"
 NO_SOURCE: Final = "no-source"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from delayservice.core.codec import Header
+from delayservice.core.names import Header
 
 SCHEDULE = 0
 """A user's record to be delivered later."""

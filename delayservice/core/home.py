@@ -21,10 +21,10 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from delayservice.core.codec import Header, Payload
+from delayservice.core.codec import Payload
 from delayservice.core.draft import CANCEL_OP, FIRE_OP, SCHEDULE_OP
 from delayservice.core.entry import CANCEL, FIRE, SCHEDULE, Original
-from delayservice.core.names import DELAY_HOME, DELAY_HOME_MAC, DELAY_ID, DELAY_OP
+from delayservice.core.names import DELAY_HOME, DELAY_HOME_MAC, DELAY_ID, DELAY_OP, Header
 from delayservice.core.signing import Signer
 from delayservice.errors import StoreError
 

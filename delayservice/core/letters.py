@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from delayservice.core.codec import Header, Payload
+from delayservice.core.codec import Payload
 from delayservice.core.entry import Headers, Original
+from delayservice.core.names import Header
 from delayservice.core.recurrence import recurrence_of
 
 _LARGE_BYTES: Final = 500_000

@@ -1,10 +1,15 @@
-"""The names of every header that the service reads or writes, in one place.
+"""What a header is, and the names of all that the service reads or writes, in one place.
 
 ``OUTPUT``, ``COPY_NAMES`` and ``HOME_NAMES`` are never taken from a user's record, so provenance
 can't be forged. The names of other systems are in ``aliases``.
 """
 
 from __future__ import annotations
+
+from typing import TypeAlias
+
+Header: TypeAlias = tuple[str, bytes | None]
+"""``(name, value)`` as a record carries it."""
 
 DELAY_AT = "delay-at"
 DELAY_AFTER = "delay-after"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
-from delayservice.core.codec import Header
-from delayservice.core.names import DELAY_ERROR
+from delayservice.core.names import DELAY_ERROR, Header
 
 DELIVERED: Final = 0
 DEAD_LETTERED: Final = 1

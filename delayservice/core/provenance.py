@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
-from delayservice.core.codec import Header, Meta
+from delayservice.core.codec import Meta
+from delayservice.core.codes import printable
 from delayservice.core.entry import Headers
 from delayservice.core.names import (
     DELAY_ATTEMPT,
@@ -16,9 +16,8 @@ from delayservice.core.names import (
     DELAY_SETTLES,
     DELAY_SHARD,
     DELAY_SOURCE,
+    Header,
 )
-
-ERROR_DETAIL_CHARS_MAX: Final = 512
 
 
 class Provenance:
@@ -114,7 +113,7 @@ def dead_letter_headers(
     Args:
         original: headers of the record as it was written.
         code: one of ``codes.EXPLANATIONS``.
-        detail: for people; cut to ``ERROR_DETAIL_CHARS_MAX``, what is not printable replaced.
+        detail: for people; cut to ``codes.DETAIL_CHARS_MAX``, what is not printable replaced.
         source: ``delay-source`` of the user's original.
 
     Returns:
@@ -126,9 +125,3 @@ def dead_letter_headers(
         (DELAY_ERROR_DETAIL, printable(detail).encode()),
         (DELAY_SOURCE, source),
     ]
-
-
-def printable(detail: str) -> str:
-    """``detail`` within its limit, on one line, as text that any terminal and UTF-8 can show."""
-    short = detail[:ERROR_DETAIL_CHARS_MAX]
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)

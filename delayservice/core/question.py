@@ -11,9 +11,9 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from delayservice.core.codec import Header
 from delayservice.core.cursor import OFFSET_MAX, Key
 from delayservice.core.entry import Row
+from delayservice.core.names import Header
 from delayservice.core.pending import Lump
 
 Position: TypeAlias = tuple[int, str, int, int]

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from delayservice.core import names
-from delayservice.core.aliases import ALIASES, ROCKETMQ_UNIQ_KEY
-from delayservice.core.codec import Header, Meta, Payload
+from delayservice.core.aliases import ALIASES, KNOWN, STRIPPED
+from delayservice.core.codec import Meta, Payload
 from delayservice.core.codes import (
     COPY_FORGED,
     CRON_INVALID,
@@ -55,18 +55,11 @@ from delayservice.core.entry import (
     Row,
 )
 from delayservice.core.home import Sent, read_envelope
-from delayservice.core.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_TARGET_TOPIC
+from delayservice.core.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_TARGET_TOPIC, Header
 from delayservice.core.partitioner import partition_for
 from delayservice.core.provenance import Provenance, dead_letter_headers, provenance
-from delayservice.core.recurrence import (
-    Recurrence,
-    check_every,
-    check_times,
-    encode,
-    numbered,
-    parse_cron,
-    parse_zone,
-)
+from delayservice.core.recurrence import Recurrence, encode, numbered
+from delayservice.core.recurring import check_every, check_times, parse_cron, parse_zone
 from delayservice.core.spread import spread_ms
 from delayservice.core.targets import Targets
 from delayservice.core.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS, parse_count
@@ -101,11 +94,8 @@ _UNREADABLE_REFUSAL: Refusal = (
 )
 
 _RULES: dict[str, Rule] = {**RULES, **{alias.header: alias.rule for alias in ALIASES}}
-_KNOWN = frozenset(_RULES) | names.COPY_NAMES
-STRIPPED = _KNOWN - {ROCKETMQ_UNIQ_KEY}
-"""Names of headers that are never delivered as they were written."""
 _CLAIMS = names.COPY_NAMES | names.HOME_NAMES
-_LONG_WAY = _KNOWN | _CLAIMS
+_LONG_WAY = KNOWN | _CLAIMS
 
 
 class _Origin(NamedTuple):
@@ -290,7 +280,7 @@ class RecordReader:
 
     def _judge_user(self, origin: _Origin, original: Original) -> Entry:
         """What a user wrote, here or elsewhere."""
-        known = [header for header in original[2] if header[0] in _KNOWN]
+        known = [header for header in original[2] if header[0] in KNOWN]
         try:
             return self._judge(origin, original, known)
         except RecordRefusedError as exc:

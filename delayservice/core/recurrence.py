@@ -11,19 +11,15 @@ the copy, and a cron schedule's own record is due at once, for its first copy to
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import msgspec
 
 from delayservice.core import names
-from delayservice.core.codec import Header, Meta, Payload, packed_recurrence
-from delayservice.core.codes import CRON_INVALID, ZONE_INVALID, RecordRefusedError
+from delayservice.core.codec import Meta, Payload, packed_recurrence
+from delayservice.core.names import Header
 from delayservice.core.times import DUE_STOP_MS
-
-EVERY_MS_MIN: Final = 1_000
-"""The shortest period: less is a load generator, not a schedule."""
 
 CronTime: TypeAlias = Callable[[str, str, int], int | None]
 """``(cron, zone, after_ms)`` to the first instant after ``after_ms`` that matches, or None: never.
@@ -31,10 +27,7 @@ CronTime: TypeAlias = Callable[[str, str, int], int | None]
 Raises ``RecordRefusedError``: the expression or the zone means nothing.
 """
 
-_CRON = re.compile(rb"[0-9A-Za-z*/,#? -]{1,256}")
-_ZONE = re.compile(rb"[0-9A-Za-z_+/-]{1,64}")
 _UTC: Final = "UTC"
-_TIMES_MAX: Final = 2**31
 
 
 class Recurrence(msgspec.Struct, array_like=True, frozen=True):
@@ -92,59 +85,6 @@ def recurrence_of(meta: Meta | None) -> Recurrence | None:
     """What a payload's meta says of its occurrences; None for a record with only one."""
     packed = packed_recurrence(meta)
     return None if packed is None else decode(packed)
-
-
-def parse_cron(value: bytes | None) -> str:
-    """A cron expression, its characters checked; what it means only the calendar knows.
-
-    Raises:
-        RecordRefusedError: ``cron-invalid``.
-    """
-    if value is None or not _CRON.fullmatch(value):
-        why = "is no cron expression of 256 characters at most"
-        if value is not None and value.startswith(b"@"):
-            why = "has no nicknames such as @daily: write five fields, as in 0 0 * * *"
-        raise RecordRefusedError(CRON_INVALID, f"{names.DELAY_CRON} {why}")
-    return value.decode()
-
-
-def parse_zone(value: bytes | None) -> str:
-    """The name of a time zone, its characters checked.
-
-    Raises:
-        RecordRefusedError: ``zone-invalid``.
-    """
-    if value is None or not _ZONE.fullmatch(value):
-        raise RecordRefusedError(
-            ZONE_INVALID, f"{names.DELAY_TIMEZONE} is no name of a time zone, as Europe/Berlin is"
-        )
-    return value.decode()
-
-
-def check_times(times: int) -> int:
-    """How often at most.
-
-    Raises:
-        RecordRefusedError: ``cron-invalid``, out of bounds.
-    """
-    if not 1 <= times <= _TIMES_MAX:
-        raise RecordRefusedError(
-            CRON_INVALID, f"{names.DELAY_TIMES} is {times}: it must be 1 to {_TIMES_MAX}"
-        )
-    return times
-
-
-def check_every(every_ms: int) -> int:
-    """A period.
-
-    Raises:
-        RecordRefusedError: ``cron-invalid``, out of bounds.
-    """
-    if not EVERY_MS_MIN <= every_ms < DUE_STOP_MS:
-        raise RecordRefusedError(
-            CRON_INVALID, f"{names.DELAY_EVERY} is {every_ms} ms: {EVERY_MS_MIN} is the least"
-        )
-    return every_ms
 
 
 def first_ms(recurrence: Recurrence, written_ms: int, cron_time: CronTime) -> int | None:

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from delayservice.core import outcome
-from delayservice.core.codec import Header, Meta, Payload, next_attempt, turn_of, with_turn
+from delayservice.core.codec import Meta, Payload, next_attempt, turn_of, with_turn
 from delayservice.core.codes import (
     CONTROL_LOST,
     CRON_INVALID,
@@ -39,6 +39,7 @@ from delayservice.core.names import (
     DELAY_SETTLED_BY_SOURCE,
     DELAY_SETTLES,
     DELAY_SHARD,
+    Header,
 )
 from delayservice.core.outcome import Output
 from delayservice.core.record import Provenance, dead_letter_headers

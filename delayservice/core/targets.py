@@ -15,13 +15,8 @@ from collections.abc import Iterable
 from fnmatch import translate
 
 from delayservice.core.codes import TARGET_DENIED, TARGET_INVALID, RecordRefusedError
-from delayservice.core.contract import (
-    PATTERNS_VERSION,
-    TOPIC_NAME,
-    Contract,
-    is_pattern,
-    is_reserved,
-)
+from delayservice.core.contract import PATTERNS_VERSION, Contract
+from delayservice.core.topic_names import TOPIC_NAME, is_pattern, is_reserved
 
 _CACHE_ENTRIES_MAX = 1024
 

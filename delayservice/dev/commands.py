@@ -1,12 +1,11 @@
 """The commands below ``delayservice dev``."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from delayservice.commands.extras import development_extra
 from delayservice.commands.options import (
     BootstrapOption,
     ConfigOption,
@@ -40,7 +39,7 @@ def up(
     ] = False,
 ) -> None:
     """Start Kafka and ZooKeeper, say how to reach them, and stop them at Ctrl-C."""
-    with _extra_needed():
+    with development_extra():
         from delayservice.dev.up import run  # noqa: PLC0415
     try:
         run(brokers, zookeepers, folder, kafka=kafka, keep=keep, as_json=as_json)
@@ -59,24 +58,9 @@ def first_record(
     as_json: JsonOption = False,
 ) -> None:
     """Start Kafka and a node, and show one delayed record arriving; then stay, to be tried."""
-    with _extra_needed():
+    with development_extra():
         from delayservice.dev.trying import run  # noqa: PLC0415
     raise typer.Exit(run(after, once=once, as_json=as_json))
-
-
-@contextmanager
-def _extra_needed() -> Iterator[None]:
-    """Say what to install if an import inside fails: the cluster needs the development extra."""
-    # The imports are late because the other commands do without it.
-    try:
-        yield
-    except ModuleNotFoundError as exc:
-        typer.echo(
-            f"The embedded cluster needs the package {exc.name}, which is not installed. "
-            "Install the development extra: pip install 'kafka-delay-service[dev]'",
-            err=True,
-        )
-        raise typer.Exit(1) from exc
 
 
 @app.command()

@@ -8,7 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from connectors.kafka.client import (
+from delayservice.core.partitioner import partition_for
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.errors import KafkaEdgeError
+from kafka_delay_client import (
     NO_KEY,
     DelayProducer,
     LevelProducer,
@@ -16,9 +19,6 @@ from connectors.kafka.client import (
     own_headers,
     source_of,
 )
-from delayservice.core.partitioner import partition_for
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.errors import KafkaEdgeError
 from tests.integration.bench import Bench, Seen, await_true, now_ms
 
 pytestmark = pytest.mark.quick

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from connectors.kafka.client import (
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.errors import KafkaEdgeError
+from kafka_delay_client import (
     Deduplicator,
     DelayProducer,
     LevelProducer,
     RetryLadder,
     source_of,
 )
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.errors import KafkaEdgeError
 from tests.integration.bench import WAIT_S, Bench, Seen, await_true
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "retrying_consumer.py"

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from delayservice.contracts import contract_for
 from delayservice.core import names
 from delayservice.core.aliases import ALIASES
-from delayservice.core.codec import Header, Meta, Payload, decode_payload, encode_payload
+from delayservice.core.codec import Meta, Payload, decode_payload, encode_payload
 from delayservice.core.codes import EXPLANATIONS
 from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
 from delayservice.core.copies import write_copy
 from delayservice.core.cursor import START_KEY
 from delayservice.core.draft import RULES
 from delayservice.core.entry import CANCEL, COPY, INVALID, SCHEDULE, Headers
+from delayservice.core.names import Header
 from delayservice.core.provenance import dead_letter_headers
 from delayservice.core.record import RecordReader
 from delayservice.core.recurrence import recurs

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.kafka.client.producer import DelayProducer
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.spark.row_mapping import Fields, drafts
@@ -27,6 +26,7 @@ from delayservice.core.partitioner import partition_for
 from delayservice.core.targets import Allowlist
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import DelayServiceError, InvalidRequestError
+from kafka_delay_client.producer import DelayProducer
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader, Seen, await_true
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from connectors.kafka.client.request import (
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.record import INVALID, SCHEDULE, RecordReader
+from delayservice.core.request import (
     NO_KEY,
     delay_ms,
     id_bytes,
@@ -14,8 +16,6 @@ from connectors.kafka.client.request import (
     target_headers,
     when_headers,
 )
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.record import INVALID, SCHEDULE, RecordReader
 from delayservice.errors import InvalidRequestError
 
 NOW_MS = 1_700_000_000_000

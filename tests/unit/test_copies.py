@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core.codec import Header, Payload
+from delayservice.core.codec import Payload
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.copies import write_copy
 from delayservice.core.entry import COPY, INVALID, Entry, Headers
+from delayservice.core.names import Header
 from delayservice.core.provenance import Provenance, dead_letter_headers, provenance
 from delayservice.core.record import RecordReader
 

@@ -12,12 +12,12 @@ from delayservice.cli import app
 from delayservice.commands import dlq
 from delayservice.core import dead_letters, names
 from delayservice.core.aliases import ALIASES
-from delayservice.core.codec import Header
 from delayservice.core.codes import EXPLANATIONS
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.dead_letters import DeadLetter, Filter, Source
 from delayservice.core.draft import RULES, Draft
 from delayservice.core.entry import INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Original, Row
+from delayservice.core.names import Header
 from delayservice.core.provenance import dead_letter_headers
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Settler, Verdicts

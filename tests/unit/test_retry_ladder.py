@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Message
 
-from connectors.kafka.client import (
+from kafka_delay_client import (
     RETRY_DELAYS_MS,
     Deduplicator,
     DelayProducer,
@@ -13,7 +13,7 @@ from connectors.kafka.client import (
     own_headers,
     source_of,
 )
-from connectors.kafka.client.received import Received
+from kafka_delay_client.received import Received
 
 NOWHERE: dict[str, object] = {"log_level": 0}  # no broker at all
 

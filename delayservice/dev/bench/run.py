@@ -14,6 +14,7 @@ import psutil
 from rich.console import Console
 
 from delayservice import __version__, logs
+from delayservice.commands.extras import how_to_install
 from delayservice.dev.bench import failover, leveled, paced, report, standing, stored
 from delayservice.dev.bench.figures import Figures
 from delayservice.dev.bench.options import Options, check
@@ -106,8 +107,8 @@ def _embedded_cluster(options: Options) -> EmbeddedCluster:
         from delayservice.dev.cluster import EmbeddedCluster  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         raise DelayServiceError(
-            f"the embedded cluster needs the package {exc.name}, which is not installed: install "
-            "the development extra (kafka-delay-service[dev]), or name a cluster with --bootstrap"
+            f"the embedded cluster needs the package {exc.name}, which is not installed: "
+            f"{how_to_install('dev')}, or name a cluster with --bootstrap"
         ) from exc
     return EmbeddedCluster(options.nodes, int(options.has_several))
 

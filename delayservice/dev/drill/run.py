@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
+from delayservice.commands.extras import how_to_install
 from delayservice.dev.drill.history import History, Life
 from delayservice.dev.drill.judge import Finding, Verdict, judge
 from delayservice.dev.drill.nodes import answering, publish
@@ -124,8 +125,8 @@ def _cluster(options: DrillOptions, folder: Path, shown: Steps) -> Iterator[str]
         from delayservice.dev.cluster import EmbeddedCluster
     except ModuleNotFoundError as exc:
         raise DelayServiceError(
-            f"the embedded cluster needs the package {exc.name}, which is not installed: install "
-            "the development extra (kafka-delay-service[dev]), or name a cluster with --bootstrap"
+            f"the embedded cluster needs the package {exc.name}, which is not installed: "
+            f"{how_to_install('dev')}, or name a cluster with --bootstrap"
         ) from exc
     cluster = EmbeddedCluster(1, 0, folder=folder / "cluster" if options.keep else None)
     with shown.doing("starting Kafka"):

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from confluent_kafka import Message
 
-from connectors.kafka.client.received import source_of
 from delayservice.errors import InvalidRequestError
+from kafka_delay_client.received import source_of
 
 
 class SeenStore(Protocol):

@@ -9,16 +9,16 @@ from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
 
 from delayservice.core import names
+from delayservice.core.aliases import STRIPPED
 from delayservice.core.codes import RecordRefusedError
-from delayservice.core.contract import is_legal_topic, is_reserved
-from delayservice.core.record import STRIPPED
-from delayservice.core.recurrence import check_every, check_times, parse_cron, parse_zone
+from delayservice.core.recurring import check_every, check_times, parse_cron, parse_zone
 from delayservice.core.times import (
     DUE_STOP_MS,
     check_is_ms,
     parse_checked_instant_ms,
     parse_duration_ms,
 )
+from delayservice.core.topic_names import is_legal_topic, is_reserved
 from delayservice.errors import InvalidRequestError
 
 Text: TypeAlias = bytes | str

@@ -7,9 +7,9 @@ from typing import Any, Final, Unpack
 
 from confluent_kafka import Producer
 
-from connectors.kafka.client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
-from connectors.kafka.client.places import Places
-from connectors.kafka.client.request import (
+from delayservice.core import names
+from delayservice.core.draft import CANCEL_OP, FIRE_OP
+from delayservice.core.request import (
     OwnHeaders,
     TargetKey,
     Text,
@@ -19,9 +19,9 @@ from connectors.kafka.client.request import (
     target_headers,
     when_headers,
 )
-from delayservice.core import names
-from delayservice.core.draft import CANCEL_OP, FIRE_OP
 from delayservice.errors import InvalidRequestError
+from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
+from kafka_delay_client.places import Places
 
 ID_BYTES_MAX: Final = 512
 """The service's default limit of an id."""

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias, cast
 from confluent_kafka import Message
 
 from delayservice.core import names
-from delayservice.core.record import STRIPPED
+from delayservice.core.aliases import STRIPPED
 
 RETRY_SOURCE: Final = "retry-source"
 """Header that the retry ladder adds: ``source_of`` the record that failed first."""

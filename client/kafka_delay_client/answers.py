@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from connectors.kafka.client.base import DeliveryCallback
-from connectors.kafka.client.producer import DelayProducer
-from connectors.kafka.client.request import Text
 from connectors.kafka.outcomes import Outcomes, Place, together
+from delayservice.core.request import Text
 from delayservice.errors import KafkaEdgeError
+from kafka_delay_client.base import DeliveryCallback
+from kafka_delay_client.producer import DelayProducer
 
 _ANSWER_S: Final = 15.0
 

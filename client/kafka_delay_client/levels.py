@@ -8,8 +8,8 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from connectors.kafka.client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
-from connectors.kafka.client.request import (
+from delayservice.core.levels import DEFAULT_LEVELS_MS, level_of, level_topic
+from delayservice.core.request import (
     Delay,
     OwnHeaders,
     TargetKey,
@@ -18,8 +18,8 @@ from connectors.kafka.client.request import (
     plain_headers,
     target_headers,
 )
-from delayservice.core.levels import DEFAULT_LEVELS_MS, level_of, level_topic
 from delayservice.errors import InvalidRequestError
+from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
 
 
 class LevelProducer(ProducerClient):

@@ -7,19 +7,19 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, Message
 
-from connectors.kafka.client.levels import LevelProducer
-from connectors.kafka.client.producer import DelayProducer
-from connectors.kafka.client.received import (
+from delayservice.core.codes import printable
+from delayservice.core.levels import ROCKETMQ_LEVELS_MS
+from delayservice.core.request import Delay, Header, delay_ms, target_headers
+from delayservice.errors import InvalidRequestError, KafkaEdgeError
+from kafka_delay_client.levels import LevelProducer
+from kafka_delay_client.producer import DelayProducer
+from kafka_delay_client.received import (
     RETRY_SOURCE,
     all_headers,
     last_header,
     own_headers,
     source_of,
 )
-from connectors.kafka.client.request import Delay, Header, delay_ms, target_headers
-from delayservice.core.levels import ROCKETMQ_LEVELS_MS
-from delayservice.core.provenance import printable
-from delayservice.errors import InvalidRequestError, KafkaEdgeError
 
 RETRY_DELAYS_MS: Final = ROCKETMQ_LEVELS_MS[2:]
 """RocketMQ's sixteen steps for consumers: 10s 30s 1m…10m 20m 30m 1h 2h."""
