@@ -425,7 +425,7 @@ def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> dict[st
     """Audit as records come; what stands at the end. The next run with the same ``--out`` goes on
     where this one ends.
     """
-    from connectors.spark.audit_stream import StreamOptions, standing, start_audit
+    from connectors.spark.audit.stream import StreamOptions, standing, start_audit
 
     query = start_audit(job.spark, StreamOptions(options, from_start=from_start))
     job.say(f"auditing what comes; findings go to {options.path('findings')}")

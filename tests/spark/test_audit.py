@@ -13,8 +13,10 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, OffsetRange, audit
+from connectors.spark.audit.judge import (
+    KINDS,
+)
 from connectors.spark.cut import Span, first_times
-from connectors.spark.judge import KINDS
 from delayservice.core.names import DELAY_SETTLES
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import DelayServiceError, KafkaEdgeError

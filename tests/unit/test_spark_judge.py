@@ -10,29 +10,31 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from connectors.spark.audit_rows import Values, batch_of
-from connectors.spark.audit_verdicts import Court, whole_groups
-from connectors.spark.judge import (
+from connectors.spark.audit.judge import (
     CERTAIN,
-    COPIED,
-    DELIVERED,
     IF_MARKED,
     IF_OTHER,
     IF_UNMARKED,
+    UNLESS_MARKED,
+    Finding,
+    Rules,
+    ShardRules,
+    judge,
+)
+from connectors.spark.audit.verdicts import Court, whole_groups
+from connectors.spark.ledger.facts import (
+    COPIED,
+    DELIVERED,
     LETTER,
     NEVER_MS,
     OUTCOME,
     SOURCE,
-    UNLESS_MARKED,
-    Finding,
     Output,
     OutputFacts,
-    Rules,
-    ShardRules,
     Source,
     SourceFacts,
-    judge,
 )
+from connectors.spark.ledger.rows import Values, batch_of
 from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID

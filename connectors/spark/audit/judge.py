@@ -11,8 +11,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import msgspec
-
+from connectors.spark.ledger.facts import (
+    COPIED,
+    DELIVERED,
+    DISCLAIMED,
+    LETTER,
+    NEVER_MS,
+    OUTCOME,
+    Output,
+    Source,
+    SourceFacts,
+)
 from delayservice.core.codes import (
     CONTROL_LOST,
     COPY_FORGED,
@@ -56,15 +65,6 @@ KINDS: Final = (
 )
 """Kinds of findings."""
 
-SOURCE: Final = 0
-DELIVERED: Final = 1
-LETTER: Final = 2
-OUTCOME: Final = 3
-COPIED: Final = 4
-DISCLAIMED: Final = 5
-"""Roles of ledger rows. The last one names a copy that the service found forged: it settles
-nothing."""
-
 CERTAIN: Final = 0
 IF_MARKED: Final = 1
 UNLESS_MARKED: Final = 2
@@ -73,10 +73,6 @@ IF_UNMARKED: Final = 4
 """When a finding is one: in any case; if the earlier cursor has passed the record's canceller;
 unless the later one has; if the canceller is another one than the output names; unless the earlier
 cursor has passed it."""
-
-NO_PARTITION: Final = -1
-NO_TIME: Final = -1
-NEVER_MS: Final = 2**62
 
 _AT_DELIVERY: Final = frozenset(
     {
@@ -108,92 +104,6 @@ _NAMES: Final = {
     INVALID: "a record that breaks the contract",
 }
 _ROLE_NAMES: Final = ("", "delivered", "dead-lettered", "given an outcome", "copied")
-
-
-class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
-    """What is to be known of a source record that is not plain.
-
-    Attributes:
-        kind: as ``entry`` counts them.
-        record_id: its id.
-        origin: ``delay-source`` of what settles it; empty: its own place.
-        base: the first offset whose record of the same id cancels it.
-        expires_ms: after this it is expired.
-        code: why it breaks the contract.
-        attempt: of a copy.
-        is_armed: whether its due time is known; not of a cron schedule before its first copy.
-        target: its target topic, where that is none of the cluster's.
-    """
-
-    kind: int = SCHEDULE
-    record_id: bytes | None = None
-    origin: str = ""
-    base: int = 0
-    expires_ms: int | None = None
-    code: str = ""
-    attempt: int = 1
-    is_armed: bool = True
-    target: str = ""
-
-
-class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
-    """What is to be known of an output that is not a plain delivery.
-
-    Attributes:
-        origin: its ``delay-source``; empty: the place that it settles.
-        outcome: its ``delay-outcome``.
-        code: its ``delay-error``.
-        by: the canceller that it names; -1: none.
-        is_bare: a dead letter without content.
-        whole_hash: of a dead letter: of all headers that the record was written with.
-        target: of a copy: the target topic that it names.
-        target_partition: of a copy: the target partition that it names.
-    """
-
-    origin: str = ""
-    outcome: str = ""
-    code: str = ""
-    by: int = -1
-    is_bare: bool = False
-    whole_hash: int = 0
-    target: str = ""
-    target_partition: int = NO_PARTITION
-
-
-PLAIN_SOURCE: Final = SourceFacts()
-PLAIN_OUTPUT: Final = OutputFacts()
-
-
-class Source(NamedTuple):
-    """A source record: a row of the ledger."""
-
-    shard: int
-    offset: int
-    key_ms: int
-    due_ms: int
-    written_ms: int
-    content: int
-    """Hash of key, value and headers that its output must have."""
-    topic: int
-    """Number of its target topic; -1: the cluster has none of that name."""
-    partition: int
-    facts: SourceFacts = PLAIN_SOURCE
-
-
-class Output(NamedTuple):
-    """What settles a record: a row of the ledger. ``topic``, ``partition`` and ``place`` say where
-    it lies.
-    """
-
-    role: int
-    due_ms: int
-    at_ms: int
-    content: int
-    topic: int
-    partition: int
-    place: int
-    key_hash: int
-    facts: OutputFacts = PLAIN_OUTPUT
 
 
 class Finding(NamedTuple):

@@ -12,22 +12,24 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from connectors.spark.audit_rows import COUNTED, NO_SHARD
+from connectors.spark.audit.judge import (
+    Finding,
+    Rules,
+    judge,
+)
 from connectors.spark.decode import without_collector
-from connectors.spark.judge import (
+from connectors.spark.ledger.facts import (
     DELIVERED,
     NEVER_MS,
     PLAIN_OUTPUT,
     PLAIN_SOURCE,
     SOURCE,
-    Finding,
     Output,
     OutputFacts,
-    Rules,
     Source,
     SourceFacts,
-    judge,
 )
+from connectors.spark.ledger.rows import COUNTED, NO_SHARD
 from delayservice.core.cursor import Cursor
 
 JUDGED: Final = (

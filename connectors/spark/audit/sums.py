@@ -16,10 +16,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from connectors.spark.audit_outputs import OutputRows
-from connectors.spark.audit_rows import NO_SHARD, Ledger
-from connectors.spark.audit_sources import SourceRows
-from connectors.spark.judge import DISCLAIMED, SOURCE
+from connectors.spark.ledger.facts import (
+    DISCLAIMED,
+    SOURCE,
+)
+from connectors.spark.ledger.outputs import OutputRows
+from connectors.spark.ledger.rows import NO_SHARD, Ledger
+from connectors.spark.ledger.sources import SourceRows
 
 BLOCK_BITS: Final = 13
 """8,192 offsets in a block."""

@@ -16,7 +16,10 @@ import pyarrow as pa
 import xxhash
 
 from connectors.spark.decode import NO_KEY, claim_of
-from connectors.spark.judge import COPIED, OutputFacts
+from connectors.spark.ledger.facts import (
+    COPIED,
+    OutputFacts,
+)
 from connectors.spark.topics import Place
 from delayservice.core.contract import Contracts
 from delayservice.core.copies import CONTINUES, Claim

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from connectors.spark.audit_rows import SCHEMA, Ledger, batch_of, content_hash, pack
 from connectors.spark.decode import (
     NO_KEY,
     Run,
@@ -18,7 +17,11 @@ from connectors.spark.decode import (
     runs,
     without_collector,
 )
-from connectors.spark.judge import SOURCE, SourceFacts
+from connectors.spark.ledger.facts import (
+    SOURCE,
+    SourceFacts,
+)
+from connectors.spark.ledger.rows import SCHEMA, Ledger, batch_of, content_hash, pack
 from delayservice.core.codec import Payload
 from delayservice.core.entry import COPY, INVALID, SCHEDULE, Entry, Row
 from delayservice.core.names import DELAY_COPY

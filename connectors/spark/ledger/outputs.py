@@ -10,7 +10,16 @@ from typing import Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from connectors.spark.audit_rows import (
+from connectors.spark.decode import Run, headers_of, key_hashes, runs, without_collector
+from connectors.spark.ledger.facts import (
+    DELIVERED,
+    DISCLAIMED,
+    LETTER,
+    NO_TIME,
+    OUTCOME,
+    OutputFacts,
+)
+from connectors.spark.ledger.rows import (
     FOREIGN,
     NO_SHARD,
     SCHEMA,
@@ -21,8 +30,6 @@ from connectors.spark.audit_rows import (
     content_hash,
     pack,
 )
-from connectors.spark.decode import Run, headers_of, key_hashes, runs, without_collector
-from connectors.spark.judge import DELIVERED, DISCLAIMED, LETTER, NO_TIME, OUTCOME, OutputFacts
 from delayservice.core import names
 from delayservice.core.codes import COPY_FORGED
 from delayservice.core.entry import Headers, Row

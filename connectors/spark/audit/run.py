@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.kafka.clients import flush, producer_client
-from connectors.spark.audit_plan import FINDING, OffsetRange, Plan, Scope
-from connectors.spark.audit_verdicts import JUDGED
+from connectors.spark.audit.plan import FINDING, OffsetRange, Plan, Scope
+from connectors.spark.audit.verdicts import JUDGED
 from connectors.spark.cut import Cut, take_cut
 from connectors.spark.files import delete_folder, write_text
 from connectors.spark.topics import java_options

@@ -9,11 +9,15 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit_marks import NAMES, Names, decided
-from connectors.spark.audit_outputs import OutputRows
-from connectors.spark.audit_rows import LEDGER, Ledger
-from connectors.spark.audit_sources import SourceRows
-from connectors.spark.audit_verdicts import JUDGED, Court
+from connectors.spark.audit.judge import (
+    CERTAIN,
+    LOST,
+    UNKNOWN_SOURCE,
+    Rules,
+    ShardRules,
+)
+from connectors.spark.audit.marks import NAMES, Names, decided
+from connectors.spark.audit.verdicts import JUDGED, Court
 from connectors.spark.cut import (
     Cut,
     LogStarts,
@@ -23,16 +27,14 @@ from connectors.spark.cut import (
     first_times,
     offsets_at,
 )
-from connectors.spark.judge import (
-    CERTAIN,
+from connectors.spark.ledger.facts import (
     LETTER,
-    LOST,
     NEVER_MS,
     OUTCOME,
-    UNKNOWN_SOURCE,
-    Rules,
-    ShardRules,
 )
+from connectors.spark.ledger.outputs import OutputRows
+from connectors.spark.ledger.rows import LEDGER, Ledger
+from connectors.spark.ledger.sources import SourceRows
 from connectors.spark.topics import Place, read_topic
 from delayservice.core import names
 from delayservice.core.cursor import OFFSET_MAX

@@ -14,8 +14,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
+from connectors.spark.audit.judge import (
+    CERTAIN,
+    IF_MARKED,
+    IF_OTHER,
+    IF_UNMARKED,
+    UNLESS_MARKED,
+)
 from connectors.spark.decode import readers, rows_of, runs, without_collector
-from connectors.spark.judge import CERTAIN, IF_MARKED, IF_OTHER, IF_UNMARKED, UNLESS_MARKED
 from connectors.spark.topics import Place
 from delayservice.core.contract import Contracts
 from delayservice.core.storing import bearing_ids, is_user_record
