@@ -1,27 +1,32 @@
 """What is wrong with one delay record and with what settles it. Pure: no Spark, no Kafka, no clock.
 
 Source: rule 1 of ``docs/design.md``, ``docs/header-contract.md``, and "Proof from the topics" in
-``docs/guarantees.md``. Kinds of findings are explained in ``docs/audit.md``.
+``docs/guarantees.md``. Kinds of findings are explained in ``docs/audit.md``. What depends on other
+records of the same id is decided in ``verdicts`` by ``ledger.ids``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from connectors.spark.audit.rules import OPEN, Rules, ShardRules
 from connectors.spark.ledger.facts import (
+    CONTINUED,
     COPIED,
     DELIVERED,
     DISCLAIMED,
     LETTER,
-    NEVER_MS,
     OUTCOME,
+    SETTLING,
     Output,
     Source,
     SourceFacts,
 )
+from connectors.spark.ledger.ids import NONE, ORDER_MS, Line
+from connectors.spark.ledger.kinds import KIND_NAMES, SETTLEMENTS, settlement_name
+from connectors.spark.ledger.successors import against_origin, same_recurrence
 from delayservice.core.codes import (
     CONTROL_LOST,
     COPY_FORGED,
@@ -36,34 +41,43 @@ from delayservice.core.codes import (
     TOO_LARGE,
     ZONE_INVALID,
 )
-from delayservice.core.contract import Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID, SCHEDULE
+from delayservice.core.entry import COPY, INVALID, SCHEDULE
 
 LOST: Final = "lost"
 DUPLICATED: Final = "duplicated"
 EARLY: Final = "early"
 LATE: Final = "late"
+OVERDUE: Final = "overdue"
 ALTERED: Final = "altered"
 WRONG_TARGET: Final = "wrong_target"
 WRONG_OUTCOME: Final = "wrong_outcome"
 NOT_CHECKPOINTED: Final = "not_checkpointed"
 UNKNOWN_SOURCE: Final = "unknown_source"
 MISSING_CODE: Final = "dead_letter_missing_code"
+MALFORMED: Final = "malformed"
 
 KINDS: Final = (
     LOST,
     DUPLICATED,
     EARLY,
     LATE,
+    OVERDUE,
     ALTERED,
     WRONG_TARGET,
     WRONG_OUTCOME,
     NOT_CHECKPOINTED,
     UNKNOWN_SOURCE,
     MISSING_CODE,
+    MALFORMED,
 )
 """Kinds of findings."""
+
+HEADERS_UNREADABLE: Final = "headers_unreadable"
+"""Why a record is not judged: Java shows its header names otherwise than the service sees them."""
+
+FOUND: Final = 0
+UNJUDGED: Final = 1
+"""Verdicts: something is wrong, or nobody can tell."""
 
 CERTAIN: Final = 0
 IF_MARKED: Final = 1
@@ -74,6 +88,9 @@ IF_UNMARKED: Final = 4
 unless the later one has; if the canceller is another one than the output names; unless the earlier
 cursor has passed it."""
 
+EXPIRY_MS: Final = 1_000
+"""Allowed delivery after ``delay-expires-at``, in ms: the time that a transaction takes."""
+
 _AT_DELIVERY: Final = frozenset(
     {
         TARGET_UNKNOWN,
@@ -82,32 +99,15 @@ _AT_DELIVERY: Final = frozenset(
         TARGET_DOWN,
         SLOT_FULL,
         TOO_LARGE,
-        CRON_INVALID,
-        ZONE_INVALID,
-        CONTROL_LOST,
     }
 )
-"""Codes of dead letters of records that keep the contract, whichever that is."""
-
-_OUTCOMES: Final[Mapping[int, frozenset[str]]] = {
-    SCHEDULE: frozenset({"cancelled", "replaced", "expired"}),
-    COPY: frozenset({"cancelled", "replaced", "expired"}),
-    CANCEL: frozenset({"cancelled", "not_pending"}),
-    FIRE: frozenset({"fired", "not_pending"}),
-    INVALID: frozenset(),
-}
-_NAMES: Final = {
-    SCHEDULE: "a record",
-    COPY: "a copy",
-    CANCEL: "a cancel",
-    FIRE: "a fire",
-    INVALID: "a record that breaks the contract",
-}
-_ROLE_NAMES: Final = ("", "delivered", "dead-lettered", "given an outcome", "copied")
+"""Codes of dead letters that any record which keeps the contract may have."""
 
 
 class Finding(NamedTuple):
-    """Something that is wrong. ``when`` says whether that depends on the record's canceller."""
+    """Something that is wrong, or can't be judged. ``when`` says whether that depends on the
+    record's canceller.
+    """
 
     kind: str
     shard: int
@@ -122,92 +122,9 @@ class Finding(NamedTuple):
     base: int = 0
     since_ms: int = 0
     """Of what is lost: nothing may be missing from the topics since then, for it to be true."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardRules:
-    """One shard at the cut.
-
-    Attributes:
-        name: ``topic:partition``.
-        earlier: its cursor before the ends of the logs were pinned.
-        later: its cursor after that.
-        start: the first source offset that is judged.
-        end: where they end, exclusive.
-        log_end: where the log ends: no more is known.
-        contracts: what its records are read by.
-        complete_since_ms: from when on dead letters, outcomes and, of a level topic, copies hold
-            all that was written there.
-        born_ms: what was written before this settles none of its records: it is of a topic of the
-            same name that was deleted, or of records that have expired.
-    """
-
-    name: str
-    earlier: Cursor
-    later: Cursor
-    start: int
-    end: int
-    log_end: int
-    contracts: Contracts
-    complete_since_ms: int = 0
-    born_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What records are judged by.
-
-    Attributes:
-        shards: by their numbers.
-        topics: names of all topics of the cluster, by their numbers.
-        partitions: how many partitions each of them has.
-        read: numbers of the topics that are read beside the delay topics.
-        complete_since_ms: by topic number: from when on a topic that is read holds all that was
-            written to it; missing: always.
-        seen_ms: by topic number: when each partition got its first record.
-        late_ms: what is later than this is a finding; None: nothing is.
-        early_ms: what is earlier by no more than this is none.
-        unsettled_since_ms: an output that was written after this may be ahead of its checkpoint.
-        believes: copies were not verified: what the service refused as forged is forged.
-    """
-
-    shards: tuple[ShardRules, ...]
-    topics: tuple[str, ...]
-    partitions: tuple[int, ...]
-    read: frozenset[int]
-    complete_since_ms: Mapping[int, int]
-    seen_ms: Mapping[int, tuple[int, ...]]
-    late_ms: int | None = None
-    early_ms: int = 0
-    unsettled_since_ms: int = NEVER_MS
-    believes: bool = False
-
-    def topic(self, source: Source) -> str:
-        """Name of the record's target topic."""
-        return self.topics[source.topic] if source.topic >= 0 else source.facts.target
-
-    def is_checkable(self, source: Source, since_ms: int) -> bool:
-        """Whether all is read that could hold a settlement that was written at ``since_ms`` or
-        later.
-        """
-        if self.shards[source.shard].complete_since_ms > since_ms:
-            return False
-        if source.facts.kind not in (SCHEDULE, COPY) or source.topic < 0:
-            return True
-        if source.topic not in self.read:
-            return False
-        return self.complete_since_ms.get(source.topic, 0) <= since_ms
-
-    def may_hold(self, topic: int, partition: int, key_hash: int, at_ms: int) -> bool:
-        """Whether a producer may have chosen this partition for a key: by the number of partitions
-        that the topic has, or had then.
-        """
-        count = self.partitions[topic]
-        if key_hash < 0 or key_hash % count == partition:
-            return True
-        seen = self.seen_ms.get(topic, ())
-        had = 1 + max((n for n, first_ms in enumerate(seen) if first_ms <= at_ms), default=0)
-        return any(key_hash % earlier == partition for earlier in range(had, count))
+    verdict: int = FOUND
+    aim: int = -1
+    """Of what is lost: the number of the target topic."""
 
 
 def judge(
@@ -221,31 +138,72 @@ def judge(
     """What is wrong with one record.
 
     Args:
-        source: the record; None: there is none at that place.
-        outputs: all that say they settle it.
+        source: the record, after ``as_refused``; None: there is none at that place.
+        outputs: all that say they settle it, and the occurrences that follow it.
         shard: number of its shard.
         offset: its source offset.
         rules: what to judge by.
         counts: told what was seen.
     """
+    own = rules.shards[shard]
     forged = {o[4:7] for o in outputs if o.role == DISCLAIMED}
-    settling = [o for o in outputs if o.role != DISCLAIMED and o[4:7] not in forged]
-    settling = _without_elder(settling, rules.shards[shard], counts)
+    real = [o for o in outputs if o[4:7] not in forged]
+    settling = [o for o in real if o.role in SETTLING and not o.facts.is_mirror]
+    counts["forwarded"] += sum(o.facts.is_mirror for o in real)
+    successors = [o for o in real if o.role == CONTINUED]
+    if source is None and offset < own.start:
+        yield from _of_expired(settling, shard, offset, rules, counts)
+        yield from _forks(f"{own.name}:{offset}", successors, shard, offset)
+        return
+    settling = _without_elder(settling, own, counts)
     if source is None:
-        yield from _without_source(settling, shard, offset, rules, counts)
+        yield from _without_source([*settling, *successors], shard, offset, rules, counts)
         return
     counts["sources"] += 1
-    if rules.believes and source.facts.kind == COPY:
-        source = _as_refused(source, settling)
+    yield from _forks(_origin(source, rules), successors, shard, offset)
+    for output in successors:
+        yield from _continued(source, output, rules)
     if not settling:
         yield from _without_output(source, rules, counts)
         return
     first, *surplus = _ranked(source, settling, rules)
-    counts[_ROLE_NAMES[first.role].replace(" ", "_").replace("-", "_")] += 1
+    counts[_COUNTED[first.role]] += 1
     yield from _unless_checkpointed(source, first, rules)
     yield from _problems(source, first, rules, counts)
     for output in surplus:
-        yield _surplus(source, first, output, rules)
+        if _is_forwarded(source, first, output):
+            counts["forwarded"] += 1
+        elif _is_redelivered(first, output, rules):
+            counts["redelivered"] += 1
+        else:
+            yield _surplus(source, first, output, rules)
+
+
+_COUNTED: Final = {
+    DELIVERED: "delivered",
+    LETTER: "dead_lettered",
+    OUTCOME: "given_an_outcome",
+    COPIED: "copied",
+}
+
+
+def line_of(source: Source, outputs: Sequence[Output], found: Sequence[Finding]) -> Line:
+    """The record as a line of its id's history; with its settlement, if nothing is wrong there."""
+    facts = source.facts
+    line = Line(source.offset, facts.kind, _base(source), source.key_ms, source.written_ms)
+    forged = {o[4:7] for o in outputs if o.role == DISCLAIMED}
+    real = [o for o in outputs if o[4:7] not in forged]
+    settling = [o for o in real if o.role in SETTLING and not o.facts.is_mirror]
+    is_sound = not any(one.when == CERTAIN for one in found)
+    if not settling or not is_sound:
+        return line
+    first = next((o for o in settling if o.topic == source.topic), settling[0])
+    name = settlement_name(first.role, first.facts.outcome)
+    copy_base = first.facts.base if first.role == COPIED else NONE
+    return line._replace(settlement=name, at_ms=first.at_ms, by=first.facts.by, copy_base=copy_base)
+
+
+# --- records that are not there ------------------------------------------------------------------
 
 
 def _without_elder(settling: list[Output], shard: ShardRules, counts: Counter[str]) -> list[Output]:
@@ -256,25 +214,85 @@ def _without_elder(settling: list[Output], shard: ShardRules, counts: Counter[st
     return found
 
 
-def _without_source(
+def _of_expired(
     settling: Sequence[Output], shard: int, offset: int, rules: Rules, counts: Counter[str]
 ) -> Iterator[Finding]:
-    """Outputs of a record that is not there: it expired, or never was."""
-    own = rules.shards[shard]
-    for output in settling:
-        if offset < own.start:
-            counts["source_expired"] += 1
-        elif offset >= own.end and (own.end < own.log_end or output.role == COPIED):
-            counts["outside"] += 1
+    """Outputs of a record that retention has deleted: they can only be held against each other."""
+    counts["source_expired"] += len(settling)
+    kept: list[Output] = []
+    for output in sorted(settling, key=lambda o: (o.at_ms, o.place)):
+        first = next((one for one in kept if _settle_twice(one, output)), None)
+        if first is None:
+            kept.append(output)
+        elif _is_redelivered(first, output, rules):
+            counts["redelivered"] += 1
         else:
-            origin = output.facts.origin or f"{own.name}:{offset}"
-            detail = f"it says that it settles offset {offset} of {own.name}, where no record is"
-            yield Finding(UNKNOWN_SOURCE, shard, offset, origin, output, output.due_ms, detail)
+            origin = output.facts.origin or f"{rules.shards[shard].name}:{offset}"
+            detail = _twice(first, output, rules)
+            yield Finding(DUPLICATED, shard, offset, origin, output, output.due_ms, detail)
 
 
-def _as_refused(source: Source, settling: Sequence[Output]) -> Source:
-    """A copy as the service saw it, which knows the secret: forged, if it says so."""
-    for output in settling:
+def _settle_twice(first: Output, second: Output) -> bool:
+    """Return whether two outputs of one offset can't both be right, whatever the record was. In two
+    target topics, one may be a consumer's copy of the other.
+    """
+    if first.role == second.role == DELIVERED:
+        return first.topic == second.topic and first[1:4:2] == second[1:4:2]
+    return True
+
+
+def _without_source(
+    outputs: Sequence[Output], shard: int, offset: int, rules: Rules, counts: Counter[str]
+) -> Iterator[Finding]:
+    """Outputs of a record that never was."""
+    own = rules.shards[shard]
+    for output in outputs:
+        is_copy = output.role in (COPIED, CONTINUED)
+        is_before = is_copy and output.facts.base != NONE and output.place <= offset
+        if offset >= own.end and (own.end < own.log_end or (is_copy and not is_before)):
+            counts["outside"] += 1
+            continue
+        origin = output.facts.origin or f"{own.name}:{offset}"
+        what = "continues" if output.role == CONTINUED else "settles"
+        detail = f"it says that it {what} offset {offset} of {own.name}, where no record is"
+        yield Finding(UNKNOWN_SOURCE, shard, offset, origin, output, output.due_ms, detail)
+
+
+# --- occurrences ---------------------------------------------------------------------------------
+
+
+def _forks(origin: str, successors: Sequence[Output], shard: int, offset: int) -> Iterator[Finding]:
+    """Occurrences of a schedule that were begun twice."""
+    seen: set[str] = set()
+    for output in sorted(successors, key=lambda o: (o.at_ms, o.place)):
+        name = output.facts.origin
+        if name in seen:
+            detail = f"the occurrence {name} was begun here a second time"
+            yield Finding(DUPLICATED, shard, offset, origin, output, output.due_ms, detail)
+        seen.add(name)
+
+
+def _continued(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    """Whether an occurrence is one of the record that it names."""
+    why = against_origin(source, output)
+    if why is not None:
+        yield _finding(ALTERED, source, output, rules, why)
+    named = (output.facts.target, output.facts.target_partition)
+    if named != (rules.topic(source), source.partition):
+        detail = f"the occurrence names {named[0]}, the record {rules.topic(source)}"
+        yield _finding(WRONG_TARGET, source, output, rules, detail)
+
+
+# --- records that nothing settles ----------------------------------------------------------------
+
+
+def as_refused(source: Source, outputs: Sequence[Output]) -> Source:
+    """A copy whose signature was not verified, as the service saw it, which knows the secret:
+    forged, if it says so.
+    """
+    if source.facts.is_verified:
+        return source
+    for output in outputs:
         if output.role == LETTER and output.facts.code == COPY_FORGED:
             facts = SourceFacts(INVALID, code=COPY_FORGED)
             return source._replace(key_ms=0, due_ms=0, content=output.facts.whole_hash, facts=facts)
@@ -282,22 +300,26 @@ def _as_refused(source: Source, settling: Sequence[Output]) -> Source:
 
 
 def _without_output(source: Source, rules: Rules, counts: Counter[str]) -> Iterator[Finding]:
-    """A record that nothing settles: it is pending, or lost."""
+    """A record that nothing settles: it is pending, lost, or what settles it can't be seen."""
     shard = rules.shards[source.shard]
     by_key = shard.earlier.has_settled((source.key_ms, source.offset), -1)
     is_named = source.facts.record_id is not None and source.facts.kind in (SCHEDULE, COPY)
     if not by_key:
         counts["pending"] += 1
-    if not by_key and not is_named:
-        return
-    when = CERTAIN if by_key else IF_MARKED
+        yield from _overdue(source, rules, is_named=is_named)
+        if not is_named:
+            return
     # A canceller settles a record at any time, and only the key says not before when.
-    since_ms = source.written_ms if is_named else max(source.key_ms, source.written_ms)
-    if by_key and is_named and not rules.is_checkable(source, since_ms):
-        when, since_ms = IF_UNMARKED, max(source.key_ms, source.written_ms)
-    is_unknown = when == IF_UNMARKED and source.facts.kind == COPY and _base(source) < shard.start
-    if is_unknown or not rules.is_checkable(source, since_ms):
+    key_ms = max(source.key_ms, source.written_ms)
+    reason = rules.unseen(source, source.written_ms if is_named else key_ms)
+    when = CERTAIN if by_key else IF_MARKED
+    since_ms = source.written_ms if is_named else key_ms
+    if reason is not None and by_key and is_named and rules.unseen(source, key_ms) is None:
+        yield from _unseen(source, reason, rules, counts, IF_MARKED)
+        reason, when, since_ms = None, IF_UNMARKED, key_ms
+    if reason is not None:
         counts["not_checkable"] += by_key
+        yield from _unseen(source, reason, rules, counts, when)
         return
     k_ms, k_offset = shard.earlier.key
     detail = (
@@ -306,26 +328,81 @@ def _without_output(source: Source, rules: Rules, counts: Counter[str]) -> Itera
     )
     if not by_key:
         detail = "it was cancelled, replaced or fired, and nothing settles it"
-    yield _finding(LOST, source, None, rules, detail, when)._replace(since_ms=since_ms)
+    lost = _finding(LOST, source, None, rules, detail, when)
+    yield lost._replace(since_ms=since_ms, aim=source.topic)
+
+
+def _unseen(
+    source: Source, reason: str, rules: Rules, counts: Counter[str], when: int
+) -> Iterator[Finding]:
+    """A record whose settlement may be where nobody can look."""
+    if reason == OPEN:
+        counts[OPEN] += when == CERTAIN
+    elif source.offset >= rules.shards[source.shard].judged_from:
+        detail = "it is settled, and what settles it may be where nothing could be read"
+        yield _finding(reason, source, None, rules, detail, when)._replace(verdict=UNJUDGED)
+
+
+def _overdue(source: Source, rules: Rules, *, is_named: bool) -> Iterator[Finding]:
+    """A record that should have been settled long ago, by a service that makes no progress."""
+    shard = rules.shards[source.shard]
+    since_ms = max(source.key_ms, source.written_ms)
+    is_settled = shard.later.has_settled((source.key_ms, source.offset), -1)
+    if is_settled or since_ms >= rules.overdue_since_ms:
+        return
+    detail = f"its time came at {since_ms}, and it is not settled: K or H does not move"
+    yield _finding(OVERDUE, source, None, rules, detail, UNLESS_MARKED if is_named else CERTAIN)
+
+
+# --- several settlements -------------------------------------------------------------------------
 
 
 def _ranked(source: Source, settling: Sequence[Output], rules: Rules) -> list[Output]:
     """The one that is taken for the settlement first: the soundest, then the oldest."""
     if len(settling) == 1:
         return list(settling)
-    return sorted(
-        settling,
-        key=lambda o: (len(list(_problems(source, o, rules, Counter()))), o.at_ms, o.place),
-    )
+
+    def rank(output: Output) -> tuple[int, bool, int, int]:
+        wrong = len(list(_problems(source, output, rules, Counter())))
+        return wrong, output.topic != source.topic, output.at_ms, output.place
+
+    return sorted(settling, key=rank)
+
+
+def _is_forwarded(source: Source, first: Output, output: Output) -> bool:
+    """Return whether a consumer may have written it: what was delivered, with its headers, to
+    another topic than the record names.
+    """
+    are_deliveries = first.role == output.role == DELIVERED
+    is_after = output.at_ms >= first.at_ms - ORDER_MS
+    return are_deliveries and is_after and first.topic == source.topic != output.topic
+
+
+def _is_redelivered(first: Output, output: Output, rules: Rules) -> bool:
+    """Return whether a crash under ``at_least_once`` explains two settlements: one of them is a
+    delivery, and was ahead of its checkpoint.
+    """
+    older, newer = sorted((first, output), key=lambda o: o.at_ms)
+    return older.role == DELIVERED and newer.at_ms - older.at_ms <= rules.grace_ms != 0
 
 
 def _surplus(source: Source, first: Output, output: Output, rules: Rules) -> Finding:
     others = {found.kind for found in _problems(source, output, rules, Counter())}
     also = f"; it is also {', '.join(sorted(others))}" if others else ""
-    what = _ROLE_NAMES[first.role]
+    return _finding(DUPLICATED, source, output, rules, _twice(first, output, rules) + also)
+
+
+def _twice(first: Output, output: Output, rules: Rules) -> str:
     where = f"{rules.topics[first.topic]}:{first.partition}:{first.place}"
-    detail = f"the record was {what} at {where}, and {_ROLE_NAMES[output.role]} here again{also}"
-    return _finding(DUPLICATED, source, output, rules, detail)
+    return f"the record was {_verb(first)} at {where}, and {_verb(output)} here again"
+
+
+def _verb(output: Output) -> str:
+    settlement = SETTLEMENTS.get(settlement_name(output.role, output.facts.outcome))
+    return "given an outcome" if settlement is None else settlement.verb
+
+
+# --- one settlement ------------------------------------------------------------------------------
 
 
 def _unless_checkpointed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
@@ -349,30 +426,38 @@ def _problems(
     source: Source, output: Output, rules: Rules, counts: Counter[str]
 ) -> Iterator[Finding]:
     """What is wrong with the output itself."""
-    if output.role == DELIVERED:
+    facts, told = source.facts, output.facts
+    settlement = SETTLEMENTS.get(settlement_name(output.role, told.outcome))
+    if facts.code == HEADER_INVALID and output.role == DELIVERED:
+        yield from _unseen(source, HEADERS_UNREADABLE, rules, counts, CERTAIN)
+        counts["not_checkable"] += 1
+    elif output.role == LETTER and not told.code:
+        detail = "a dead letter without delay-error: nobody can tell why"
+        yield _finding(MISSING_CODE, source, output, rules, detail)
+    elif settlement is None:
+        detail = f"{KIND_NAMES[facts.kind]} can't have the outcome {told.outcome or '(none)'}"
+        yield _finding(WRONG_OUTCOME, source, output, rules, detail)
+    elif facts.kind not in settlement.of:
+        detail = f"{KIND_NAMES[facts.kind]} was {settlement.verb}"
+        yield _finding(WRONG_OUTCOME, source, output, rules, detail)
+    elif output.role == DELIVERED:
         yield from _delivery(source, output, rules, counts)
     elif output.role == LETTER:
         yield from _letter(source, output, rules)
-    elif output.role == OUTCOME:
-        yield from _outcome(source, output, rules)
-    else:
+    elif output.role == COPIED:
         yield from _copied(source, output, rules)
+    elif told.outcome == "expired":
+        yield from _expired(source, output, rules)
+    elif settlement.by is not None and facts.kind in (SCHEDULE, COPY):
+        yield _claimed(source, output, rules)
 
 
 def _delivery(
     source: Source, output: Output, rules: Rules, counts: Counter[str]
 ) -> Iterator[Finding]:
-    facts = source.facts
-    if facts.code == HEADER_INVALID:
-        counts["not_checkable"] += 1  # Java shows no difference to a legal replacement character
-        return
-    if facts.kind not in (SCHEDULE, COPY):
-        detail = f"{_NAMES[facts.kind]} was delivered"
-        yield _finding(WRONG_OUTCOME, source, output, rules, detail)
-        return
+    yield from _misplaced(source, output, rules, counts)
     yield from _changed(source, output, rules)
-    yield from _misplaced(source, output, rules)
-    if facts.is_armed:
+    if source.facts.is_armed:
         yield from _mistimed(source, output, rules)
     if output.facts.by >= 0:
         yield _claimed(source, output, rules)
@@ -393,8 +478,15 @@ def _changed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
         yield _finding(ALTERED, source, output, rules, detail)
 
 
-def _misplaced(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _misplaced(
+    source: Source, output: Output, rules: Rules, counts: Counter[str]
+) -> Iterator[Finding]:
     if output.topic != source.topic:
+        since_ms = max(source.key_ms, source.written_ms)
+        reason = rules.unseen_target(source, since_ms)
+        if reason is not None:  # it may be a consumer's copy of a delivery that can't be seen
+            yield from _unseen(source, reason, rules, counts, CERTAIN)
+            return
         detail = f"its target is {rules.topic(source)}"
         yield _finding(WRONG_TARGET, source, output, rules, detail)
     elif source.partition >= 0 and output.partition != source.partition:
@@ -411,12 +503,19 @@ def _misplaced(source: Source, output: Output, rules: Rules) -> Iterator[Finding
 def _mistimed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
     was_fired = output.facts.by >= 0 or _may_be_fired(source, rules)
     early_ms = source.due_ms - output.at_ms
-    if early_ms > rules.early_ms and not was_fired:
+    if early_ms > rules.early_allowed_ms(output.topic) and not was_fired:
         yield _finding(EARLY, source, output, rules, f"by {early_ms} ms")
     late_ms = output.at_ms - max(source.due_ms, source.written_ms)
     if rules.late_ms is not None and late_ms > rules.late_ms:
         detail = f"by {late_ms} ms, and {rules.late_ms} are allowed"
         yield _finding(LATE, source, output, rules, detail)
+    expires_ms = source.facts.expires_ms
+    if expires_ms is None:
+        return
+    is_due_later = source.due_ms > expires_ms and not was_fired
+    if is_due_later or output.at_ms > expires_ms + EXPIRY_MS:
+        detail = f"delivered at {output.at_ms}, and its delay-expires-at is {expires_ms}"
+        yield _finding(WRONG_OUTCOME, source, output, rules, detail)
 
 
 def _may_be_fired(source: Source, rules: Rules) -> bool:
@@ -431,19 +530,37 @@ def _may_be_fired(source: Source, rules: Rules) -> bool:
 
 def _letter(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
     facts, told = source.facts, output.facts
-    if not told.code:
-        detail = "a dead letter without delay-error: nobody can tell why"
-        yield _finding(MISSING_CODE, source, output, rules, detail)
-        return
     expected = {facts.code} if facts.kind == INVALID else _codes_at_delivery(source, rules)
-    if facts.kind in (CANCEL, FIRE) or told.code not in expected:
+    if told.code not in expected:
         instead = f", which is {facts.code}" if facts.kind == INVALID else ""
-        detail = f"{_NAMES[facts.kind]}{instead} was dead-lettered as {told.code}"
+        detail = f"{KIND_NAMES[facts.kind]}{instead} was dead-lettered as {told.code}"
         yield _finding(WRONG_OUTCOME, source, output, rules, detail)
         return
+    if facts.code == HEADER_INVALID:  # its headers can't be read, neither there nor here
+        return
     held = told.whole_hash if facts.kind == INVALID else output.content
-    if not told.is_bare and held != source.content and facts.code != HEADER_INVALID:
+    if told.is_bare and told.says_bare:
+        return
+    if held != source.content:
         detail = "the dead letter's key, value or headers are not the record's"
+        yield _finding(ALTERED, source, output, rules, detail)
+    elif facts.kind != INVALID:
+        yield from _asked_again(source, output, rules)
+
+
+def _asked_again(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    """Whether the dead letter of a valid record says again what that asked for."""
+    facts, told = source.facts, output.facts
+    asked = [
+        ("target", rules.topic(source), told.target),
+        ("id", facts.record_id, told.record_id),
+        ("expiry", facts.expires_ms, told.expires_ms),
+    ]
+    if facts.is_armed:
+        asked.append(("due time", source.due_ms, output.due_ms))
+    lost = [name for name, wanted, found in asked if wanted != found]
+    if lost:
+        detail = f"the dead letter does not say again the record's {', '.join(lost)}"
         yield _finding(ALTERED, source, output, rules, detail)
 
 
@@ -451,34 +568,44 @@ def _codes_at_delivery(source: Source, rules: Rules) -> Collection[str]:
     """Codes of dead letters that a valid record may have. Where its contract has an allowlist, a
     denied target makes it invalid.
     """
-    if rules.shards[source.shard].contracts.at(source.offset).has_allowlist:
-        return _AT_DELIVERY
-    return {*_AT_DELIVERY, TARGET_DENIED}
+    codes = set(_AT_DELIVERY)
+    if not rules.shards[source.shard].contracts.at(source.offset).has_allowlist:
+        codes.add(TARGET_DENIED)
+    if source.facts.recur:
+        codes |= {CRON_INVALID, ZONE_INVALID}
+    if source.facts.record_id is not None:
+        codes.add(CONTROL_LOST)
+    return codes
 
 
-def _outcome(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
-    facts, told = source.facts, output.facts
-    if told.outcome not in _OUTCOMES[facts.kind]:
-        detail = f"{_NAMES[facts.kind]} can't have the outcome {told.outcome or '(none)'}"
+def _expired(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    expires_ms = source.facts.expires_ms
+    if expires_ms is None or output.at_ms < expires_ms - rules.clocks_ms(output.topic):
+        detail = f"expired at {output.at_ms}, and its delay-expires-at is {expires_ms}"
         yield _finding(WRONG_OUTCOME, source, output, rules, detail)
-    elif told.outcome == "expired":
-        if facts.expires_ms is None or output.at_ms < facts.expires_ms:
-            detail = f"expired at {output.at_ms}, and its delay-expires-at is {facts.expires_ms}"
-            yield _finding(WRONG_OUTCOME, source, output, rules, detail)
-    elif facts.kind in (SCHEDULE, COPY):
-        yield _claimed(source, output, rules)
 
 
 def _copied(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
     facts, told = source.facts, output.facts
-    if facts.kind not in (SCHEDULE, COPY):
-        detail = f"{_NAMES[facts.kind]} was copied"
-        yield _finding(WRONG_OUTCOME, source, output, rules, detail)
-        return
     yield from _changed(source, output, rules)
+    lost = [
+        name
+        for name, is_kept in (
+            ("id", facts.record_id == told.record_id),
+            ("expiry", facts.expires_ms == told.expires_ms),
+            ("recurrence", same_recurrence(facts.recur, told.recur)),
+        )
+        if not is_kept
+    ]
+    if lost:
+        detail = f"it was requeued with another {', '.join(lost)} than it has"
+        yield _finding(ALTERED, source, output, rules, detail)
     if (told.target, told.target_partition) != (rules.topic(source), source.partition):
         detail = f"the copy names {told.target}, the record {rules.topic(source)}"
         yield _finding(WRONG_TARGET, source, output, rules, detail)
+    if told.base != NONE and not _base(source) <= told.base <= output.place:
+        detail = f"it was requeued with the base {told.base}, which is {_base(source)} at least"
+        yield _finding(ALTERED, source, output, rules, detail)
 
 
 def _claimed(source: Source, output: Output, rules: Rules) -> Finding:

@@ -116,6 +116,7 @@ class _Stream:
             {name: number for number, name in enumerate(sorted(self._cut.partitions))},
             {(s.topic, s.partition): s.contracts for s in self._shards},
             {number: (self._starts[place], OFFSET_MAX) for place, number in sources.items()},
+            {s.topic: self._cut.partitions[s.topic] for s in self._shards},
             {self._options.audit.dead_letter: LETTER, self._options.audit.outcomes: OUTCOME},
             self._options.audit.secrets,
         )

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from connectors.spark.ledger.facts import (
-    DISCLAIMED,
+    SETTLING,
     SOURCE,
 )
 from connectors.spark.ledger.outputs import OutputRows
@@ -66,7 +66,7 @@ def summed(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of the ledger, by shard and block."""
     shard = rows.column("shard").to_numpy()
     role = rows.column("role").to_numpy()
-    counts = (shard != NO_SHARD) & (role != DISCLAIMED)
+    counts = (shard != NO_SHARD) & np.isin(role, [SOURCE, *SETTLING])
     offset = rows.column("offset").to_numpy()[counts]
     sign = np.where(role[counts] == SOURCE, 1, -1).astype(np.int64)
     return _grouped(

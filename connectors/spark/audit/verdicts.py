@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice, pairwise
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -13,13 +13,26 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from connectors.spark.audit.judge import (
+    CERTAIN,
+    FOUND,
+    IF_MARKED,
+    IF_OTHER,
+    IF_UNMARKED,
+    MALFORMED,
+    UNJUDGED,
+    UNKNOWN_SOURCE,
+    UNLESS_MARKED,
+    WRONG_OUTCOME,
     Finding,
-    Rules,
+    as_refused,
     judge,
+    line_of,
 )
+from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.decode import without_collector
 from connectors.spark.ledger.facts import (
     DELIVERED,
+    NAMED,
     NEVER_MS,
     PLAIN_OUTPUT,
     PLAIN_SOURCE,
@@ -29,15 +42,28 @@ from connectors.spark.ledger.facts import (
     Source,
     SourceFacts,
 )
-from connectors.spark.ledger.rows import COUNTED, NO_SHARD
+from connectors.spark.ledger.ids import IdHistory, Line
+from connectors.spark.ledger.rows import COUNTED, NO_SHARD, NOWHERE
+from connectors.spark.ledger.rows import MALFORMED as MALFORMED_ROW
 from delayservice.core.cursor import Cursor
+from delayservice.core.entry import INVALID
 
 JUDGED: Final = (
     "kind string, shard int, offset long, source string, target int, target_partition int, "
     "target_offset long, due_ms long, at_ms long, detail string, when byte, claim long, "
-    "record_id binary, base long, since_ms long, number long"
+    "record_id binary, base long, since_ms long, number long, verdict byte, aim int, line binary"
 )
-"""Findings, certain or not, and counts: those have a ``number`` and ``shard`` -1."""
+"""By ``verdict``: findings and what can't be judged, certain or not; lines of the histories of ids;
+when blocks of offsets were passed at the latest (``offset`` is the block); and counts, which have a
+``number``. The last two have the shard only."""
+
+LINE: Final = 2
+PASSED: Final = 3
+COUNT: Final = 4
+"""Verdicts beside those of ``judge``."""
+
+BLOCK_BITS: Final = 8
+"""Of offsets, when they were passed is known by blocks of this many bits."""
 
 _SCHEMA: Final = pa.schema(
     [
@@ -57,11 +83,20 @@ _SCHEMA: Final = pa.schema(
         ("base", pa.int64()),
         ("since_ms", pa.int64()),
         ("number", pa.int64()),
+        ("verdict", pa.int8()),
+        ("aim", pa.int32()),
+        ("line", pa.binary()),
     ]
 )
 _FINDINGS_MAX: Final = 10_000
 _PAIR: Final = 2
+_BLOCK_MASK: Final = (1 << 48) - 1
 
+_Row: TypeAlias = dict[str, Any]
+"""A row of ``JUDGED``; what is missing is null."""
+
+_pack: Final = msgspec.msgpack.Encoder().encode
+_unpack_line: Final = msgspec.msgpack.Decoder(Line).decode
 _source_facts: Final = msgspec.msgpack.Decoder(SourceFacts).decode
 _output_facts: Final = msgspec.msgpack.Decoder(OutputFacts).decode
 
@@ -78,6 +113,7 @@ class Court:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._counts: Counter[str] = Counter()
+        self._passed: dict[tuple[int, int], int] = {}
         self._partitions = np.array(rules.partitions, np.int64)
         self._earlier = _Cursors([shard.earlier for shard in rules.shards])
         self._later = _Cursors([shard.later for shard in rules.shards])
@@ -86,25 +122,42 @@ class Court:
         """Rows of ``JUDGED``: the findings, and at last the counts."""
         with without_collector():
             for batch in whole_groups(batches):
-                found = list(self._judge(self._without_counted(batch)))
-                for start in range(0, len(found), _FINDINGS_MAX):
-                    yield _findings_batch(found[start : start + _FINDINGS_MAX])
-        if self._counts:
-            yield _counts_batch(self._counts)
+                yield from _batches(self._judge_batch(batch))
+        yield from _batches(
+            {"verdict": PASSED, "shard": shard, "offset": block, "at_ms": at_ms}
+            for (shard, block), at_ms in self._passed.items()
+        )
+        yield from _batches(
+            {"verdict": COUNT, "kind": kind, "shard": NO_SHARD, "number": number}
+            for kind, number in self._counts.items()
+        )
 
-    def _without_counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _judge_batch(self, batch: pa.RecordBatch) -> Iterator[_Row]:
         shards = batch.column("shard").to_numpy()
-        if not len(shards) or shards[0] != NO_SHARD:
-            return batch
         stop = int(np.searchsorted(shards, NO_SHARD, side="right"))
-        counted = batch.slice(0, stop)
-        for what, count in zip(
-            counted.column("offset").to_pylist(), counted.column("place").to_pylist(), strict=True
-        ):
-            self._counts[COUNTED[what]] += count
-        return batch.slice(stop)
+        yield from self._of_no_shard(batch.slice(0, stop))
+        yield from self._judge(batch.slice(stop))
 
-    def _judge(self, batch: pa.RecordBatch) -> Iterator[Finding]:
+    def _of_no_shard(self, batch: pa.RecordBatch) -> Iterator[_Row]:
+        """Count what settles nothing, and find what says so in a wrong way."""
+        for row in batch.to_pylist():
+            what = row["offset"]
+            if what not in (MALFORMED_ROW, NOWHERE):
+                self._counts[COUNTED[what]] += row["place"]
+                continue
+            yield {
+                "verdict": FOUND,
+                "when": CERTAIN,
+                "kind": MALFORMED if what == MALFORMED_ROW else UNKNOWN_SOURCE,
+                "shard": NO_SHARD,
+                "target": row["topic"],
+                "target_partition": row["partition"],
+                "target_offset": row["place"],
+                "at_ms": row["at_ms"],
+                "detail": row["more"].decode(),
+            }
+
+    def _judge(self, batch: pa.RecordBatch) -> Iterator[_Row]:
         if not batch.num_rows:
             return
         starts = group_starts(batch)
@@ -114,6 +167,7 @@ class Court:
         is_sound = np.zeros(len(starts), np.bool_)
         pairs = np.flatnonzero(sizes == _PAIR)
         is_sound[pairs] = self._are_delivered(columns, starts[pairs], starts[pairs] + 1)
+        self._note_passed(columns, starts[pairs][is_sound[pairs]])
         self._counts["delivered"] += int(np.count_nonzero(is_sound))
         singles = np.flatnonzero(sizes == 1)
         are_pending = self._are_pending(columns, starts[singles])
@@ -123,6 +177,18 @@ class Court:
         odd = np.flatnonzero(~is_sound)
         if len(odd):
             yield from self._judge_each(batch, starts[odd], sizes[odd])
+
+    def _note_passed(self, columns: _Columns, source: NDArray[np.int64]) -> None:
+        """H had passed these records when they were settled."""
+        blocks = (columns.shard[source].astype(np.int64) << 48) | (
+            columns.offset[source] >> BLOCK_BITS
+        )
+        found, at = np.unique(blocks, return_inverse=True)
+        first_ms = np.full(len(found), NEVER_MS, np.int64)
+        np.minimum.at(first_ms, at, columns.at_ms[source + 1])
+        for block, at_ms in zip(found.tolist(), first_ms.tolist(), strict=True):
+            key = (block >> 48, block & _BLOCK_MASK)
+            self._passed[key] = min(at_ms, self._passed.get(key, NEVER_MS))
 
     def _are_delivered(
         self, columns: _Columns, source: NDArray[np.int64], output: NDArray[np.int64]
@@ -155,12 +221,16 @@ class Court:
             (columns.role[rows] == SOURCE)
             & columns.is_plain[rows]
             & ~self._earlier.have_settled(columns, rows)
+            & (
+                np.maximum(columns.key_ms[rows], columns.at_ms[rows])
+                >= self._rules.overdue_since_ms
+            )
         )
         return pending
 
     def _judge_each(
         self, batch: pa.RecordBatch, starts: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> Iterator[Finding]:
+    ) -> Iterator[_Row]:
         """The others, one group of rows after the other."""
         wanted = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, sizes, strict=True)])
         rows = list(
@@ -170,10 +240,17 @@ class Court:
         for start, stop in pairwise(bounds):
             group = rows[start:stop]
             shard, offset = group[0][:2]
-            sources = [_source(row) for row in group if row[2] == SOURCE]
-            outputs = [_output(row) for row in group if row[2] != SOURCE]
+            outputs = [_output(row) for row in group if row[2] not in (SOURCE, NAMED)]
+            sources = [as_refused(_source(row), outputs) for row in group if row[2] == SOURCE]
+            named = [_source(row) for row in group if row[2] == NAMED]
             source = sources[0] if sources else None
-            yield from judge(source, outputs, shard, offset, self._rules, self._counts)
+            found: list[Finding] = []
+            if not named:
+                found += judge(source, outputs, shard, offset, self._rules, self._counts)
+            yield from [_finding_row(one) for one in found]
+            for one in (*sources, *named):
+                if one.facts.record_id is not None and one.facts.kind != INVALID:
+                    yield _line_row(one, outputs, found, self._rules)
 
 
 class _Cursors:
@@ -232,9 +309,9 @@ def whole_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _source(row: Sequence[Any]) -> Source:
-    shard, offset, _, key_ms, due_ms, at_ms, content, topic, partition, _, _, more = row
+    shard, offset, _, key_ms, due_ms, at_ms, content, topic, partition, _, key_hash, more = row
     facts = PLAIN_SOURCE if more is None else _source_facts(more)
-    return Source(shard, offset, key_ms, due_ms, at_ms, content, topic, partition, facts)
+    return Source(shard, offset, key_ms, due_ms, at_ms, content, topic, partition, facts, key_hash)
 
 
 def _output(row: Sequence[Any]) -> Output:
@@ -243,29 +320,130 @@ def _output(row: Sequence[Any]) -> Output:
     return Output(role, due_ms, at_ms, content, topic, partition, place, key_hash, facts)
 
 
-def _findings_batch(found: Sequence[Finding]) -> pa.RecordBatch:
-    return _batch([_finding_row(finding) for finding in found])
+def _finding_row(f: Finding) -> _Row:
+    row: _Row = {
+        "verdict": f.verdict,
+        "kind": f.kind,
+        "shard": f.shard,
+        "offset": f.offset,
+        "source": f.source,
+        "due_ms": f.due_ms if f.due_ms > 0 else None,
+        "detail": f.detail,
+        "when": f.when,
+        "claim": f.claim,
+        "record_id": f.record_id,
+        "base": f.base,
+        "since_ms": f.since_ms,
+        "aim": f.aim,
+    }
+    return row if f.output is None else row | _place_of(f.output)
 
 
-def _finding_row(f: Finding) -> tuple[Any, ...]:
-    place: tuple[int | None, ...] = (None, None, None)
-    at_ms = None
-    if f.output is not None:
-        place = (f.output.topic, f.output.partition, f.output.place)
-        at_ms = f.output.at_ms
-    due_ms = f.due_ms if f.due_ms > 0 else None
-    return (
-        *(f.kind, f.shard, f.offset, f.source, *place, due_ms, at_ms, f.detail),
-        *(f.when, f.claim, f.record_id, f.base, f.since_ms, None),
-    )
+def _place_of(output: Output) -> _Row:
+    return {
+        "target": output.topic,
+        "target_partition": output.partition,
+        "target_offset": output.place,
+        "at_ms": output.at_ms,
+    }
 
 
-def _counts_batch(counts: Counter[str]) -> pa.RecordBatch:
-    empty = (None,) * (len(_SCHEMA) - 3)
-    return _batch([(name, NO_SHARD, *empty, number) for name, number in counts.items()])
+def _line_row(
+    source: Source, outputs: Sequence[Output], found: Sequence[Finding], rules: Rules
+) -> _Row:
+    """A line of its id's history, and where its settlement is, for a finding about that."""
+    row: _Row = {
+        "verdict": LINE,
+        "shard": source.shard,
+        "offset": source.offset,
+        "source": source.facts.origin or f"{rules.shards[source.shard].name}:{source.offset}",
+        "due_ms": source.due_ms if source.due_ms > 0 else None,
+        "when": CERTAIN,
+        "record_id": source.facts.record_id,
+        "line": _pack(line_of(source, outputs, found)),
+    }
+    return row | _place_of(outputs[0]) if outputs else row
 
 
-def _batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True))
-    arrays = [pa.array(column, kind.type) for column, kind in zip(columns, _SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+def _batches(rows: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
+    kept = iter(rows)
+    while some := list(islice(kept, _FINDINGS_MAX)):
+        yield pa.RecordBatch.from_pylist(some, schema=_SCHEMA)
+
+
+# --- by id ---------------------------------------------------------------------------------------
+
+
+class Passed:
+    """When H had passed offsets of one shard, at the latest, as the settlements behind them say.
+
+    Args:
+        blocks: ``(block of offsets, when one of it was settled)``.
+    """
+
+    def __init__(self, blocks: Iterable[tuple[int, int]] = ()) -> None:
+        held = sorted(blocks)
+        self._blocks = np.array([block for block, _ in held], np.int64)
+        at_ms = np.array([at for _, at in held], np.int64)
+        self._at_ms = np.minimum.accumulate(at_ms[::-1])[::-1]
+
+    def __call__(self, offset: int) -> int | None:
+        """Return the instant, epoch milliseconds; None: it is not known."""
+        at = int(np.searchsorted(self._blocks, offset >> BLOCK_BITS, side="right"))
+        return int(self._at_ms[at]) if at < len(self._blocks) else None
+
+
+class IdCourt:
+    """Judges what depends on other records of the same id.
+
+    Args:
+        rules: what to judge by.
+        passed: by the shards' numbers.
+    """
+
+    def __init__(self, rules: Rules, passed: Mapping[int, Passed]) -> None:
+        self._rules = rules
+        self._passed = passed
+
+    def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        """Certain rows of ``JUDGED``, of rows that bear an id, sorted by shard, id and offset."""
+        rows = (row for batch in batches for row in batch.to_pylist())
+        with without_collector():
+            for (shard, _), group in groupby(rows, lambda row: (row["shard"], row["record_id"])):
+                yield from _batches(self._judge(shard, list(group)))
+
+    def _judge(self, shard: int, rows: Sequence[_Row]) -> Iterator[_Row]:
+        own = self._rules.shards[shard]
+        held = [row for row in rows if row["verdict"] == LINE]
+        lines = [_unpack_line(row["line"]) for row in held]
+        history = IdHistory(lines, own.known_from)
+        for row in rows:
+            if row["verdict"] != LINE and self._is_true(row, own, history):
+                yield row | {"when": CERTAIN}
+        passed_ms = self._passed.get(shard, Passed())
+        for number, why in history.judge(passed_ms, self._rules.lag_ms):
+            yield held[number] | {
+                "verdict": FOUND,
+                "kind": WRONG_OUTCOME,
+                "detail": why,
+                "line": None,
+            }
+
+    def _is_true(self, row: _Row, own: ShardRules, history: IdHistory) -> bool:
+        """Whether a finding that depends on the record's canceller is one."""
+        canceller = history.canceller(row["base"])
+        mark = NEVER_MS if canceller is None else canceller.offset
+        if not history.is_certain(row["base"]):  # the canceller may be another one, before it
+            is_unseen = row["claim"] in range(row["base"], own.known_from)
+            are_true = {
+                IF_MARKED: mark < own.earlier.offset or row["verdict"] == UNJUDGED,
+                IF_OTHER: mark != row["claim"] and not is_unseen,
+            }
+            return bool(are_true.get(row["when"]))
+        are_true = {
+            IF_MARKED: mark < own.earlier.offset,
+            IF_UNMARKED: mark >= own.earlier.offset,
+            UNLESS_MARKED: mark >= own.later.offset,
+            IF_OTHER: mark != row["claim"],
+        }
+        return bool(are_true[row["when"]])

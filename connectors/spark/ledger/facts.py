@@ -14,8 +14,14 @@ LETTER: Final = 2
 OUTCOME: Final = 3
 COPIED: Final = 4
 DISCLAIMED: Final = 5
-"""Roles of ledger rows. The last one names a copy that the service found forged: it settles
-nothing."""
+CONTINUED: Final = 6
+NAMED: Final = 7
+"""Roles of ledger rows. ``DISCLAIMED`` names a copy that the service found forged, and
+``CONTINUED`` the next occurrence of a schedule, as a row of the user's record: these two settle
+nothing. ``NAMED`` is a source record that is not judged, and may cancel one that is."""
+
+SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED})
+"""Roles that settle a record."""
 
 NO_PARTITION: Final = -1
 NO_TIME: Final = -1
@@ -35,6 +41,8 @@ class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
         attempt: of a copy.
         is_armed: whether its due time is known; not of a cron schedule before its first copy.
         target: its target topic, where that is none of the cluster's.
+        recur: its recurrence, as a payload holds it; empty: it has one occurrence.
+        is_verified: whether its signature was checked; one that was not is believed.
     """
 
     kind: int = SCHEDULE
@@ -46,6 +54,8 @@ class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
     attempt: int = 1
     is_armed: bool = True
     target: str = ""
+    recur: bytes = b""
+    is_verified: bool = True
 
 
 class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
@@ -57,9 +67,15 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
         code: its ``delay-error``.
         by: the canceller that it names; -1: none.
         is_bare: a dead letter without content.
+        says_bare: whether that letter says that its content is left out.
         whole_hash: of a dead letter: of all headers that the record was written with.
-        target: of a copy: the target topic that it names.
+        target: of a copy or letter: the target topic that it names.
         target_partition: of a copy: the target partition that it names.
+        record_id: of a copy or letter: the id that it names.
+        expires_ms: of a copy: its expiry.
+        recur: of a copy: its recurrence.
+        base: of a copy: the first offset whose record of its id cancels it.
+        is_mirror: a dead letter or outcome in a topic that the service writes none to.
     """
 
     origin: str = ""
@@ -67,9 +83,15 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
     code: str = ""
     by: int = -1
     is_bare: bool = False
+    says_bare: bool = False
     whole_hash: int = 0
     target: str = ""
     target_partition: int = NO_PARTITION
+    record_id: bytes | None = None
+    expires_ms: int | None = None
+    recur: bytes = b""
+    base: int = -1
+    is_mirror: bool = False
 
 
 PLAIN_SOURCE: Final = SourceFacts()
@@ -90,6 +112,8 @@ class Source(NamedTuple):
     """Number of its target topic; -1: the cluster has none of that name."""
     partition: int
     facts: SourceFacts = PLAIN_SOURCE
+    key_hash: int = -1
+    """Of the key that its output has, which a partition is chosen by; -1: it has none."""
 
 
 class Output(NamedTuple):
