@@ -9,9 +9,9 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.judge import CERTAIN, FOUND, LOST, UNJUDGED, UNKNOWN_SOURCE
+from connectors.spark.audit.frames import decide_by_ids, judge_records
+from connectors.spark.audit.judge import LOST, UNJUDGED, UNKNOWN_SOURCE
 from connectors.spark.audit.rules import DELETED, Rules, ShardRules
-from connectors.spark.audit.verdicts import JUDGED, LINE, PASSED, Court, IdCourt, Passed
 from connectors.spark.cut import (
     Cut,
     LogStarts,
@@ -23,7 +23,7 @@ from connectors.spark.cut import (
 )
 from connectors.spark.ledger.facts import LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
-from connectors.spark.ledger.rows import LEDGER, Ledger
+from connectors.spark.ledger.rows import LEDGER, NO_SHARD, Ledger
 from connectors.spark.ledger.sources import SourceRows
 from connectors.spark.topics import Place, read_topic
 from delayservice.core import names
@@ -36,8 +36,6 @@ FINDING: Final = (
 )
 """A finding, as it is written; ``docs/audit.md`` says what each column is."""
 
-_BLOCK_BITS: Final = 13
-"""Records of so many neighbouring offsets are judged by one task: their rows pack well."""
 _TASK_RECORDS: Final = 1_000_000
 _CLOCKS_DIFFER_MS: Final = 600_000
 """No output has a timestamp that is so much before its source record's."""
@@ -119,7 +117,7 @@ class Plan:
     # --- judge ---------------------------------------------------------------------------------
 
     def judged(self) -> DataFrame:
-        """Rows of ``audit_verdicts.JUDGED``."""
+        """Rows of ``verdicts.JUDGED``."""
         ledger = Ledger(
             self._shard_numbers,
             self._topic_numbers,
@@ -131,13 +129,7 @@ class Plan:
         )
         sources = self._read(self._sources).mapInArrow(SourceRows(ledger).of, LEDGER)
         outputs = self._read(self._outputs).mapInArrow(OutputRows(ledger).of, LEDGER)
-        block = sf.shiftright("offset", _BLOCK_BITS)
-        return (
-            sources.unionAll(outputs)
-            .repartition(self._tasks, "shard", block)
-            .sortWithinPartitions("shard", "offset", "role")
-            .mapInArrow(Court(self.rules).judge, JUDGED)
-        )
+        return judge_records(sources.unionAll(outputs), self.rules, self._tasks)
 
     def _read(self, spans: Mapping[Place, Span]) -> DataFrame:
         return read_topic(
@@ -177,21 +169,10 @@ class Plan:
         """Rows of ``FINDING`` and their ``verdict``, those that depend on others of their id
         decided.
         """
-        undecided = judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
-        certain = judged.where(
-            sf.col("verdict").isin(FOUND, UNJUDGED) & (sf.col("when") == CERTAIN)
-        )
-        passed: dict[int, list[tuple[int, int]]] = {}
-        blocks = judged.where(sf.col("verdict") == PASSED).groupBy("shard", "offset")
-        for row in blocks.agg(sf.min("at_ms").alias("at_ms")).collect():
-            passed.setdefault(row["shard"], []).append((row["offset"], row["at_ms"]))
-        by_id = IdCourt(self.rules, {shard: Passed(held) for shard, held in passed.items()})
-        decided = (
-            undecided.repartition(self._tasks, "shard", "record_id")
-            .sortWithinPartitions("shard", "record_id", "offset")
-            .mapInArrow(by_id.judge, JUDGED)
-        )
-        return self._named(self._still_true(certain.unionByName(decided)))
+        certain = decide_by_ids(judged, self.rules, self._tasks)
+        if self._scope.ranges:  # what names no record is in no range
+            certain = certain.where(sf.col("shard") != NO_SHARD)
+        return self._named(self._still_true(certain))
 
     def _still_true(self, found: DataFrame) -> DataFrame:
         """Without what is only missing because retention went on while the logs were read: of

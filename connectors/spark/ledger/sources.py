@@ -26,6 +26,7 @@ from connectors.spark.ledger.facts import (
 from connectors.spark.ledger.rows import SCHEMA, Ledger, batch_of, content_hash, pack
 from delayservice.core.codec import Payload, packed_recurrence
 from delayservice.core.entry import COPY, INVALID, SCHEDULE, Entry, Row
+from delayservice.core.names import DELAY_COPY
 from delayservice.core.recurrence import recurrence_of
 from delayservice.core.storing import bearing_ids
 
@@ -56,6 +57,8 @@ class SourceRows:
             yield from self._copies(run, rows, entries)
         if others.num_rows:
             rows = rows_of(others)
+            if shard is None:
+                rows = [row for row in rows if _claims_to_be_a_copy(row)]
             entries = reader.read(rows)
             yield from self._copies(run, rows, entries)
             if shard is not None:
@@ -154,6 +157,10 @@ class SourceRows:
                 is_verified=is_verified,
             )
         )
+
+
+def _claims_to_be_a_copy(row: Row) -> bool:
+    return any(name == DELAY_COPY for name, _ in row[4] or ())
 
 
 def _described(entry: Entry) -> Payload:
