@@ -226,20 +226,32 @@ class World:
             if len(log) <= first:
                 continue
             kept = log[first:]
-            shaped = [[{"key": n, "value": v} for n, v in headers] for *_, headers in kept]
-            yield pa.record_batch(
-                {
-                    "topic": pa.array([topic] * len(kept)),
-                    "partition": pa.array([0] * len(kept), pa.int32()),
-                    "offset": pa.array(range(first, len(log)), pa.int64()),
-                    "timestamp_ms": pa.array([at_ms for at_ms, *_ in kept], pa.int64()),
-                    "key": pa.array([key for _, key, _, _ in kept], pa.binary()),
-                    "value": pa.array([value for _, _, value, _ in kept], pa.binary()),
-                    "headers": pa.array(
-                        shaped, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-                    ),
-                }
+            yield batch_of_records(
+                (topic, 0), [(first + n, *record) for n, record in enumerate(kept)]
             )
+
+
+def batch_of_records(
+    place: tuple[str, int],
+    records: Sequence[tuple[int, int, bytes | None, bytes | None, Sequence[Header]]],
+) -> pa.RecordBatch:
+    """Records of one partition, ``(offset, timestamp, key, value, headers)``, as Spark has them."""
+    offsets, times, keys, values, headers = zip(*records, strict=True)
+    shaped = [[{"key": name, "value": value} for name, value in held] for held in headers]
+    count = len(records)
+    return pa.record_batch(
+        {
+            "topic": pa.array([place[0]] * count),
+            "partition": pa.array([place[1]] * count, pa.int32()),
+            "offset": pa.array(offsets, pa.int64()),
+            "timestamp_ms": pa.array(times, pa.int64()),
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": pa.array(
+                shaped, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+            ),
+        }
+    )
 
 
 def _dicts(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from connectors.spark.audit import plan
 from delayservice.core.recurrence import Recurrence, encode
 from tests.unit.spark_world import (
     DELAY,
@@ -540,3 +543,12 @@ def test_what_is_forwarded_or_redelivered_is_counted() -> None:
     redelivered = judged(redelivered_after_a_crash_under_at_least_once)
     assert redelivered.counts["redelivered"] == 1
     assert judged(behind_an_open_transaction).counts["behind_open_transaction"] == 1
+
+
+def test_the_judge_shares_no_code_with_what_settles_records() -> None:
+    folder = Path(plan.__file__).parents[1]
+    modules = [path for part in ("ledger", "audit") for path in (folder / part).glob("*.py")]
+    assert len(modules) > len(("ledger", "audit"))
+    for path in modules:
+        text = path.read_text("utf-8")
+        assert not re.search(r"delayservice\.(core\.(settle|shard|letters|outcome)|lanes)\b", text)
