@@ -514,6 +514,18 @@ def redelivered_after_a_crash_under_at_least_once(w: World) -> None:
     w.rules = {"grace_ms": 60_000}
 
 
+@case()
+def cancelled_after_a_crash_under_at_least_once(w: World) -> None:
+    """The delivery was ahead of its checkpoint, and the next owner walked the cancel first."""
+    record = w.source(T, T + 10_000, NAMED)
+    cancel = w.control(T + 9_990, ID, b"cancel")
+    w.delivery(T + 10_000, record, T + 10_000, NAMED)
+    w.outcome(T + 20_000, "cancelled", record, cancel)
+    w.outcome(T + 20_000, "cancelled", cancel)
+    w.settled(T + HOUR)
+    w.rules = {"grace_ms": 60_000}
+
+
 @case(("duplicated", 0))
 def redelivered_too_late_under_at_least_once(w: World) -> None:
     record = w.source(T, T + 10_000)
@@ -538,8 +550,8 @@ def test_a_history_has_its_verdict(name: str) -> None:
     assert (found.findings, dict(found.unjudged), found.status) == wanted[1:]
 
 
-def test_what_is_forwarded_or_redelivered_is_counted() -> None:
-    assert judged(what_consumers_and_mirrors_copy).counts["forwarded"] == 4
+def test_what_is_mirrored_or_redelivered_is_counted() -> None:
+    assert judged(what_consumers_and_mirrors_copy).counts["mirrored"] == 4
     redelivered = judged(redelivered_after_a_crash_under_at_least_once)
     assert redelivered.counts["redelivered"] == 1
     assert judged(behind_an_open_transaction).counts["behind_open_transaction"] == 1

@@ -141,7 +141,7 @@ def test_what_a_consumer_forwards_with_its_headers_is_no_duplicate() -> None:
     counts: Counter[str] = Counter()
     copied = DELIVERY._replace(topic=1, partition=0, content=5)
     assert found(RECORD, copied, DELIVERY, counts=counts) == []
-    assert counts["forwarded"] == 1
+    assert counts["mirrored"] == 1
     assert kinds(RECORD, copied) == ["wrong_target", "altered"]
 
 

@@ -149,7 +149,7 @@ def judge(
     forged = {o[4:7] for o in outputs if o.role == DISCLAIMED}
     real = [o for o in outputs if o[4:7] not in forged]
     settling = [o for o in real if o.role in SETTLING and not o.facts.is_mirror]
-    counts["forwarded"] += sum(o.facts.is_mirror for o in real)
+    counts["mirrored"] += sum(o.facts.is_mirror for o in real)
     successors = [o for o in real if o.role == CONTINUED]
     if source is None and offset < own.start:
         yield from _of_expired(settling, shard, offset, rules, counts)
@@ -172,7 +172,7 @@ def judge(
     yield from _problems(source, first, rules, counts)
     for output in surplus:
         if _is_forwarded(source, first, output):
-            counts["forwarded"] += 1
+            counts["mirrored"] += 1
         elif _is_redelivered(first, output, rules):
             counts["redelivered"] += 1
         else:
@@ -197,7 +197,10 @@ def line_of(source: Source, outputs: Sequence[Output], found: Sequence[Finding])
     is_sound = not any(one.when == CERTAIN for one in found)
     if not settling or not is_sound:
         return line
-    first = next((o for o in settling if o.topic == source.topic), settling[0])
+    own = [o for o in settling if o.role != DELIVERED or o.topic == source.topic]
+    if len({one.role for one in own}) != 1:  # a crash under at_least_once: either may be the first
+        return line
+    first = own[0]
     name = settlement_name(first.role, first.facts.outcome)
     copy_base = first.facts.base if first.role == COPIED else NONE
     return line._replace(settlement=name, at_ms=first.at_ms, by=first.facts.by, copy_base=copy_base)

@@ -387,10 +387,12 @@ class Passed:
         at_ms = np.array([at for _, at in held], np.int64)
         self._at_ms = np.minimum.accumulate(at_ms[::-1])[::-1]
 
-    def __call__(self, offset: int) -> int | None:
-        """Return the instant, epoch milliseconds; None: it is not known."""
+    def __call__(self, offset: int, grace_ms: int = 0) -> int | None:
+        """Return the instant, epoch milliseconds, and so much later as outputs may be ahead of
+        their checkpoint; None: it is not known.
+        """
         at = int(np.searchsorted(self._blocks, offset >> BLOCK_BITS, side="right"))
-        return int(self._at_ms[at]) if at < len(self._blocks) else None
+        return int(self._at_ms[at]) + grace_ms if at < len(self._blocks) else None
 
 
 class IdCourt:
@@ -421,7 +423,10 @@ class IdCourt:
             if row["verdict"] != LINE and self._is_true(row, own, history):
                 yield row | {"when": CERTAIN}
         passed_ms = self._passed.get(shard, Passed())
-        for number, why in history.judge(passed_ms, self._rules.lag_ms):
+        grace_ms = self._rules.grace_ms  # what was ahead of its checkpoint proves nothing yet
+        for number, why in history.judge(
+            lambda offset: passed_ms(offset, grace_ms), self._rules.lag_ms
+        ):
             yield held[number] | {
                 "verdict": FOUND,
                 "kind": WRONG_OUTCOME,
