@@ -11,7 +11,8 @@ has its output below those ends, or it is lost; and an output below those ends s
 later checkpoint says is settled, or it is not checkpointed. What lies between may be either.
 
 Ends are high watermarks, and one waits until no transaction below them is open: another producer's
-open transaction would hide records that are committed.
+open transaction would hide records that are committed. Where one stays open, the log is read up to
+it; a checkpoint must not be hidden, so there it is an error.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import methodcaller
-from typing import Final
+from typing import Final, NamedTuple
 
 from confluent_kafka import IsolationLevel, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
@@ -43,6 +44,8 @@ from delayservice.errors import KafkaEdgeError
 
 SETTLE_TIMEOUT_S: Final = 150.0
 """Longer than a broker leaves a dead producer's transaction open."""
+OPEN_WAIT_S: Final = 15.0
+"""How long a transaction in a topic that is judged is waited for: longer than the service's own."""
 _TICK_S: Final = 0.1
 _headers_of: Final = methodcaller("headers")
 """``message.headers()``, called as ``connectors.kafka.source`` does, and says why."""
@@ -104,6 +107,8 @@ class Cut:
         partitions: how many partitions each topic of the cluster has.
         served: every shard that a checkpoint names, as headers spell it.
         notes: what is not judged and why, a sentence each.
+        open_places: logs that are read up to a transaction that stays open.
+        unserved: offsets that partitions of delay topics hold and no checkpoint speaks of.
     """
 
     taken_ms: int
@@ -112,6 +117,8 @@ class Cut:
     partitions: Mapping[str, int]
     served: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    open_places: frozenset[Place] = frozenset()
+    unserved: Mapping[Place, int] = field(default_factory=dict)
 
     @property
     def spans(self) -> dict[Place, Span]:
@@ -157,7 +164,9 @@ def take_cut(
     checkpoint: str,
     choose: Choose,
     *,
+    expected: Collection[str] = (),
     timeout_s: float = SETTLE_TIMEOUT_S,
+    open_wait_s: float = OPEN_WAIT_S,
 ) -> Cut:
     """A consistent cut, taken now.
 
@@ -165,11 +174,13 @@ def take_cut(
         client: options of librdkafka.
         checkpoint: the checkpoint topic.
         choose: which other topics are to be read.
-        timeout_s: how long to wait until transactions below the ends are over.
+        expected: delay topics that should be in the checkpoints, as far as they exist.
+        timeout_s: how long to wait until transactions in the checkpoint topic are over.
+        open_wait_s: the same of all other topics; then they are read up to the transaction.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, a checkpoint can't be read, or a transaction
-            stays open.
+            in the checkpoint topic stays open.
     """
     desk = _Desk(client, timeout_s)
     partitions = desk.partitions()
@@ -180,16 +191,22 @@ def take_cut(
         )
     earlier = desk.checkpoints(checkpoint, partitions)
     served = _served(earlier)
-    topics = {topic for topic, _ in served} & partitions.keys()
+    topics = {*(topic for topic, _ in served), *expected} & partitions.keys()
     contracts = [shard.contracts for shard in served.values()]
     chosen = set(choose(contracts, partitions.keys())) & partitions.keys()
     taken_ms = time.time_ns() // 1_000_000
     # The delay topics last: what an output names is in them by then.
-    others = desk.settled_spans(_places(chosen - topics, partitions))
-    spans = desk.settled_spans(_places(topics, partitions))
+    others, hidden = desk.spans(_places(chosen - topics, partitions), open_wait_s)
+    spans, also_hidden = desk.spans(_places(topics, partitions), open_wait_s)
     later = _served(desk.checkpoints(checkpoint, partitions))
     ids = topic_ids(desk.admin, sorted(topics)) if topics else {}
-    cut = Cut(taken_ms, (), others, partitions)
+    open_places = frozenset(hidden | also_hidden)
+    notes = tuple(
+        f"{topic}:{number} is read up to offset {(others | spans)[topic, number].end}: a "
+        "transaction there stays open (find its producer with kafka-transactions.sh find-hanging)"
+        for topic, number in sorted(open_places)
+    )
+    cut = Cut(taken_ms, (), others, partitions, notes=notes, open_places=open_places)
     return _with_shards(cut, served, later, spans, ids)
 
 
@@ -221,15 +238,20 @@ def _with_shards(
 ) -> Cut:
     """The cut with every shard that can be judged, and a note for every other one."""
     shards: list[ShardCut] = []
-    notes: list[str] = []
+    notes = list(cut.notes)
+    unserved: dict[Place, int] = {}
     for place in sorted(earlier.keys() | spans.keys()):
         topic, partition = place
         first, last = earlier.get(place), later.get(place)
+        held = spans[place].end - spans[place].start if place in spans else 0
+        is_anew = last is not None and ids.get(topic) not in (None, last.topic_id)
+        if held and (first is None or last is None or is_anew):
+            unserved[place] = held
         if first is None or last is None:
             notes.append(f"{topic}:{partition} is in no checkpoint: nobody has served it yet")
         elif place not in spans:
             notes.append(f"{topic}:{partition} is in the checkpoint, and not in the cluster")
-        elif ids.get(topic) not in (None, last.topic_id):
+        elif is_anew:
             notes.append(f"{topic}:{partition} was made anew, and nobody has served the new one")
         else:
             notes += [
@@ -250,7 +272,7 @@ def _with_shards(
                 )
             )
     served = frozenset(f"{topic}:{partition}" for topic, partition in earlier.keys() | later.keys())
-    return replace(cut, shards=tuple(shards), served=served, notes=tuple(notes))
+    return replace(cut, shards=tuple(shards), served=served, notes=tuple(notes), unserved=unserved)
 
 
 def _served(checkpoints: Mapping[int, Checkpoint]) -> dict[Place, ShardCheckpoint]:
@@ -347,27 +369,40 @@ def offsets_at(
     return offsets_since(admin_client(native_options(client)), places, at_ms)
 
 
-def compacted(client: Mapping[str, str], topics: Collection[str]) -> set[str]:
-    """Those of ``topics`` that keep the last record of a key only.
+def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[str, Policy]:
+    """How each of ``topics`` keeps its records.
 
     Raises:
         KafkaEdgeError: the cluster does not say.
     """
-    admin = admin_client({n: v for n, v in client.items() if not n.startswith("java.")})
+    admin = admin_client(native_options(client))
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
     asked = admin.describe_configs(resources) if resources else {}
-    found = set()
+    found = {}
     for resource, future in asked.items():
         try:
-            policy = answer_of(future, ASK_TIMEOUT_S).get("cleanup.policy")
+            held = answer_of(future, ASK_TIMEOUT_S)
         except KafkaException as exc:
             raise KafkaEdgeError(
                 f"the configuration of {resource.name} can't be read: {admin.explain(exc)}; give "
                 "this user DescribeConfigs on it"
             ) from exc
-        if policy is not None and "compact" in (policy.value or ""):
-            found.add(resource.name)
+        said = {
+            name: (entry.value or "") if (entry := held.get(name)) is not None else ""
+            for name in ("cleanup.policy", "message.timestamp.type")
+        }
+        found[resource.name] = Policy(
+            is_compacted="compact" in said["cleanup.policy"],
+            is_by_broker=said["message.timestamp.type"] == "LogAppendTime",
+        )
     return found
+
+
+class Policy(NamedTuple):
+    """How a topic keeps its records: only the last one of a key, and with the broker's times."""
+
+    is_compacted: bool
+    is_by_broker: bool
 
 
 class _Desk:
@@ -402,23 +437,41 @@ class _Desk:
         return newest_checkpoints(logs, partitions)
 
     def settled_spans(self, places: Collection[Place]) -> dict[Place, Span]:
-        """Logs up to their high watermarks, once no transaction below those is open."""
+        """Logs up to their high watermarks, once no transaction below those is open.
+
+        Raises:
+            KafkaEdgeError: one stays open.
+        """
+        spans, hidden = self.spans(places, self._timeout_s)
+        if hidden:
+            topic, partition = min(hidden)
+            raise KafkaEdgeError(
+                f"a transaction in {topic}:{partition} has been open for "
+                f"{self._timeout_s:.0f} s, and hides what comes after it: find its producer "
+                "(kafka-transactions.sh find-hanging), or try again later"
+            )
+        return spans
+
+    def spans(
+        self, places: Collection[Place], wait_s: float
+    ) -> tuple[dict[Place, Span], set[Place]]:
+        """Logs up to their high watermarks, once no transaction below those is open; up to the
+        transaction where one stays open, and which those are.
+        """
         ends = offsets_of(self.admin, places, LATEST)
         waiting = set(ends)
-        deadline_s = time.monotonic() + self._timeout_s
+        stable: dict[Place, int] = {}
+        deadline_s = time.monotonic() + wait_s
         tick = threading.Event()
         while waiting:
             stable = offsets_of(self.admin, waiting, LATEST, IsolationLevel.READ_COMMITTED)
             waiting = {place for place in waiting if stable[place] < ends[place]}
             if waiting and time.monotonic() > deadline_s:
-                topic, partition = min(waiting)
-                raise KafkaEdgeError(
-                    f"a transaction in {topic}:{partition} has been open for "
-                    f"{self._timeout_s:.0f} s, and hides what comes after it: find its producer "
-                    "(kafka-transactions.sh find-hanging), or try again later"
-                )
+                break
             if waiting:
                 tick.wait(_TICK_S)
+        ends |= {place: stable[place] for place in waiting}
         # After the ends: retention may pass an end that was asked for before.
         starts = offsets_of(self.admin, places, EARLIEST)
-        return {place: Span(starts[place], max(ends[place], starts[place])) for place in ends}
+        spans = {place: Span(starts[place], max(ends[place], starts[place])) for place in ends}
+        return spans, waiting

@@ -7,11 +7,13 @@ arrays, and cut by the list's offsets.
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,12 +22,17 @@ from numpy.typing import NDArray
 from delayservice.core.codes import COPY_FORGED
 from delayservice.core.contract import Contracts
 from delayservice.core.copies import Claim, read_claim
+from delayservice.core.cursor import OFFSET_MAX
 from delayservice.core.entry import COPY, INVALID, UNREADABLE, Entry, Headers, Row
 from delayservice.core.record import RecordReader
+from delayservice.core.recurrence import recurrence_of
+from delayservice.core.topic_names import is_legal_topic
 
 NO_KEY: Final = -1
 """Key hash of a record without a key, or with an empty one: any partition is right."""
 
+_SHARD: Final = re.compile(r".+:\d{1,9}", re.ASCII)
+_PARTITION_MAX: Final = 2**31 - 1
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _MASK31: Final = 0x7FFFFFFF
 
@@ -102,40 +109,67 @@ def _as_service_reads(headers: Headers) -> Headers:
 class ShardReader:
     """Reads the records of one shard as the service does.
 
+    A copy whose signature none of the secrets made is believed: they may have been replaced since.
+    What the service refused as forged, its dead letter says.
+
     Args:
         topic: the delay topic.
         partition: its partition.
         contracts: what its records are read by.
-        secrets: the cluster's; none: copies are believed, as nobody can check them.
+        secrets: the cluster's, or none.
     """
 
     def __init__(
         self, topic: str, partition: int, contracts: Contracts, secrets: Sequence[bytes]
     ) -> None:
         self._reader = RecordReader(topic, partition, contracts, secrets)
-        self._believes = not secrets
+        self.believed: set[int] = set()
+        """Offsets of copies of the last batch whose signature was not verified."""
 
     def read(self, rows: Sequence[Row]) -> list[Entry]:
         """What the records are; see ``RecordReader.read_batch``."""
+        self.believed.clear()
         entries = self._reader.read_batch(rows)
-        if not self._believes:
-            return entries
         return [self._believed(e) if e[1] == INVALID else e for e in entries]
 
     def _believed(self, entry: Entry) -> Entry:
-        """A copy that counts as forged only because nobody knows the secret."""
-        offset, _, _, _, original, (code, _) = entry
-        claim = read_claim(original) if code == COPY_FORGED else None
+        """A copy that is no forgery as far as can be seen here."""
+        offset, _, _, _, original, refusal = entry
+        claim = _sensible(read_claim(original)) if refusal[0] == COPY_FORGED else None
         if claim is None:
             return entry
+        self.believed.add(offset)
         meta = claim.payload[6]
         identity = meta[0] if meta else None
         return (offset, COPY, claim.at_ms, identity, claim.payload, claim.base)
 
 
 def claim_of(row: Row) -> Claim | None:
-    """What the row says as a copy; None: it is none."""
-    return read_claim((row[2], row[3], row[4] or []))
+    """What the row says as a copy; None: it is none, or no service can have written it."""
+    return _sensible(read_claim((row[2], row[3], row[4] or [])))
+
+
+def _sensible(claim: Claim | None) -> Claim | None:
+    """The claim, if its numbers and texts are such as the service writes; any producer may have
+    written it.
+    """
+    if claim is None:
+        return None
+    target, partition, _, _, _, due_ms, meta = claim.payload
+    _, source, attempt, expires_ms, *more = meta or (None, None, 1, None)
+    numbers = (claim.settles, claim.base, due_ms, attempt, expires_ms or 0, *more[1:])
+    if any(not isinstance(one, int) or abs(one) > OFFSET_MAX for one in numbers):
+        return None
+    if not -1 <= partition <= _PARTITION_MAX or not is_legal_topic(target):
+        return None
+    if claim.shard is not None and not _SHARD.fullmatch(claim.shard):
+        return None
+    try:
+        (source or b"").decode("ascii")
+        recurrence_of(meta)
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return None
+    return claim
 
 
 def key_hashes(keys: pa.BinaryArray) -> NDArray[np.int32]:

@@ -96,7 +96,7 @@ class Judge:
     def _refusal_of(self, entry: Entry) -> Refusal | None:
         _, kind, _, _, payload, extra = entry
         if kind == INVALID:
-            code, detail = extra
+            code, detail = extra[:2]
             return code, detail
         if kind != SCHEDULE:
             return OP_INVALID, "the record would not schedule anything"

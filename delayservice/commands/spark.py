@@ -34,7 +34,7 @@ from delayservice.contracts import allowed_patterns
 from delayservice.errors import DelayServiceError
 
 if TYPE_CHECKING:
-    from connectors.spark.audit import AuditOptions
+    from connectors.spark.audit import AuditOptions, AuditResult
     from delayservice.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported by the command.
@@ -70,7 +70,7 @@ _Out = Annotated[
     epilog="Examples: [bold]delayservice spark audit -b localhost:9092 --late 5s[/]"
     "\n\n[bold]delayservice spark audit -c delayservice.toml --all-topics --publish[/]"
     "\n\n[bold]delayservice spark audit -c delayservice.toml --follow[/]"
-    f"\n\n{STATUS}"
+    f"\n\n{STATUS[:-1]}, 4 nothing was found and something could not be judged."
 )
 def audit(
     *,
@@ -82,10 +82,21 @@ def audit(
     late: Annotated[
         str | None, typer.Option(help="What is later than this is a finding: 500ms, 5s.")
     ] = None,
-    early: Annotated[str, typer.Option(help="What is early by no more than this is none.")] = "0",
+    early: Annotated[str, typer.Option(help="Tolerance for early delivery.")] = "0",
+    overdue: Annotated[
+        str, typer.Option(help="What is not settled so long after its time is a finding.")
+    ] = "10m",
+    lag: Annotated[
+        str, typer.Option(help="A cancel that was written longer before the due time wins.")
+    ] = "30s",
     grace: Annotated[
-        str, typer.Option(help="At least once: younger outputs may be ahead of the checkpoint.")
-    ] = "0",
+        str | None,
+        typer.Option(
+            help="At least once: younger outputs may be ahead of the checkpoint, and deliveries "
+            "may come again within this time.",
+            show_default="1m under at_least_once, else 0",
+        ),
+    ] = None,
     publish: Annotated[
         bool, typer.Option("--publish", help="Findings go to the topic `topics.audit`, too.")
     ] = False,
@@ -126,7 +137,10 @@ def audit(
         secrets=_secrets(settings),
         late_ms=None if late is None else delay_ms("--late", late),
         early_ms=delay_ms("--early", early),
-        grace_ms=delay_ms("--grace", grace),
+        grace_ms=delay_ms("--grace", grace or _usual_grace(settings)),
+        overdue_ms=delay_ms("--overdue", overdue),
+        lag_ms=delay_ms("--lag", lag),
+        delay_topics=(*topics.delay, *settings.levels.by_topic),
         topic=topics.audit if publish else None,
     )
     with running("audit", master, conf, as_json=as_json) as job:
@@ -149,8 +163,8 @@ def audit(
         out.print(f"{found.records:,} records audited in {rate}")
         for note in found.cut.notes:
             err.print(f"not audited: {note}", style="yellow", markup=False)
-        _show_findings(found.findings, found.sample, found.findings_path)
-    raise typer.Exit(0 if found.is_clean else EXIT_FINDINGS)
+        _show_judged(found)
+    raise typer.Exit(found.status)
 
 
 @app.command(
@@ -407,6 +421,26 @@ def main() -> None:
 # --- show ----------------------------------------------------------------------------------------
 
 
+def _show_judged(found: AuditResult) -> None:
+    """The range of the verdict, what could not be judged in it, and what was found."""
+    for one in found.judged:
+        span = f"offsets {one.start} to {one.stop - 1}" if one.start < one.stop else "no offsets"
+        out.print(f"judged: {span} of {one.topic}:{one.partition}", markup=False)
+    if found.findings or not found.unjudged:
+        _show_findings(found.findings, found.sample, found.findings_path)
+    for reason, count in found.unjudged.items():
+        out.print(f"{count:,} not judged: {reason}", style="bold yellow", markup=False)
+    _show_rows(found.unjudged_sample)
+    if found.unjudged_sample:
+        out.print(f"all of them are in {found.unjudged_path}", style="dim", markup=False)
+
+
+def _show_rows(rows: Sequence[Mapping[str, object]]) -> None:
+    for row in rows:
+        place = f"{row['topic']}:{row['partition']}:{row['offset']}"
+        out.print(f"  {row['kind']} {place}  {row['detail']}", markup=False)
+
+
 def _show_findings(
     findings: Mapping[str, int], sample: Sequence[Mapping[str, object]], path: str
 ) -> None:
@@ -415,9 +449,7 @@ def _show_findings(
         return
     for kind, count in findings.items():
         out.print(f"{count:,} {kind}", style="bold red", markup=False)
-    for row in sample:
-        place = f"{row['topic']}:{row['partition']}:{row['offset']}"
-        out.print(f"  {row['kind']} {place}  {row['detail']}", markup=False)
+    _show_rows(sample)
     out.print(f"all of them are in {path}", style="dim", markup=False)
 
 
@@ -425,7 +457,7 @@ def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> dict[st
     """Audit as records come; what stands at the end. The next run with the same ``--out`` goes on
     where this one ends.
     """
-    from connectors.spark.audit_stream import StreamOptions, standing, start_audit
+    from connectors.spark.audit.stream import StreamOptions, standing, start_audit
 
     query = start_audit(job.spark, StreamOptions(options, from_start=from_start))
     job.say(f"auditing what comes; findings go to {options.path('findings')}")
@@ -437,6 +469,11 @@ def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> dict[st
     if failure is not None:
         raise failure
     return standing(job.spark, options)
+
+
+def _usual_grace(settings: Settings) -> str:
+    """How far outputs may be ahead of their checkpoint where nothing else is said."""
+    return "1m" if settings.delivery.mode == "at_least_once" else "0"
 
 
 def _secrets(settings: Settings) -> tuple[bytes, ...]:

@@ -199,7 +199,7 @@ def _locate_other(lane: Lane, entry: Entry) -> Fate:
     """A control, or what breaks the contract."""
     is_passed = entry[0] < lane.shard.committed.offset
     if entry[1] == INVALID:
-        code, detail = entry[5]
+        code, detail = entry[5][:2]
         return Fate(state="settled" if is_passed else "invalid", detail=f"{code}: {detail}")
     if is_passed:
         return Fate(state="settled", detail=_OUTCOMES)

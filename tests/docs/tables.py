@@ -68,7 +68,7 @@ _FRAGMENT = "a fragment: what it stands in is the reader's own"
 
 PYTHON_NOT_RUN: Final = (
     Listed("docs/audit.md", "from connectors.spark.audit import", "Spark: run by make night"),
-    Listed("docs/audit.md", "from connectors.spark.audit_stream import", _FRAGMENT),
+    Listed("docs/audit.md", "from connectors.spark.audit.stream import", _FRAGMENT),
     Listed("docs/client.md", "from datetime import", _RECIPE),
     Listed("docs/client.md", "from kafka_delay_client import LevelProducer", "needs levels"),
     Listed("docs/client.md", '"""Ships orders.', "tests/integration/test_retry_ladder.py runs it"),

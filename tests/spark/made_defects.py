@@ -11,6 +11,8 @@ from tests.spark.made_history import DAY_MS, Header, MadeHistory
 
 SECRET: Final = b"only-for-tests-0123456789"
 LATE_MS: Final = 5_000
+OVERDUE_MS: Final = 1
+LEFT_OUT: Final = b"its key, value and headers (105 bytes) are left out, for they were refused"
 PARTITIONS: Final = 2
 
 Found = tuple[str, int, int]
@@ -108,13 +110,14 @@ class _Maker:
         asked = [("delay-at", b"%d" % due_ms), ("delay-target-topic", h.target.encode())]
         h.letter(gone, *asked, code="target-unknown")
         bare = h.source(due_ms, ("own", b"1" * 100))
-        h.write(h.dead_letter, self.why(bare, "too-large"), value=None)
+        h.write(h.dead_letter, self.why(bare, "too-large", LEFT_OUT), value=None)
         h.write(h.dead_letter, [("delay-replayed", b"0")], value=None)
         h.write(h.target, [("own", b"1")], value=b"of another producer")
         h.write(h.target, h.told(7, due_ms)[:1] + self.elsewhere(), value=b"of another service")
 
-    def why(self, offset: int, code: str) -> list[Header]:
-        return [("delay-error", code.encode()), *self.h.told(offset, self.due_ms)[1:]]
+    def why(self, offset: int, code: str, detail: bytes) -> list[Header]:
+        told = [("delay-error", code.encode()), ("delay-error-detail", detail)]
+        return [*told, *self.h.told(offset, self.due_ms)[1:]]
 
     def elsewhere(self) -> list[Header]:
         return [("delay-source", b"delay_topic_elsewhere:0:7"), ("delay-settles", b"7")]
@@ -188,8 +191,8 @@ class _Maker:
         h.letter(both, *asked, code="target-unknown")
         self.defect("duplicated", both)
         split = h.source(due_ms)
-        h.delivery(split, due_ms)
-        h.delivery(split, due_ms, topic=h.other)
+        h.delivery(split, due_ms, at_ms=due_ms + 2_000)
+        h.delivery(split, due_ms, topic=h.other)  # before it: no consumer has forwarded it
         self.defect("duplicated", split)
 
     def mistimed(self) -> None:
@@ -267,6 +270,9 @@ class _Maker:
             offset = h.source(due_ms, *headers)
             h.delivery(offset, due_ms, more=headers)
             self.defect("not_checkpointed", offset)
+        self.defect("overdue", h.source(self.k_ms + 2))
+        huge = [*h.told(0, self.due_ms)[:2], ("delay-settles", b"9" * 30)]
+        self.defect("malformed", h.write(h.target, huge))
         h.delivery(1_000_000, self.due_ms)
         self.defect("unknown_source", 1_000_000)
         marker = h.transaction(self.due_ms, commit=True)

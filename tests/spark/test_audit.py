@@ -13,12 +13,14 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, OffsetRange, audit
+from connectors.spark.audit.judge import (
+    KINDS,
+)
 from connectors.spark.cut import Span, first_times
-from connectors.spark.judge import KINDS
 from delayservice.core.names import DELAY_SETTLES
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import DelayServiceError, KafkaEdgeError
-from tests.spark.made_defects import LATE_MS, PARTITIONS, SECRET, Defects, Found, inject
+from tests.spark.made_defects import LATE_MS, OVERDUE_MS, PARTITIONS, SECRET, Defects, Found, inject
 from tests.spark.made_history import MadeHistory
 
 
@@ -37,6 +39,7 @@ def options(defects: Defects, out: Path, **more: object) -> AuditOptions:
         dead_letter=h.dead_letter,
         outcomes=h.outcomes,
         late_ms=LATE_MS,
+        overdue_ms=OVERDUE_MS,
         **more,  # type: ignore[arg-type]  # a test's own
     )
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.spark.audit import AuditOptions
-from connectors.spark.audit_stream import StreamOptions, standing, start_audit
+from connectors.spark.audit.stream import StreamOptions, standing, start_audit
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.spark.made_history import MadeHistory
 

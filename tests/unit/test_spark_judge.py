@@ -10,29 +10,34 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from connectors.spark.audit_rows import Values, batch_of
-from connectors.spark.audit_verdicts import Court, whole_groups
-from connectors.spark.judge import (
+from connectors.spark.audit.judge import (
     CERTAIN,
-    COPIED,
-    DELIVERED,
+    FOUND,
     IF_MARKED,
     IF_OTHER,
     IF_UNMARKED,
+    UNJUDGED,
+    UNLESS_MARKED,
+    Finding,
+    as_refused,
+    judge,
+)
+from connectors.spark.audit.rules import Rules, ShardRules
+from connectors.spark.audit.verdicts import COUNT, LINE, Court, IdCourt, whole_groups
+from connectors.spark.ledger.facts import (
+    COPIED,
+    DELIVERED,
     LETTER,
     NEVER_MS,
     OUTCOME,
+    PLAIN_SOURCE,
     SOURCE,
-    UNLESS_MARKED,
-    Finding,
     Output,
     OutputFacts,
-    Rules,
-    ShardRules,
     Source,
     SourceFacts,
-    judge,
 )
+from connectors.spark.ledger.rows import Values, batch_of, pack
 from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID
@@ -47,6 +52,9 @@ RULES = Rules(
     topics=("letters", "other", "target"),
     partitions=(1, 1, 4),
     read=frozenset({0, 1, 2}),
+    dead_letter=0,
+    outcomes=1,
+    delay_topics=frozenset(),
     complete_since_ms={},
     seen_ms={2: (0, 0, 0, 0)},
 )
@@ -54,7 +62,7 @@ TARGET = 2
 RECORD = Source(0, 50, 900, 900, 400, 77, TARGET, -1)
 DELIVERY = Output(DELIVERED, 900, 900, 77, TARGET, 3, 0, -1)
 PENDING = RECORD._replace(key_ms=1_500, due_ms=1_500)
-LETTERED = DELIVERY._replace(role=LETTER, due_ms=-1, topic=0, partition=0)
+LETTERED = DELIVERY._replace(role=LETTER, due_ms=900, topic=0, partition=0)
 
 
 def found(
@@ -67,8 +75,13 @@ def found(
     return list(judge(source, outputs, 0, offset, rules, Counter() if counts is None else counts))
 
 
+def since(topic: int, at_ms: int) -> dict[int, tuple[int, ...]]:
+    """Evidence of one topic is complete since then only."""
+    return {topic: (at_ms,) * RULES.partitions[topic]}
+
+
 def kinds(source: Source | None, *outputs: Output, rules: Rules = RULES) -> list[str]:
-    return [one.kind for one in found(source, *outputs, rules=rules)]
+    return [one.kind for one in found(source, *outputs, rules=rules) if one.verdict == FOUND]
 
 
 def of(**facts: object) -> SourceFacts:
@@ -115,12 +128,21 @@ def test_a_record_with_an_id_depends_on_its_canceller() -> None:
 
 
 def test_the_settlement_is_the_soundest_and_the_others_are_duplicates() -> None:
-    wrong = DELIVERY._replace(topic=1, partition=0, at_ms=900, place=9)
-    for outputs in [(wrong, DELIVERY), (DELIVERY, wrong)]:
+    right = DELIVERY._replace(at_ms=2_500)
+    wrong = DELIVERY._replace(topic=1, partition=0, place=9)
+    for outputs in [(wrong, right), (right, wrong)]:
         (one,) = found(RECORD, *outputs)
         assert one.kind == "duplicated"
         assert one.output == wrong
         assert one.detail.endswith("it is also wrong_target")
+
+
+def test_what_a_consumer_forwards_with_its_headers_is_no_duplicate() -> None:
+    counts: Counter[str] = Counter()
+    copied = DELIVERY._replace(topic=1, partition=0, content=5)
+    assert found(RECORD, copied, DELIVERY, counts=counts) == []
+    assert counts["mirrored"] == 1
+    assert kinds(RECORD, copied) == ["wrong_target", "altered"]
 
 
 @pytest.mark.parametrize(
@@ -169,42 +191,55 @@ def test_a_partition_that_was_right_before_partitions_were_added_is_right() -> N
 
 def test_a_record_is_not_lost_where_its_outputs_may_have_been_deleted() -> None:
     counts: Counter[str] = Counter()
-    cut = replace(RULES, complete_since_ms={TARGET: 901})
-    assert found(RECORD, rules=cut, counts=counts) == []
-    assert kinds(RECORD, rules=replace(RULES, complete_since_ms={TARGET: 900})) == ["lost"]
+    cut = replace(RULES, complete_since_ms=since(TARGET, 901))
+    (one,) = found(RECORD, rules=cut, counts=counts)
+    assert (one.kind, one.verdict) == ("evidence_deleted", UNJUDGED)
+    assert counts["not_checkable"] == 1
+    before = replace(cut, shards=(replace(SHARD, judged_from=51),))
+    assert found(RECORD, rules=before) == []  # outside of the range that the verdict is for
+    assert kinds(RECORD, rules=replace(RULES, complete_since_ms=since(TARGET, 900))) == ["lost"]
     assert kinds(RECORD, rules=replace(RULES, read=frozenset({0}))) == []
-    letters = replace(RULES, shards=(replace(SHARD, complete_since_ms=NEVER_MS),))
+    letters = replace(RULES, complete_since_ms=since(0, NEVER_MS))
     assert kinds(RECORD, rules=letters) == []
 
 
 def test_what_could_be_cancelled_is_lost_only_if_outcomes_are_kept_since_it_was_written() -> None:
     named = RECORD._replace(facts=of(record_id=b"a"))  # written at 400, due at 900
     assert [one.when for one in found(named)] == [CERTAIN]
-    cut = replace(RULES, shards=(replace(SHARD, complete_since_ms=401),))
-    (one,) = found(named, rules=cut)
-    assert (one.kind, one.when, one.since_ms) == ("lost", IF_UNMARKED, 900)
+    cut = replace(RULES, complete_since_ms=since(0, 401))
+    unjudged, lost = found(named, rules=cut)
+    assert (unjudged.verdict, unjudged.when) == (UNJUDGED, IF_MARKED)
+    assert (lost.kind, lost.when, lost.since_ms) == ("lost", IF_UNMARKED, 900)
     counts: Counter[str] = Counter()
-    assert found(named._replace(key_ms=1_500, due_ms=1_500), rules=cut, counts=counts) == []
+    pending = named._replace(key_ms=1_500, due_ms=1_500)
+    (one,) = found(pending, rules=cut, counts=counts)
+    assert (one.verdict, one.when) == (UNJUDGED, IF_MARKED)
     assert counts["pending"] == 1
-    gone = replace(RULES, shards=(replace(SHARD, complete_since_ms=901),))
-    assert found(named, rules=gone, counts=counts) == []
+    gone = replace(RULES, complete_since_ms=since(0, 901))
+    (one,) = found(named, rules=gone, counts=counts)
+    assert (one.verdict, one.when) == (UNJUDGED, CERTAIN)
     assert counts["not_checkable"] == 1
     assert kinds(RECORD, rules=cut) == ["lost"]  # nobody can cancel it
 
 
 def test_a_copy_whose_canceller_may_have_expired_is_not_lost() -> None:
     copy = RECORD._replace(facts=of(kind=COPY, record_id=b"a", base=9))
-    cut = replace(RULES, shards=(replace(SHARD, complete_since_ms=401),))
-    assert kinds(copy) == ["lost"]
-    assert kinds(copy, rules=cut) == []
-    assert kinds(copy._replace(facts=of(kind=COPY, record_id=b"a", base=10)), rules=cut) == ["lost"]
+    cut = replace(
+        RULES,
+        shards=(replace(SHARD, known_from=10),),
+        complete_since_ms=since(0, 401),
+    )
+    assert decided(copy) == {("lost", FOUND)}
+    assert decided(copy, rules=cut) == {("evidence_deleted", UNJUDGED)}
+    known = copy._replace(facts=of(kind=COPY, record_id=b"a", base=10))
+    assert decided(known, rules=cut) == {("lost", FOUND)}
 
 
 def test_a_record_is_settled_by_its_roll_from_its_key_on_and_not_from_when_it_is_due() -> None:
     rolled = RECORD._replace(due_ms=5_000)  # its key is 900
     assert [one.since_ms for one in found(rolled)] == [900]
-    cut = replace(RULES, shards=(replace(SHARD, complete_since_ms=901),))
-    assert found(rolled, rules=cut) == []
+    cut = replace(RULES, complete_since_ms=since(0, 901))
+    assert [one.verdict for one in found(rolled, rules=cut)] == [UNJUDGED]
 
 
 def test_outputs_of_a_topic_that_was_deleted_are_not_those_of_the_new_one() -> None:
@@ -236,16 +271,21 @@ LATER_REFUSED = REFUSED._replace(offset=60)
     [
         (REFUSED, told(LETTERED, code="time-missing", whole_hash=77), None),
         (REFUSED, told(LETTERED, code="time-missing", whole_hash=78), "altered"),
-        (REFUSED, told(LETTERED, code="time-missing", is_bare=True), None),
+        (REFUSED, told(LETTERED, code="time-missing", is_bare=True, says_bare=True), None),
+        (REFUSED, told(LETTERED, code="time-missing", is_bare=True), "altered"),
         (REFUSED, told(LETTERED, code="time-past", whole_hash=77), "wrong_outcome"),
         (REFUSED, told(LETTERED), "dead_letter_missing_code"),
         (REFUSED, DELIVERY, "wrong_outcome"),
-        (RECORD, told(LETTERED, code="target-unknown"), None),
+        (RECORD, told(LETTERED, code="target-unknown", target="target"), None),
         (RECORD, told(LETTERED._replace(content=1), code="target-unknown"), "altered"),
         (RECORD, told(LETTERED, code="time-missing"), "wrong_outcome"),
         (RECORD, told(LETTERED, code="target-denied"), "wrong_outcome"),
-        (LATER_RECORD, told(LETTERED, code="target-denied"), None),
-        (LATER_RECORD._replace(facts=of(kind=COPY)), told(LETTERED, code="target-denied"), None),
+        (LATER_RECORD, told(LETTERED, code="target-denied", target="target"), None),
+        (
+            LATER_RECORD._replace(facts=of(kind=COPY)),
+            told(LETTERED, code="target-denied", target="target"),
+            None,
+        ),
         (LATER_RECORD, told(LETTERED._replace(content=1), code="target-denied"), "altered"),
         (LATER_RECORD, told(LETTERED, code="time-missing"), "wrong_outcome"),
         (
@@ -296,10 +336,23 @@ def test_a_copy_says_what_its_record_says() -> None:
 
 
 def test_a_believed_copy_is_forged_if_the_service_says_so() -> None:
-    copy = PENDING._replace(facts=of(kind=COPY))
+    copy = PENDING._replace(facts=of(kind=COPY, is_verified=False))
     letter = told(LETTERED, code="copy-forged", whole_hash=5)
-    assert kinds(copy, letter, rules=replace(RULES, believes=True)) == []
-    assert kinds(copy._replace(key_ms=900), letter) == ["wrong_outcome"]
+    assert kinds(as_refused(copy, [letter]), letter) == []
+    verified = copy._replace(key_ms=900, facts=of(kind=COPY))
+    assert kinds(as_refused(verified, [letter]), letter) == ["wrong_outcome"]
+
+
+def decided(source: Source, *outputs: Output, rules: Rules = RULES) -> set[tuple[str, int]]:
+    """Findings of one record that bears an id, once its canceller was looked for."""
+    lines = [row(source), *[delivered(source.offset, one) for one in outputs]]
+    rows = [one for batch in Court(rules).judge([batch_of(lines)]) for one in batch.to_pylist()]
+    certain = [one for one in rows if one["verdict"] in (FOUND, UNJUDGED) and not one["when"]]
+    open_rows = [one for one in rows if one["verdict"] == LINE or one["when"]]
+    batch = pa.RecordBatch.from_pylist(open_rows)
+    for made in IdCourt(rules, {}).judge([batch]):
+        certain += made.to_pylist()
+    return {(one["kind"], one["verdict"]) for one in certain}
 
 
 # --- many at once --------------------------------------------------------------------------------
@@ -308,7 +361,8 @@ def test_a_believed_copy_is_forged_if_the_service_says_so() -> None:
 def row(source: Source) -> Values:
     s = source
     times = (s.key_ms, s.due_ms, s.written_ms)
-    return (0, s.offset, SOURCE, *times, s.content, s.topic, -1, 0, -1, None)
+    more = None if s.facts is PLAIN_SOURCE else pack(s.facts)
+    return (0, s.offset, SOURCE, *times, s.content, s.topic, -1, 0, -1, more)
 
 
 def delivered(offset: int, output: Output) -> Values:
@@ -324,9 +378,9 @@ def judged(
     counts: dict[str, int] = {}
     for batch in Court(rules).judge(batches):
         for one in batch.to_pylist():
-            if one["number"] is None:
+            if one["verdict"] in (FOUND, UNJUDGED):
                 findings.add((one["kind"], one["offset"]))
-            else:
+            elif one["verdict"] == COUNT:
                 counts[one["kind"]] = one["number"]
     return findings, counts
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from connectors.spark.audit_outputs import OutputRows
-from connectors.spark.audit_rows import NO_SHARD, UNMARKED, Ledger
-from connectors.spark.judge import LETTER
+from connectors.spark.ledger.facts import (
+    LETTER,
+)
+from connectors.spark.ledger.outputs import OutputRows
+from connectors.spark.ledger.rows import NO_SHARD, UNMARKED, Ledger
 from delayservice.core.dead_letters import marker
 from delayservice.core.entry import Headers
 

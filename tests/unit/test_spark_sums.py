@@ -6,9 +6,16 @@ import random
 
 import pyarrow as pa
 
-from connectors.spark.audit_rows import NO_SHARD, Values, batch_of
-from connectors.spark.audit_sums import BLOCK_BITS, merged, summed
-from connectors.spark.judge import COPIED, DELIVERED, DISCLAIMED, LETTER, OUTCOME, SOURCE
+from connectors.spark.audit.sums import BLOCK_BITS, merged, summed
+from connectors.spark.ledger.facts import (
+    COPIED,
+    DELIVERED,
+    DISCLAIMED,
+    LETTER,
+    OUTCOME,
+    SOURCE,
+)
+from connectors.spark.ledger.rows import NO_SHARD, Values, batch_of
 
 SETTLING = (DELIVERED, LETTER, OUTCOME, COPIED)
 

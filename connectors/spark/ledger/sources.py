@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from connectors.spark.audit_rows import SCHEMA, Ledger, batch_of, content_hash, pack
 from connectors.spark.decode import (
     NO_KEY,
     Run,
     ShardReader,
+    key_hashes,
     readers,
     rows_of,
     runs,
     without_collector,
 )
-from connectors.spark.judge import SOURCE, SourceFacts
-from delayservice.core.codec import Payload
+from connectors.spark.ledger.facts import (
+    NAMED,
+    SOURCE,
+    SourceFacts,
+)
+from connectors.spark.ledger.rows import SCHEMA, Ledger, batch_of, content_hash, pack
+from delayservice.core.codec import Payload, packed_recurrence
 from delayservice.core.entry import COPY, INVALID, SCHEDULE, Entry, Row
 from delayservice.core.names import DELAY_COPY
 from delayservice.core.recurrence import recurrence_of
+from delayservice.core.storing import bearing_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +53,25 @@ class SourceRows:
         if shard is not None and judged.num_rows:
             rows = rows_of(judged)
             entries = reader.read(rows)
-            yield self._sources(shard, judged, entries)
+            yield self._sources(shard, judged, entries, reader.believed)
             yield from self._copies(run, rows, entries)
         if others.num_rows:
-            rows = [row for row in rows_of(others) if _claims_to_be_a_copy(row)]
-            yield from self._copies(run, rows, reader.read(rows))
+            rows = rows_of(others)
+            if shard is None:
+                rows = [row for row in rows if _claims_to_be_a_copy(row)]
+            entries = reader.read(rows)
+            yield from self._copies(run, rows, entries)
+            if shard is not None:
+                yield from self._named(shard, entries)
+
+    def _named(self, shard: int, entries: Sequence[Entry]) -> Iterator[pa.RecordBatch]:
+        """Rows of records that bear an id and are not judged: they may cancel what is."""
+        named = [
+            (shard, e[0], NAMED, e[2], 0, 0, 0, -1, -1, 0, NO_KEY, self._facts(e))
+            for _, e in bearing_ids(entries)
+        ]
+        if named:
+            yield batch_of(named)
 
     def _parted(
         self, shard: int | None, batch: pa.RecordBatch
@@ -74,19 +94,25 @@ class SourceRows:
             values
             for row, entry in zip(rows, entries, strict=True)
             if entry[1] == COPY
-            for values in self.ledger.settled_by_copy(place, row)
+            for values in self.ledger.said_by_copy(place, row)
         ]
         if settling:
             yield batch_of(settling)
 
     def _sources(
-        self, shard: int, batch: pa.RecordBatch, entries: Sequence[Entry]
+        self,
+        shard: int,
+        batch: pa.RecordBatch,
+        entries: Sequence[Entry],
+        believed: Collection[int],
     ) -> pa.RecordBatch:
         """Column by column: it is what every record goes through."""
         count = len(entries)
         topics = self.ledger.topics
         facts = [
-            None if e[1] == SCHEDULE and e[4][6] is None and e[4][0] in topics else self._facts(e)
+            None
+            if e[1] == SCHEDULE and e[4][6] is None and e[4][0] in topics
+            else self._facts(e, is_verified=e[0] not in believed)
             for e in entries
         ]
         described = [_described(entry) for entry in entries]
@@ -103,13 +129,13 @@ class SourceRows:
                 pa.array([topics.get(payload[0], -1) for payload in described], pa.int32()),
                 pa.array([payload[1] for payload in described], pa.int32()),
                 pa.array(zeros),
-                pa.array(np.full(count, NO_KEY, np.int32)),
+                pa.array(key_hashes(pa.array([payload[2] for payload in described], pa.binary()))),
                 pa.array(facts, pa.binary()),
             ],
             schema=SCHEMA,
         )
 
-    def _facts(self, entry: Entry) -> bytes:
+    def _facts(self, entry: Entry, *, is_verified: bool = True) -> bytes:
         _, kind, _, record_id, payload, extra = entry
         if kind == INVALID:
             return pack(SourceFacts(kind, code=extra[0]))
@@ -127,6 +153,8 @@ class SourceRows:
                 attempt=attempt,
                 is_armed=recurrence is None or bool(recurrence.number),
                 target="" if payload[0] in self.ledger.topics else payload[0],
+                recur=packed_recurrence(payload[6]) or b"",
+                is_verified=is_verified,
             )
         )
 

@@ -9,30 +9,22 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit_marks import NAMES, Names, decided
-from connectors.spark.audit_outputs import OutputRows
-from connectors.spark.audit_rows import LEDGER, Ledger
-from connectors.spark.audit_sources import SourceRows
-from connectors.spark.audit_verdicts import JUDGED, Court
+from connectors.spark.audit.frames import decide_by_ids, judge_records
+from connectors.spark.audit.judge import LOST, UNJUDGED, UNKNOWN_SOURCE
+from connectors.spark.audit.rules import DELETED, Rules, ShardRules
 from connectors.spark.cut import (
     Cut,
     LogStarts,
     ShardCut,
     Span,
-    compacted,
     first_times,
     offsets_at,
+    topic_policies,
 )
-from connectors.spark.judge import (
-    CERTAIN,
-    LETTER,
-    LOST,
-    NEVER_MS,
-    OUTCOME,
-    UNKNOWN_SOURCE,
-    Rules,
-    ShardRules,
-)
+from connectors.spark.ledger.facts import LETTER, NEVER_MS, OUTCOME
+from connectors.spark.ledger.outputs import OutputRows
+from connectors.spark.ledger.rows import LEDGER, NO_SHARD, Ledger
+from connectors.spark.ledger.sources import SourceRows
 from connectors.spark.topics import Place, read_topic
 from delayservice.core import names
 from delayservice.core.cursor import OFFSET_MAX
@@ -44,8 +36,6 @@ FINDING: Final = (
 )
 """A finding, as it is written; ``docs/audit.md`` says what each column is."""
 
-_BLOCK_BITS: Final = 13
-"""Records of so many neighbouring offsets are judged by one task: their rows pack well."""
 _TASK_RECORDS: Final = 1_000_000
 _CLOCKS_DIFFER_MS: Final = 600_000
 """No output has a timestamp that is so much before its source record's."""
@@ -73,6 +63,8 @@ class Scope:
     late_ms: int | None
     early_ms: int
     grace_ms: int
+    overdue_ms: int | None
+    lag_ms: int
 
 
 class Plan:
@@ -91,16 +83,30 @@ class Plan:
     def __init__(self, spark: SparkSession, scope: Scope, cut: Cut) -> None:
         self._spark = spark
         self._scope = scope
-        self._cut = cut
+        self.cut = cut
         self._shards = _chosen(cut, scope.ranges)
         self._topics = sorted(cut.partitions)
         self._topic_numbers = {name: number for number, name in enumerate(self._topics)}
         self._shard_numbers = {(s.topic, s.partition): n for n, (s, _) in enumerate(self._shards)}
         self._contracts = {(s.topic, s.partition): s.contracts for s in cut.shards}
-        self._rules = self._make_rules()
+        self._policies = topic_policies(scope.client, {topic for topic, _ in cut.others})
+        self._first_ms = first_times(scope.client, cut.spans)
+        self._complete_ms = self._complete_since()
+        self._judged = self._judged_ranges()
+        self.rules = self._make_rules()
         self._sources, self._outputs = self._spans()
         cores = spark.sparkContext.defaultParallelism
         self._tasks = max(2 * cores, self.rows // _TASK_RECORDS + 1)
+
+    @property
+    def judged_ranges(self) -> list[OffsetRange]:
+        """What the verdict is for: of each shard that is looked at, the offsets of which all
+        evidence still exists; of ranges that were asked for, those.
+        """
+        return [
+            OffsetRange(shard.topic, shard.partition, span.start, span.end)
+            for (shard, _), span in zip(self._shards, self._judged, strict=True)
+        ]
 
     @property
     def rows(self) -> int:
@@ -111,24 +117,19 @@ class Plan:
     # --- judge ---------------------------------------------------------------------------------
 
     def judged(self) -> DataFrame:
-        """Rows of ``audit_verdicts.JUDGED``."""
+        """Rows of ``verdicts.JUDGED``."""
         ledger = Ledger(
             self._shard_numbers,
             self._topic_numbers,
             self._contracts,
             {number: (r.start, r.stop) for number, (_, r) in enumerate(self._shards)},
+            {topic: self.cut.partitions[topic] for topic in self.cut.delay_topics},
             {self._scope.dead_letter: LETTER, self._scope.outcomes: OUTCOME},
             tuple(self._scope.secrets),
         )
         sources = self._read(self._sources).mapInArrow(SourceRows(ledger).of, LEDGER)
         outputs = self._read(self._outputs).mapInArrow(OutputRows(ledger).of, LEDGER)
-        block = sf.shiftright("offset", _BLOCK_BITS)
-        return (
-            sources.unionAll(outputs)
-            .repartition(self._tasks, "shard", block)
-            .sortWithinPartitions("shard", "offset", "role")
-            .mapInArrow(Court(self._rules).judge, JUDGED)
-        )
+        return judge_records(sources.unionAll(outputs), self.rules, self._tasks)
 
     def _read(self, spans: Mapping[Place, Span]) -> DataFrame:
         return read_topic(
@@ -151,13 +152,13 @@ class Plan:
         """What is read of the delay topics and of all others: for a few source offsets, those and
         only what was written since they were, for copies of them may be in any delay topic.
         """
-        delayed = {(shard.topic, shard.partition): shard.span for shard in self._cut.shards}
-        others = dict(self._cut.others)
+        delayed = {(shard.topic, shard.partition): shard.span for shard in self.cut.shards}
+        others = dict(self.cut.others)
         if not self._scope.ranges:
             return delayed, others
         judged = self._judged_spans()
         written_ms = first_times(self._scope.client, judged).values()
-        since_ms = min(written_ms, default=self._cut.taken_ms) - _CLOCKS_DIFFER_MS
+        since_ms = min(written_ms, default=self.cut.taken_ms) - _CLOCKS_DIFFER_MS
         first = offsets_at(self._scope.client, [*delayed, *others], since_ms)
         first |= {place: span.start for place, span in judged.items()}
         return _since(delayed, first), _since(others, first)
@@ -165,32 +166,19 @@ class Plan:
     # --- findings ------------------------------------------------------------------------------
 
     def findings(self, judged: DataFrame) -> DataFrame:
-        """Rows of ``FINDING`` among judged ones, cancellers looked up where they decide."""
-        found = judged.where("number is null")
-        undecided = found.where(sf.col("when") != CERTAIN)
-        certain = found.where(sf.col("when") == CERTAIN)
-        bases = _bases(undecided)
-        if bases:
-            certain = certain.unionByName(
-                decided(undecided, self._names(bases), self._shard_table())
-            )
+        """Rows of ``FINDING`` and their ``verdict``, those that depend on others of their id
+        decided.
+        """
+        certain = decide_by_ids(judged, self.rules, self._tasks)
+        if self._scope.ranges:  # what names no record is in no range
+            certain = certain.where(sf.col("shard") != NO_SHARD)
         return self._named(self._still_true(certain))
 
-    def _names(self, bases: Mapping[int, int]) -> DataFrame:
-        """User records that bear an id, from the first base on that is asked for."""
-        spans = {
-            (shard.topic, shard.partition): Span(
-                min(max(bases[number], shard.span.start), shard.span.end), shard.span.end
-            )
-            for number, (shard, _) in enumerate(self._shards)
-            if number in bases
-        }
-        named = Names(self._shard_numbers, self._contracts, tuple(self._scope.secrets))
-        return self._read(spans).mapInArrow(named.of_sources, NAMES)
-
     def _still_true(self, found: DataFrame) -> DataFrame:
-        """Without what is only missing because retention went on while the logs were read."""
-        spans = self._cut.spans
+        """Without what is only missing because retention went on while the logs were read: of
+        what is lost nobody can tell any more.
+        """
+        spans = self.cut.spans
         starts = LogStarts(self._scope.client).of(spans.keys())
         for number, (shard, _) in enumerate(self._shards):
             start = starts[shard.topic, shard.partition]
@@ -199,100 +187,147 @@ class Plan:
                 found = found.where(~(gone & (sf.col("kind") == UNKNOWN_SOURCE)))
         moved = {
             place: Span(starts[place], max(span.end, starts[place]))
-            for place, span in self._cut.others.items()
+            for place, span in self.cut.others.items()
             if starts[place] > span.start
         }
         if not moved:
             return found
         settled_ms = first_times(self._scope.client, moved, names.DELAY_SETTLES)
-        since_ms = max(_complete_since(moved, settled_ms).values())
-        return found.where((sf.col("kind") != LOST) | (sf.col("since_ms") >= since_ms))
+        since_ms: dict[str, int] = {}
+        for place in moved:
+            at_ms = settled_ms.get(place, NEVER_MS)
+            since_ms[place[0]] = max(at_ms, since_ms.get(place[0], 0))
+        own = (self._scope.dead_letter, self._scope.outcomes)
+        bound = sf.lit(max((since_ms.get(topic, 0) for topic in own), default=0))
+        for topic, at_ms in since_ms.items():
+            is_aim = sf.col("aim") == self._topic_numbers[topic]
+            bound = sf.greatest(bound, sf.when(is_aim, sf.lit(at_ms)).otherwise(0))
+        is_unseen = (sf.col("kind") == LOST) & (sf.col("since_ms") < bound)
+        return found.withColumns(
+            {
+                "verdict": sf.when(is_unseen, sf.lit(UNJUDGED)).otherwise(sf.col("verdict")),
+                "kind": sf.when(is_unseen, sf.lit(DELETED)).otherwise(sf.col("kind")),
+            }
+        )
 
     def _named(self, found: DataFrame) -> DataFrame:
         """Numbers of shards and topics as names."""
         topics = self._spark.createDataFrame(
             list(enumerate(self._topics)), "target int, target_topic string"
         )
+        rows = [(n, s.topic, s.partition) for n, (s, _) in enumerate(self._shards)]
+        shards = self._spark.createDataFrame(rows, "shard int, topic string, partition int")
         return (
-            found.join(sf.broadcast(self._shard_table()), "shard")
+            found.join(sf.broadcast(shards), "shard", "left")
             .join(sf.broadcast(topics), "target", "left")
             .select(
-                *("kind", "topic", "partition", "offset", "source"),
+                "kind",
+                sf.coalesce("topic", "target_topic").alias("topic"),
+                sf.coalesce("partition", "target_partition").alias("partition"),
+                sf.coalesce("offset", "target_offset").alias("offset"),
+                "source",
                 sf.col("target_topic").alias("target"),
-                *("target_partition", "target_offset", "due_ms", "at_ms", "detail"),
+                *("target_partition", "target_offset", "due_ms", "at_ms", "detail", "verdict"),
             )
         )
 
-    def _shard_table(self) -> DataFrame:
-        rows = [
-            (number, s.topic, s.partition, s.earlier.offset, s.later.offset)
-            for number, (s, _) in enumerate(self._shards)
-        ]
-        schema = "shard int, topic string, partition int, earlier_h long, later_h long"
-        return self._spark.createDataFrame(rows, schema)
-
     # --- rules ---------------------------------------------------------------------------------
 
-    def _make_rules(self) -> Rules:
-        spans = self._cut.spans
-        first_ms = first_times(self._scope.client, spans)
-        gone = {place: span for place, span in self._cut.others.items() if span.start > 0}
+    def _complete_since(self) -> dict[str, tuple[int, ...]]:
+        """From when on the partitions of topics hold all that was written to them. Of one that
+        retention has emptied, that is not known.
+        """
+        gone = {place: span for place, span in self.cut.others.items() if span.start > 0}
         settled_ms = first_times(self._scope.client, gone, names.DELAY_SETTLES)
-        since_ms = _complete_since(spans, first_ms | settled_ms)
-        own = {self._scope.dead_letter, self._scope.outcomes}
-        read = {topic for topic, _ in self._cut.others}
-        since_ms |= dict.fromkeys(compacted(self._scope.client, read - own), NEVER_MS)
-        letters_ms = max((since_ms.get(topic, 0) for topic in own), default=0)
-        copies_ms = max((since_ms.get(topic, 0) for topic in self._cut.delay_topics), default=0)
+        at_ms = self._first_ms | settled_ms
+        cut = {place for place, span in self.cut.spans.items() if span.start > 0}
+        return {
+            topic: tuple(
+                at_ms.get((topic, number), NEVER_MS) if (topic, number) in cut else 0
+                for number in range(self.cut.partitions[topic])
+            )
+            for topic in {topic for topic, _ in self.cut.spans}
+        }
+
+    def _judged_ranges(self) -> list[Span]:
+        """By shard, the offsets of the verdict."""
+        evidence = [topic for topic in self._complete_ms if topic not in self.cut.delay_topics]
+        held = [
+            at_ms
+            for topic in evidence
+            if not self._policies[topic].is_compacted
+            for at_ms in self._complete_ms[topic]
+            if at_ms < NEVER_MS
+        ]
+        since_ms = max(held, default=0)
+        spans = [_within(shard.span, chosen) for shard, chosen in self._shards]
+        if self._scope.ranges or not since_ms:
+            return spans
+        places = [(shard.topic, shard.partition) for shard, _ in self._shards]
+        first = offsets_at(self._scope.client, places, since_ms)
+        held_spans = _since(dict(zip(places, spans, strict=True)), first)
+        return [held_spans[place] for place in places]
+
+    def _make_rules(self) -> Rules:
+        read = {topic for topic, _ in self.cut.others}
         numbers = self._topic_numbers
+        own = {self._scope.dead_letter, self._scope.outcomes}
+        taken_ms, scope = self.cut.taken_ms, self._scope
         return Rules(
             shards=tuple(
-                _shard_rules(shard, chosen, letters_ms, copies_ms, self._born_ms(shard, first_ms))
-                for shard, chosen in self._shards
+                self._shard_rules(shard, chosen, judged)
+                for (shard, chosen), judged in zip(self._shards, self._judged, strict=True)
             ),
             topics=tuple(self._topics),
-            partitions=tuple(self._cut.partitions[topic] for topic in self._topics),
+            partitions=tuple(self.cut.partitions[topic] for topic in self._topics),
             read=frozenset(numbers[topic] for topic in read),
-            complete_since_ms={numbers[topic]: at for topic, at in since_ms.items()},
+            dead_letter=numbers[scope.dead_letter],
+            outcomes=numbers[scope.outcomes],
+            delay_topics=frozenset(numbers[topic] for topic in self.cut.delay_topics),
+            complete_since_ms={numbers[topic]: at for topic, at in self._complete_ms.items()},
             seen_ms={
                 numbers[topic]: tuple(
-                    first_ms.get((topic, number), NEVER_MS)
-                    for number in range(self._cut.partitions[topic])
+                    self._first_ms.get((topic, number), NEVER_MS)
+                    for number in range(self.cut.partitions[topic])
                 )
                 for topic in read
             },
-            late_ms=self._scope.late_ms,
-            early_ms=self._scope.early_ms,
-            believes=not self._scope.secrets,
-            unsettled_since_ms=(
-                self._cut.taken_ms - self._scope.grace_ms if self._scope.grace_ms else NEVER_MS
+            open_places=frozenset((numbers[t], number) for t, number in self.cut.open_places),
+            compacted=frozenset(
+                numbers[topic] for topic in read - own if self._policies[topic].is_compacted
             ),
+            by_broker=frozenset(
+                numbers[topic] for topic in read if self._policies[topic].is_by_broker
+            ),
+            late_ms=scope.late_ms,
+            early_ms=scope.early_ms,
+            overdue_since_ms=(
+                -NEVER_MS if scope.overdue_ms is None else taken_ms - scope.overdue_ms
+            ),
+            grace_ms=scope.grace_ms,
+            unsettled_since_ms=taken_ms - scope.grace_ms if scope.grace_ms else NEVER_MS,
+            lag_ms=scope.lag_ms,
         )
 
-    def _born_ms(self, shard: ShardCut, first_ms: Mapping[Place, int]) -> int:
-        """What is older settles none of the shard's records. Delay topics have the broker's times:
-        the service serves no other ones.
-        """
-        first = first_ms.get((shard.topic, shard.partition), self._cut.taken_ms)
-        return first - _CLOCKS_DIFFER_MS
-
-
-def _shard_rules(
-    shard: ShardCut, chosen: OffsetRange, letters_ms: int, copies_ms: int, born_ms: int
-) -> ShardRules:
-    span = _within(shard.span, chosen)
-    is_level = any(contract.level_ms for _, contract in shard.contracts.entries())
-    return ShardRules(
-        shard.name,
-        shard.earlier,
-        shard.later,
-        span.start,
-        span.end,
-        shard.span.end,
-        shard.contracts,
-        max(letters_ms, copies_ms) if is_level else letters_ms,
-        born_ms,
-    )
+    def _shard_rules(self, shard: ShardCut, chosen: OffsetRange, judged: Span) -> ShardRules:
+        place = (shard.topic, shard.partition)
+        span = _within(shard.span, chosen)
+        # Delay topics have the broker's times: the service serves no other ones.
+        first_ms = self._first_ms.get(place, self.cut.taken_ms)
+        return ShardRules(
+            shard.name,
+            shard.earlier,
+            shard.later,
+            span.start,
+            span.end,
+            shard.span.end,
+            shard.contracts,
+            is_open=place in self.cut.open_places,
+            is_level=any(contract.level_ms for _, contract in shard.contracts.entries()),
+            judged_from=judged.start,
+            known_from=span.start if self._scope.ranges else shard.span.start,
+            born_ms=first_ms - _CLOCKS_DIFFER_MS,
+        )
 
 
 def _chosen(cut: Cut, ranges: Iterable[OffsetRange]) -> list[tuple[ShardCut, OffsetRange]]:
@@ -326,19 +361,3 @@ def _since(spans: Mapping[Place, Span], first: Mapping[Place, int]) -> dict[Plac
         place: Span(min(max(span.start, first.get(place, span.end)), span.end), span.end)
         for place, span in spans.items()
     }
-
-
-def _complete_since(spans: Mapping[Place, Span], first_ms: Mapping[Place, int]) -> dict[str, int]:
-    """From when on topics hold all that was written: of those that retention has cut."""
-    since_ms: dict[str, int] = {}
-    for place, span in spans.items():
-        if span.start > 0:
-            first = first_ms.get(place, NEVER_MS)
-            since_ms[place[0]] = max(since_ms.get(place[0], 0), first)
-    return since_ms
-
-
-def _bases(undecided: DataFrame) -> dict[int, int]:
-    """By shard, the first offset at which a canceller is looked for. A row for each shard."""
-    lowest = undecided.groupBy("shard").agg(sf.min("base").alias("base")).collect()
-    return {row["shard"]: row["base"] for row in lowest}

@@ -7,6 +7,7 @@ packed in ``more`` (``SourceFacts`` or ``OutputFacts``). Rows of one delay recor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -16,8 +17,13 @@ import pyarrow as pa
 import xxhash
 
 from connectors.spark.decode import NO_KEY, claim_of
-from connectors.spark.judge import COPIED, OutputFacts
+from connectors.spark.ledger.facts import (
+    CONTINUED,
+    COPIED,
+    OutputFacts,
+)
 from connectors.spark.topics import Place
+from delayservice.core.codec import packed_recurrence
 from delayservice.core.contract import Contracts
 from delayservice.core.copies import CONTINUES, Claim
 from delayservice.core.entry import Headers, Row
@@ -41,16 +47,19 @@ content    hash that the output must have         hash of key, value and own hea
 topic      number of its target topic             number of the topic that it lies in
 partition  of the target; -1: by key              that it lies in
 place      0                                      its own offset
-key_hash   -1                                     of the key; -1: it has none
+key_hash   of the key that its output has         of the key; -1: it has none
 more       null: plain                            null: a plain delivery
 ========== ====================================== ==============================================
 
 Rows of ``NO_SHARD`` only count what settles nothing: ``offset`` says what, ``place`` how many.
+Those of ``MALFORMED`` and ``NOWHERE`` say where the output lies, and in ``more`` what is wrong.
 """
 
 NO_SHARD: Final = -1
 UNMARKED: Final = 0
 FOREIGN: Final = 1
+MALFORMED: Final = 2
+NOWHERE: Final = 3
 COUNTED: Final = ("ordinary", "foreign")
 """By ``offset`` of rows of ``NO_SHARD``: records of no delay service, or of shards that are not
 judged."""
@@ -73,6 +82,9 @@ SCHEMA: Final = pa.schema(
         ("more", pa.binary()),
     ]
 )
+ORIGIN: Final = re.compile(r"(.+):(\d{1,9}):(\d{1,18})(?:#\d{1,18})?", re.ASCII)
+"""``delay-source``: topic, partition, offset."""
+
 pack: Final = msgspec.msgpack.Encoder().encode
 """Facts to bytes."""
 
@@ -89,6 +101,7 @@ class Ledger:
         topics: numbers of all topics, by name.
         contracts: what the records of each shard are read by, judged or not.
         ranges: offsets ``[start, stop)`` of each shard that are judged.
+        partitions: how many each delay topic has.
         roles: of outputs by the topic that they lie in; others are ``DELIVERED``.
         secrets: the cluster's, or none.
     """
@@ -97,6 +110,7 @@ class Ledger:
     topics: Mapping[str, int]
     contracts: Mapping[Place, Contracts]
     ranges: Mapping[int, tuple[int, int]]
+    partitions: Mapping[str, int] = field(default_factory=dict)
     roles: Mapping[str, int] = field(default_factory=dict)
     secrets: Sequence[bytes] = ()
 
@@ -107,26 +121,45 @@ class Ledger:
         start, stop = self.ranges[shard]
         return start <= offset < stop
 
-    def settled_by_copy(self, place: Place, row: Row) -> Iterator[Values]:
-        """The row of what the copy at ``place`` says that it settles, if that is judged."""
+    def said_by_copy(self, place: Place, row: Row) -> Iterator[Values]:
+        """The row of what the copy at ``place`` says that it settles or continues, if that is
+        judged.
+        """
         claim = claim_of(row)
-        if claim is None or claim.settles == CONTINUES:
+        if claim is None:
             return
-        shard = self._shard_of_claim(claim, place)
-        if shard is None or not self.is_judged(shard, claim.settles):
+        origin = ((claim.payload[6] or (None, None))[1] or b"").decode()
+        if claim.settles == CONTINUES:
+            role, shard, offset = CONTINUED, *self._place_of(origin)
+        else:
+            role, shard, offset = COPIED, self._shard_of_claim(claim, place), claim.settles
+        if shard is None or not self.is_judged(shard, offset):
             return
-        _, _, key, value, own, due_ms, meta = claim.payload
-        origin = (meta[1] or b"").decode() if meta else ""
-        facts = OutputFacts(origin, target=claim.payload[0], target_partition=claim.payload[1])
-        what = (shard, claim.settles, COPIED, 0, due_ms, row[1], content_hash(key, value, own))
-        topic, partition = place
-        yield (*what, self.topics[topic], partition, row[0], NO_KEY, pack(facts))
+        target, partition, key, value, own, due_ms, meta = claim.payload
+        facts = OutputFacts(
+            origin,
+            target=target,
+            target_partition=partition,
+            record_id=meta[0] if meta else None,
+            expires_ms=meta[3] if meta else None,
+            recur=packed_recurrence(meta) or b"",
+            base=claim.base if self.shards.get(place) == shard else -1,
+        )
+        what = (shard, offset, role, 0, due_ms, row[1], content_hash(key, value, own))
+        yield (*what, self.topics[place[0]], place[1], row[0], NO_KEY, pack(facts))
 
     def _shard_of_claim(self, claim: Claim, place: Place) -> int | None:
         if claim.shard is None:
             return self.shards.get(place)
         topic, _, number = claim.shard.rpartition(":")
-        return self.shards.get((topic, int(number))) if number.isdigit() else None
+        return self.shards.get((topic, int(number)))
+
+    def _place_of(self, origin: str) -> tuple[int | None, int]:
+        """The shard's number and the offset of a record, by its ``delay-source``."""
+        match = ORIGIN.fullmatch(origin)
+        if match is None:
+            return None, 0
+        return self.shards.get((match[1], int(match[2]))), int(match[3])
 
 
 def content_hash(key: bytes | None, value: bytes | None, headers: Headers) -> int:

@@ -19,12 +19,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from connectors.spark.audit import FINDING, AuditOptions, audit
-from connectors.spark.audit_plan import OffsetRange
-from connectors.spark.audit_rows import Ledger
-from connectors.spark.audit_sums import BLOCK_BITS, SUMS, Sums, merged
+from connectors.spark.audit.plan import OffsetRange
+from connectors.spark.audit.sums import BLOCK_BITS, SUMS, Sums, merged
 from connectors.spark.cut import Cut, take_cut
 from connectors.spark.files import is_there, read_text, write_text
-from connectors.spark.judge import LETTER, OUTCOME
+from connectors.spark.ledger.facts import (
+    LETTER,
+    OUTCOME,
+)
+from connectors.spark.ledger.rows import Ledger
 from connectors.spark.topics import Place, stream_topic
 from delayservice.core.cursor import OFFSET_MAX
 
@@ -113,6 +116,7 @@ class _Stream:
             {name: number for number, name in enumerate(sorted(self._cut.partitions))},
             {(s.topic, s.partition): s.contracts for s in self._shards},
             {number: (self._starts[place], OFFSET_MAX) for place, number in sources.items()},
+            {s.topic: self._cut.partitions[s.topic] for s in self._shards},
             {self._options.audit.dead_letter: LETTER, self._options.audit.outcomes: OUTCOME},
             self._options.audit.secrets,
         )

@@ -1,9 +1,9 @@
 """The delivery audit: every settled record has exactly one settlement, and that is as it should be.
 
-One pass: source records and outputs become narrow rows (``audit_rows``), one shuffle brings those
-of a record together (``audit_plan``), and each group is judged where it lies (``audit_verdicts``,
-``judge``). Only where a record bears an id and its key is beyond K, its canceller is looked up in
-a second pass (``audit_marks``). The driver sees counts and a few rows to show, never the data.
+One pass: source records and outputs become narrow rows (``ledger.rows``), one shuffle brings those
+of a record together (``plan``), and each group is judged where it lies (``verdicts``,
+``judge``). What depends on other records of the same id is decided in a second pass, which sees
+only those that bear one. The driver sees counts and a few rows to show, never the data.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.kafka.clients import flush, producer_client
-from connectors.spark.audit_plan import FINDING, OffsetRange, Plan, Scope
-from connectors.spark.audit_verdicts import JUDGED
+from connectors.spark.audit.judge import FOUND, UNJUDGED
+from connectors.spark.audit.plan import FINDING, OffsetRange, Plan, Scope
+from connectors.spark.audit.verdicts import COUNT, JUDGED
 from connectors.spark.cut import Cut, take_cut
 from connectors.spark.files import delete_folder, write_text
 from connectors.spark.topics import java_options
@@ -32,6 +33,12 @@ __all__ = ["FINDING", "AuditOptions", "AuditResult", "OffsetRange", "audit", "au
 SAMPLE_ROWS: Final = 20
 VERSION: Final = 1
 """Of what is written to ``AuditOptions.topic``."""
+EXIT_FINDINGS: Final = 3
+EXIT_UNJUDGED: Final = 4
+NO_CHECKPOINT: Final = "no_checkpoint"
+NO_EVIDENCE: Final = "no_evidence"
+"""Why offsets could not be judged, beside the reasons in ``rules``: no checkpoint speaks of them,
+or retention has removed some of the evidence of all of them."""
 _FLUSH_TIMEOUT_S: Final = 30.0
 
 
@@ -55,7 +62,12 @@ class AuditOptions:
             those that the service refused.
         late_ms: report what is delivered later than this after it was due; None: nothing.
         early_ms: report only what is early by more than this.
-        grace_ms: for ``at_least_once``: outputs younger than this may be ahead of the checkpoint.
+        grace_ms: for ``at_least_once``: outputs younger than this may be ahead of the checkpoint,
+            and a delivery that comes again within this time after a crash is none too many.
+        overdue_ms: report what is not settled so long after its time had come; None: nothing.
+        lag_ms: how far H may lag behind the log while records are delivered on time: a cancel that
+            was written longer before a record was due wins.
+        delay_topics: delay topics that should be in the checkpoints, as far as they exist.
         ranges: audit these source offsets only; none: all.
         topic: write findings and a summary to this topic, too.
     """
@@ -73,6 +85,9 @@ class AuditOptions:
     late_ms: int | None = None
     early_ms: int = 0
     grace_ms: int = 0
+    overdue_ms: int | None = 600_000
+    lag_ms: int = 30_000
+    delay_topics: tuple[str, ...] = ()
     ranges: tuple[OffsetRange, ...] = ()
     topic: str | None = None
 
@@ -115,6 +130,8 @@ class AuditOptions:
             late_ms=self.late_ms,
             early_ms=self.early_ms,
             grace_ms=self.grace_ms,
+            overdue_ms=self.overdue_ms,
+            lag_ms=self.lag_ms,
         )
 
     def path(self, name: str) -> str:
@@ -128,34 +145,47 @@ class AuditResult:
 
     Attributes:
         findings: how many of each kind; kinds without any are left out.
+        unjudged: records in the judged ranges that could not be judged, by the reason why.
+        judged: the offsets that the verdict is for.
         counts: records by what became of them; ``docs/audit.md`` explains each.
         records: source records that were audited.
         outputs: what settles them, as far as it was read.
         seconds: for all of it, the cut included.
         rows_per_s: source records per second.
         findings_path: the Parquet dataset.
+        unjudged_path: the same of records that could not be judged.
         summary_path: the JSON file.
         sample: the first findings, for people.
+        unjudged_sample: the first records that could not be judged.
         cut: what it was judged at.
         ranges: of offsets that were audited; none: all.
     """
 
     findings: Mapping[str, int]
+    unjudged: Mapping[str, int]
+    judged: tuple[OffsetRange, ...]
     counts: Mapping[str, int]
     records: int
     outputs: int
     seconds: float
     rows_per_s: float
     findings_path: str
+    unjudged_path: str
     summary_path: str
     sample: tuple[Mapping[str, Any], ...]
+    unjudged_sample: tuple[Mapping[str, Any], ...]
     cut: Cut
     ranges: tuple[OffsetRange, ...]
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
+        """Whether nothing was found, and everything in the ranges was judged."""
+        return not self.findings and not self.unjudged
+
+    @property
+    def status(self) -> int:
+        """The exit status of the command."""
+        return exit_status(len(self.findings), len(self.unjudged))
 
     def to_json(self) -> dict[str, object]:
         """As ``summary.json`` holds it."""
@@ -164,16 +194,26 @@ class AuditResult:
             "kind": "summary",
             "at_ms": self.cut.taken_ms,
             "ranges": [[r.topic, r.partition, r.start, r.stop] for r in self.ranges],
+            "judged": [[r.topic, r.partition, r.start, r.stop] for r in self.judged],
             "clean": self.is_clean,
             "findings": dict(self.findings),
+            "unjudged": dict(self.unjudged),
             "counts": dict(self.counts),
             "records": self.records,
             "outputs": self.outputs,
             "seconds": round(self.seconds, 3),
             "rows_per_s": round(self.rows_per_s),
             "findings_path": self.findings_path,
+            "unjudged_path": self.unjudged_path,
             "cut": self.cut.to_json(),
         }
+
+
+def exit_status(findings: int, unjudged: int) -> int:
+    """Return 0: clean, 3: something is wrong, 4: nothing is, and something could not be judged."""
+    if findings:
+        return EXIT_FINDINGS
+    return EXIT_UNJUDGED if unjudged else 0
 
 
 def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
@@ -184,7 +224,9 @@ def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
         DelayServiceError: a range is of no shard that is served.
     """
     began_s = time.monotonic()
-    cut = take_cut(options.client, options.checkpoint, options.choose)
+    cut = take_cut(
+        options.client, options.checkpoint, options.choose, expected=options.delay_topics
+    )
     return audit_at(spark, options, cut, began_s)
 
 
@@ -199,44 +241,90 @@ def audit_at(
     """
     began_s = time.monotonic() if began_s is None else began_s
     plan = Plan(spark, options.scope, cut)
-    work, path = options.path("judged"), options.path("findings")
+    work, all_of_it = options.path("judged"), options.path("verdicts")
     plan.judged().write.mode("overwrite").parquet(work)
     judged = spark.read.schema(JUDGED).parquet(work)
-    plan.findings(judged).write.mode("overwrite").parquet(path)
-    found = spark.read.schema(FINDING).parquet(path)
-    result = _result(options, cut, _sums(judged), found, began_s)
+    plan.findings(judged).write.mode("overwrite").parquet(all_of_it)
+    decided = spark.read.schema(f"{FINDING}, verdict int").parquet(all_of_it)
+    found = _written(decided, FOUND, options.path("findings"))
+    unjudged = _written(decided, UNJUDGED, options.path("unjudged"))
+    result = _result(options, plan, _sums(judged), found, unjudged, began_s)
     delete_folder(spark, work)
+    delete_folder(spark, all_of_it)
     write_text(spark, result.summary_path, json.dumps(result.to_json(), indent=2) + "\n")
     if options.topic is not None:
         _publish(options, options.topic, found, result)
     return result
 
 
+def _written(decided: DataFrame, verdict: int, path: str) -> DataFrame:
+    """Rows of one verdict, once they are written there."""
+    part = decided.where(sf.col("verdict") == verdict).drop("verdict")
+    part.write.mode("overwrite").parquet(path)
+    return decided.sparkSession.read.schema(FINDING).parquet(path)
+
+
 def _result(
-    options: AuditOptions, cut: Cut, counts: Mapping[str, int], found: DataFrame, began_s: float
+    options: AuditOptions,
+    plan: Plan,
+    counts: Mapping[str, int],
+    found: DataFrame,
+    unjudged: DataFrame,
+    began_s: float,
 ) -> AuditResult:
-    by_kind = found.groupBy("kind").count().orderBy("kind").collect()
-    rows = found.orderBy("topic", "partition", "offset").limit(SAMPLE_ROWS).collect()
+    findings, sample = _by_kind(found), _sample(found)
+    unknown, unknown_sample = _by_kind(unjudged), _sample(unjudged)
     seconds = time.monotonic() - began_s
     records = counts.get("sources", 0)
     return AuditResult(
-        findings={row["kind"]: row["count"] for row in by_kind},
+        findings=findings,
+        unjudged=unknown | _unserved(plan),
+        judged=tuple(plan.judged_ranges),
         counts=counts,
         records=records,
         outputs=counts.get("outputs", 0),
         seconds=seconds,
         rows_per_s=records / seconds,
         findings_path=options.path("findings"),
+        unjudged_path=options.path("unjudged"),
         summary_path=options.path("summary.json"),
-        sample=tuple(row.asDict() for row in rows),
-        cut=cut,
+        sample=sample,
+        unjudged_sample=unknown_sample,
+        cut=plan.cut,
         ranges=tuple(options.ranges),
     )
 
 
+def _by_kind(found: DataFrame) -> dict[str, int]:
+    rows = found.groupBy("kind").count().orderBy("kind").collect()
+    return {row["kind"]: row["count"] for row in rows}
+
+
+def _sample(found: DataFrame) -> tuple[Mapping[str, Any], ...]:
+    rows = found.orderBy("topic", "partition", "offset").limit(SAMPLE_ROWS).collect()
+    return tuple(row.asDict() for row in rows)
+
+
+def _unserved(plan: Plan) -> dict[str, int]:
+    """What no verdict can be about: offsets that no checkpoint speaks of; and all that is retained
+    where no shard has an offset of which all evidence exists.
+    """
+    cut = plan.cut
+    unserved = sum(cut.unserved.values())
+    found = {NO_CHECKPOINT: unserved} if unserved or not cut.shards else {}
+    held = sum(shard.span.end - shard.span.start for shard in cut.shards)
+    if held and not any(chosen.start < chosen.stop for chosen in plan.judged_ranges):
+        found[NO_EVIDENCE] = held
+    return found
+
+
 def _sums(judged: DataFrame) -> dict[str, int]:
     """The counts of all tasks together."""
-    sums = judged.where("number is not null").groupBy("kind").agg(sf.sum("number").alias("number"))
+    sums = (
+        judged.where(sf.col("verdict") == COUNT)
+        .groupBy("kind")
+        .agg(sf.sum("number").alias("number"))
+    )
     return {row["kind"]: row["number"] for row in sums.orderBy("kind").collect()}
 
 

@@ -16,10 +16,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from connectors.spark.audit_outputs import OutputRows
-from connectors.spark.audit_rows import NO_SHARD, Ledger
-from connectors.spark.audit_sources import SourceRows
-from connectors.spark.judge import DISCLAIMED, SOURCE
+from connectors.spark.ledger.facts import (
+    SETTLING,
+    SOURCE,
+)
+from connectors.spark.ledger.outputs import OutputRows
+from connectors.spark.ledger.rows import NO_SHARD, Ledger
+from connectors.spark.ledger.sources import SourceRows
 
 BLOCK_BITS: Final = 13
 """8,192 offsets in a block."""
@@ -63,7 +66,7 @@ def summed(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of the ledger, by shard and block."""
     shard = rows.column("shard").to_numpy()
     role = rows.column("role").to_numpy()
-    counts = (shard != NO_SHARD) & (role != DISCLAIMED)
+    counts = (shard != NO_SHARD) & np.isin(role, [SOURCE, *SETTLING])
     offset = rows.column("offset").to_numpy()[counts]
     sign = np.where(role[counts] == SOURCE, 1, -1).astype(np.int64)
     return _grouped(

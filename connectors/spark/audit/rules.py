@@ -1,0 +1,183 @@
+"""What records are judged by: cursors, contracts, and where evidence is complete. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from connectors.spark.ledger.facts import NEVER_MS, Source
+from delayservice.core.contract import Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.entry import CANCEL, COPY, FIRE, SCHEDULE
+
+OPEN: Final = "behind_open_transaction"
+"""Why a settlement can't be seen yet: no reader sees it before a producer's transaction ends."""
+DELETED: Final = "evidence_deleted"
+NOT_READ: Final = "target_not_read"
+COMPACTED: Final = "target_compacted"
+"""Why a record can't be judged: retention may have deleted what settles it, its target was not
+read, or keeps the last record of a key only."""
+
+CLOCKS_MS: Final = 500
+"""Allowed lag of a broker's clock, in ms: a service that is further apart from it delivers
+nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRules:
+    """One shard at the cut.
+
+    Attributes:
+        name: ``topic:partition``.
+        earlier: its cursor before the ends of the logs were pinned.
+        later: its cursor after that.
+        start: the first source offset that is looked at.
+        end: where they end, exclusive.
+        log_end: where the log ends: no more is known.
+        contracts: what its records are read by.
+        is_open: whether a producer's open transaction hides the end of its log, and so copies.
+        is_level: whether it is of a level topic: copies of its records lie in other shards.
+        judged_from: the first offset of the range that the verdict is for.
+        known_from: the first offset whose records with ids are known.
+        born_ms: what was written before this settles none of its records: it is of a topic of the
+            same name that was deleted, or of records that have expired.
+    """
+
+    name: str
+    earlier: Cursor
+    later: Cursor
+    start: int
+    end: int
+    log_end: int
+    contracts: Contracts
+    is_open: bool = False
+    is_level: bool = False
+    judged_from: int = 0
+    known_from: int = 0
+    born_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What records are judged by.
+
+    Attributes:
+        shards: by their numbers.
+        topics: names of all topics of the cluster, by their numbers.
+        partitions: how many partitions each of them has.
+        read: numbers of the topics that are read beside the delay topics.
+        dead_letter: number of the dead-letter topic.
+        outcomes: number of the outcome topic.
+        delay_topics: numbers of the delay topics.
+        complete_since_ms: by topic number and partition: from when on it holds all that was written
+            to it; missing: always.
+        open_places: partitions of which a producer's open transaction hides the end.
+        compacted: numbers of targets that keep the last record of a key only.
+        by_broker: numbers of topics whose timestamps are the broker's.
+        seen_ms: by topic number: when each partition got its first record.
+        late_ms: what is later than this is a finding; None: nothing is.
+        early_ms: tolerance for early delivery, in ms.
+        overdue_since_ms: what should have been settled before this instant, and is not, is overdue.
+        grace_ms: how far outputs may be ahead of their checkpoint, in ms; 0: exactly once.
+        unsettled_since_ms: an output that was written after this may be ahead of its checkpoint.
+        lag_ms: how far H may lag behind the log while records are delivered on time, in ms.
+    """
+
+    shards: tuple[ShardRules, ...]
+    topics: tuple[str, ...]
+    partitions: tuple[int, ...]
+    read: frozenset[int]
+    dead_letter: int
+    outcomes: int
+    delay_topics: frozenset[int]
+    complete_since_ms: Mapping[int, tuple[int, ...]]
+    seen_ms: Mapping[int, tuple[int, ...]]
+    open_places: frozenset[tuple[int, int]] = frozenset()
+    compacted: frozenset[int] = frozenset()
+    by_broker: frozenset[int] = frozenset()
+    late_ms: int | None = None
+    early_ms: int = 0
+    overdue_since_ms: int = -NEVER_MS
+    grace_ms: int = 0
+    unsettled_since_ms: int = NEVER_MS
+    lag_ms: int = NEVER_MS
+
+    def topic(self, source: Source) -> str:
+        """Name of the record's target topic."""
+        return self.topics[source.topic] if source.topic >= 0 else source.facts.target
+
+    def clocks_ms(self, topic: int) -> int:
+        """How much earlier than the service's clock a topic's timestamps may be, in ms."""
+        return CLOCKS_MS if topic in self.by_broker else 0
+
+    def early_allowed_ms(self, topic: int) -> int:
+        """Tolerance for early delivery to a topic, in ms."""
+        return max(self.early_ms, self.clocks_ms(topic))
+
+    def unseen(self, source: Source, since_ms: int) -> str | None:
+        """Return why a settlement of this record that was written at ``since_ms`` or later may be
+        where nothing can be read; None: all is read that could hold it.
+        """
+        facts = source.facts
+        own = self.shards[source.shard]
+        if own.is_open:
+            return OPEN
+        is_delayed = facts.kind in (SCHEDULE, COPY)
+        reasons = []
+        if facts.kind not in (CANCEL, FIRE):
+            reasons.append(self._hidden(self.dead_letter, source, since_ms))
+        if facts.kind in (CANCEL, FIRE) or facts.record_id or facts.expires_ms is not None:
+            every = range(self.partitions[self.outcomes])
+            reasons.append(self._hidden_in(self.outcomes, every, since_ms))
+        if is_delayed:
+            reasons.append(self.unseen_target(source, since_ms))
+        if is_delayed and own.is_level:
+            reasons += [
+                self._hidden_in(topic, range(self.partitions[topic]), since_ms)
+                for topic in sorted(self.delay_topics)
+            ]
+        found = [reason for reason in reasons if reason is not None]
+        return OPEN if OPEN in found else next(iter(found), None)
+
+    def unseen_target(self, source: Source, since_ms: int) -> str | None:
+        """As ``unseen``, of deliveries only."""
+        if source.topic < 0:  # nothing can have been delivered to a topic that does not exist
+            return None
+        if source.topic not in self.read:
+            return NOT_READ
+        if source.topic in self.compacted:
+            return COMPACTED
+        if source.partition >= 0:
+            return self._hidden_in(source.topic, [source.partition], since_ms)
+        return self._hidden(source.topic, source, since_ms)
+
+    def _hidden(self, topic: int, source: Source, since_ms: int) -> str | None:
+        """Of the partitions that the record's key may lie in."""
+        count = self.partitions[topic]
+        has_grown = any(first_ms > since_ms for first_ms in self.seen_ms.get(topic, ())[1:])
+        if source.key_hash < 0 or has_grown:
+            return self._hidden_in(topic, range(count), since_ms)
+        return self._hidden_in(topic, [source.key_hash % count], since_ms)
+
+    def _hidden_in(self, topic: int, partitions: Iterable[int], since_ms: int) -> str | None:
+        complete_ms = self.complete_since_ms.get(topic)
+        numbers = list(partitions)
+        if any((topic, number) in self.open_places for number in numbers):
+            return OPEN
+        if complete_ms is None or all(
+            complete_ms[number] <= since_ms for number in numbers if number < len(complete_ms)
+        ):
+            return None
+        return DELETED
+
+    def may_hold(self, topic: int, partition: int, key_hash: int, at_ms: int) -> bool:
+        """Whether a producer may have chosen this partition for a key: by the number of partitions
+        that the topic has, or had then.
+        """
+        count = self.partitions[topic]
+        if key_hash < 0 or key_hash % count == partition:
+            return True
+        seen = self.seen_ms.get(topic, ())
+        had = 1 + max((n for n, first_ms in enumerate(seen) if first_ms <= at_ms), default=0)
+        return any(key_hash % earlier == partition for earlier in range(had, count))

@@ -1,0 +1,1 @@
+"""What each source record must have become, derived from the log, and what settles it."""

@@ -1,0 +1,59 @@
+"""The kinds of settlements: what each may settle, and by what. A new kind is a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from connectors.spark.ledger.facts import COPIED, DELIVERED, LETTER, OUTCOME
+from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID, SCHEDULE
+
+_DELAYED: Final = frozenset({SCHEDULE, COPY})
+
+KIND_NAMES: Final[Mapping[int, str]] = {
+    SCHEDULE: "a record",
+    COPY: "a copy",
+    CANCEL: "a cancel",
+    FIRE: "a fire",
+    INVALID: "a record that breaks the contract",
+}
+"""Kinds of source records, in a sentence."""
+
+
+class Settlement(NamedTuple):
+    """One kind of settlement.
+
+    Attributes:
+        role: of its rows in the ledger.
+        of: kinds of source records that it may settle.
+        by: the kind of canceller that must have caused it where it settles a record or copy; None:
+            none did, its time has come.
+        verb: in a sentence, after "the record was".
+    """
+
+    role: int
+    of: frozenset[int]
+    by: int | None
+    verb: str
+
+
+SETTLEMENTS: Final[Mapping[str, Settlement]] = {
+    "delivered": Settlement(DELIVERED, _DELAYED, None, "delivered"),
+    "dead_lettered": Settlement(LETTER, _DELAYED | {INVALID}, None, "dead-lettered"),
+    "requeued": Settlement(COPIED, _DELAYED, None, "requeued"),
+    "expired": Settlement(OUTCOME, _DELAYED, None, "expired"),
+    "cancelled": Settlement(OUTCOME, _DELAYED | {CANCEL}, CANCEL, "cancelled"),
+    "replaced": Settlement(OUTCOME, _DELAYED, SCHEDULE, "replaced"),
+    "fired": Settlement(OUTCOME, frozenset({FIRE}), None, "fired"),
+    "not_pending": Settlement(
+        OUTCOME, frozenset({CANCEL, FIRE}), None, "given the outcome not_pending"
+    ),
+}
+"""By name; those of role ``OUTCOME`` are the values of ``delay-outcome``."""
+
+_BY_ROLE: Final = {one.role: name for name, one in SETTLEMENTS.items() if one.role != OUTCOME}
+
+
+def settlement_name(role: int, outcome: str) -> str:
+    """Return the name of a settlement; of one with an unknown outcome, that outcome."""
+    return _BY_ROLE.get(role, outcome)

@@ -1,0 +1,57 @@
+"""What must follow an occurrence of a recurring schedule. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from connectors.spark.ledger.facts import Output, Source
+from delayservice.core.recurrence import Recurrence, decode
+
+_FIRST = 1
+
+
+def same_recurrence(held: bytes, copied: bytes) -> bool:
+    """Return whether a copy recurs as its record does; the first copy of a cron schedule is its
+    first occurrence.
+
+    Args:
+        held: the record's recurrence, as a payload holds it; empty: none.
+        copied: the copy's.
+    """
+    if held == copied or not held or not copied:
+        return held == copied
+    before = decode(held)
+    return not before.number and decode(copied) == msgspec.structs.replace(before, number=_FIRST)
+
+
+def against_origin(source: Source, output: Output) -> str | None:
+    """Say why an occurrence is none of the record that it names; None: it is one.
+
+    Args:
+        source: the user's record, which the schedule began with.
+        output: the occurrence, of role ``CONTINUED``.
+    """
+    facts, told = source.facts, output.facts
+    _, is_numbered, number = told.origin.partition("#")
+    if not is_numbered:
+        return None
+    if not facts.recur or not told.recur:
+        return f"the occurrence {told.origin} continues a record that does not recur"
+    same = (source.content, facts.record_id, facts.expires_ms)
+    if same != (output.content, told.record_id, told.expires_ms):
+        return f"the occurrence {told.origin} has another content, id or expiry than its record"
+    return _against(decode(facts.recur), source.due_ms, decode(told.recur), output, int(number))
+
+
+def _against(
+    first: Recurrence, first_due_ms: int, found: Recurrence, output: Output, number: int
+) -> str | None:
+    name = output.facts.origin
+    left = None if first.left is None else first.left - (number - _FIRST)
+    wanted = msgspec.structs.replace(first, number=number, left=left)
+    if found != wanted or number <= _FIRST or left == 0:
+        return f"the occurrence {name} does not follow from its record's schedule"
+    since_ms = output.due_ms - first_due_ms
+    if first.every_ms and (since_ms <= 0 or since_ms % first.every_ms):
+        return f"the occurrence {name} is due at {output.due_ms}, which its period does not give"
+    return None

@@ -1,0 +1,263 @@
+"""A small world of topics in memory, judged by the audit's own functions without Spark.
+
+A test writes source records and outputs with the times that it wants, moves the cursor, and asks
+for the verdict.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from connectors.spark.audit.judge import CERTAIN, FOUND, UNJUDGED
+from connectors.spark.audit.rules import Rules, ShardRules
+from connectors.spark.audit.run import exit_status
+from connectors.spark.audit.verdicts import COUNT, LINE, PASSED, Court, IdCourt, Passed
+from connectors.spark.ledger.facts import LETTER, NEVER_MS, OUTCOME
+from connectors.spark.ledger.outputs import OutputRows
+from connectors.spark.ledger.rows import SCHEMA, Ledger
+from connectors.spark.ledger.sources import SourceRows
+from delayservice.core.codec import Payload
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.copies import write_copy
+from delayservice.core.cursor import Cursor
+from delayservice.core.entry import Headers
+
+DELAY = "delay_topic_any"
+TARGET = "to_a"
+OTHER = "to_b"
+LETTERS = "delay_dead_letter"
+OUTCOMES = "delay_outcomes"
+TOPICS = (LETTERS, OUTCOMES, DELAY, TARGET, OTHER)
+NUMBERS = {name: number for number, name in enumerate(TOPICS)}
+SECRET = b"the cluster's secret"
+CONTRACT = Contract(version=2, roll_window_ms=10**9, allow=("to_*",))
+
+Header = tuple[str, bytes | None]
+
+
+class Found(NamedTuple):
+    """What a verdict says: findings and unjudged records by kind and offset, and the status."""
+
+    findings: list[tuple[str, int]]
+    unjudged: Counter[str]
+    counts: dict[str, int]
+    status: int
+
+
+class World:
+    """One shard and its outputs."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, list[tuple[int, bytes | None, bytes | None, Headers]]] = {
+            name: [] for name in TOPICS
+        }
+        self.secrets: tuple[bytes, ...] = (SECRET,)
+        self.start = 0
+        self.rules: dict[str, Any] = {}
+        self.cursor = Cursor()
+
+    def write(
+        self,
+        topic: str,
+        at_ms: int,
+        headers: Sequence[Header],
+        value: bytes | None = b"value",
+        key: bytes | None = None,
+    ) -> int:
+        """Append a record; its offset."""
+        self.logs[topic].append((at_ms, key, value, list(headers)))
+        return len(self.logs[topic]) - 1
+
+    def source(self, at_ms: int, due_ms: int, *more: Header, value: bytes | None = b"value") -> int:
+        headers = [("delay-at", b"%d" % due_ms), ("delay-target-topic", TARGET.encode()), *more]
+        return self.write(DELAY, at_ms, headers, value)
+
+    def control(self, at_ms: int, name: bytes, op: bytes) -> int:
+        return self.write(DELAY, at_ms, [("delay-id", name), ("delay-op", op)], None)
+
+    def delivery(
+        self,
+        at_ms: int,
+        offset: int,
+        due_ms: int,
+        *more: Header,
+        topic: str = TARGET,
+        origin: str = "",
+        value: bytes | None = b"value",
+    ) -> int:
+        told = [
+            ("delay-due-at", b"%d" % due_ms),
+            ("delay-source", (origin or f"{DELAY}:0:{offset}").encode()),
+            ("delay-settles", b"%d" % offset),
+        ]
+        return self.write(topic, at_ms, [*told, *more], value)
+
+    def outcome(self, at_ms: int, name: str, offset: int, by: int | None = None) -> int:
+        told = [
+            ("delay-outcome", name.encode()),
+            ("delay-shard", f"{DELAY}:0".encode()),
+            ("delay-settles", b"%d" % offset),
+        ]
+        told += [] if by is None else [("delay-settled-by", b"%d" % by)]
+        return self.write(OUTCOMES, at_ms, told, None)
+
+    def letter(
+        self,
+        at_ms: int,
+        offset: int,
+        code: str,
+        headers: Sequence[Header] = (),
+        value: bytes | None = b"value",
+        detail: bytes = b"why",
+    ) -> int:
+        told = [
+            *headers,
+            ("delay-error", code.encode()),
+            ("delay-error-detail", detail),
+            ("delay-source", f"{DELAY}:0:{offset}".encode()),
+            ("delay-settles", b"%d" % offset),
+        ]
+        return self.write(LETTERS, at_ms, told, value)
+
+    def requeue(
+        self,
+        at_ms: int,
+        settles: int,
+        due_ms: int,
+        *,
+        base: int,
+        name: bytes | None = None,
+        origin: str = "",
+        key_ms: int = 0,
+        expires_ms: int | None = None,
+        recur: bytes | None = None,
+        secret: bytes = SECRET,
+        value: bytes | None = b"value",
+    ) -> int:
+        """Append a copy, as the service signs it."""
+        source = (origin or f"{DELAY}:0:{settles}").encode()
+        meta = (name, source, 1, expires_ms)
+        payload: Payload = (
+            *(TARGET, -1, None, value, [], due_ms),
+            meta if recur is None else (*meta, recur),
+        )
+        key, content, headers = write_copy(
+            *(DELAY, 0, secret),
+            settles=settles,
+            source=source,
+            base=base,
+            at_ms=key_ms or due_ms,
+            payload=payload,
+        )
+        return self.write(DELAY, at_ms, headers, content, key)
+
+    def settled(self, key_ms: int, h: int | None = None) -> None:
+        """Move the cursor; H to the end of the log."""
+        self.cursor = Cursor((key_ms, 0), len(self.logs[DELAY]) if h is None else h)
+
+    # --- judge ---------------------------------------------------------------------------------
+
+    def audit(self) -> Found:
+        end = len(self.logs[DELAY])
+        contracts = Contracts([(0, CONTRACT)])
+        shard = ShardRules(
+            *(f"{DELAY}:0", self.cursor, self.cursor, self.start, end, end, contracts),
+            judged_from=self.start,
+            known_from=self.start,
+        )
+        rules = Rules(
+            shards=(shard,),
+            topics=TOPICS,
+            partitions=(1,) * len(TOPICS),
+            read=frozenset(NUMBERS[name] for name in (LETTERS, OUTCOMES, TARGET, OTHER)),
+            dead_letter=NUMBERS[LETTERS],
+            outcomes=NUMBERS[OUTCOMES],
+            delay_topics=frozenset({NUMBERS[DELAY]}),
+            complete_since_ms={},
+            seen_ms={},
+            lag_ms=30_000,
+        )
+        rules = replace(rules, **self.rules)
+        rows = self._rows(contracts)
+        judged = _dicts(Court(rules).judge([rows]))
+        by_id = [r for r in judged if r["verdict"] == LINE or r["when"]]
+        by_id.sort(key=lambda r: (r["shard"], r["record_id"], r["offset"]))
+        passed = Passed((r["offset"], r["at_ms"]) for r in judged if r["verdict"] == PASSED)
+        certain = [r for r in judged if r["verdict"] in (FOUND, UNJUDGED) and r["when"] == CERTAIN]
+        if by_id:
+            court = IdCourt(rules, {0: passed})
+            certain += _dicts(court.judge([pa.RecordBatch.from_pylist(by_id)]))
+        findings = sorted(
+            (r["kind"], r["target_offset"] if r["offset"] is None else r["offset"])
+            for r in certain
+            if r["verdict"] == FOUND
+        )
+        unjudged = Counter(r["kind"] for r in certain if r["verdict"] == UNJUDGED)
+        counts = {r["kind"]: r["number"] for r in judged if r["verdict"] == COUNT}
+        return Found(findings, unjudged, counts, exit_status(len(findings), len(unjudged)))
+
+    def _rows(self, contracts: Contracts) -> pa.RecordBatch:
+        """The ledger, sorted as Spark sorts it."""
+        ledger = Ledger(
+            {(DELAY, 0): 0},
+            NUMBERS,
+            {(DELAY, 0): contracts},
+            {0: (0, 2**63 - 1)},
+            {DELAY: 1},
+            {LETTERS: LETTER, OUTCOMES: OUTCOME},
+            self.secrets,
+        )
+        made = list(SourceRows(ledger).of(self._batches([DELAY])))
+        made += OutputRows(ledger).of(self._batches([LETTERS, OUTCOMES, TARGET, OTHER]))
+        table = pa.Table.from_batches(made, SCHEMA).sort_by(
+            [("shard", "ascending"), ("offset", "ascending"), ("role", "ascending")]
+        )
+        return table.combine_chunks().to_batches()[0]
+
+    def _batches(self, topics: Iterable[str]) -> Iterable[pa.RecordBatch]:
+        for topic in topics:
+            log = self.logs[topic]
+            first = self.start if topic == DELAY else 0
+            if len(log) <= first:
+                continue
+            kept = log[first:]
+            yield batch_of_records(
+                (topic, 0), [(first + n, *record) for n, record in enumerate(kept)]
+            )
+
+
+def batch_of_records(
+    place: tuple[str, int],
+    records: Sequence[tuple[int, int, bytes | None, bytes | None, Sequence[Header]]],
+) -> pa.RecordBatch:
+    """Records of one partition, ``(offset, timestamp, key, value, headers)``, as Spark has them."""
+    offsets, times, keys, values, headers = zip(*records, strict=True)
+    shaped = [[{"key": name, "value": value} for name, value in held] for held in headers]
+    count = len(records)
+    return pa.record_batch(
+        {
+            "topic": pa.array([place[0]] * count),
+            "partition": pa.array([place[1]] * count, pa.int32()),
+            "offset": pa.array(offsets, pa.int64()),
+            "timestamp_ms": pa.array(times, pa.int64()),
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": pa.array(
+                shaped, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+            ),
+        }
+    )
+
+
+def _dicts(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def deleted(topic: str) -> dict[str, Any]:
+    """Rules where all that a topic held is gone, and when is not known."""
+    return {"complete_since_ms": {NUMBERS[topic]: (NEVER_MS,)}}

@@ -1,0 +1,566 @@
+"""Small histories, sound and unsound, each with the verdict that the audit must give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from connectors.spark.audit import plan
+from delayservice.core.recurrence import Recurrence, encode
+from tests.unit.spark_world import (
+    DELAY,
+    LETTERS,
+    OTHER,
+    OUTCOMES,
+    TARGET,
+    Found,
+    World,
+    deleted,
+)
+
+HOUR = 3_600_000
+T = 1_000 * HOUR
+"""When histories begin."""
+ID = b"a"
+NAMED = ("delay-id", ID)
+EVERY = ("delay-every", b"60000")
+ASKED = [("delay-at", b"%d" % (T + HOUR)), ("delay-target-topic", TARGET.encode())]
+
+Build = Callable[[World], None]
+
+
+class Case(NamedTuple):
+    """A history, and what must be said of it."""
+
+    build: Build
+    findings: list[tuple[str, int]] = []  # noqa: RUF012  # never changed
+    unjudged: dict[str, int] = {}  # noqa: RUF012  # as above
+    status: int = 0
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    *findings: tuple[str, int], unjudged: dict[str, int] | None = None
+) -> Callable[[Build], Build]:
+    """Register a history with its verdict; its status follows."""
+
+    def add(build: Build) -> Build:
+        status = 3 if findings else 4 if unjudged else 0
+        CASES[build.__name__] = Case(build, sorted(findings), unjudged or {}, status)
+        return build
+
+    return add
+
+
+def judged(build: Build) -> Found:
+    world = World()
+    build(world)
+    return world.audit()
+
+
+# --- cancels and fires ---------------------------------------------------------------------------
+
+
+@case()
+def cancelled_in_time(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED)
+    cancel = w.control(T + 1_000, ID, b"cancel")
+    w.outcome(T + 1_010, "cancelled", record, cancel)
+    w.outcome(T + 1_010, "cancelled", cancel)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 0))
+def cancel_ignored_though_it_was_walked_before(w: World) -> None:
+    record = w.source(T, T + 10_000, NAMED)
+    cancel = w.control(T + 1_000, ID, b"cancel")
+    w.outcome(T + 1_010, "not_pending", cancel)
+    w.delivery(T + 10_002, record, T + 10_000, NAMED)
+    w.settled(T + HOUR)
+
+
+@case(("wrong_outcome", 0))
+def cancel_ignored_though_it_was_written_long_before(w: World) -> None:
+    """Its own outcome came later than the delivery: H would have lagged for an hour."""
+    record = w.source(T, T + HOUR, NAMED)
+    cancel = w.control(T + 1_000, ID, b"cancel")
+    w.delivery(T + HOUR + 2, record, T + HOUR, NAMED)
+    w.outcome(T + HOUR + 500, "not_pending", cancel)
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def cancel_came_too_late(w: World) -> None:
+    """H lagged for two seconds, and K passed the record before the cancel was walked."""
+    record = w.source(T, T + 10_000, NAMED)
+    cancel = w.control(T + 9_000, ID, b"cancel")
+    w.delivery(T + 10_002, record, T + 10_000, NAMED)
+    w.outcome(T + 11_000, "not_pending", cancel)
+    w.settled(T + HOUR)
+
+
+@case()
+def cancel_waited_for_an_outage_to_end(w: World) -> None:
+    """Nothing was delivered in time meanwhile: K may be walked before H is."""
+    record = w.source(T, T + HOUR, NAMED)
+    cancel = w.control(T + 1_000, ID, b"cancel")
+    w.delivery(T + 2 * HOUR, record, T + HOUR, NAMED)
+    w.outcome(T + 2 * HOUR + 50, "not_pending", cancel)
+    w.settled(T + 3 * HOUR)
+
+
+@case(("duplicated", 0))
+def cancelled_and_delivered(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED)
+    cancel = w.control(T + 1_000, ID, b"cancel")
+    w.outcome(T + 1_010, "cancelled", record, cancel)
+    w.outcome(T + 1_010, "cancelled", cancel)
+    w.delivery(T + HOUR, record, T + HOUR, NAMED)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 0))
+def cancel_says_that_it_settled_what_was_not_there(w: World) -> None:
+    cancel = w.control(T, ID, b"cancel")
+    w.outcome(T + 10, "cancelled", cancel)
+    w.settled(T + HOUR)
+
+
+@case(("wrong_outcome", 1))
+def cancel_says_not_pending_and_settled_one(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED)
+    cancel = w.control(T + 1_000, ID, b"cancel")
+    w.outcome(T + 1_010, "cancelled", record, cancel)
+    w.outcome(T + 1_010, "not_pending", cancel)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 0))
+def cancelled_by_a_fire(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED)
+    fire = w.control(T + 1_000, ID, b"fire")
+    w.outcome(T + 1_010, "cancelled", record, fire)
+    w.outcome(T + 1_010, "fired", fire)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 1))
+def fire_answered_by_a_cancel_outcome(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED)
+    fire = w.control(T + 1_000, ID, b"fire")
+    w.delivery(T + 1_010, record, T + HOUR, NAMED, ("delay-fired-by", b"%d" % fire))
+    w.outcome(T + 1_010, "cancelled", fire)
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def fired_early(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED)
+    fire = w.control(T + 1_000, ID, b"fire")
+    w.delivery(T + 1_010, record, T + HOUR, NAMED, ("delay-fired-by", b"%d" % fire))
+    w.outcome(T + 1_010, "fired", fire)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 0))
+def fired_by_a_cancel(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED)
+    cancel = w.control(T + 1_000, ID, b"cancel")
+    w.delivery(T + 1_010, record, T + HOUR, NAMED, ("delay-fired-by", b"%d" % cancel))
+    w.outcome(T + 1_010, "not_pending", cancel)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 1))
+def fire_says_fired_and_the_record_came_in_its_own_time(w: World) -> None:
+    record = w.source(T, T + 10_000, NAMED)
+    fire = w.control(T + 9_990, ID, b"fire")
+    w.delivery(T + 10_000, record, T + 10_000, NAMED)
+    w.outcome(T + 10_010, "fired", fire)
+    w.settled(T + HOUR)
+
+
+# --- reschedules ---------------------------------------------------------------------------------
+
+
+@case()
+def rescheduled(w: World) -> None:
+    old = w.source(T, T + HOUR, NAMED)
+    new = w.source(T + 1_000, T + 2 * HOUR, NAMED)
+    w.outcome(T + 1_010, "replaced", old, new)
+    w.delivery(T + 2 * HOUR, new, T + 2 * HOUR, NAMED)
+    w.settled(T + 3 * HOUR)
+
+
+@case(("wrong_outcome", 0))
+def both_versions_of_a_reschedule_delivered(w: World) -> None:
+    old = w.source(T, T + HOUR, NAMED)
+    new = w.source(T + 1_000, T + 2 * HOUR, NAMED)
+    w.delivery(T + HOUR, old, T + HOUR, NAMED)
+    w.delivery(T + 2 * HOUR, new, T + 2 * HOUR, NAMED)
+    w.settled(T + 3 * HOUR)
+
+
+@case(("wrong_outcome", 0))
+def replaced_by_a_cancel(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED)
+    cancel = w.control(T + 1_000, ID, b"cancel")
+    w.outcome(T + 1_010, "replaced", record, cancel)
+    w.outcome(T + 1_010, "cancelled", cancel)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 0))
+def old_version_delivered_after_what_lies_behind_the_new_one(w: World) -> None:
+    """Late, so that nothing follows from the time that the new version was written."""
+    old = w.source(T, T + HOUR, NAMED)
+    new = w.source(T + 1_000, T + 9 * HOUR, NAMED)
+    for _ in range(300):
+        w.delivery(T + 3_000, w.source(T + 2_000, T + 3_000), T + 3_000)
+    w.delivery(T + 2 * HOUR, old, T + HOUR, NAMED)
+    w.settled(T + 3 * HOUR)
+    assert new == 1
+
+
+# --- expiry --------------------------------------------------------------------------------------
+
+
+@case(("wrong_outcome", 0))
+def delivered_after_its_expiry(w: World) -> None:
+    record = w.source(T, T + 10_000, ("delay-expires-at", b"%d" % (T + 20_000)))
+    w.delivery(T + 30_000, record, T + 10_000)
+    w.settled(T + HOUR)
+
+
+@case()
+def delivered_just_before_its_expiry(w: World) -> None:
+    record = w.source(T, T + 10_000, ("delay-expires-at", b"%d" % (T + 10_000)))
+    w.delivery(T + 10_040, record, T + 10_000)  # the transaction took a moment
+    w.settled(T + HOUR)
+
+
+@case(("wrong_outcome", 0))
+def expired_too_early(w: World) -> None:
+    record = w.source(T, T + 10_000, ("delay-expires-at", b"%d" % (T + 20_000)))
+    w.outcome(T + 10_005, "expired", record)
+    w.settled(T + HOUR)
+
+
+# --- dead letters --------------------------------------------------------------------------------
+
+
+@case()
+def dead_letters_that_are_right(w: World) -> None:
+    bad = [("delay-at", b"soon"), ("own", b"1")]
+    w.letter(T + 1, w.write(DELAY, T, bad), "time-invalid", bad)
+    w.letter(T + HOUR, w.source(T, T + HOUR), "target-unknown", ASKED)
+    left_out = b"its key, value and headers (5 bytes) are left out, for it was refused; too large"
+    w.letter(T + HOUR, w.source(T, T + HOUR), "too-large", [], None, left_out)
+    w.settled(T + 2 * HOUR)
+
+
+@case(
+    ("wrong_outcome", 0),
+    ("wrong_outcome", 1),
+    ("wrong_outcome", 2),
+    ("wrong_outcome", 3),
+    ("dead_letter_missing_code", 4),
+)
+def letters_whose_code_does_not_fit(w: World) -> None:
+    bad = [("delay-at", b"soon")]
+    w.letter(T + 1, w.write(DELAY, T, bad), "time-past", bad)
+    for code in ("time-missing", "cron-invalid", "control-lost"):
+        w.letter(T + HOUR, w.source(T, T + HOUR), code, ASKED)
+    offset = w.source(T, T + HOUR)
+    told = [("delay-source", b"%s:0:%d" % (DELAY.encode(), offset))]
+    w.write(LETTERS, T + HOUR, [*told, ("delay-settles", b"%d" % offset)])
+    w.settled(T + 2 * HOUR)
+
+
+@case(("altered", 0), ("altered", 1), ("altered", 2), ("altered", 3))
+def letters_without_their_content(w: World) -> None:
+    bad = [("delay-at", b"soon")]
+    w.letter(T + 1, w.write(DELAY, T, bad), "time-invalid", [], None)
+    w.letter(T + HOUR, w.source(T, T + HOUR), "target-unknown", ASKED, None)
+    w.letter(T + HOUR, w.source(T, T + HOUR, NAMED), "target-unknown", ASKED)  # without its id
+    expires = ("delay-expires-at", b"%d" % (T + 9 * HOUR))
+    w.letter(T + HOUR, w.source(T, T + HOUR, expires), "target-unknown", ASKED)
+    w.settled(T + 2 * HOUR)
+
+
+# --- requeued, recurring -------------------------------------------------------------------------
+
+
+@case()
+def requeued_and_delivered(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED)
+    copy = w.requeue(T + 1_000, record, T + HOUR, base=1, name=ID)
+    w.delivery(T + HOUR, copy, T + HOUR, NAMED, origin=f"{DELAY}:0:0")
+    w.settled(T + 2 * HOUR)
+
+
+@case(("altered", 0), ("altered", 1), ("altered", 2))
+def requeued_without_id_or_expiry_or_due_time(w: World) -> None:
+    expires_ms = T + 9 * HOUR
+    w.source(T, T + HOUR, NAMED)
+    w.source(T, T + HOUR, ("delay-expires-at", b"%d" % expires_ms))
+    w.source(T, T + HOUR)
+    copies = [
+        w.requeue(T + 1_000, offset, due_ms, base=3)
+        for offset, due_ms in ((0, T + HOUR), (1, T + HOUR), (2, T + HOUR + 1))
+    ]
+    for offset, copy in enumerate(copies):
+        due_ms = T + HOUR + (offset == 2)
+        w.delivery(T + HOUR + 1, copy, due_ms, origin=f"{DELAY}:0:{offset}")
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 0))
+def requeued_after_its_cancel(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED)
+    cancel = w.control(T + 1_000, ID, b"cancel")
+    w.outcome(T + 1_500, "not_pending", cancel)
+    copy = w.requeue(T + 1_600, record, T + HOUR, base=2, name=ID)
+    w.delivery(T + HOUR, copy, T + HOUR, NAMED, origin=f"{DELAY}:0:0")
+    w.settled(T + 2 * HOUR)
+
+
+def recurring(number: int, left: int | None = None) -> bytes:
+    return encode(Recurrence(60_000, number=number, left=left))
+
+
+@case()
+def recurs_twice(w: World) -> None:
+    record = w.source(T, T + 60_000, EVERY)
+    due_ms = T + 60_000
+    w.delivery(due_ms, record, due_ms, origin=f"{DELAY}:0:0#1")
+    origin = f"{DELAY}:0:0#2"
+    copy = w.requeue(due_ms, -1, due_ms + 60_000, base=1, origin=origin, recur=recurring(2))
+    w.delivery(due_ms + 60_000, copy, due_ms + 60_000, origin=origin)
+    origin = f"{DELAY}:0:0#3"
+    w.requeue(due_ms + 60_000, -1, due_ms + 120_000, base=2, origin=origin, recur=recurring(3))
+    w.settled(T + 150_000)
+
+
+@case(("duplicated", 0))
+def recurrence_that_forks(w: World) -> None:
+    recurs_twice(w)
+    origin = f"{DELAY}:0:0#3"
+    w.requeue(T + 130_000, -1, T + 240_000, base=2, origin=origin, recur=recurring(3))
+    w.settled(T + 150_000)
+
+
+@case(("altered", 0))
+def occurrence_that_its_period_does_not_give(w: World) -> None:
+    recurs_twice(w)
+    origin = f"{DELAY}:0:0#4"
+    w.requeue(T + 130_000, -1, T + 240_001, base=2, origin=origin, recur=recurring(4))
+    w.settled(T + 150_000)
+
+
+# --- what exists and what does not ---------------------------------------------------------------
+
+
+@case(("duplicated", 0))
+def duplicate_of_a_record_that_retention_took(w: World) -> None:
+    for at_ms in (T + 10, T + 5_000):
+        w.delivery(at_ms, 0, T + 10)
+    w.delivery(T + 10, 1, T + 10)
+    for _ in range(3):
+        w.source(T + HOUR, T + 9 * HOUR)
+    w.start = 2
+    w.settled(T + 2 * HOUR)
+
+
+@case(("unknown_source", 0), ("unknown_source", 7))
+def settlements_of_records_that_never_were(w: World) -> None:
+    w.delivery(T + 1, 7, T + 1)
+    w.logs[TARGET].insert(0, (T, None, b"value", told_by(b"3", b"delay_topic_any:9:3", b"1")))
+    w.settled(T + HOUR)
+
+
+@case()
+def what_consumers_and_mirrors_copy(w: World) -> None:
+    record = w.source(T, T + 10_000)
+    cancel = w.control(T, ID, b"cancel")
+    w.delivery(T + 10_001, record, T + 10_000)
+    w.outcome(T + 1, "not_pending", cancel)
+    w.delivery(T + 10_001, record, T + 10_000, topic=OTHER)
+    w.delivery(T + 10_900, record, T + 10_000, topic=OTHER, value=b"enriched")
+    w.logs[OTHER] += w.logs[OUTCOMES]
+    bad = [("delay-at", b"soon")]
+    w.letter(T + 1, w.write(DELAY, T, bad), "time-invalid", bad)
+    w.logs[OTHER] += w.logs[LETTERS]
+    w.settled(T + HOUR)
+
+
+@case()
+def copies_signed_with_a_secret_that_was_replaced(w: World) -> None:
+    requeued_and_delivered(w)
+    w.secrets = (b"the next secret",)
+
+
+@case()
+def forged_copy_that_was_refused(w: World) -> None:
+    record = w.source(T, T + 10_000)
+    w.delivery(T + 10_000, record, T + 10_000)
+    forged = w.requeue(T + 1, record, T + HOUR, base=1, secret=b"a stranger's")
+    headers = w.logs[DELAY][forged][3]
+    w.letter(T + 5, forged, "copy-forged", headers)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("unknown_source", 50))
+def forged_copy_that_was_delivered(w: World) -> None:
+    """It names a record that comes after it, as no copy of the service does."""
+    origin = f"{DELAY}:0:50"
+    forged = w.requeue(T, 50, T + 10_000, base=51, secret=b"a stranger's", origin=origin)
+    w.delivery(T + 10_000, forged, T + 10_000, origin=origin)
+    w.settled(T + 20_000)
+
+
+# --- poison --------------------------------------------------------------------------------------
+
+
+def told_by(settles: bytes, source: bytes, due: bytes) -> list[tuple[str, bytes | None]]:
+    return [("delay-due-at", due), ("delay-source", source), ("delay-settles", settles)]
+
+
+@case(("malformed", 0), ("malformed", 1), ("malformed", 2), ("malformed", 3), ("altered", 0))
+def poison_in_targets(w: World) -> None:
+    place = b"delay_topic_any:0:0"
+    record = w.source(T, T + 10_000)
+    w.write(TARGET, T, told_by(b"9" * 30, place, b"1"))
+    w.write(TARGET, T, told_by("٣".encode(), place, b"1"))
+    w.write(TARGET, T, told_by(b"0", b"\xff\xfe:0:0", b"1"))
+    w.write(TARGET, T, told_by(b"-7", place, b"1"))
+    w.write(TARGET, T + 10_000, told_by(b"%d" % record, place, b"8" * 5_000))
+    w.settled(T + HOUR)
+
+
+@case()
+def poison_in_copies(w: World) -> None:
+    """Refused by the service, as it must be; nothing in them may end the job."""
+    fields = b'"v":1,"base":0,"at":1,"target":"to_a","id":null,"attempt":1,"expires":null'
+    bad = [
+        b'"settles":99999999999999999999,"source":"","due":1,"partition":0',
+        b'"settles":0,"source":"/w==","due":1,"partition":0',
+        b'"settles":0,"source":"","due":99999999999999999999999,"partition":0',
+        b'"settles":0,"source":"","due":1,"partition":99999999999',
+        '"settles":0,"source":"","due":1,"partition":0,"shard":"delay_topic_any:²"'.encode(),
+        b'"settles":0,"source":"","due":1,"partition":0,"recur":"/w=="',
+    ]
+    for more in bad:
+        headers = [("delay-copy", b"{" + fields + b"," + more + b"}"), ("delay-copy-mac", b"0")]
+        w.letter(T + 1, w.write(DELAY, T, headers), "copy-forged", headers)
+    w.settled(T + HOUR)
+
+
+# --- honest verdicts -----------------------------------------------------------------------------
+
+
+@case(unjudged={"evidence_deleted": 2})
+def dead_letters_gone(w: World) -> None:
+    for _ in range(2):
+        w.source(T, T + 10_000)
+    w.delivery(T + 10_000, w.source(T, T + 10_000), T + 10_000)
+    w.settled(T + HOUR)
+    w.rules = deleted(LETTERS)
+
+
+@case(("lost", 0))
+def outcomes_gone(w: World) -> None:
+    """A record without id and expiry has no outcome that could be there."""
+    w.source(T, T + 10_000)
+    w.settled(T + HOUR)
+    w.rules = deleted(OUTCOMES)
+
+
+@case(unjudged={"target_not_read": 1})
+def target_not_read(w: World) -> None:
+    w.source(T, T + 10_000)
+    w.settled(T + HOUR)
+    w.rules = {"read": frozenset({0, 1})}
+
+
+@case()
+def behind_an_open_transaction(w: World) -> None:
+    w.source(T, T + 10_000)
+    w.settled(T + HOUR)
+    w.rules = {"open_places": frozenset({(3, 0)})}
+
+
+@case(("overdue", 0), ("overdue", 1))
+def cursor_that_does_not_move(w: World) -> None:
+    w.source(T, T + 10_000)
+    w.control(T, ID, b"cancel")
+    w.source(T, T + 9 * HOUR)
+    w.settled(T, h=0)
+    w.rules = {"overdue_since_ms": T + HOUR}
+
+
+@case()
+def redelivered_after_a_crash_under_at_least_once(w: World) -> None:
+    record = w.source(T, T + 10_000)
+    for at_ms in (T + 10_000, T + 25_000):
+        w.delivery(at_ms, record, T + 10_000)
+    w.settled(T + HOUR)
+    w.rules = {"grace_ms": 60_000}
+
+
+@case()
+def cancelled_after_a_crash_under_at_least_once(w: World) -> None:
+    """The delivery was ahead of its checkpoint, and the next owner walked the cancel first."""
+    record = w.source(T, T + 10_000, NAMED)
+    cancel = w.control(T + 9_990, ID, b"cancel")
+    w.delivery(T + 10_000, record, T + 10_000, NAMED)
+    w.outcome(T + 20_000, "cancelled", record, cancel)
+    w.outcome(T + 20_000, "cancelled", cancel)
+    w.settled(T + HOUR)
+    w.rules = {"grace_ms": 60_000}
+
+
+@case(("duplicated", 0))
+def redelivered_too_late_under_at_least_once(w: World) -> None:
+    record = w.source(T, T + 10_000)
+    for at_ms in (T + 10_000, T + 90_000):
+        w.delivery(at_ms, record, T + 10_000)
+    w.settled(T + HOUR)
+    w.rules = {"grace_ms": 60_000}
+
+
+@case()
+def target_with_the_clock_of_a_broker(w: World) -> None:
+    record = w.source(T, T + 10_000)
+    w.delivery(T + 9_600, record, T + 10_000)
+    w.settled(T + HOUR)
+    w.rules = {"by_broker": frozenset({3})}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_history_has_its_verdict(name: str) -> None:
+    wanted = CASES[name]
+    found = judged(wanted.build)
+    assert (found.findings, dict(found.unjudged), found.status) == wanted[1:]
+
+
+def test_what_is_mirrored_or_redelivered_is_counted() -> None:
+    assert judged(what_consumers_and_mirrors_copy).counts["mirrored"] == 4
+    redelivered = judged(redelivered_after_a_crash_under_at_least_once)
+    assert redelivered.counts["redelivered"] == 1
+    assert judged(behind_an_open_transaction).counts["behind_open_transaction"] == 1
+
+
+def test_the_judge_shares_no_code_with_what_settles_records() -> None:
+    folder = Path(plan.__file__).parents[1]
+    modules = [path for part in ("ledger", "audit") for path in (folder / part).glob("*.py")]
+    assert len(modules) > len(("ledger", "audit"))
+    for path in modules:
+        text = path.read_text("utf-8")
+        assert not re.search(r"delayservice\.(core\.(settle|shard|letters|outcome)|lanes)\b", text)
