@@ -156,7 +156,11 @@ class Asked(NamedTuple):
 
 
 def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> None:
-    """The worker's end, on threads of its own, until the pipe is closed."""
+    """Answer at the worker's end, on threads of its own, until the other end is closed.
+
+    The thread that reads closes the pipe. Nothing else may: ``Connection`` can't be closed while
+    another thread waits in it, which would go on with no handle, or with one that is reused.
+    """
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="answering")
     sending = threading.Lock()
 
@@ -175,10 +179,12 @@ def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> 
             pipe.send_bytes(_pack(reply))
 
     def hear() -> None:
-        while True:
-            try:
-                pool.submit(reply_to, _read_envelope(pipe.recv_bytes()))
-            except (EOFError, OSError):
-                return
+        with pipe, pool:
+            while True:
+                try:
+                    data = pipe.recv_bytes()
+                except (EOFError, OSError):
+                    return
+                pool.submit(reply_to, _read_envelope(data))
 
     threading.Thread(target=hear, name="questions", daemon=True).start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +24,18 @@ AHEAD = Ahead(now_ms=5)
 def ends() -> Iterator[tuple[Connection, Connection]]:
     mine, its = Pipe()
     yield mine, its
-    its.close()
+    hang_up(its)
+    its.close()  # if nothing has read it
+
+
+def hang_up(pipe: Connection) -> None:
+    """End a pipe at both ends, and join the threads that read them: they close them."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
+    for thread in threading.enumerate():
+        if thread.name.startswith(("questions", "answers-", "answering")):
+            thread.join(10)
+            assert not thread.is_alive(), thread.name
 
 
 def test_answers_find_whoever_asked_in_whatever_order_they_come(
@@ -95,6 +108,15 @@ def test_what_came_too_late_is_not_carried_out(ends: tuple[Connection, Connectio
     answer_questions(ends[1], answer)  # the worker comes to itself
     asker.ask(Ahead(now_ms=2), 10).answer(Horizon)
     assert carried_out == [2]
+
+
+def test_when_a_pipe_ends_both_ends_are_closed_and_no_thread_is_left() -> None:
+    mine, its = Pipe()
+    answer_questions(its, lambda _: Horizon(total=1))
+    assert Asker(mine, "worker 0").ask(AHEAD, 10).answer(Horizon).total == 1
+    hang_up(mine)
+    assert mine.closed
+    assert its.closed
 
 
 def test_a_worker_that_ends_leaves_nobody_waiting() -> None:
