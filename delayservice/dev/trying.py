@@ -135,6 +135,7 @@ def _configure(bootstrap: str, folder: Path) -> World:
         "kafka": {"bootstrap": bootstrap},
         "topics": {"partitions": PARTITIONS},
         "targets.default": {"allow": [f"{TARGET}*"]},
+        "delivery": {"id_partitions": PARTITIONS},
         "metrics": {"listen": metrics},
         "admin": {"listen": page},
     }

@@ -53,7 +53,7 @@ def test_the_demo_and_the_compose_file_differ_in_what_is_listed_and_nothing_else
 
 def test_the_demo_and_the_compose_file_have_as_many_slices() -> None:
     assert Settings().topics.partitions == SLICES
-    assert not any("PARTITIONS" in name for n in nodes() for name in n.environment)
+    assert not any("TOPICS__PARTITIONS" in name for n in nodes() for name in n.environment)
 
 
 def test_the_demo_and_the_compose_file_keep_as_many_copies() -> None:

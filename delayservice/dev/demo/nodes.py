@@ -24,6 +24,7 @@ def sets_of(choices: Choices, bootstrap: str, zookeeper: str) -> dict[str, list[
     sets = [
         f"kafka.bootstrap={bootstrap}",
         f"topics.partitions={SLICES}",
+        f"delivery.id_partitions={SLICES}",
         f"node.store={choices.store}",
         f"delivery.mode={choices.delivery}",
         "targets.default.allow=demo_*",
