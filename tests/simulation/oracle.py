@@ -424,6 +424,7 @@ class Oracle:
         _require(fields["at"] > written.sender_ms, f"{where}: waits until {fields['at']}")
         _require(fields["attempt"] == settled.attempt + 1, f"{where}: {fields['attempt']}")
         self._taken.update(sources)
+        self.outcomes["waits"] = self.outcomes.get("waits", 0) + 1
         by = shard.canceller_of(settled)
         is_passed = by is not None and by < self._heads[shard.place]
         shard.placed[written.offset] = replace(
@@ -781,18 +782,17 @@ class Oracle:
         final: dict[str, list[str]] = {}
         for shard in self.shards.values():
             for record in shard.placed.values():
+                is_away = record.group or shard.home_of(record) is not None
+                if is_away and record.outcome not in FINAL:
+                    continue  # it has gone on
                 ends = final.setdefault(record.source(shard.place), [])
                 if record.outcome in FINAL:
                     ends.append(record.outcome)
-                elif record.group or record.outcome in ("forwarded", "carried"):
-                    continue
-                elif shard.home_of(record) is not None:
-                    continue
                 elif record.wish.cron and not record.number and not record.is_put_off:
                     ends.append("begun")
         for source in self._refused:
             place, user = self._users(source)
-            final[user.source(place)].append("dead")
+            final.setdefault(user.source(place), []).append("dead")
         for source, outcomes in final.items():
             # A lost record may have a copy elsewhere, and another record stands where it stood.
             allowed = (0, 1, 2) if source in self._lost else (1,)

@@ -218,12 +218,15 @@ HOMES: dict[str, Any] = {"homes": 2, "slices": 2, "records": 24, "actions": 120,
     "targets_fail": False,
 }
 """Ids find home. Where logs lose records as well, see docs/simulation.md."""
-HOMES_AWAY = HOMES | {"away": 0.08, "tick": 0.05, "records": 30, "ids": 2}
+HOMES_AWAY = HOMES | {"away": 0.08, "tick": 0.05, "records": 40, "actions": 200, "append": 0.01} | {
+    "moves": 0.02,
+    "uncertain": 0.0,
+}
 """They can't be written to for a while."""
 HOMES_LATE = HOMES_AWAY | {"homes_late": True}
 HOMES_OLD = HOMES_LATE | {"old_versions": True, "intruder": 0.0}
 HOMES_ADDED = HOMES_AWAY | {"slices": 3, "partitions": 2, "other_homes": 0.5}
-HOMES_LARGE = HOMES_AWAY | {"large": True, "recurring": 0.0, "far": 0.0}
+HOMES_LARGE = HOMES_AWAY | {"large": True, "recurring": 0.0, "far": 0.0, "away": 0.12}
 HOMES_RECURRING = HOMES_AWAY | {"recurring": 0.6, "again": 0.0}
 HOMES_FORGED = HOMES | {"forges": True, "slices": 3, "away": 0.03}
 KINDS_OF_HOMES: tuple[dict[str, Any], ...] = (
@@ -239,15 +242,15 @@ KINDS_OF_HOMES: tuple[dict[str, Any], ...] = (
 )
 
 
-def _with_homes(plan: Plan, rng: Random) -> Plan:
+def with_homes(seed: int, plan: Plan, kind: dict[str, Any]) -> Plan:
     """A plan where ids find home. Without what keeps one slice back at last by a target: records of
     others are sent there, and wait with it.
     """
-    kind = rng.choice(KINDS_OF_HOMES)
+    rng = Random(f"homes {seed}")
     stuck = "" if plan.stuck == "asked" else plan.stuck
     homes = 3 if kind is HOMES_ADDED and rng.random() < 0.3 else 2
     window_ms = rng.choice((NO_ROLL_MS, NO_ROLL_MS, 60, 150))
-    drawn: dict[str, Any] = {"stuck": stuck, "homes": homes, "ids": rng.choice((1, 2, 2, 4))}
+    drawn: dict[str, Any] = {"stuck": stuck, "homes": homes, "ids": rng.choice((1, 1, 2, 4))}
     drawn |= {"roll_window_ms": window_ms, "far": 0.0 if window_ms == NO_ROLL_MS else plan.far}
     return replace(plan, **kind | drawn)
 
@@ -261,7 +264,7 @@ def draw_plan(seed: int) -> Plan:
     if seed in SEEDS_OF_OUTAGE:
         return replace(plan, **OUTAGE)
     if seed in SEEDS_OF_HOMES:
-        return _with_homes(plan, Random(f"homes {seed}"))
+        return with_homes(seed, plan, Random(f"kind {seed}").choice(KINDS_OF_HOMES))
     return replace(plan, **rng.choice(KINDS)) if seed in SEEDS_OF_LOSS else plan
 
 

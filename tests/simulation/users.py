@@ -109,10 +109,15 @@ class Users:
             return replace(wish, own=(*wish.own, ("delay-id", b"id-%d" % rng.randrange(plan.ids))))
         if wish.op != SCHEDULE or wish.recurs:
             return wish
-        after_ms = wish.due_ms - self._world.now_ms
-        if after_ms > 0 and rng.random() < 0.3:
-            wish = replace(wish, after_ms=after_ms)
-        if plan.large and rng.random() < 0.5:
+        now_ms = self._world.now_ms
+        if plan.homes_late and not self._world.homes_are_on and rng.random() < 0.5:
+            due_ms = max(wish.due_ms, now_ms) + 2_000  # pending when they find home
+            wish = replace(wish, due_ms=due_ms, expires_ms=None)
+        if wish.due_ms > now_ms and rng.random() < 0.3:
+            wish = replace(wish, after_ms=wish.due_ms - now_ms)
+        if plan.away and rng.random() < 0.2:
+            wish = replace(wish, expires_ms=now_ms + rng.choice((0, 40, 100)))
+        if plan.large and rng.random() < 0.7:
             room = BATCH_BYTES_MAX - _bytes_of(wish) - rng.choice((10, 100, 200, 300, 400, 600))
             wish = replace(wish, value=(wish.value or b"") + b"." * max(room, 0))
         return wish

@@ -281,6 +281,8 @@ class World:
 
     def _spoil_home(self, topic: Topic) -> None:
         if topic.lacking or topic.leaderless:
+            if self.rng.random() < 0.5:
+                return
             self._restore(topic)
             self.trace(f"{topic.name} is good again")
         else:
