@@ -43,7 +43,7 @@ class Provenance:
         return self._prefix + b"%d" % offset
 
     def elsewhere(self, meta: Meta | None) -> bytes | None:
-        """Where a user's record was written that has come home, whatever its occurrence; None: here.
+        """Where a user's record was written that has come home, without its occurrence; None: here.
 
         Args:
             meta: its payload's meta.

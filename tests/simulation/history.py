@@ -46,6 +46,8 @@ class Wish:
     code: str = ""
     level_ms: int = 0
     """How long all records of its topic wait; 0: it says itself when it is due."""
+    is_large: bool = False
+    """It fits into its topic, but perhaps no copy of it does."""
     after_ms: int = 0
     """How long after it was written it is due, where it says it so; 0: it says when."""
 

@@ -1,4 +1,4 @@
-"""Deliberate mistakes with ids that find home, in the real code: those of ``home_model.mutations``, by
+"""Mistakes with ids that find home, put into the real code: those of ``home_model.mutations``, by
 the same names. Each is found by the kind of schedule that stands beside it.
 
 Two have no place in the code. ``forward_again_at_home`` shows only where two partitions have
@@ -132,7 +132,9 @@ def home_counts_as_late() -> AbstractContextManager[Any]:
     """What has come home is settled when H gets there."""
     right = "kind <= COPY and (key_ms, offset) <= k"
     came_home = "(kind == SCHEDULE and self._settler.elsewhere(payload))"
-    return _rewritten(Shard, "_pass", right, f"kind <= COPY and ((key_ms, offset) <= k or {came_home})")
+    return _rewritten(
+        Shard, "_pass", right, f"kind <= COPY and ((key_ms, offset) <= k or {came_home})"
+    )
 
 
 def home_keeps_first_base() -> AbstractContextManager[Any]:
@@ -210,7 +212,9 @@ def waiting_copy_is_hit_late() -> Iterator[None]:
     right = "(*carried, sent), settles, waiting, offset, now_ms, offset + 1"
     with (
         _rewritten(Homeward, "leave", right, right.replace("+ 1", "+ 2")),
-        _rewritten(Shard, "_send_home", "sent, record_id, offset + 1", "sent, record_id, offset + 2"),
+        _rewritten(
+            Shard, "_send_home", "sent, record_id, offset + 1", "sent, record_id, offset + 2"
+        ),
     ):
         yield
 

@@ -315,30 +315,26 @@ class Oracle:
         if record.group or shard.home_of(record) is not None:
             self._check_away(record, outcome, where)
         if outcome == "delivered":
-            record.by = _number(headers.get("delay-fired-by", b"-1"))
-            if record.by >= 0 and record.wish.cron and not record.number:
-                _begin(record, record, _number(headers["delay-due-at"]), where)
-            _check_delivery(shard, record, written, where)
-            if record.wish.recurs:
-                dues = _next_dues(record, written.sender_ms)
-                self._to_follow[record.source(place)] = (record, dues)
+            self._check_delivered(shard, record, written, where)
         elif outcome == "dead":
             code = _check_dead_letter(shard, record, written, where)
             if code in TOLD:
                 self.outcomes[TOLD[code]] = self.outcomes.get(TOLD[code], 0) + 1
-        elif outcome == "expired":
-            expires_ms = record.wish.expires_ms
-            _require(expires_ms is not None and expires_ms < written.sender_ms, f"{where}: expired")
-        elif outcome in ("cancelled", "replaced") and "delay-settled-by" in headers:
-            record.by = _number(headers["delay-settled-by"])
-            _check_victim(shard, record, where)
-            by = shard.placed[record.by]
-            told = by.source(place).partition("#")[0].encode() if by.is_at_home else None
-            _require(headers.get("delay-settled-by-source") == told, f"{where}: not by {told!r}")
-        elif record.wish.op in (CANCEL, FIRE) and outcome != "dead":
-            source = _text(headers.get("delay-source"))
-            _require(source == record.source(place), f"{where}: told of {source}")
+        else:
+            _check_told(shard, record, written, where)
         return place
+
+    def _check_delivered(
+        self, shard: ShardHistory, record: Placed, written: Written, where: str
+    ) -> None:
+        headers = dict(written.headers)
+        record.by = _number(headers.get("delay-fired-by", b"-1"))
+        if record.by >= 0 and record.wish.cron and not record.number:
+            _begin(record, record, _number(headers["delay-due-at"]), where)
+        _check_delivery(shard, record, written, where)
+        if record.wish.recurs:
+            dues = _next_dues(record, written.sender_ms)
+            self._to_follow[record.source(shard.place)] = (record, dues)
 
     # --- on the way home -----------------------------------------------------------------------
 
@@ -724,7 +720,9 @@ class Oracle:
         hit = {record.by for record in now}
         perhaps: set[int] = set()
         for record in now:
-            if record.outcome in ("dead", "expired") and not record.group:  # by a fire, or before it came
+            if (
+                record.outcome in ("dead", "expired") and not record.group
+            ):  # by a fire, or before it came
                 sure = shard.key_of(record) > shard.key
                 (hit if sure else perhaps).add(shard.canceller_of(record) or -1)
         for control in now:
@@ -906,6 +904,8 @@ def _check_dead_letter(shard: ShardHistory, record: Placed, written: Written, wh
     if wish.cron and not record.number and (wish.cron == BAD or None in _first_dues(record)):
         is_known = wish.target not in (DENIED, FICKLE)
         allowed = ("cron-invalid",) if is_known else (*allowed, "cron-invalid")
+    if wish.is_large:
+        allowed = (*allowed, "too-large")
     if record.group or shard.home_of(record) is not None:
         allowed = AWAY_CODES
     _require(code in allowed, f"{where}: dead-lettered as {code}, not {allowed}")
@@ -918,6 +918,24 @@ def _check_dead_letter(shard: ShardHistory, record: Placed, written: Written, wh
         again = all(header in written.headers for header in wish.recurrence(record.left))
         _require(again, f"{where}: recurrence in {written.headers}")
     return code
+
+
+def _check_told(shard: ShardHistory, record: Placed, written: Written, where: str) -> None:
+    """What the outcome topic says."""
+    headers, outcome = dict(written.headers), record.outcome
+    if outcome == "expired":
+        expires_ms = record.wish.expires_ms
+        _require(expires_ms is not None and expires_ms < written.sender_ms, f"{where}: expired")
+    elif outcome in ("cancelled", "replaced") and "delay-settled-by" in headers:
+        record.by = _number(headers["delay-settled-by"])
+        _check_victim(shard, record, where)
+        by = shard.placed[record.by]
+        told = by.source(shard.place).partition("#")[0] if by.is_at_home else ""
+        said = _text(headers.get("delay-settled-by-source"))
+        _require(said == told, f"{where}: settled by {said}, was {told or 'here'}")
+    elif record.op in (CANCEL, FIRE):
+        source = _text(headers.get("delay-source"))
+        _require(source == record.source(shard.place), f"{where}: told of {source}")
 
 
 def _check_victim(shard: ShardHistory, record: Placed, where: str) -> None:

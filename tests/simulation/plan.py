@@ -218,10 +218,14 @@ HOMES: dict[str, Any] = {"homes": 2, "slices": 2, "records": 24, "actions": 120,
     "targets_fail": False,
 }
 """Ids find home. Where logs lose records as well, see docs/simulation.md."""
-HOMES_AWAY = HOMES | {"away": 0.08, "tick": 0.05, "records": 40, "actions": 200, "append": 0.01} | {
-    "moves": 0.02,
-    "uncertain": 0.0,
-}
+HOMES_AWAY = (
+    HOMES
+    | {"away": 0.08, "tick": 0.05, "records": 40, "actions": 200, "append": 0.01}
+    | {
+        "moves": 0.02,
+        "uncertain": 0.0,
+    }
+)
 """They can't be written to for a while."""
 HOMES_LATE = HOMES_AWAY | {"homes_late": True}
 HOMES_OLD = HOMES_LATE | {"old_versions": True, "intruder": 0.0}

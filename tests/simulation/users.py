@@ -119,7 +119,8 @@ class Users:
             wish = replace(wish, expires_ms=now_ms + rng.choice((0, 40, 100)))
         if plan.large and rng.random() < 0.7:
             room = BATCH_BYTES_MAX - _bytes_of(wish) - rng.choice((10, 100, 200, 300, 400, 600))
-            wish = replace(wish, value=(wish.value or b"") + b"." * max(room, 0))
+            value = (wish.value or b"") + b"." * max(room, 0)
+            wish = replace(wish, value=value, is_large=True)
         return wish
 
     def _forged(self, place: Place) -> Wish:
@@ -138,8 +139,8 @@ class Users:
         value = written.value
         if written.place == place:
             value = b"another value" if value is None else value[:-1]
-        own = tuple(written.headers)
-        return Wish(INVALID, key=written.key, value=value, own=own, code="copy-forged")
+        said = tuple(written.headers)
+        return Wish(INVALID, key=written.key, value=value, own=said, code="copy-forged")
 
     def _once(self, number: int, record_id: bytes | None) -> Wish:
         rng, due_ms = self._rng, self._due_ms()
