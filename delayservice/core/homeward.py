@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from delayservice.core import outcome
 from delayservice.core.codec import Payload
-from delayservice.core.codes import TARGET_ASKED, TARGET_PAUSED
+from delayservice.core.codes import TARGET_ASKED, TARGET_LATER, TARGET_PAUSED
 from delayservice.core.entry import Entry
 from delayservice.core.home import (
     SETTLES_NOTHING,
@@ -127,7 +127,8 @@ class Homeward:
         )
         if not is_large(value, headers):
             return None
-        return self._settler.targets.refusal(self._topic, key, value, headers)
+        found = self._settler.targets.refusal(self._topic, key, value, headers)
+        return None if found is None or found[0] == TARGET_LATER else found  # its size is right
 
     def refused(self, one: Waiting, code: str, detail: str) -> list[Output] | None:
         """The dead letters of what waits and never gets home; None: they can't be written now."""

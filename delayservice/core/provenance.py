@@ -47,6 +47,17 @@ class Provenance:
         """
         return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
 
+    def elsewhere(self, meta: Meta | None) -> bytes | None:
+        """Where a user's record was written that has come home, without its occurrence; None: here.
+
+        Args:
+            meta: its payload's meta.
+        """
+        source = None if meta is None else meta[1]
+        if source is None or source.startswith(self._prefix):
+            return None
+        return source.partition(b"#")[0]
+
     def origin(self, offset: int) -> tuple[Header, Header]:
         """``delay-source`` and ``delay-settles`` of an output that settles a user's own record."""
         settles = b"%d" % offset

@@ -424,6 +424,10 @@ class Settler:
         """``delay-source`` of a user's own record at an offset of this shard."""
         return self._provenance.source(offset, None)
 
+    def elsewhere(self, payload: Payload) -> bytes | None:
+        """Where a user's schedule was written that has come home; None: here."""
+        return self._provenance.elsewhere(payload[6])
+
     def cancelled(
         self,
         kind: int,

@@ -391,7 +391,7 @@ class Shard:
         offset, kind, _, _, payload, source = entry
         victims = self._pending_victims(offset, k)
         if kind == SCHEDULE:
-            source = None if payload[6] is None else payload[6][1]
+            source = self._settler.elsewhere(payload)
             return self._settle_victims(entry, record_id, source, victims, now_ms, pending_at)
         own = _FATES[kind] if victims else outcome.NOT_PENDING
         said = self._settler.control(own, offset, record_id, source)

@@ -16,6 +16,8 @@ FICKLE = "mails"
 """The target that some nodes allow, in some of their lives."""
 HELD_MS = 100
 """How long a record is parked whose target is paused."""
+HASHES = {b"id-0": 636277665, b"id-1": 142810902, b"id-2": 701930906, b"id-3": 1673184329}
+"""What a Java producer takes modulo the partitions of a topic, of each id of the users."""
 
 
 class ViolationError(AssertionError):
@@ -44,6 +46,22 @@ class Wish:
     code: str = ""
     level_ms: int = 0
     """How long all records of its topic wait; 0: it says itself when it is due."""
+    is_large: bool = False
+    """It fits into its topic, but perhaps no copy of it does."""
+    after_ms: int = 0
+    """How long after it was written it is due, where it says it so; 0: it says when."""
+
+    def home_in(self, partitions: int) -> int | None:
+        """The partition where its id is at home; None: it has no id, or ids have no home."""
+        if self.record_id is None or self.op == INVALID or not partitions:
+            return None
+        return HASHES[self.record_id] % partitions
+
+    def sent_home(self) -> tuple[bytes | None, bytes | None, Headers]:
+        """Key, value and headers as they go home: of a cancel or fire only what it asks for."""
+        if self.op == SCHEDULE:
+            return self.key, self.value, self.headers()
+        return None, None, [("delay-op", self.op.encode()), ("delay-id", self.record_id)]
 
     @property
     def recurs(self) -> bool:
@@ -54,7 +72,9 @@ class Wish:
         """Own headers around the service's, as producers do."""
         asked: Headers = []
         if self.op == SCHEDULE:
-            if self.due_ms and not self.level_ms:
+            if self.after_ms:
+                asked.append(("delay-after", b"%d" % self.after_ms))
+            elif self.due_ms and not self.level_ms:
                 asked.append(("delay-at", b"%d" % self.due_ms))
             asked.append(("delay-target-topic", self.target.encode()))
             asked += self.recurrence(self.times)
@@ -96,6 +116,8 @@ class Placed:
         by: the user record that settled it, or -1.
         in_commit: the transaction that settled it.
         base: of a copy, where the search for its canceller begins.
+        is_at_home: it was sent here from ``home``.
+        group: sources of what waits for its home in this copy, in the order of writing.
     """
 
     offset: int
@@ -115,6 +137,8 @@ class Placed:
     by: int = -1
     in_commit: int = -1
     base: int = -1
+    is_at_home: bool = False
+    group: tuple[str, ...] = ()
 
     @classmethod
     def by_user(cls, offset: int, wish: Wish, timestamp_ms: int) -> Placed:
@@ -141,7 +165,12 @@ class Placed:
     @property
     def op(self) -> str:
         """What it is: a copy, or what the user wished."""
-        return COPY if self.home or self.origin != self.offset else self.wish.op
+        return self.wish.op if self.is_users else COPY
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it counts as a user's record here."""
+        return self.is_at_home or (self.home is None and self.origin == self.offset)
 
 
 @dataclass(slots=True)
@@ -154,8 +183,8 @@ class ShardHistory:
     h: int = 0
     h_before: int = 0
     """H before the transaction at hand."""
-    contracts: list[tuple[int, int, int]] = field(default_factory=list)
-    """``(from_offset, roll_window_ms, roll_spread_ms)``."""
+    contracts: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """``(from_offset, roll_window_ms, roll_spread_ms, id_partitions)``."""
     log_start: int = 0
     read_to: int = 0
     """How far all nodes had read when the log was made to start there."""
@@ -184,18 +213,30 @@ class ShardHistory:
 
     def window_ms(self, offset: int) -> int:
         """How long after its timestamp the record at an offset is rolled."""
-        _, window_ms, spread_ms = self.contracts[0]
-        for start, *parameters in self.contracts:
-            if start <= offset:
-                window_ms, spread_ms = parameters
+        _, window_ms, spread_ms, _ = self._contract(offset)
         return window_ms - int((spread_ms + 1) * (offset * 2_654_435_761 % 2**32) / 2**32)
+
+    def id_partitions(self, offset: int) -> int:
+        """In how many partitions ids are at home by the contract of an offset."""
+        return self._contract(offset)[3] if self.contracts else 0
+
+    def _contract(self, offset: int) -> tuple[int, int, int, int]:
+        begun = [contract for contract in self.contracts if contract[0] <= offset]
+        return begun[-1] if begun else self.contracts[0]
+
+    def home_of(self, record: Placed) -> int | None:
+        """The partition to which a user's record has to be sent; None: it stays here."""
+        if not record.is_users or record.is_at_home:
+            return None
+        home = record.wish.home_in(self.id_partitions(record.offset))
+        return None if home == self.place[1] else home
 
     def key_of(self, record: Placed) -> tuple[int, int]:
         """Rule 2."""
         op = record.op
         if op == COPY:
             return (record.at_ms, record.offset)
-        if op != SCHEDULE:
+        if op != SCHEDULE or self.home_of(record) is not None:
             return (0, record.offset)
         if record.wish.level_ms:
             return (record.due_ms, record.offset)
@@ -211,7 +252,7 @@ class ShardHistory:
         if record.outcome == "lost":
             return True
         passed = record.offset < self.h
-        if record.op in (SCHEDULE, COPY):
+        if record.op in (SCHEDULE, COPY) and self.home_of(record) is None:
             by = self.canceller_of(record)
             passed = passed and self.key_of(record) <= self.key
             passed = passed or (by is not None and by < self.h)
@@ -221,12 +262,14 @@ class ShardHistory:
         """The user record that settles this one if nothing else does: the next of its id."""
         if record.wish.record_id is None or record.op in (CANCEL, FIRE, INVALID):
             return None
+        if self.home_of(record) is not None:
+            return None
         later = (
             other.offset
             for other in self.placed.values()
             if other.offset > record.since
             and (other.outcome != "lost" or other.offset < self.read_to)
-            and other.origin == other.offset
+            and other.is_users
             and other.wish.op != INVALID
             and other.wish.record_id == record.wish.record_id
         )

@@ -60,7 +60,7 @@ from tests.simulation.sim_store import SimStore
 Mutation: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
-def _replaced(owner: type, name: str, wrong: Callable[..., Any]) -> AbstractContextManager[Any]:
+def replaced(owner: type, name: str, wrong: Callable[..., Any]) -> AbstractContextManager[Any]:
     """Put ``wrong(original, self, …)`` in the place of a method."""
     original = getattr(owner, name)
 
@@ -91,7 +91,7 @@ def replica_deletes_on_cancel() -> Iterator[None]:
                 lane.store._frames.pop(offset, None)
         return count
 
-    with _replaced(Shard, "ingest", ingest), _replaced(Lane, "ingest", lane_ingest):
+    with replaced(Shard, "ingest", ingest), replaced(Lane, "ingest", lane_ingest):
         yield
 
 
@@ -102,7 +102,7 @@ def marks_less_durable() -> AbstractContextManager[Any]:
         original(store)
         store._marks.clear()
 
-    return _replaced(SimStore, "crash", crash)
+    return replaced(SimStore, "crash", crash)
 
 
 @contextmanager
@@ -114,17 +114,18 @@ def index_at_stored() -> Iterator[None]:
         late: list[Output] = original(lane, *args)
         return late
 
-    def victims(original: Any, shard: Shard, kind: int, offset: int, name: bytes, k: Key) -> Any:
+    def act(original: Any, shard: Shard, entry: Entry, name: bytes, *args: Any) -> Any:
+        offset = entry[0]
         found = shard.index(name, OFFSET_MAX)  # type: ignore[attr-defined]
         if found is not None and found[1] < offset:
             shard._victims[offset] = {found: None}
         else:
             shard._victims.pop(offset, None)
-        return original(shard, kind, offset, name, k)
+        return original(shard, entry, name, *args)
 
     with (
-        _replaced(Lane, "settle_late", settle_late),
-        _replaced(Shard, "_cancel_victims", victims),
+        replaced(Lane, "settle_late", settle_late),
+        replaced(Shard, "_act_at_home", act),
     ):
         yield
 
@@ -139,7 +140,7 @@ def routing_by_uncommitted_key() -> AbstractContextManager[Any]:
         shard.committed = committed
         return added
 
-    return _replaced(Shard, "ingest", ingest)
+    return replaced(Shard, "ingest", ingest)
 
 
 def prune_before_commit() -> AbstractContextManager[Any]:
@@ -153,7 +154,7 @@ def prune_before_commit() -> AbstractContextManager[Any]:
                     lane.store.sync()
         original(transaction, *args, **kwargs)
 
-    return _replaced(Transaction, "begin_commit", begin)
+    return replaced(Transaction, "begin_commit", begin)
 
 
 def inclusive_slot_end() -> AbstractContextManager[Any]:
@@ -162,7 +163,7 @@ def inclusive_slot_end() -> AbstractContextManager[Any]:
     def prune(original: Any, store: SimStore, cursor: Cursor) -> None:
         original(store, Cursor((cursor.key[0] + 1, cursor.key[1]), cursor.offset))
 
-    return _replaced(SimStore, "prune", prune)
+    return replaced(SimStore, "prune", prune)
 
 
 def lost_slot_unnoticed() -> AbstractContextManager[Any]:
@@ -172,7 +173,7 @@ def lost_slot_unnoticed() -> AbstractContextManager[Any]:
         original(store)
         store._lost_slots.clear()
 
-    return _replaced(SimStore, "lose_slot", lose_slot)
+    return replaced(SimStore, "lose_slot", lose_slot)
 
 
 def key_is_clock() -> AbstractContextManager[Any]:
@@ -187,21 +188,22 @@ def key_is_clock() -> AbstractContextManager[Any]:
             shard.staged = Cursor(k, shard.staged.offset)
         return outputs
 
-    return _replaced(Shard, "advance_key", advance_key)
+    return replaced(Shard, "advance_key", advance_key)
 
 
 def outcomes_from_memory() -> AbstractContextManager[Any]:
     """A cancel's outcome is what this node happens to remember of the id."""
 
-    def victims(original: Any, shard: Shard, kind: int, offset: int, name: bytes, k: Key) -> Any:
-        outputs: list[Output | None] | None = original(shard, kind, offset, name, k)
+    def act(original: Any, shard: Shard, entry: Entry, name: bytes, *args: Any) -> Any:
+        offset, kind = entry[:2]
+        outputs: list[Output | None] | None = original(shard, entry, name, *args)
         if kind == CANCEL and outputs is not None:
             seen = any(o < offset for o in shard._names._offsets.get(name, ()))
             own = outcome.CANCELLED if seen else outcome.NOT_PENDING
             outputs[-1] = shard._settler.control(own, offset, name)
         return outputs
 
-    return _replaced(Shard, "_cancel_victims", victims)
+    return replaced(Shard, "_act_at_home", act)
 
 
 def cancel_overlaps_roll() -> AbstractContextManager[Any]:
@@ -217,7 +219,7 @@ def take_over_reads_to_h() -> AbstractContextManager[Any]:
     ) -> None:
         original(shard, cursor, marked, cursor.offset, log_start)
 
-    return _replaced(Shard, "take_over", take_over)
+    return replaced(Shard, "take_over", take_over)
 
 
 def copy_without_its_cancel() -> AbstractContextManager[Any]:
@@ -226,7 +228,7 @@ def copy_without_its_cancel() -> AbstractContextManager[Any]:
     def resolve(original: Any, shard: Shard, *args: Any) -> dict[int, int]:
         return dict.fromkeys(original(shard, *args), NO_MARK)
 
-    return _replaced(Shard, "_resolve", resolve)
+    return replaced(Shard, "_resolve", resolve)
 
 
 # --- other rules ---------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def outputs_without_cursor() -> AbstractContextManager[Any]:
     def checkpoint(_: Any, lane: Lane) -> ShardCheckpoint:
         return ShardCheckpoint(lane.topic_id, lane.shard.committed, lane.contracts)
 
-    return _replaced(Lane, "checkpoint", checkpoint)
+    return replaced(Lane, "checkpoint", checkpoint)
 
 
 def keys_follow_settings() -> AbstractContextManager[Any]:
@@ -247,7 +249,7 @@ def keys_follow_settings() -> AbstractContextManager[Any]:
     def adopt(original: Any, lane: Lane, contracts: Contracts) -> None:
         original(lane, Contracts([(0, contracts.entries()[-1][1])]))
 
-    return _replaced(Lane, "adopt", adopt)
+    return replaced(Lane, "adopt", adopt)
 
 
 def denied_when_it_is_read() -> AbstractContextManager[Any]:
@@ -268,7 +270,7 @@ def denied_when_it_is_read() -> AbstractContextManager[Any]:
         with patch.object(lane.reader, "read_batch", wrong):
             return int(original(lane, run))
 
-    return _replaced(Lane, "ingest", ingest)
+    return replaced(Lane, "ingest", ingest)
 
 
 def label_is_ignored() -> AbstractContextManager[Any]:
@@ -280,7 +282,7 @@ def label_is_ignored() -> AbstractContextManager[Any]:
             lane._label = Label(contracts, lane._fingerprints)
         original(lane, contracts)
 
-    return _replaced(Lane, "adopt", adopt)
+    return replaced(Lane, "adopt", adopt)
 
 
 @contextmanager
@@ -294,7 +296,7 @@ def any_secret_will_do() -> Iterator[None]:
 
     with (
         patch("delayservice.lanes.follower.check_secret", lambda *_: None),
-        _replaced(Label, "doubt", doubt),
+        replaced(Label, "doubt", doubt),
     ):
         yield
 
@@ -306,7 +308,7 @@ def store_is_kept_over_a_change() -> AbstractContextManager[Any]:
 
 def contracts_dropped_too_early() -> AbstractContextManager[Any]:
     """Rule 2: contracts are dropped although the log holds records that were written under them."""
-    return _replaced(Contracts, "needed_from", lambda _, held, __: Contracts(held.entries()[-1:]))
+    return replaced(Contracts, "needed_from", lambda _, held, __: Contracts(held.entries()[-1:]))
 
 
 def contract_begins_below_the_end() -> AbstractContextManager[Any]:
@@ -316,7 +318,7 @@ def contract_begins_below_the_end() -> AbstractContextManager[Any]:
         extended: Contracts = original(held, max(end - 3, 1), wanted)
         return extended
 
-    return _replaced(Contracts, "extended", extended)
+    return replaced(Contracts, "extended", extended)
 
 
 def begun_contract_gives_way() -> AbstractContextManager[Any]:
@@ -327,7 +329,7 @@ def begun_contract_gives_way() -> AbstractContextManager[Any]:
         kept = entries[:-1] if len(entries) > 1 else entries
         return Contracts((*kept, (max(end + ahead, kept[-1][0] + 1), wanted)))
 
-    return _replaced(Contracts, "extended", extended)
+    return replaced(Contracts, "extended", extended)
 
 
 def marks_dropped_too_early() -> AbstractContextManager[Any]:
@@ -338,7 +340,7 @@ def marks_dropped_too_early() -> AbstractContextManager[Any]:
         for mark in [mark for mark in shard._victims if mark < shard.stored]:
             del shard._victims[mark]
 
-    return _replaced(Shard, "commit", commit)
+    return replaced(Shard, "commit", commit)
 
 
 @contextmanager
@@ -366,9 +368,9 @@ def tail_visible_after_crash() -> Iterator[None]:
         return None
 
     with (
-        _replaced(SimStore, "_visible", visible),
-        _replaced(SimStore, "marked_from", marked_from),
-        _replaced(SimStore, "latest_unmarked", latest_unmarked),
+        replaced(SimStore, "_visible", visible),
+        replaced(SimStore, "marked_from", marked_from),
+        replaced(SimStore, "latest_unmarked", latest_unmarked),
     ):
         yield
 
@@ -387,8 +389,8 @@ def checkpoint_before_fencing() -> Iterator[None]:
 
     read = KafkaSuccession.read_to_end
     with (
-        _replaced(KafkaSuccession, "confirm", confirm),
-        _replaced(KafkaSuccession, "read_to_end", read_early),
+        replaced(KafkaSuccession, "confirm", confirm),
+        replaced(KafkaSuccession, "read_to_end", read_early),
     ):
         yield
 
@@ -400,7 +402,7 @@ def walk_starts_at_stored() -> AbstractContextManager[Any]:
         original(shard, *args)
         shard.read = max(shard.read, shard.stored)
 
-    return _replaced(Shard, "take_over", take_over)
+    return replaced(Shard, "take_over", take_over)
 
 
 def marked_is_delivered() -> AbstractContextManager[Any]:
@@ -413,7 +415,7 @@ def marked_is_delivered() -> AbstractContextManager[Any]:
         outputs: list[Output] = original(shard, bare, now_ms)
         return outputs
 
-    return _replaced(Shard, "advance_key", advance_key)
+    return replaced(Shard, "advance_key", advance_key)
 
 
 def late_record_skipped() -> AbstractContextManager[Any]:
@@ -425,7 +427,7 @@ def late_record_skipped() -> AbstractContextManager[Any]:
         on: bool = original(shard, entry, k, *args)
         return on
 
-    return _replaced(Shard, "_pass", passed)
+    return replaced(Shard, "_pass", passed)
 
 
 def dead_copy_delivered() -> AbstractContextManager[Any]:
@@ -435,7 +437,7 @@ def dead_copy_delivered() -> AbstractContextManager[Any]:
         original(shard, *args)
         shard._x_of_copies.clear()
 
-    return _replaced(Shard, "_queue_for_walk", queue)
+    return replaced(Shard, "_queue_for_walk", queue)
 
 
 def early_after_clock_back() -> AbstractContextManager[Any]:
@@ -455,7 +457,7 @@ def early_after_clock_back() -> AbstractContextManager[Any]:
         )
         return output
 
-    return _replaced(Settler, "settle", settle)
+    return replaced(Settler, "settle", settle)
 
 
 def abort_after_uncertain_commit() -> AbstractContextManager[Any]:
@@ -466,7 +468,7 @@ def abort_after_uncertain_commit() -> AbstractContextManager[Any]:
             owning._sink.abort()
         original(owning, lost)
 
-    return _replaced(Owning, "lose_writer", lose)
+    return replaced(Owning, "lose_writer", lose)
 
 
 def uncertain_taken_for_committed() -> AbstractContextManager[Any]:
@@ -480,7 +482,7 @@ def uncertain_taken_for_committed() -> AbstractContextManager[Any]:
             commit.future.set_result(Timing(0.0, None))
         return original(transaction)
 
-    return _replaced(Transaction, "hear", hear)
+    return replaced(Transaction, "hear", hear)
 
 
 def base_one_too_high() -> AbstractContextManager[Any]:
@@ -491,7 +493,7 @@ def base_one_too_high() -> AbstractContextManager[Any]:
         output: Output = original(settler, kind, offset, payload, at_ms, base + 1, *rest)
         return output
 
-    return _replaced(Settler, "_copy", copy)
+    return replaced(Settler, "_copy", copy)
 
 
 @contextmanager
@@ -504,7 +506,7 @@ def no_scan_back() -> Iterator[None]:
 
     with (
         patch.object(Shard, "scans_needed", _observe_only),
-        _replaced(Shard, "_resolve", resolve),
+        replaced(Shard, "_resolve", resolve),
     ):
         yield
 
@@ -521,7 +523,7 @@ def passed_is_not_walked_again() -> AbstractContextManager[Any]:
         shard._passed.clear()
         original(shard)
 
-    return _replaced(Shard, "abort", abort)
+    return replaced(Shard, "abort", abort)
 
 
 def key_does_not_wait_after_abort() -> AbstractContextManager[Any]:
@@ -531,7 +533,7 @@ def key_does_not_wait_after_abort() -> AbstractContextManager[Any]:
         original(shard)
         shard._rewalk = 0
 
-    return _replaced(Shard, "abort", abort)
+    return replaced(Shard, "abort", abort)
 
 
 @contextmanager
@@ -543,7 +545,7 @@ def held_is_skipped() -> Iterator[None]:
         shard.is_held = False
         return outputs
 
-    with _replaced(Shard, "advance_key", advance_key):
+    with replaced(Shard, "advance_key", advance_key):
         yield
 
 
@@ -561,7 +563,7 @@ def added_lane_in_checkpoint() -> AbstractContextManager[Any]:
                 lane.shard.owned = False  # type: ignore[misc]
         return data
 
-    return _replaced(Slice, "checkpoint", checkpoint)
+    return replaced(Slice, "checkpoint", checkpoint)
 
 
 def unserved_cursor_dropped() -> AbstractContextManager[Any]:
@@ -572,7 +574,7 @@ def unserved_cursor_dropped() -> AbstractContextManager[Any]:
         data: bytes = original(slice_, *args)
         return data
 
-    return _replaced(Slice, "checkpoint", checkpoint)
+    return replaced(Slice, "checkpoint", checkpoint)
 
 
 # --- how a slice changes its owner ---------------------------------------------------------------
@@ -630,8 +632,8 @@ def claim_last() -> Iterator[None]:
         return {number: early.get(number, found[number]) for number in slices}
 
     with (
-        _replaced(Owning, "follow_roles", follow),
-        _replaced(KafkaSuccession, "read_to_end", read_early),
+        replaced(Owning, "follow_roles", follow),
+        replaced(KafkaSuccession, "read_to_end", read_early),
         _wrong_names(lambda *_: frozenset()),
     ):
         yield
@@ -653,7 +655,7 @@ def to_own_claim() -> AbstractContextManager[Any]:
             found[number] = before[-1].value if before else None
         return found
 
-    return _replaced(KafkaSuccession, "read_to_end", read)
+    return replaced(KafkaSuccession, "read_to_end", read)
 
 
 def _log_of(succession: KafkaSuccession) -> SimLog:
@@ -683,7 +685,7 @@ def committed_names() -> AbstractContextManager[Any]:
         found = _found(_read_past_open(succession), slices)
         return found if len(found) == len(slices) else original(succession, slices)
 
-    return _replaced(KafkaSuccession, "await_claims", await_claims)
+    return replaced(KafkaSuccession, "await_claims", await_claims)
 
 
 def _read_past_open(succession: KafkaSuccession) -> ClaimLog:
@@ -728,7 +730,7 @@ def since_serve() -> AbstractContextManager[Any]:
             claims[number] = Claimed(claimed.offset, before)
         return claims
 
-    return _replaced(KafkaSuccession, "await_claims", await_claims)
+    return replaced(KafkaSuccession, "await_claims", await_claims)
 
 
 def open_release() -> AbstractContextManager[Any]:
@@ -747,7 +749,7 @@ def open_release() -> AbstractContextManager[Any]:
             claims[number] = Claimed(claimed.offset, before)
         return claims
 
-    return _replaced(KafkaSuccession, "await_claims", await_claims)
+    return replaced(KafkaSuccession, "await_claims", await_claims)
 
 
 def _await_hastily(succession: KafkaSuccession, slices: Any) -> dict[int, Claimed] | None:
@@ -774,7 +776,7 @@ def serve_after_release() -> AbstractContextManager[Any]:
             slice_.phase = Phase.OWNER
 
     return _both(
-        _replaced(Owning, "_released", released),
+        replaced(Owning, "_released", released),
         patch.object(Owning, "role", lambda *_: Role.OWNER),
     )
 
@@ -785,7 +787,7 @@ def stale_claim() -> AbstractContextManager[Any]:
     def await_claims(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
         return original(succession, dict.fromkeys(slices, -1))
 
-    return _replaced(KafkaSuccession, "await_claims", await_claims)
+    return replaced(KafkaSuccession, "await_claims", await_claims)
 
 
 # --- what a client says, and what follows from it -------------------------------------------------
@@ -797,7 +799,7 @@ def refused_transaction_is_aborted() -> AbstractContextManager[Any]:
     def takes_more(_: Any, sink: KafkaSink) -> bool:
         return not any(error.code() == KafkaError._STATE for error in sink._failed)
 
-    return _replaced(KafkaSink, "_takes_more", takes_more)
+    return replaced(KafkaSink, "_takes_more", takes_more)
 
 
 def forgotten_id_is_abortable() -> AbstractContextManager[Any]:
@@ -818,7 +820,7 @@ def no_answer_is_abortable() -> AbstractContextManager[Any]:
                 sink._fail("no answer")
             raise
 
-    return _replaced(KafkaSink, "_commit_transaction", commit)
+    return replaced(KafkaSink, "_commit_transaction", commit)
 
 
 def slow_writer_goes_on() -> AbstractContextManager[Any]:
@@ -851,7 +853,7 @@ def tail_reads_uncommitted() -> AbstractContextManager[Any]:
         original(checkpoints, *args, **options)
         checkpoints._config["isolation.level"] = "read_uncommitted"
 
-    return _replaced(KafkaCheckpoints, "__init__", init)
+    return replaced(KafkaCheckpoints, "__init__", init)
 
 
 def earlier_is_not_searched() -> AbstractContextManager[Any]:
@@ -860,7 +862,7 @@ def earlier_is_not_searched() -> AbstractContextManager[Any]:
     def search(_: Any, checkpoints: KafkaCheckpoints) -> None:
         checkpoints._is_searched = True
 
-    return _replaced(KafkaCheckpoints, "_search_earlier", search)
+    return replaced(KafkaCheckpoints, "_search_earlier", search)
 
 
 def blocker_is_waited_for() -> AbstractContextManager[Any]:
@@ -888,7 +890,7 @@ def last_due_first() -> AbstractContextManager[Any]:
         outputs: list[Output] = original(shard, *args)
         return outputs[::-1]
 
-    return _replaced(Shard, "advance_key", advance_key)
+    return replaced(Shard, "advance_key", advance_key)
 
 
 def end_is_no_stop() -> AbstractContextManager[Any]:
@@ -899,7 +901,7 @@ def end_is_no_stop() -> AbstractContextManager[Any]:
         original(source, place, message, error, {}, ended)
         del stops
 
-    return _replaced(KafkaSource, "_take_event", event)
+    return replaced(KafkaSource, "_take_event", event)
 
 
 def batches_grow_again() -> AbstractContextManager[Any]:
@@ -922,7 +924,7 @@ def fire_overlaps_roll() -> AbstractContextManager[Any]:
             on: bool = original(shard, entry, *args)
         return on
 
-    return _replaced(Shard, "_pass", passed)
+    return replaced(Shard, "_pass", passed)
 
 
 def _nothing_awaited(*_: object) -> bool:
@@ -937,7 +939,7 @@ def fire_forgets_before_commit() -> AbstractContextManager[Any]:
         shard._victims.pop(offset, None)
         return outputs
 
-    return _replaced(Shard, "_fire_victims", victims)
+    return replaced(Shard, "_fire_victims", victims)
 
 
 def fired_is_delivered_again() -> AbstractContextManager[Any]:
@@ -961,7 +963,7 @@ def fired_is_delivered_again() -> AbstractContextManager[Any]:
         outputs: list[Output] = original(shard, bare, now_ms)
         return outputs
 
-    return _both(_replaced(Shard, "ingest", ingest), _replaced(Shard, "advance_key", advance_key))
+    return _both(replaced(Shard, "ingest", ingest), replaced(Shard, "advance_key", advance_key))
 
 
 @contextmanager
@@ -973,13 +975,13 @@ def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) 
 def fire_is_always_done() -> AbstractContextManager[Any]:
     """A fire says ``fired`` whatever it met."""
 
-    def victims(original: Any, shard: Shard, offset: int, record_id: bytes, *args: Any) -> Any:
-        outputs = original(shard, offset, record_id, *args)
-        if outputs is None:
-            return None
-        return [*outputs[:-1], shard._settler.control(outcome.FIRED, offset, record_id)]
+    def act(original: Any, shard: Shard, entry: Entry, record_id: bytes, *args: Any) -> Any:
+        outputs = original(shard, entry, record_id, *args)
+        if outputs is None or entry[1] != FIRE:
+            return outputs
+        return [*outputs[:-1], shard._settler.control(outcome.FIRED, entry[0], record_id)]
 
-    return _replaced(Shard, "_fire_victims", victims)
+    return replaced(Shard, "_act_at_home", act)
 
 
 def fired_and_parked_waits() -> AbstractContextManager[Any]:
@@ -994,7 +996,7 @@ def fire_ends_the_series() -> AbstractContextManager[Any]:
         again: Output | None = original(settler, output, *args)
         return None if output[0] == outcome.FIRED else again
 
-    return _replaced(Settler, "following", following)
+    return replaced(Settler, "following", following)
 
 
 def recurred_base_too_high() -> AbstractContextManager[Any]:
@@ -1005,7 +1007,7 @@ def recurred_base_too_high() -> AbstractContextManager[Any]:
         again: Output | None = original(settler, *others, base + 1)
         return again
 
-    return _replaced(Settler, "following", following)
+    return replaced(Settler, "following", following)
 
 
 def recurred_base_too_low() -> AbstractContextManager[Any]:
@@ -1015,7 +1017,7 @@ def recurred_base_too_low() -> AbstractContextManager[Any]:
         *others, _ = args
         return original(settler, output, offset, *others, offset + 1)
 
-    return _replaced(Settler, "following", following)
+    return replaced(Settler, "following", following)
 
 
 def recurred_is_not_in_flight() -> AbstractContextManager[Any]:
@@ -1077,7 +1079,7 @@ def begins_at_once() -> AbstractContextManager[Any]:
         sent = headers + settler._provenance.headers(offset, due_ms, meta)
         return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
 
-    return _replaced(Settler, "_arm", arm)
+    return replaced(Settler, "_arm", arm)
 
 
 # --- logs that lose their end, topics made anew, at least once -----------------------------------
@@ -1095,7 +1097,7 @@ def names_are_forgotten() -> AbstractContextManager[Any]:
         original(lane, start)
         lane.store.append([], [], marks, start)
 
-    return _replaced(Lane, "_go_on_at", wrong)
+    return replaced(Lane, "_go_on_at", wrong)
 
 
 def loss_is_not_told() -> AbstractContextManager[Any]:
@@ -1105,7 +1107,7 @@ def loss_is_not_told() -> AbstractContextManager[Any]:
         said: ShardCheckpoint = original(lane)
         return dataclasses.replace(said, lost=())
 
-    return _replaced(Lane, "checkpoint", wrong)
+    return replaced(Lane, "checkpoint", wrong)
 
 
 def lost_controls_are_carried_out() -> AbstractContextManager[Any]:
@@ -1115,7 +1117,7 @@ def lost_controls_are_carried_out() -> AbstractContextManager[Any]:
         original(shard, *args)
         shard._queue.clear()
 
-    return _replaced(Shard, "take_over", wrong)
+    return replaced(Shard, "take_over", wrong)
 
 
 def truncation_is_ignored() -> AbstractContextManager[Any]:
@@ -1125,7 +1127,7 @@ def truncation_is_ignored() -> AbstractContextManager[Any]:
         lane._position = -1
         original(lane, bounds)
 
-    return _replaced(Lane, "refit", refit)
+    return replaced(Lane, "refit", refit)
 
 
 def leader_is_not_asked() -> AbstractContextManager[Any]:
@@ -1139,7 +1141,7 @@ def epoch_is_not_committed() -> AbstractContextManager[Any]:
     def take_over(original: Any, lane: Lane, cursor: Cursor, bounds: Bounds, *_: Any) -> None:
         original(lane, cursor, bounds)
 
-    return _replaced(Lane, "take_over", take_over)
+    return replaced(Lane, "take_over", take_over)
 
 
 def level_log_is_taken_for_the_same() -> AbstractContextManager[Any]:
@@ -1167,7 +1169,7 @@ def direct_is_not_awaited() -> AbstractContextManager[Any]:
         if producer is not sink._direct:
             original(sink, producer)
 
-    return _replaced(KafkaSink, "_flush", flush)
+    return replaced(KafkaSink, "_flush", flush)
 
 
 OWNERSHIP: tuple[Mutation, ...] = (

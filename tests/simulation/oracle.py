@@ -4,7 +4,9 @@ Its own reading of rules 1, 2, 8, 10 and 12, of the output headers (design secti
 checkpoint's documented JSON. A record's canceller is the next user record of its id, which
 cancels, replaces or fires it: rules 12 and 13 exist so that this holds for every copy too. An
 occurrence that is delivered has the next one in the same transaction, unless its schedule has come
-to its end. Every checkpoint of a slice stands on exactly the committed one before it.
+to its end. Every checkpoint of a slice stands on exactly the committed one before it. A record
+whose id is at home elsewhere is sent there: what leaves a place or waits there is in the same
+transaction somewhere else, or has had its end.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from tests.simulation.history import (
 from tests.simulation.plan import LEVELS_MS
 from tests.simulation.sim_log import CHECKPOINTS, CLAIMS, Transaction, Written
 
+AWAY_CODES = ("too-large",)
+"""Of what can't go home."""
 BAD_TARGETS = ("too-large", "target-unknown", "target-unauthorized", "target-down")
 TOLD = {"control-lost": "undecided", "target-denied": "denied"}
 """Codes of dead letters that are counted, and as what."""
@@ -45,7 +49,10 @@ was by as much again before it is stopped.
 """
 FINAL = ("delivered", "dead", "cancelled", "replaced", "expired", "not_pending", "fired", "lost")
 CONTINUES = -1
-"""``settles`` of a copy that is the next occurrence of what was delivered."""
+"""``settles`` of a copy that is the next occurrence of what was delivered; of what was carried home
+or refused beside another record."""
+HOMES_SINCE = 5
+"""The version of the contract that brought homes."""
 
 
 class Tenure(NamedTuple):
@@ -102,9 +109,12 @@ class Oracle:
         places: Sequence[Place],
         last_stable: Callable[[Place, Transaction], int],
         windows: Collection[int],
+        homes: int = 0,
+        version_known: Callable[[], int] = lambda: HOMES_SINCE,
     ) -> None:
         """``last_stable``: of a shard's log, before the transaction that is being decided;
-        ``windows``: the roll windows that nodes ask for.
+        ``windows``: the roll windows that nodes ask for; ``homes``: in how many partitions ids are
+        to be at home; ``version_known``: of contracts, by all nodes.
         """
         self.shards = {place: ShardHistory(place) for place in places}
         self.commits = 0
@@ -115,6 +125,16 @@ class Oracle:
         """By slice."""
         self._last_stable = last_stable
         self._windows = windows
+        self._homes = homes
+        self._version_known = version_known
+        self._left: Counter[str] = Counter()
+        """Sources of what the transaction at hand settles on their way home, and does not end."""
+        self._taken: Counter[str] = Counter()
+        """Those that it sends home, or lets wait."""
+        self._refused: list[str] = []
+        """Sources of what was dead-lettered beside another record that waited."""
+        self._last_home: dict[tuple[Place, bytes | None], int] = {}
+        """By user and id: where the record was written that came home last."""
         self._heads: dict[Place, int] = {}
         """H of each shard as the transaction at hand commits it."""
         self._past: dict[Place, list[Past]] = {}
@@ -194,6 +214,7 @@ class Oracle:
         pending for whoever sent it.
         """
         headers = dict(written.headers)
+        _require("delay-settles" in headers, f"{written.place} {written.offset}: at once")
         place, offset = _settled_in(headers), _number(headers["delay-settles"])
         shard = self.shards[place]
         record = shard.placed.get(offset)
@@ -224,6 +245,8 @@ class Oracle:
         hit = _hit(transaction)
         self._seen = {p: self._see(p, fields, hit.get(p, set())) for p, fields in said.items()}
         self._to_follow.clear()
+        self._left.clear()
+        self._taken.clear()
         settled = Counter(
             self._take_output(written)[1]
             for written in sorted(transaction.records, key=lambda one: one.place in self.shards)
@@ -233,6 +256,7 @@ class Oracle:
         _require(not alone, f"outputs of slices {alone} without a checkpoint")
         for source, (_, dues) in self._to_follow.items():
             _require(None in dues, f"{source}: no occurrence follows, due {dues}")
+        _require(self._left == self._taken, f"{self._left} went, and {self._taken} arrived")
         for slice_no, checkpoint in checkpoints.items():
             self._check_tenure(slice_no, checkpoint, transaction.writer, settled[slice_no])
         for place, fields in said.items():
@@ -250,8 +274,10 @@ class Oracle:
         return self._seen.get(place) or self.shards[place]
 
     def _take_output(self, written: Written) -> Place:
-        copied = written.place in self.shards
-        return self._take_copy(written) if copied else self._settled_by(written)
+        if written.place not in self.shards:
+            return self._settled_by(written)
+        is_copy = written.headers[-1][0] == "delay-copy-mac"
+        return self._take_copy(written) if is_copy else self._take_envelope(written)
 
     def _check_tenure(
         self, slice_no: int, checkpoint: dict[str, Any], writer: str, outputs: int
@@ -278,30 +304,165 @@ class Oracle:
             outcome = _text(headers["delay-outcome"])
         place = _settled_in(headers)
         shard = self._shard(place)
+        if outcome == "dead" and _number(headers["delay-settles"]) == CONTINUES:
+            self._refuse_beside(written, headers)
+            return place
         before = shard.placed.get(_number(headers["delay-settles"]))
         if outcome != "delivered" and before and before.outcome and shard.is_cut(before):
             return place  # a store that came later can't know what became of it
         record = self._settle(shard, _number(headers["delay-settles"]), outcome)
         where = f"{shard.name} offset {record.offset}"
+        if record.group or shard.home_of(record) is not None:
+            self._check_away(record, outcome, where)
         if outcome == "delivered":
-            record.by = _number(headers.get("delay-fired-by", b"-1"))
-            if record.by >= 0 and record.wish.cron and not record.number:
-                _begin(record, record, _number(headers["delay-due-at"]), where)
-            _check_delivery(shard, record, written, where)
-            if record.wish.recurs:
-                dues = _next_dues(record, written.sender_ms)
-                self._to_follow[record.source(place)] = (record, dues)
+            self._check_delivered(shard, record, written, where)
         elif outcome == "dead":
             code = _check_dead_letter(shard, record, written, where)
             if code in TOLD:
                 self.outcomes[TOLD[code]] = self.outcomes.get(TOLD[code], 0) + 1
-        elif outcome == "expired":
-            expires_ms = record.wish.expires_ms
-            _require(expires_ms is not None and expires_ms < written.sender_ms, f"{where}: expired")
-        elif outcome in ("cancelled", "replaced") and "delay-settled-by" in headers:
-            record.by = _number(headers["delay-settled-by"])
-            _check_victim(shard, record, where)
+        else:
+            _check_told(shard, record, written, where)
         return place
+
+    def _check_delivered(
+        self, shard: ShardHistory, record: Placed, written: Written, where: str
+    ) -> None:
+        headers = dict(written.headers)
+        record.by = _number(headers.get("delay-fired-by", b"-1"))
+        if record.by >= 0 and record.wish.cron and not record.number:
+            _begin(record, record, _number(headers["delay-due-at"]), where)
+        _check_delivery(shard, record, written, where)
+        if record.wish.recurs:
+            dues = _next_dues(record, written.sender_ms)
+            self._to_follow[record.source(shard.place)] = (record, dues)
+
+    # --- on the way home -----------------------------------------------------------------------
+
+    def _take_envelope(self, written: Written) -> Place:
+        """Take what came home; return the shard of what it settles."""
+        where = f"{written.place} envelope {written.offset}"
+        names = [name for name, _ in written.headers[-2:]]
+        _require(names == ["delay-home", "delay-home-mac"], f"{where}: neither copy nor envelope")
+        fields = json.loads(written.headers[-2][1] or b"")
+        source = base64.b64decode(fields["source"]).decode()
+        place, user = self._users(source)
+        _require(fields["shard"] == f"{place[0]}:{place[1]}", f"{where}: from {fields['shard']}")
+        shard = self._shard(place)
+        home = (place[0], shard.home_of(user))
+        _require(written.place == home, f"{where}: {source} is at home in {home}")
+        _require(fields["op"] == user.wish.op, f"{where}: {fields['op']}")
+        _require(fields["written"] == user.timestamp_ms, f"{where}: written {fields['written']}")
+        sent = (written.key, written.value, list(written.headers[:-2]))
+        _require(sent == user.wish.sent_home(), f"{where}: {sent} is not as it was")
+        if fields.get("settles", CONTINUES) != CONTINUES:
+            self._release(shard, fields["settles"], "forwarded")
+        self._taken[source] += 1
+        last = self._last_home.get((place, user.wish.record_id), -1)
+        _require(user.offset > last, f"{where}: {source} comes home after {last}")
+        self._last_home[place, user.wish.record_id] = user.offset
+        self.shards[written.place].placed[written.offset] = replace(
+            user,
+            offset=written.offset,
+            timestamp_ms=written.timestamp_ms,
+            since=written.offset,
+            home=place,
+            is_at_home=True,
+            outcome="",
+            in_commit=-1,
+        )
+        return place
+
+    def _users(self, source: str) -> tuple[Place, Placed]:
+        """A user's record, by its source."""
+        topic, partition, offset = source.rsplit(":", 2)
+        place = (topic, int(partition))
+        user = self._shard(place).placed.get(int(offset)) if place in self.shards else None
+        if user is None or not user.is_users or user.is_at_home:
+            raise ViolationError(f"{source} is no user's record, but sent home")
+        return place, user
+
+    def _release(self, shard: ShardHistory, offset: int, outcome: str) -> Placed:
+        """Settle a record that goes home, or what waits for that."""
+        record = self._settle(shard, offset, outcome)
+        self._left.update(record.group or [record.source(shard.place).partition("#")[0]])
+        return record
+
+    def _take_waiting(self, shard: ShardHistory, written: Written, fields: dict[str, Any]) -> None:
+        """Take a copy that waits for its home, with what it carries."""
+        where = f"{shard.name} waiting {written.offset}"
+        said = json.loads(written.headers[-3][1] or b"")
+        settled = self._release(shard, fields["settles"], "copied")
+        if said.get("settles", CONTINUES) != CONTINUES:
+            along = self._release(shard, said["settles"], "carried")
+            by = shard.canceller_of(along)
+            _require(by == settled.offset, f"{where}: took along what belongs to {by}")
+        sources, users = [], []
+        key, value, headers = written.key, written.value, list(written.headers[:-3])
+        bodies = [(*_carried_body(one), one) for one in said.get("carried", ())]
+        for *body, one in (*bodies, (key, value, headers, said)):
+            source = base64.b64decode(one["source"]).decode()
+            place, user = self._users(source)
+            _require(place == shard.place, f"{where}: {source} waits elsewhere")
+            _require(tuple(body) == user.wish.sent_home(), f"{where}: {source} is not as it was")
+            told = (one["op"], one["written"])
+            _require(told == (user.wish.op, user.timestamp_ms), f"{where}: {source} is {told}")
+            sources.append(source)
+            users.append(user)
+        offsets = [user.offset for user in users]
+        _require(offsets == sorted(set(offsets)), f"{where}: {sources} out of order")
+        home = (fields["target"], fields["partition"])
+        right = {(shard.place[0], shard.home_of(user)) for user in users}
+        _require({home} == right, f"{where}: waits for {home}, not {right}")
+        _require(len({user.wish.record_id for user in users}) == 1, f"{where}: several ids")
+        identity = base64.b64decode(fields["id"] or b"")
+        _require(identity == users[-1].wish.record_id, f"{where}: id {identity!r}")
+        _require(base64.b64decode(fields["source"]).decode() == sources[-1], f"{where}: source")
+        _require(fields["at"] > written.sender_ms, f"{where}: waits until {fields['at']}")
+        _require(fields["attempt"] == settled.attempt + 1, f"{where}: {fields['attempt']}")
+        self._taken.update(sources)
+        self.outcomes["waits"] = self.outcomes.get("waits", 0) + 1
+        by = shard.canceller_of(settled)
+        is_passed = by is not None and by < self._heads[shard.place]
+        shard.placed[written.offset] = replace(
+            users[-1],
+            offset=written.offset,
+            timestamp_ms=written.timestamp_ms,
+            at_ms=fields["at"],
+            due_ms=fields["due"],
+            attempt=fields["attempt"],
+            base=fields["base"],
+            since=by if is_passed and by is not None else settled.since,
+            group=tuple(sources),
+            outcome="",
+            in_commit=-1,
+        )
+
+    def _check_away(self, record: Placed, outcome: str, where: str) -> None:
+        """What is to go home, or waits for that, ends there, but for what is too large, a schedule
+        that another one replaces while it waits, and a cancel or fire that has done its work.
+        """
+        *before, _ = record.group or ("",)
+        if record.group and outcome in ("dead", "replaced"):
+            self._left.update(before)
+        if outcome == "replaced":
+            is_right = bool(record.group) and record.wish.op == SCHEDULE
+        else:
+            done = {CANCEL: "cancelled", FIRE: "fired"}.get(record.wish.op, "")
+            is_right = outcome == "dead" or (outcome == done and not record.group)
+        _require(is_right, f"{where}: {record.wish.op} is {outcome} away from home")
+
+    def _refuse_beside(self, written: Written, headers: dict[str, bytes | None]) -> None:
+        """What had waited before another record is refused with it."""
+        source = _text(headers["delay-source"])
+        _, user = self._users(source)
+        key, value, own = user.wish.sent_home()
+        where = f"{source} refused"
+        _require((written.key, written.value) == (key, value), f"{where}: not as it was")
+        _require(written.headers[: len(own)] == own, f"{where}: {written.headers}")
+        code = _text(headers["delay-error"])
+        _require(code in AWAY_CODES, f"{where} as {code}")
+        self._taken[source] += 1
+        self._refused.append(source)
 
     def _settle(self, shard: ShardHistory, offset: int, outcome: str) -> Placed:
         record = shard.placed.get(offset)
@@ -324,6 +485,9 @@ class Oracle:
         where = f"{shard.name} copy {written.offset}"
         fields = json.loads(dict(written.headers)["delay-copy"] or b"")
         settling = self._shard_of(fields, shard)
+        if fields["target"] == written.topic:
+            self._take_waiting(shard, written, fields)
+            return shard.place
         source = base64.b64decode(fields["source"]).decode()
         if fields["settles"] == CONTINUES:
             placed = self._follow(written, fields, source, where)
@@ -359,8 +523,11 @@ class Oracle:
         occurrence. ``shard`` is the one of that record.
         """
         settled = self._settle(shard, fields["settles"], "copied")
+        is_away = settled.group or shard.home_of(settled) is not None
+        _require(not is_away, f"{where}: a copy of what goes home")
         again = replace(
             settled,
+            is_at_home=False,
             offset=written.offset,
             home=settled.home or (None if written.place == shard.place else shard.place),
             timestamp_ms=written.timestamp_ms,
@@ -429,6 +596,7 @@ class Oracle:
             since=max(before.since, before.by),
             at_ms=fields["at"],
             base=fields["base"],
+            home=before.home,
         )
 
     def _read_checkpoint(
@@ -442,20 +610,42 @@ class Oracle:
         is_true = said["h"] <= stable or shard is not self.shards[place]
         _require(is_true, f"{where}: H {said['h']} is beyond what is stable, {stable}")
         windows = [
-            (c["from"], c["contract"]["roll_window_ms"], c["contract"]["roll_spread_ms"])
+            (
+                c["from"],
+                c["contract"]["roll_window_ms"],
+                c["contract"]["roll_spread_ms"],
+                c["contract"].get("id_partitions", 0),
+            )
             for c in said["contracts"]
         ]
-        for start, window_ms, _ in (one for one in windows if one not in shard.contracts):
+        self._check_homes(shard, [(c["from"], c["contract"]) for c in said["contracts"]])
+        for start, window_ms, _, _ in (one for one in windows if one not in shard.contracts):
             _require(window_ms in self._windows, f"{where}: a contract that nobody asks for")
             _require(start >= shard.h, f"{where}: a contract from {start}, below H {shard.h}")
         self._skip_lost(shard, said)
         dropped = [one for one in shard.contracts if one[0] < windows[0][0]]  # no longer in the log
         walked = [offset for offset in shard.placed if offset < shard.h and shard.contracts]
-        before = [shard.window_ms(offset) for offset in walked]
+        before = [(shard.window_ms(offset), shard.id_partitions(offset)) for offset in walked]
         shard.contracts = dropped + windows
-        are_kept = [shard.window_ms(offset) for offset in walked] == before
+        now = [(shard.window_ms(offset), shard.id_partitions(offset)) for offset in walked]
+        are_kept = now == before
         _require(are_kept, f"{where}: another contract for records below H {shard.h}")
         shard.h_before, shard.key, shard.h = shard.h, key, said["h"]
+
+    def _check_homes(self, shard: ShardHistory, contracts: list[tuple[int, Any]]) -> None:
+        """Ids stay at home where they are, and find home only by what all nodes know."""
+        counts = [contract.get("id_partitions", 0) for _, contract in contracts]
+        is_kept = counts == sorted(counts) and set(counts) <= {0, self._homes}
+        had = any(contract[3] for contract in shard.contracts)
+        _require(is_kept and (not had or counts[-1] > 0), f"{shard.name}: homes in {counts}")
+        version = max(contract["version"] for _, contract in contracts)
+        _require(version <= self._version_known(), f"{shard.name}: version {version} is not known")
+
+    @property
+    def have_homes(self) -> bool:
+        """Whether ids find home in every partition."""
+        places = [place for place in self.shards if place[0] not in LEVELS_MS]
+        return all(any(c[3] for c in self.shards[place].contracts) for place in places)
 
     def _skip_lost(self, shard: ShardHistory, said: dict[str, Any]) -> None:
         """H gets to the start of the log only together with word of what it skips. What nobody can
@@ -530,11 +720,17 @@ class Oracle:
         hit = {record.by for record in now}
         perhaps: set[int] = set()
         for record in now:
-            if record.outcome in ("dead", "expired"):  # by a fire, or before it came
+            if (
+                record.outcome in ("dead", "expired") and not record.group
+            ):  # by a fire, or before it came
                 sure = shard.key_of(record) > shard.key
                 (hit if sure else perhaps).add(shard.canceller_of(record) or -1)
         for control in now:
-            if control.wish.op not in (CANCEL, FIRE):
+            if control.op not in (CANCEL, FIRE):
+                continue
+            if control.outcome in ("forwarded", "copied", "dead"):
+                is_free = control.offset not in hit and shard.home_of(control) is not None
+                _require(is_free, f"{shard.name} {control.offset} goes on, and has done its work")
                 continue
             done = "cancelled" if control.wish.op == CANCEL else "fired"
             honest = {done if control.offset in hit else "not_pending"}
@@ -564,15 +760,19 @@ class Oracle:
             if not record.outcome
         ]
 
-    def check_lateness(self, due_by_ms: int, but: str) -> None:
+    def check_lateness(self, due_by_ms: int, but: str, away: Place | None = None) -> None:
         """While all is well, what was due by then is settled, whatever else there is to do.
-        ``but``: a target that is bad.
+        ``but``: a target that is bad; ``away``: a shard whose log can't be written to.
         """
         for shard in self.shards.values():
             for record in shard.placed.values():
                 if record.outcome or record.wish.target == but or record.op not in (SCHEDULE, COPY):
                     continue
-                is_due = shard.contracts and shard.key_of(record)[0] < due_by_ms
+                if record.group or shard.place == away:
+                    continue
+                is_away = shard.home_of(record) is not None  # it does not wait to be due
+                at_ms = record.timestamp_ms if is_away else shard.key_of(record)[0]
+                is_due = shard.contracts and at_ms < due_by_ms
                 _require(not is_due, f"{shard.name} offset {record.offset} is late")
 
     def check_chains(self) -> None:
@@ -580,15 +780,28 @@ class Oracle:
         final: dict[str, list[str]] = {}
         for shard in self.shards.values():
             for record in shard.placed.values():
+                is_away = record.group or shard.home_of(record) is not None
+                if is_away and record.outcome not in FINAL:
+                    continue  # it has gone on
                 ends = final.setdefault(record.source(shard.place), [])
                 if record.outcome in FINAL:
                     ends.append(record.outcome)
                 elif record.wish.cron and not record.number and not record.is_put_off:
                     ends.append("begun")
+        for source in self._refused:
+            place, user = self._users(source)
+            final.setdefault(user.source(place), []).append("dead")
         for source, outcomes in final.items():
             # A lost record may have a copy elsewhere, and another record stands where it stood.
             allowed = (0, 1, 2) if source in self._lost else (1,)
             _require(len(outcomes) in allowed, f"{source} ended as {outcomes}")
+
+
+def _carried_body(one: dict[str, Any]) -> tuple[bytes | None, bytes | None, list[Any]]:
+    """Key, value and headers of what is carried."""
+    key, value = (None if b is None else base64.b64decode(b) for b in (one["key"], one["value"]))
+    named = ((name, None if b is None else base64.b64decode(b)) for name, b in one["headers"])
+    return key, value, list(named)
 
 
 def _hit(transaction: Transaction) -> dict[Place, set[int]]:
@@ -611,7 +824,7 @@ def _settled_in(headers: dict[str, bytes | None]) -> Place:
 
 def _first_dues(record: Placed) -> set[int | None]:
     """When the first occurrence of a cron schedule may be due, by whoever's calendar."""
-    after_ms = record.wish.due_ms - 1 if record.wish.due_ms else record.timestamp_ms
+    after_ms = record.wish.due_ms - 1 if record.wish.due_ms else record.due_ms
     return _before_end(record.wish, instants_after(record.wish.cron, after_ms))
 
 
@@ -691,15 +904,38 @@ def _check_dead_letter(shard: ShardHistory, record: Placed, written: Written, wh
     if wish.cron and not record.number and (wish.cron == BAD or None in _first_dues(record)):
         is_known = wish.target not in (DENIED, FICKLE)
         allowed = ("cron-invalid",) if is_known else (*allowed, "cron-invalid")
+    if wish.is_large:
+        allowed = (*allowed, "too-large")
+    if record.group or shard.home_of(record) is not None:
+        allowed = AWAY_CODES
     _require(code in allowed, f"{where}: dead-lettered as {code}, not {allowed}")
-    _require(written.key == wish.key, f"{where}: key {written.key!r}")
-    _require(written.value == wish.value, f"{where}: value {written.value!r}")
-    kept = [header for header in written.headers if header in wish.own]
-    _require(kept == list(wish.own), f"{where}: own headers {written.headers}")
+    key, value, own = wish.sent_home() if record.group else (wish.key, wish.value, list(wish.own))
+    _require(written.key == key, f"{where}: key {written.key!r}")
+    _require(written.value == value, f"{where}: value {written.value!r}")
+    kept = [header for header in written.headers if header in own]
+    _require(kept == own, f"{where}: own headers {written.headers}")
     if wish.op == SCHEDULE:
         again = all(header in written.headers for header in wish.recurrence(record.left))
         _require(again, f"{where}: recurrence in {written.headers}")
     return code
+
+
+def _check_told(shard: ShardHistory, record: Placed, written: Written, where: str) -> None:
+    """What the outcome topic says."""
+    headers, outcome = dict(written.headers), record.outcome
+    if outcome == "expired":
+        expires_ms = record.wish.expires_ms
+        _require(expires_ms is not None and expires_ms < written.sender_ms, f"{where}: expired")
+    elif outcome in ("cancelled", "replaced") and "delay-settled-by" in headers:
+        record.by = _number(headers["delay-settled-by"])
+        _check_victim(shard, record, where)
+        by = shard.placed[record.by]
+        told = by.source(shard.place).partition("#")[0] if by.is_at_home else ""
+        said = _text(headers.get("delay-settled-by-source"))
+        _require(said == told, f"{where}: settled by {said}, was {told or 'here'}")
+    elif record.op in (CANCEL, FIRE):
+        source = _text(headers.get("delay-source"))
+        _require(source == record.source(shard.place), f"{where}: told of {source}")
 
 
 def _check_victim(shard: ShardHistory, record: Placed, where: str) -> None:

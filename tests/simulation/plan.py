@@ -113,6 +113,22 @@ class Plan:
     denied: float = 0.0
     """Share of records with a target that no node allows, and odds that a node is started with
     settings that do not allow ``FICKLE`` either."""
+    homes: int = 0
+    """In how many partitions ids are at home; 0: they stay where they are written."""
+    homes_late: bool = False
+    """Ids find home only after a third of the schedule, when nodes are started anew."""
+    old_versions: bool = False
+    """Nodes know no homes before they are started anew."""
+    partitions: int = 0
+    """Of each delay topic at first, if some are added later."""
+    other_homes: float = 0.0
+    """Odds that a node is started with another number of them, which must not count any more."""
+    away: float = 0.0
+    """How often a delay topic's partition can't be written to any more, or can again."""
+    large: bool = False
+    """Delay topics take small records only, and users write some that hardly fit."""
+    forges: bool = False
+    """Users write what looks as if it came from the service."""
     wrong_secret: float = 0.0
     """Odds that a node is started with a secret that the others don't have."""
 
@@ -196,6 +212,53 @@ that a replica holds was read by the contracts that it hears of next.
 """
 
 
+SEEDS_OF_HOMES = range(100_000, 120_000)
+HOMES: dict[str, Any] = {"homes": 2, "slices": 2, "records": 24, "actions": 120, "append": 0.05} | {
+    "retention": False,
+    "targets_fail": False,
+}
+"""Ids find home. Where logs lose records as well, see docs/simulation.md."""
+HOMES_AWAY = (
+    HOMES
+    | {"away": 0.08, "tick": 0.05, "records": 40, "actions": 200, "append": 0.01}
+    | {
+        "moves": 0.02,
+        "uncertain": 0.0,
+    }
+)
+"""They can't be written to for a while."""
+HOMES_LATE = HOMES_AWAY | {"homes_late": True}
+HOMES_OLD = HOMES_LATE | {"old_versions": True, "intruder": 0.0}
+HOMES_ADDED = HOMES_AWAY | {"slices": 3, "partitions": 2, "other_homes": 0.5}
+HOMES_LARGE = HOMES_AWAY | {"large": True, "recurring": 0.0, "far": 0.0, "away": 0.12}
+HOMES_RECURRING = HOMES_AWAY | {"recurring": 0.6, "again": 0.0}
+HOMES_FORGED = HOMES | {"forges": True, "slices": 3, "away": 0.03}
+KINDS_OF_HOMES: tuple[dict[str, Any], ...] = (
+    HOMES,
+    HOMES_AWAY,
+    HOMES_AWAY,
+    HOMES_LATE,
+    HOMES_OLD,
+    HOMES_ADDED,
+    HOMES_LARGE,
+    HOMES_RECURRING,
+    HOMES_FORGED,
+)
+
+
+def with_homes(seed: int, plan: Plan, kind: dict[str, Any]) -> Plan:
+    """A plan where ids find home. Without what keeps one slice back at last by a target: records of
+    others are sent there, and wait with it.
+    """
+    rng = Random(f"homes {seed}")
+    stuck = "" if plan.stuck == "asked" else plan.stuck
+    homes = 3 if kind is HOMES_ADDED and rng.random() < 0.3 else 2
+    window_ms = rng.choice((NO_ROLL_MS, NO_ROLL_MS, 60, 150))
+    drawn: dict[str, Any] = {"stuck": stuck, "homes": homes, "ids": rng.choice((1, 1, 2, 4))}
+    drawn |= {"roll_window_ms": window_ms, "far": 0.0 if window_ms == NO_ROLL_MS else plan.far}
+    return replace(plan, **kind | drawn)
+
+
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed. Every kind of trouble comes alone, in company, and not at all."""
     rng = Random(f"plan {seed}")
@@ -204,6 +267,8 @@ def draw_plan(seed: int) -> Plan:
     plan = replace(_draw(rng), wrong_secret=wrong_secret, denied=denied, **rng.choice(THEMES))
     if seed in SEEDS_OF_OUTAGE:
         return replace(plan, **OUTAGE)
+    if seed in SEEDS_OF_HOMES:
+        return with_homes(seed, plan, Random(f"kind {seed}").choice(KINDS_OF_HOMES))
     return replace(plan, **rng.choice(KINDS)) if seed in SEEDS_OF_LOSS else plan
 
 

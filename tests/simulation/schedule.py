@@ -64,6 +64,7 @@ def silenced() -> Iterator[None]:
         patch("delayservice.lanes.digests._log", quiet),
         patch("delayservice.lanes.copies._log", quiet),
         patch("delayservice.lanes.worker_loop._SHARE_MIN", 1),  # a few records are many here
+        patch("delayservice.core.homeward._AGAIN_MS", 30),
         ExitStack() as patches,
     ):
         for module in (

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from delayservice.clock import ClockWatch
-from delayservice.core.contract import CONTRACT_VERSION
 from delayservice.core.outcome import Tally
 from delayservice.core.role import Role
 from delayservice.errors import KafkaEdgeError
@@ -141,7 +140,7 @@ class SimGate:
 
     def contract_version(self) -> int:
         """See the port."""
-        return CONTRACT_VERSION
+        return self._node.world.version_known()
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """See the port."""

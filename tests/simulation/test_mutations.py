@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.simulation import test_take_over
+from tests.simulation.home_mutations import WITH_HOMES
 from tests.simulation.mutations import (
     CLIENTS,
     KINDS,
@@ -19,6 +20,7 @@ from tests.simulation.mutations import (
 )
 from tests.simulation.plan import (
     AT_LEAST_ONCE,
+    KINDS_OF_HOMES,
     NO_ROLL_MS,
     OUTAGE,
     RECREATED,
@@ -27,10 +29,12 @@ from tests.simulation.plan import (
     TRUNCATED,
     TRUNCATED_LEVELS,
     draw_plan,
+    with_homes,
 )
 from tests.simulation.schedule import run_schedule, silenced
 
 SEEDS = 1_500
+SEEDS_WITH_HOMES = range(130_000, 130_200)
 HANDS: dict[str, Any] = {"slices": 2, "nodes": 3, "moves": 0.4, "late": 0.5, "helper": 0.1} | {
     "crash": 0.02,
     "actions": 200,
@@ -175,6 +179,26 @@ def test_the_mistake_is_caught(mutation: Mutation) -> None:
                 assert broken.startswith("ViolationError"), broken
                 return
     pytest.fail(f"{mutation.__name__} went unnoticed in {SEEDS} schedules")
+
+
+@pytest.mark.parametrize("mutation", WITH_HOMES, ids=lambda mutation: mutation.__name__)
+def test_a_mistake_with_ids_that_find_home_is_caught(mutation: Mutation) -> None:
+    with silenced(), mutation():
+        for seed in SEEDS_WITH_HOMES:
+            plan = with_homes(seed, draw_plan(seed), WITH_HOMES[mutation])
+            broken = run_schedule(seed, plan=plan).broken
+            if broken is not None:
+                assert broken.startswith("ViolationError"), broken
+                return
+    pytest.fail(f"{mutation.__name__} went unnoticed in {len(SEEDS_WITH_HOMES)} schedules")
+
+
+def test_without_a_mistake_the_first_of_these_schedules_keep_every_promise() -> None:
+    with silenced():
+        for number, kind in enumerate(KINDS_OF_HOMES):
+            seed = SEEDS_WITH_HOMES[number]
+            verdict = run_schedule(seed, plan=with_homes(seed, draw_plan(seed), kind))
+            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
 
 
 def test_k_that_does_not_wait_after_an_abort_is_seen_step_by_step() -> None:

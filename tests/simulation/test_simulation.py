@@ -17,6 +17,7 @@ from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks
 from tests.simulation.node import MakeStore
 from tests.simulation.plan import (
+    SEEDS_OF_HOMES,
     SEEDS_OF_LOSS,
     SEEDS_OF_OUTAGE,
     SETTINGS_DIFFER,
@@ -99,6 +100,18 @@ def test_what_is_stored_is_delivered_where_retention_deletes_what_nobody_has_wal
             outcomes.update(verdict.outcomes)
     assert outcomes["lost"] > 0
     assert outcomes["undecided"] > 0
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_promises_hold_where_ids_find_home(block: int) -> None:
+    first = SEEDS_OF_HOMES.start + block * BLOCK
+    outcomes: Counter[str] = Counter()
+    with silenced():
+        for seed in range(first, first + BLOCK):
+            verdict = run_schedule(seed)
+            assert verdict.broken is None, f"{verdict.broken}; see: {replay_command(seed)}"
+            outcomes.update(verdict.outcomes)
+    assert outcomes.keys() >= {"forwarded", "waits", "carried", "replaced", "cancelled", "fired"}
 
 
 def test_a_schedule_replays_from_its_seed() -> None:

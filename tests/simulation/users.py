@@ -4,6 +4,7 @@ transactions of their own.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -56,9 +57,11 @@ class Users:
         if self._left == 0:
             return
         self._left -= 1
-        place = self._rng.choice(self._world.places)
+        place = self._rng.choice(self._world.open_places)
         level_ms = LEVELS_MS.get(place[0], 0)
         wish = self._on_level(level_ms) if level_ms else self._wish()
+        if self._world.plan.homes and not level_ms:
+            wish = self._with_homes(place, wish)
         if wish.target and self._world.plan.stuck == "asked" and place[1] == self._world.late:
             wish = replace(wish, target=SLOW)
         self._write(place, wish, self._maybe_transaction())
@@ -94,6 +97,50 @@ class Users:
             return Wish(op, record_id, key=b"k%d" % number, value=rng.choice((None, b"bye")))
         wish = self._once(number, record_id)
         return self._again(wish) if rng.random() < self._world.plan.recurring else wish
+
+    def _with_homes(self, place: Place, wish: Wish) -> Wish:
+        """What else users do where ids find home: they name a delay, write records that hardly fit,
+        and what looks as if it came from the service.
+        """
+        rng, plan = self._rng, self._world.plan
+        if plan.forges and rng.random() < 0.08:
+            return self._forged(place)
+        if wish.op == INVALID and rng.random() < 0.5:
+            return replace(wish, own=(*wish.own, ("delay-id", b"id-%d" % rng.randrange(plan.ids))))
+        if wish.op != SCHEDULE or wish.recurs:
+            return wish
+        now_ms = self._world.now_ms
+        if plan.homes_late and not self._world.homes_are_on and rng.random() < 0.5:
+            due_ms = max(wish.due_ms, now_ms) + 2_000  # pending when they find home
+            wish = replace(wish, due_ms=due_ms, expires_ms=None)
+        if wish.due_ms > now_ms and rng.random() < 0.3:
+            wish = replace(wish, after_ms=wish.due_ms - now_ms)
+        if plan.away and rng.random() < 0.2:
+            wish = replace(wish, expires_ms=now_ms + rng.choice((0, 40, 100)))
+        if plan.large and rng.random() < 0.7:
+            room = BATCH_BYTES_MAX - _bytes_of(wish) - rng.choice((10, 100, 200, 300, 400, 600))
+            value = (wish.value or b"") + b"." * max(room, 0)
+            wish = replace(wish, value=value, is_large=True)
+        return wish
+
+    def _forged(self, place: Place) -> Wish:
+        """What the service wrote elsewhere, or what it wrote here with another value."""
+        found = [
+            written
+            for other in self._world.precise
+            for written in self._world.log.partition(other).written
+            if written.is_committed and written.transaction and written.transaction.writer
+        ]
+        made_up = {"v": 1, "op": "cancel", "source": "", "written": 0}
+        own = (("delay-home", json.dumps(made_up).encode()), ("delay-home-mac", b"00"))
+        if not found or self._rng.random() < 0.2:
+            return Wish(INVALID, value=b"forged", own=own, code="copy-forged")
+        written = self._rng.choice(found)
+        value = written.value
+        if written.place == place:
+            value = b"another value" if value is None else value[:-1]
+        said = tuple(written.headers)
+        return Wish(INVALID, key=written.key, value=value, own=said, code="copy-forged")
 
     def _once(self, number: int, record_id: bytes | None) -> Wish:
         rng, due_ms = self._rng, self._due_ms()
@@ -167,7 +214,7 @@ class Users:
 
     def load(self) -> None:
         """Write one more record that is due in a moment, although all were written."""
-        place = self._rng.choice(self._world.places)
+        place = self._rng.choice(self._world.open_places)
         due_ms = self._world.now_ms + (LEVELS_MS.get(place[0]) or self._rng.randrange(60))
         self._left -= 1
         wish = Wish(
@@ -178,6 +225,9 @@ class Users:
             level_ms=LEVELS_MS.get(place[0], 0),
         )
         self._write(place, wish, None)
+        if self._world.plan.homes and place[0] not in LEVELS_MS and self._rng.random() < 0.5:
+            record_id = b"id-%d" % self._rng.randrange(self._world.plan.ids)
+            self._write(place, replace(wish, record_id=record_id), None)
 
     # --- transactions --------------------------------------------------------------------------
 
@@ -210,3 +260,9 @@ class Users:
         self.end_transaction()
         for place, record_id in sorted(self._endless):
             self._write(place, Wish(CANCEL, record_id), None)
+
+
+def _bytes_of(wish: Wish) -> int:
+    """What a record takes of a batch."""
+    headers = sum(len(name) + len(text or b"") + 2 for name, text in wish.headers())
+    return len(wish.key or b"") + len(wish.value or b"") + headers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from unittest.mock import patch
 
 from delayservice.core.role import Role
 from delayservice.lanes.ports import Place
@@ -79,7 +80,12 @@ class World:
         """The shards that have a store."""
         self.places = [*self.precise, *((t, n) for t in plan.levels for n in range(plan.slices))]
         windows = (plan.roll_window_ms, plan.other_roll_window_ms or plan.roll_window_ms)
-        self.oracle = Oracle(self.places, self._last_stable, set(windows))
+        self.homes_are_on = bool(plan.homes and not plan.homes_late)
+        """By the settings that a node is started with."""
+        self.is_upgraded = not plan.old_versions
+        self.oracle = Oracle(
+            self.places, self._last_stable, set(windows), plan.homes, self.version_known
+        )
         self.log = SimLog(self.oracle.service_committed)
         self._make_topics()
         self.nodes = [
@@ -95,7 +101,9 @@ class World:
 
     def _make_topics(self) -> None:
         for topic in (*self.plan.topics, *self.plan.levels):
-            self.log.make_topic(topic, self.plan.slices)
+            made = self.log.make_topic(topic, self.plan.partitions or self.plan.slices)
+            if self.plan.large and topic in self.plan.topics:
+                made.bytes_max = BATCH_BYTES_MAX
         for topic in (*TARGETS, SLOW):
             made = self.log.make_topic(topic, TARGET_PARTITIONS)
             if self.plan.targets_fail:
@@ -125,7 +133,20 @@ class World:
 
     def why_paused(self, topic: str) -> str | None:
         """Why nothing is to be delivered to a topic; None: it is."""
-        return "somebody said so" if topic in self.paused else None
+        is_target = topic not in self.plan.topics
+        return "somebody said so" if is_target and topic in self.paused else None
+
+    @property
+    def open_places(self) -> list[Place]:
+        """Where users can write."""
+        if not self.plan.homes:
+            return self.places
+        topics = self.log.topics
+        return [p for p in self.places if _takes_records(topics[p[0]], p[1])] or self.places[:1]
+
+    def version_known(self) -> int:
+        """The newest version of the contract that all nodes know."""
+        return min(node.version for node in self.nodes)
 
     def pass_time(self, seconds: float) -> None:
         """Somebody waits for so long."""
@@ -229,6 +250,8 @@ class World:
         rng, plan = self.rng, self.plan
         node = rng.choice(self.nodes)
         choice = rng.random()
+        if plan.homes:
+            self._change_homes()
         if rng.random() < plan.moves:
             self._change_roles(node)
         elif choice < 0.5:
@@ -245,6 +268,43 @@ class World:
             node.stop()
         else:
             self._upset(node)
+
+    def _change_homes(self) -> None:
+        """A home can't be written to, or can again; nodes are started with other settings, or
+        another version.
+        """
+        rng, plan = self.rng, self.plan
+        if rng.random() < plan.away:
+            self._spoil_home(self.log.topics[rng.choice(plan.topics)])
+        stale = [node for node in self.nodes if node.is_stale and not node.is_running]
+        if stale and rng.random() < 0.1:
+            rng.choice(stale).stop()
+
+    def _spoil_home(self, topic: Topic) -> None:
+        if topic.lacking or topic.leaderless:
+            if self.rng.random() < 0.5:
+                return
+            self._restore(topic)
+            self.trace(f"{topic.name} is good again")
+        else:
+            some = self.rng.choice((topic.lacking, topic.lacking, topic.leaderless))
+            some.add(self.rng.randrange(topic.partitions))
+            self.trace(f"{topic.name} lacks {topic.lacking | topic.leaderless}")
+        for node in self.nodes:
+            if self.rng.random() < 0.7:  # else it hears when a record is not taken
+                node.targets.forget(topic.name)
+
+    def _deploy(self, number: int) -> None:
+        """What the operator does in the course of a schedule."""
+        plan = self.plan
+        if number == plan.actions // 4:
+            self.is_upgraded = True
+        if number == plan.actions // 3:
+            self.homes_are_on = True
+        if number == plan.actions // 2 and plan.partitions:
+            for name in plan.topics:
+                self.log.topics[name].partitions = plan.slices
+            self.trace("partitions are added")
 
     def _change_roles(self, node: Node) -> None:
         """Roles as an ensemble may grant them that is slow, cut off or right: several nodes may
@@ -308,9 +368,9 @@ class World:
             some.add(self.rng.randrange(TARGET_PARTITIONS))
         self.trace(f"{topic.name} is {trouble}")
 
-    @staticmethod
-    def _restore(topic: Topic) -> None:
-        topic.partitions = TARGET_PARTITIONS
+    def _restore(self, topic: Topic) -> None:
+        if topic.name not in self.plan.topics:
+            topic.partitions = TARGET_PARTITIONS
         topic.is_forbidden = False
         topic.leaderless.clear()
         topic.lacking.clear()
@@ -404,9 +464,18 @@ class World:
         Raises:
             ViolationError: a promise was broken.
         """
+        if self.plan.large:  # then sizes are compared before records are sent
+            with patch("delayservice.core.letters._LARGE_BYTES", 300):
+                self._run()
+        else:
+            self._run()
+
+    def _run(self) -> None:
         for number in range(self.plan.actions):
             if self.plan.outage and number == self.plan.actions // 2:
                 self._break_down()
+            if self.plan.homes:
+                self._deploy(number)
             self._act()
         self._heal()
         owners = {n: self.rng.choice(self.nodes) for n in range(self.plan.slices)}
@@ -435,6 +504,8 @@ class World:
         self.calm = True
         for topic in (*TARGETS, *(OWN_TOPICS if self.plan.own_topics_fail else ())):
             self._restore(self.log.topics[topic])
+        for topic in self.plan.topics if self.plan.homes else ():
+            self._restore(self.log.topics[topic])
         self.paused.clear()
         self._judge_anew()
         self.users.write_all()
@@ -442,7 +513,7 @@ class World:
         for node in self.nodes:
             node.skew_ms = 0
             node.frozen = False
-            if node.has_wrong_secret:  # started again with the right one
+            if node.has_wrong_secret or node.is_stale:  # started again with the right ones
                 node.stop()
             node.serve_all()
 
@@ -466,21 +537,26 @@ class World:
 
     def _serve_load(self) -> None:
         """Every record is in time, also while one target is bad."""
-        bad = ""
+        bad, away = "", None
         late_ms_max = LATE_MS_MAX + 10 * self.plan.transaction_interval_ms
         if self.plan.targets_fail:
             bad = TARGETS[1]
             self._spoil(self.log.topics[bad])
+        if self.plan.away:
+            away = (self.plan.topics[0], self.rng.randrange(self.plan.homes))
+            self.log.topics[away[0]].lacking.add(away[1])
+            self.trace(f"{away} lacks copies")
         for turn in range(LOAD_TURNS):
             if turn % 3 == 0 and turn < LOAD_TURNS / 2:
                 self.users.load()
             self._tick(20)
             self._turn()
             if not self.plan.rate_per_s:
-                self.oracle.check_lateness(self.now_ms - late_ms_max, bad)
-        if bad:
-            self._restore(self.log.topics[bad])
-            self._judge_anew()
+                self.oracle.check_lateness(self.now_ms - late_ms_max, bad, away)
+        for name in (bad, away and away[0]):
+            if name:
+                self._restore(self.log.topics[name])
+                self._judge_anew()
 
     def _begin_take_over(self, number: int, owners: dict[int, Node]) -> None:
         """Let a node take a slice over, and get no answer."""
@@ -518,6 +594,11 @@ class World:
             node.see_topics()
             node.step()
             node.tail()  # at once: a late answer says little about a clock
+
+
+def _takes_records(topic: Topic, number: int) -> bool:
+    is_there = number < topic.partitions
+    return is_there and number not in topic.lacking | topic.leaderless
 
 
 def _phase(number: int, node: Node) -> Phase | None:

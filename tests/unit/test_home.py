@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 
 from delayservice.core import outcome
 from delayservice.core.codec import Payload, decode_payload
-from delayservice.core.codes import TARGET_ASKED, TARGET_DOWN, TARGET_LATER, TARGET_PAUSED
+from delayservice.core.codes import (
+    TARGET_ASKED,
+    TARGET_DOWN,
+    TARGET_LATER,
+    TARGET_PAUSED,
+    TOO_LARGE,
+)
 from delayservice.core.contract import (
     HOMES_VERSION,
     TARGETS_BY_SETTINGS_VERSION,
@@ -317,6 +324,31 @@ def test_what_its_topic_refuses_is_a_letter_and_what_waits_goes_on() -> None:
     away.write(schedule())
     away.verdicts.refuse([(2, ("too-large", "larger than the topic takes"))])
     assert told_of(away.settle()) == [("parked", 1), ("dead_lettered", 2)]
+
+
+def test_a_large_record_goes_home_although_the_transaction_has_much_for_its_topic_already() -> None:
+    away = Partition(1)
+    away.write(schedule(), value=b"v" * 600_000)
+    for code, told in ((TARGET_LATER, "forwarded"), (TOO_LARGE, "dead_lettered")):
+        found = {TOPIC: (code, "the transaction has much, or this is too much")}
+        with patch.object(away.targets, "refusal", lambda topic, *_, found=found: found.get(topic)):
+            assert told_of(away.settle()) == [(told, away.end - 1)]
+        away.write(schedule(), value=b"v" * 600_000)
+
+
+def test_where_a_replacement_was_written_is_told_of_what_has_come_home_whatever_recurs() -> None:
+    away, home = Partition(1), Partition(0)
+    home.write(schedule())
+    again = [one for one in schedule(delay_every=b"60000") if one[0] != "delay-after"]
+    home.write(again)
+    [here] = home.settle()
+    assert told_of([here]) == [("replaced", 0)]
+    assert header(here, "delay-settled-by-source") is None
+    away.write(again)
+    home.arrive(away.settle())
+    [told] = home.settle()
+    assert told_of([told]) == [("replaced", 1)]
+    assert header(told, "delay-settled-by-source") == b"%b:1:0" % TOPIC.encode()
 
 
 def test_what_waits_and_is_refused_at_last_is_a_letter_for_each() -> None:

@@ -1,0 +1,272 @@
+"""Mistakes with ids that find home, put into the real code: those of ``home_model.mutations``, by
+the same names. Each is found by the kind of schedule that stands beside it.
+
+Two have no place in the code. ``forward_again_at_home`` shows only where two partitions have
+different counts, which contracts never have (``tests/unit/test_home.py`` has such contracts). The
+other, ``key_by_due_time``, would need a key that nothing reads: what goes home is in no store. Here
+it is the nearest mistake, a schedule that stays where it lies.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from connectors.kafka.sink import KafkaSink
+from delayservice.core import homeward, outcome
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.entry import COPY, HOMEBOUND, SCHEDULE, Entry
+from delayservice.core.home import waiting_group
+from delayservice.core.homeward import Homeward
+from delayservice.core.outcome import Output
+from delayservice.core.record import RecordReader
+from delayservice.core.shard import Shard
+from delayservice.lanes.ports import Place
+from tests.simulation.mutations import Mutation, replaced
+from tests.simulation.plan import (
+    HOMES,
+    HOMES_ADDED,
+    HOMES_AWAY,
+    HOMES_LARGE,
+    HOMES_LATE,
+)
+
+
+def _rewritten(owner: Any, name: str, right: str, wrong: str) -> AbstractContextManager[Any]:
+    """Put other words in the place of some that stand once in a function."""
+    function = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    if source.count(right) != 1:
+        raise AssertionError(f"{right!r} stands {source.count(right)} times in {name}")
+    made: dict[str, Any] = {}
+    code = "from __future__ import annotations\n" + source.replace(right, wrong)
+    exec(code, vars(sys.modules[function.__module__]), made)  # noqa: S102  # the service's own code
+    return patch.object(owner, name, made[name])
+
+
+# --- a record goes home that is not to ---------------------------------------------------------
+
+
+def forward_requeued() -> AbstractContextManager[Any]:
+    """A copy of what was pending before goes home."""
+
+    def judge(original: Any, reader: RecordReader, offset: int, record: Any) -> Entry:
+        entry: Entry = original(reader, offset, record)
+        _, _, at_ms, identity, payload, _ = entry
+        is_here = payload[0] != reader._topic
+        if identity is None or not is_here or reader._home(identity) == reader._partition:
+            return entry
+        return (offset, HOMEBOUND, 0, identity, record, (SCHEDULE, at_ms, reader._home(identity)))
+
+    return replaced(RecordReader, "_judge_copy", judge)
+
+
+def control_goes_home_anyway() -> AbstractContextManager[Any]:
+    """A cancel or fire goes home although it has done its work."""
+    return _rewritten(Shard, "_send_home", "bool(here) and kind != SCHEDULE", "False")
+
+
+# --- it goes home in another way ---------------------------------------------------------------
+
+
+def forward_before_acting() -> AbstractContextManager[Any]:
+    """What is pending where a record lies is not settled by it."""
+    return _rewritten(Shard, "_send_home", "here.append(victim)", "pass")
+
+
+def forward_outside_transaction() -> AbstractContextManager[Any]:
+    """Envelopes are sent at once, whatever becomes of the transaction."""
+
+    def send(original: Any, sink: KafkaSink, place: Place, outputs: Sequence[Output]) -> None:
+        sent = [output for output in outputs if output[0] == outcome.FORWARDED]
+        if sent:
+            direct = sink._make(sink._options.idempotent())
+            sink._produce(direct, place, sent)
+            sink._flush(direct)
+        original(sink, place, [output for output in outputs if output[0] != outcome.FORWARDED])
+
+    return replaced(KafkaSink, "send", send)
+
+
+def delay_from_copy() -> AbstractContextManager[Any]:
+    """A delay counts from the time at which the record came home."""
+    right = "timestamp_ms, sent.written_ms, sent.source"
+    return _rewritten(RecordReader, "_read_any", right, "timestamp_ms, timestamp_ms, sent.source")
+
+
+def key_by_due_time() -> AbstractContextManager[Any]:
+    """A schedule stays where it lies until it is due."""
+
+    def read_batch(original: Any, reader: RecordReader, rows: Any) -> list[Entry]:
+        entries: list[Entry] = original(reader, rows)
+        return [
+            _as_if_at_home(reader, entry, row)
+            if entry[1] == HOMEBOUND and entry[5][0] == SCHEDULE
+            else entry
+            for entry, row in zip(entries, rows, strict=True)
+        ]
+
+    return replaced(RecordReader, "read_batch", read_batch)
+
+
+def _as_if_at_home(reader: RecordReader, entry: Entry, row: Any) -> Entry:
+    with patch.object(reader, "_home", lambda _: reader._partition):
+        return reader._read_any((entry[0], *row[1:]))
+
+
+def home_by_current_count() -> AbstractContextManager[Any]:
+    """The number of homes follows the settings of whoever takes over."""
+
+    def with_homes(_: Any, __: Contracts, contract: Contract) -> Contract:
+        return contract
+
+    return replaced(Contracts, "_with_homes", with_homes)
+
+
+def home_counts_as_late() -> AbstractContextManager[Any]:
+    """What has come home is settled when H gets there."""
+    right = "kind <= COPY and (key_ms, offset) <= k"
+    came_home = "(kind == SCHEDULE and self._settler.elsewhere(payload))"
+    return _rewritten(
+        Shard, "_pass", right, f"kind <= COPY and ((key_ms, offset) <= k or {came_home})"
+    )
+
+
+def home_keeps_first_base() -> AbstractContextManager[Any]:
+    """What settles a record at home is looked for behind the offset that it had elsewhere."""
+
+    def judge_user(original: Any, reader: RecordReader, origin: Any, record: Any) -> Entry:
+        entry: Entry = original(reader, origin, record)
+        if origin.source is None or entry[1] != SCHEDULE:
+            return entry
+        base = int(origin.source.rpartition(b":")[2]) + 1
+        return (*entry[:1], COPY, *entry[2:5], min(base, entry[0]))
+
+    return replaced(RecordReader, "_judge_user", judge_user)
+
+
+def home_read_by_its_contract() -> AbstractContextManager[Any]:
+    """Where ids have no home yet, an envelope is none."""
+    right = "sent is None and self._contract.version >= HOMES_VERSION"
+    wrong = "sent is None or not self._id_partitions"
+    return _rewritten(RecordReader, "_come_home", right, wrong)
+
+
+def expires_on_the_way() -> AbstractContextManager[Any]:
+    """What waits for its home expires there."""
+
+    def go_on(original: Any, own: Homeward, one: Any, now_ms: int, base: int) -> Any:
+        said = dict(waiting_group(one.payload)[-1].original[2])
+        expires = said.get("delay-expires-at")
+        if expires is not None and int(expires) < now_ms:
+            told = own._settler._outcome(outcome.EXPIRED, one.offset, None, None, 0, None)
+            return None if told is None else [told]
+        return original(own, one, now_ms, base)
+
+    return replaced(Homeward, "go_on", go_on)
+
+
+@contextmanager
+def control_too_large() -> Iterator[None]:
+    """A cancel or fire goes home with its value and its own headers."""
+    with _rewritten(homeward, "homebound", "kind != SCHEDULE", "False"):
+        yield
+
+
+# --- its home can't be written to --------------------------------------------------------------
+
+_WAIT = "return [self._settler.copy(outcome.PARKED, offset, waiting, at_ms, base)]"
+
+
+def away_drops() -> AbstractContextManager[Any]:
+    """What can't go home is gone."""
+    return _rewritten(Homeward, "_send", _WAIT, "return []")
+
+
+def away_blocks() -> AbstractContextManager[Any]:
+    """What can't go home holds up what comes after it."""
+    return _rewritten(Homeward, "_send", _WAIT, "return None")
+
+
+def away_dead_letters() -> AbstractContextManager[Any]:
+    """What can't go home is dead-lettered."""
+    return _rewritten(
+        Homeward, "_send", _WAIT, "return self.refused(Waiting(offset, waiting), *obstacle)"
+    )
+
+
+def waiting_is_not_found() -> AbstractContextManager[Any]:
+    """What waits is not taken along."""
+    right = "waiting.append(Waiting(victim[1], payload))"
+    return _rewritten(Shard, "_send_home", right, "pass")
+
+
+@contextmanager
+def waiting_copy_is_hit_late() -> Iterator[None]:
+    """What waits is not found by the record right behind it."""
+    right = "(*carried, sent), settles, waiting, offset, now_ms, offset + 1"
+    with (
+        _rewritten(Homeward, "leave", right, right.replace("+ 1", "+ 2")),
+        _rewritten(
+            Shard, "_send_home", "sent, record_id, offset + 1", "sent, record_id, offset + 2"
+        ),
+    ):
+        yield
+
+
+def waiting_is_settled() -> AbstractContextManager[Any]:
+    """What waits is settled where it does, as anything pending: the design's text, literally."""
+    return _rewritten(Shard, "_send_home", "self._homeward.is_waiting(payload)", "False")
+
+
+def carried_is_lost() -> AbstractContextManager[Any]:
+    """What waited before a record does not go with it."""
+    right = "self._homeward.leave(entry, record_id, carried,"
+    return _rewritten(Shard, "_send_home", right, "self._homeward.leave(entry, record_id, (),")
+
+
+def carried_comes_last() -> AbstractContextManager[Any]:
+    """What waited before a record goes home after it."""
+    return _rewritten(
+        Homeward,
+        "leave",
+        "self._send((*carried, sent), settles, waiting",
+        "self._send((sent, *carried), settles[::-1], waiting",
+    )
+
+
+def refused_takes_along() -> AbstractContextManager[Any]:
+    """What waits ends with a record that is too large to go home."""
+    right = "[self._homeward.go_on(one, now_ms, offset + 1) for one in waiting]"
+    return _rewritten(Shard, "_send_home", right, "[]")
+
+
+WITH_HOMES: dict[Mutation, dict[str, Any]] = {
+    forward_requeued: HOMES_LATE,
+    control_goes_home_anyway: HOMES_LATE,
+    forward_before_acting: HOMES_LATE,
+    forward_outside_transaction: HOMES,
+    delay_from_copy: HOMES,
+    key_by_due_time: HOMES,
+    home_by_current_count: HOMES_ADDED,
+    home_counts_as_late: HOMES,
+    home_keeps_first_base: HOMES,
+    home_read_by_its_contract: HOMES_LATE,
+    expires_on_the_way: HOMES_AWAY,
+    control_too_large: HOMES,
+    away_drops: HOMES_AWAY,
+    away_blocks: HOMES_AWAY | {"load": True, "rate_per_s": 0.0},
+    away_dead_letters: HOMES_AWAY,
+    waiting_is_not_found: HOMES_AWAY,
+    waiting_copy_is_hit_late: HOMES_AWAY,
+    waiting_is_settled: HOMES_AWAY,
+    carried_is_lost: HOMES_AWAY,
+    carried_comes_last: HOMES_AWAY,
+    refused_takes_along: HOMES_LARGE,
+}
+"""Each mistake, and the kind of schedule that finds it."""
