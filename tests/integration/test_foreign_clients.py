@@ -23,7 +23,7 @@ from confluent_kafka import Producer
 
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.java import find_java
-from tests.integration.bench import Bench
+from tests.integration.bench import Bench, Header
 from tests.integration.test_client_recipes import class_path
 from tests.integration.test_homes import (
     HOMES,
@@ -109,7 +109,7 @@ def by_program(command: Sequence[str], bench: Bench, ids: Sequence[str], said: S
 def by_confluent(bench: Bench, ids: Sequence[str], said: Said) -> None:
     producer = Producer({"bootstrap.servers": bench.bootstrap})
     for one in ids:
-        headers = [("delay-id", one), *said.items()]
+        headers: list[Header] = [("delay-id", one), *said.items()]
         producer.produce(bench.any, b"python", one.encode(), headers=headers)
     assert producer.flush(30) == 0
 
