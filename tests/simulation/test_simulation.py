@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks
 from tests.simulation.node import MakeStore
 from tests.simulation.plan import (
+    AT_LEAST_ONCE,
+    HOMES_AWAY,
     SEEDS_OF_HOMES,
     SEEDS_OF_LOSS,
     SEEDS_OF_OUTAGE,
@@ -24,6 +27,7 @@ from tests.simulation.plan import (
     TRUNCATED_LEVELS,
     Plan,
     draw_plan,
+    with_homes,
 )
 from tests.simulation.schedule import replay_command, run_schedule, silenced
 from tests.wheels import LoneStore
@@ -102,7 +106,7 @@ def test_what_is_stored_is_delivered_where_retention_deletes_what_nobody_has_wal
     assert outcomes["undecided"] > 0
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", range(50 if os.environ.get("SIMULATION_MODE") == "long" else 1))
 def test_promises_hold_where_ids_find_home(block: int) -> None:
     first = SEEDS_OF_HOMES.start + block * BLOCK
     outcomes: Counter[str] = Counter()
@@ -112,6 +116,17 @@ def test_promises_hold_where_ids_find_home(block: int) -> None:
             assert verdict.broken is None, f"{verdict.broken}; see: {replay_command(seed)}"
             outcomes.update(verdict.outcomes)
     assert outcomes.keys() >= {"forwarded", "waits", "carried", "replaced", "cancelled", "fired"}
+
+
+@pytest.mark.parametrize("more", [{"own_topics_fail": True}, AT_LEAST_ONCE, {"retention": True}])
+def test_promises_hold_where_ids_find_home_and_something_else_is_amiss(
+    more: dict[str, Any],
+) -> None:
+    with silenced():
+        for seed in range(140_000, 140_020):
+            plan = replace(with_homes(seed, draw_plan(seed), HOMES_AWAY), **more)
+            verdict = run_schedule(seed, plan=plan)
+            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
 
 
 def test_a_schedule_replays_from_its_seed() -> None:
