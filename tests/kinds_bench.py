@@ -1,11 +1,13 @@
 """What ids, cancels and recurring schedules cost: JSON lines.
 
-``python -m tests.kinds_bench CASE [--kind wheel] [--n 1000000]``, CASE one of ids, cancel, again,
-through, recurring and plain.
+``python -m tests.kinds_bench CASE [--kind wheel] [--n 1000000]``, CASE one of ids, cancel, foreign,
+again, through, recurring and plain.
 
 ``ids`` fills the id index, and says what it takes of disk and memory on the way. ``cancel`` reads,
 stores and settles that many cancels of pending records: all that the service does for one, but for
-the client library; ``again`` schedules and cancels that often on 1,000 ids. ``through`` has a
+the client library; ``foreign`` does it where the cancels lie in another partition than the home of
+their ids: ``forwarded`` is what that partition does, ``arrived`` what the home does, and a cancel
+takes both; ``again`` schedules and cancels that often on 1,000 ids. ``through`` has a
 service do what ``cancel`` does with a broker of its own, where the cancels were
 written before it may begin. ``recurring`` stores schedules that recur, ``plain`` as many that
 don't. On a machine that others use, compare CPU time, not rates.
@@ -27,9 +29,11 @@ from statistics import quantiles
 
 import psutil
 
-from delayservice.core.contract import Contract, Contracts
+from delayservice.core.contract import HOMES_VERSION, Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.entry import Headers, Row
+from delayservice.core.outcome import Output
+from delayservice.core.partitioner import partition_for
 from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.core.shard import Shard
@@ -37,10 +41,12 @@ from delayservice.cron import cron_time
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.service import ServiceProcess
 from delayservice.store.base import Store
+from delayservice.store.memory import MemoryStore
 from tests.integration.bench import Bench, await_true, now_ms
 from tests.rocks import LoneRocks
 from tests.wheels import LoneStore
 
+CASES = ("ids", "cancel", "foreign", "again", "through", "recurring", "plain")
 START_MS = 1_800_000_000_000
 SPREAD_MS = 14 * 86_400_000
 RUN = 4_000
@@ -109,27 +115,31 @@ def fill_ids(store: Store, folder: Path, count: int) -> Iterator[dict[str, objec
 class Owner:
     """A shard with its store, as its owner runs it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, partition: int = 0, homes: int = 0) -> None:
         routes = Routes("dead", "outcomes", SECRET, 3 * SPREAD_MS, 0, (), cron_time)
-        contracts = Contracts([(0, Contract(allow=("*",), roll_window_ms=3 * SPREAD_MS))])
-        self.reader = RecordReader(TOPIC, 0, contracts, (SECRET,))
+        contract = Contract(HOMES_VERSION, 3 * SPREAD_MS, id_partitions=homes)
+        contracts = Contracts([(0, contract)])
+        self.reader = RecordReader(TOPIC, partition, contracts, (SECRET,))
         self.store = store
-        settler = Settler(TOPIC, 0, routes, Verdicts())
+        settler = Settler(TOPIC, partition, routes, Verdicts())
         settler.contracts = contracts
         self.shard = Shard(settler, store.open())
         self.shard.take_over(Cursor((START_MS - 1, 0), 0), [], 0)
         self.outputs = 0
 
-    def take(self, rows: list[Row]) -> None:
-        """Read, store, settle and commit one run of the log."""
+    def take(self, rows: list[Row]) -> list[Output]:
+        """Read, store, settle and commit one run of the log; return what that put out."""
         shard, store = self.shard, self.store
         start, stop = rows[0][0], rows[-1][0] + 1
         added = shard.ingest(start, self.reader.read_batch(rows), stop, {}, store.latest_unmarked)
         store.append(added.frames, added.named, added.marks, stop)
+        outputs: list[Output] = []
         while shard.staged.offset < stop:
-            self.outputs += len(shard.advance_offset(START_MS, RUN, lambda _: None))  # type: ignore[arg-type, return-value]
+            outputs += shard.advance_offset(START_MS, RUN, lambda _: None)  # type: ignore[arg-type, return-value]
             shard.commit()
         store.prune(shard.committed)
+        self.outputs += len(outputs)
+        return outputs
 
     def write(self, numbers: range, headers: Headers | None = None) -> None:
         """Records of these offsets; without headers, ones with an id."""
@@ -139,8 +149,7 @@ class Owner:
 
 
 def _named(number: int) -> Headers:
-    at = ("delay-at", b"%d" % due_ms(number))
-    return [at, TARGET, ("delay-id", record_id(number))]
+    return _due_of(number, record_id(number))
 
 
 def cancel_all(store: Store, folder: Path, count: int) -> Iterator[dict[str, object]]:
@@ -152,20 +161,38 @@ def cancel_all(store: Store, folder: Path, count: int) -> Iterator[dict[str, obj
     meter = Meter(folder)
     for start in range(0, count, RUN):
         numbers = range(start, min(start + RUN, count))
-        owner.take(
-            [
-                (
-                    count + n,
-                    START_MS,
-                    None,
-                    None,
-                    [("delay-id", record_id(n)), ("delay-op", b"cancel")],
-                )
-                for n in numbers
-            ]
-        )
+        owner.take([(count + n, START_MS, None, None, _cancel_of(record_id(n))) for n in numbers])
     assert owner.outputs == 2 * count, "each cancel has an outcome, and so has what it cancelled"
     yield {"phase": "cancelled"} | meter.report(count)
+
+
+def cancel_from_afar(store: Store, folder: Path, count: int) -> Iterator[dict[str, object]]:
+    """Schedule so many at home, then cancel each from another partition."""
+    ids = [one for one in map(record_id, range(3 * count)) if partition_for(one, 2) == 0][:count]
+    away, home = Owner(MemoryStore(), 1, homes=2), Owner(store, 0, homes=2)
+    for start in range(0, count, RUN):
+        run = enumerate(ids[start : start + RUN], start)
+        home.take([(n, START_MS, b"key", b"x" * 100, _due_of(n, one)) for n, one in run])
+    meter = Meter(folder)
+    sent: list[Output] = []
+    for start in range(0, count, RUN):
+        run = enumerate(ids[start : start + RUN], start)
+        sent += away.take([(n, START_MS, None, None, _cancel_of(one)) for n, one in run])
+    yield {"phase": "forwarded"} | meter.report(count)
+    meter = Meter(folder)
+    for start in range(0, count, RUN):
+        arriving = enumerate(sent[start : start + RUN], start)
+        home.take([(count + n, START_MS, one[3], one[4], one[5]) for n, one in arriving])
+    assert home.outputs == 2 * count, "each cancel has an outcome, and so has what it cancelled"
+    yield {"phase": "arrived"} | meter.report(count)
+
+
+def _due_of(number: int, name: bytes) -> Headers:
+    return [("delay-at", b"%d" % due_ms(number)), TARGET, ("delay-id", name)]
+
+
+def _cancel_of(name: bytes) -> Headers:
+    return [("delay-id", name), ("delay-op", b"cancel")]
 
 
 def restart_timers(store: Store, count: int, ids: int = 1_000) -> Iterator[dict[str, object]]:
@@ -262,7 +289,7 @@ def store_all(
 def main() -> None:
     """Run one case."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=("ids", "cancel", "again", "through", "recurring", "plain"))
+    parser.add_argument("case", choices=CASES)
     parser.add_argument("--kind", choices=MAKERS, default="wheel")
     parser.add_argument("--n", type=int, default=1_000_000)
     given = parser.parse_args()
@@ -286,6 +313,8 @@ def lines_of(case: str, kind: str, folder: Path, count: int) -> Iterator[dict[st
         yield from fill_ids(store, folder, count)
     elif case == "cancel":
         yield from cancel_all(store, folder, count)
+    elif case == "foreign":
+        yield from cancel_from_afar(store, folder, count)
     elif case == "again":
         yield from restart_timers(store, count)
     else:

@@ -127,9 +127,7 @@ def read_envelope(
     topic: str, partition: int, secrets: Sequence[bytes], original: Original
 ) -> Sent | None:
     """Return what ``write_envelope`` was given; None: no secret signed it, or it is not intact."""
-    if _SIGNER.verified(f"{topic}:{partition}", secrets, original) is None:
-        return None
-    arrived = read_claimed_envelope(original)
+    arrived = _arrived(_SIGNER.verified(f"{topic}:{partition}", secrets, original))
     return None if arrived is None else arrived.sent
 
 
@@ -137,7 +135,10 @@ def read_claimed_envelope(original: Original) -> Arrived | None:
     """Return what an envelope says, its signature not looked at; None: it is none that can be read.
     For those who read topics without the cluster's secret.
     """
-    found = _SIGNER.claimed(original)
+    return _arrived(_SIGNER.claimed(original))
+
+
+def _arrived(found: tuple[bytes, Original] | None) -> Arrived | None:
     fields = None if found is None else _fields(found[0])
     if found is None or fields is None:
         return None

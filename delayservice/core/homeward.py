@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from delayservice.core import outcome
@@ -19,7 +20,7 @@ from delayservice.core.home import (
     write_envelope,
 )
 from delayservice.core.letters import is_large
-from delayservice.core.outcome import Output
+from delayservice.core.outcome import Output, Target
 from delayservice.core.settle import Settler
 
 _AGAIN_MS: Final = 1_000
@@ -65,9 +66,9 @@ class Homeward:
         settles = [*[SETTLES_NOTHING] * len(carried), offset]
         if carried and took >= 0:
             settles[-2] = took
-        place = (self._topic, home)
-        waiting = waiting_payload(place, record_id, (*carried, sent), now_ms, 2, took)
-        return self._send((*carried, sent), settles, waiting, offset, now_ms, offset + 1)
+        target, group = (self._topic, home), (*carried, sent)
+        waiting = partial(waiting_payload, target, record_id, group, now_ms, 2, took)
+        return self._send(target, group, settles, waiting, offset, now_ms, offset + 1)
 
     def go_on(self, one: Waiting, now_ms: int, base: int) -> list[Output] | None:
         """The outputs that settle what waits and may go now, or waits on; None: it has to wait."""
@@ -78,28 +79,28 @@ class Homeward:
         settles = [*[SETTLES_NOTHING] * (len(group) - 1), one.offset]
         topic, home, _, _, _, since_ms, meta = one.payload
         record_id, attempt = (meta[0] or b"", meta[2]) if meta is not None else (b"", 1)
-        again = waiting_payload(
-            (topic, home), record_id, group, since_ms, attempt + 1, SETTLES_NOTHING
-        )
-        return self._send(group, settles, again, one.offset, now_ms, base)
+        target, took = (topic, home), SETTLES_NOTHING
+        again = partial(waiting_payload, target, record_id, group, since_ms, attempt + 1, took)
+        return self._send(target, group, settles, again, one.offset, now_ms, base)
 
     def _send(
         self,
+        target: Target,
         group: Group,
         settles: Sequence[int],
-        waiting: Payload,
+        waiting: Callable[[], Payload],
         offset: int,
         now_ms: int,
         base: int,
     ) -> list[Output] | None:
-        target = waiting[:2]
         targets = self._settler.targets
         obstacle = None if target in targets.fit else targets.obstacle(target)
         if obstacle is not None and obstacle[0] == TARGET_ASKED:
             return None
         if obstacle is not None and obstacle[0] != TARGET_PAUSED:  # that is for deliveries
-            at_ms = self._settler.later_ms(offset, waiting, now_ms, _AGAIN_MS)
-            return [self._settler.copy(outcome.PARKED, offset, waiting, at_ms, base)]
+            again = waiting()
+            at_ms = self._settler.later_ms(offset, again, now_ms, _AGAIN_MS)
+            return [self._settler.copy(outcome.PARKED, offset, again, at_ms, base)]
         return [
             self._envelope(sent, settled, target[1], offset)
             for sent, settled in zip(group, settles, strict=True)
@@ -121,6 +122,8 @@ class Homeward:
         if found is not None:
             return found
         sent = homebound(kind, record_id, b"", written_ms, original)
+        if not carried and not is_large(*sent.original[1:]):  # nearly all
+            return None
         place = (self._topic, home)
         _, _, key, value, headers, _, _ = waiting_payload(
             place, record_id, (*carried, sent), 0, 1, SETTLES_NOTHING

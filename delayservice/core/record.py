@@ -55,7 +55,14 @@ from delayservice.core.entry import (
     Row,
 )
 from delayservice.core.home import Sent, read_envelope
-from delayservice.core.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_TARGET_TOPIC, Header
+from delayservice.core.names import (
+    DELAY_AFTER,
+    DELAY_AT,
+    DELAY_ID,
+    DELAY_OP,
+    DELAY_TARGET_TOPIC,
+    Header,
+)
 from delayservice.core.partitioner import partition_for
 from delayservice.core.provenance import Provenance, dead_letter_headers, provenance
 from delayservice.core.recurrence import Recurrence, encode, numbered
@@ -85,6 +92,8 @@ _FIRE_SINCE = _WINDOW_SINCE = _RECURRING_SINCE = 2
 _PLAIN_DIGITS_MAX = 15
 _TIME_AND_TARGET = 2
 _TIME_TARGET_AND_ID = 3
+_ID_AND_OP = 2
+_CONTROLS: Mapping[bytes | None, int] = {b"cancel": CANCEL, b"fire": FIRE}
 _NOT_PLAIN = 1_000
 """More headers than any plain record has: one that only the long way understands."""
 _ANY_PAST_MS = -DUE_STOP_MS
@@ -280,6 +289,10 @@ class RecordReader:
 
     def _judge_user(self, origin: _Origin, original: Original) -> Entry:
         """What a user wrote, here or elsewhere."""
+        if len(original[2]) == _ID_AND_OP:
+            control = self._plain_control(origin, original)
+            if control is not None:
+                return control
         known = [header for header in original[2] if header[0] in KNOWN]
         try:
             return self._judge(origin, original, known)
@@ -288,6 +301,19 @@ class RecordReader:
             if origin.source is not None:
                 refusal = (*refusal[:2], 0, origin.source)
             return (origin.offset, INVALID, 0, None, original, refusal)
+
+    def _plain_control(self, origin: _Origin, original: Original) -> Entry | None:
+        """A cancel or fire of which the headers say nothing else, as nearly all are; None: it takes
+        the long way.
+        """
+        headers = dict(original[2])
+        record_id, kind = headers.get(DELAY_ID), _CONTROLS.get(headers.get(DELAY_OP))
+        contract = self._contract
+        if not record_id or kind is None or len(record_id) > contract.id_bytes_max:
+            return None
+        if contract.level_ms or contract.version < _FIRE_SINCE:
+            return None
+        return (origin.offset, kind, 0, record_id, original, origin.source)
 
     def _enter(self, offset: int) -> None:
         """Make the contract at ``offset`` the current one."""

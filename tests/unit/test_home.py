@@ -390,6 +390,21 @@ def test_a_contract_never_gives_ids_other_homes() -> None:
         Contract(TARGETS_BY_SETTINGS_VERSION, id_partitions=2)
 
 
+@pytest.mark.parametrize("op", [b"cancel", b"fire", b"schedule", b"other", None])
+@pytest.mark.parametrize("record_id", [b"a", b"", None, b"x" * 513])
+@pytest.mark.parametrize("contract", [Contract(), HOMES.at(0), Contract(1), Contract(level_ms=9)])
+def test_a_plain_control_is_read_as_one_that_says_the_same_twice(
+    op: bytes | None, record_id: bytes | None, contract: Contract
+) -> None:
+    reader = RecordReader(TOPIC, 0, Contracts([(0, contract)]), [SECRET])
+    plain: Headers = [("delay-op", op), ("delay-id", record_id)]
+    for headers in (plain, plain[::-1]):
+        short = reader.read(0, NOW_MS, b"k", b"v", headers)
+        long = reader.read(0, NOW_MS, b"k", b"v", [*headers, headers[0]])
+        assert short[:4] == long[:4]
+        assert short[5] == long[5]
+
+
 @given(
     identity=st.binary(min_size=1, max_size=20),
     partition=st.integers(0, 3),
