@@ -50,7 +50,7 @@ from delayservice.core.codes import (
     TOO_LARGE,
     ZONE_INVALID,
 )
-from delayservice.core.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE
+from delayservice.core.entry import CANCEL, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 LOST: Final = "lost"
 DUPLICATED: Final = "duplicated"
