@@ -35,7 +35,7 @@ from delayservice.core.entry import (
     Headers,
     Row,
 )
-from delayservice.core.home import SETTLES_NOTHING, Arrived, Group, read_claimed_envelope
+from delayservice.core.home import Arrived, Group, read_claimed_envelope
 from delayservice.core.home import waiting_group as group_of
 from delayservice.core.names import DELAY_HOME_MAC
 from delayservice.core.record import RecordReader
@@ -183,7 +183,7 @@ def envelope_of(row: Row) -> Arrived | None:
     if not _is_enveloped(row):
         return None
     arrived = read_claimed_envelope((row[2], row[3], row[4] or []))
-    if arrived is None or not SETTLES_NOTHING <= arrived.settles <= OFFSET_MAX:
+    if arrived is None:
         return None
     is_sensible = _SHARD.fullmatch(arrived.shard) and _are_sensible((arrived.sent,))
     return arrived if is_sensible else None

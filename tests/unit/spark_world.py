@@ -167,6 +167,7 @@ class World:
         recur: bytes | None = None,
         secret: bytes = SECRET,
         value: bytes | None = b"value",
+        topic: str = DELAY,
     ) -> int:
         """Append a copy, as the service signs it."""
         source = (origin or f"{DELAY}:0:{settles}").encode()
@@ -176,14 +177,14 @@ class World:
             meta if recur is None else (*meta, recur),
         )
         key, content, headers = write_copy(
-            *(DELAY, 0, secret),
+            *(*_place_of(topic), secret),
             settles=settles,
             source=source,
             base=base,
             at_ms=key_ms or due_ms,
             payload=payload,
         )
-        return self.write(DELAY, at_ms, headers, content, key)
+        return self.write(topic, at_ms, headers, content, key)
 
     def sent(self, offset: int, record_id: bytes, kind: int = SCHEDULE) -> Sent:
         """The record at an offset of the first partition, as it goes home."""

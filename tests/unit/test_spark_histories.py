@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -469,6 +471,19 @@ def delay_counts_from_where_it_was_written(w: World) -> None:
     w.settled(T + HOUR)
 
 
+@case()
+def recurs_at_home(w: World) -> None:
+    w.contract = HOMES
+    record = w.source(T, T + 60_000, NAMED_FAR, EVERY)
+    there = w.envelope(T + 5, w.sent(record, FAR), record)
+    due_ms = T + 60_000
+    w.delivery(due_ms, there, due_ms, THERE, NAMED_FAR, origin=f"{HERE}#1")
+    again = {"origin": f"{HERE}#2", "recur": recurring(2), "name": FAR, "topic": HOME}
+    copy = w.requeue(due_ms, -1, due_ms + 60_000, base=there + 1, **again)
+    w.delivery(due_ms + 60_000, copy, due_ms + 60_000, THERE, NAMED_FAR, origin=f"{HERE}#2")
+    w.settled(T + HOUR)
+
+
 @case(("wrong_outcome", 0))
 def delivered_where_it_lay_though_its_home_is_elsewhere(w: World) -> None:
     record = far(w)
@@ -542,11 +557,11 @@ def altered_on_the_way_home(w: World) -> None:
     theres = [
         w.envelope(T + 5, w.sent(0, FAR)._replace(original=(key, b"other", headers)), 0),
         w.envelope(T + 5, w.sent(1, FAR)._replace(written_ms=T + 1), 1),
-        w.envelope(T + 5, w.sent(2, FAR, CANCEL), 2),
+        w.envelope(T + 5, w.sent(2, FAR)._replace(kind=CANCEL), 2),
     ]
     w.outcome(T + 6, "replaced", theres[0], theres[1], by_source(1), partition=1)
-    w.outcome(T + 6, "cancelled", theres[1], theres[2], by_source(2), partition=1)
-    w.outcome(T + 6, "cancelled", theres[2], partition=1)
+    w.outcome(T + 6, "replaced", theres[1], theres[2], by_source(2), partition=1)
+    w.delivery(T + HOUR, theres[2], T + HOUR, THERE, NAMED_FAR, origin=f"{DELAY}:0:2")
     w.settled(T + 2 * HOUR)
 
 
@@ -641,12 +656,28 @@ def cancel_that_did_its_work_and_went_home(w: World) -> None:
     w.turned_on = cancel
 
 
-@case(("wrong_outcome", 0))
-def fire_that_was_cancelled_where_it_lay(w: World) -> None:
-    w.contract = HOMES
-    fire = w.control(T, FAR, b"fire")
-    w.outcome(T + 10, "cancelled", fire)
+@case(("wrong_outcome", 1))
+def fire_that_did_its_work_and_was_cancelled(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED_FAR)
+    fire = w.control(T + 1_000, FAR, b"fire")
+    w.delivery(T + 1_010, record, T + HOUR, NAMED_FAR, ("delay-fired-by", b"%d" % fire))
+    w.outcome(T + 1_010, "cancelled", fire)
     w.settled(T + 2 * HOUR)
+    w.turned_on = fire
+
+
+@case()
+def recurred_where_it_lay_when_homes_were_turned_on(w: World) -> None:
+    w.source(T, T + 60_000, NAMED_FAR, EVERY)
+    due_ms = T + 60_000
+    w.delivery(due_ms, 0, due_ms, NAMED_FAR, origin=f"{HERE}#1")
+    origin = f"{HERE}#2"
+    w.requeue(due_ms, -1, T + 120_000, base=1, origin=origin, recur=recurring(2), name=FAR)
+    cancel = w.control(T + 61_000, FAR, b"cancel")
+    w.outcome(T + 61_010, "cancelled", 1, cancel)
+    w.outcome(T + 61_010, "cancelled", cancel)
+    w.settled(T + HOUR)
+    w.turned_on = cancel
 
 
 @case()
@@ -760,6 +791,21 @@ def taken_along_in_another_company(w: World) -> None:
     w.settled(T + 2 * HOUR)
 
 
+@case(("altered", 3))
+def waited_on_in_another_company(w: World) -> None:
+    record = far(w)
+    first = w.wait(T + 10, record, FAR, w.sent(record, FAR), base=1)
+    cancel = w.control(T + 500, FAR, b"cancel")
+    one, two = w.sent(record, FAR), w.sent(cancel, FAR, CANCEL)
+    second = w.wait(T + 510, cancel, FAR, one, two, base=cancel + 1, took=first)
+    other = one._replace(original=(None, b"other", []))
+    third = w.wait(T + 2_000, second, FAR, other, two, base=cancel + 1)
+    at = w.envelope(T + 3_000, one), w.envelope(T + 3_000, two, third)
+    w.outcome(T + 3_010, "cancelled", at[0], at[1], by_source(cancel), partition=1)
+    w.outcome(T + 3_010, "cancelled", at[1], partition=1)
+    w.settled(T + 2 * HOUR)
+
+
 @case(("wrong_outcome", 1))
 def delivered_while_it_waited_for_its_home(w: World) -> None:
     record = far(w)
@@ -813,15 +859,21 @@ def forged_envelope_that_was_refused(w: World) -> None:
 def poison_in_envelopes(w: World) -> None:
     """Refused by the service, as it must be; nothing in them may end the job."""
     w.contract = HOMES
-    fields = [
-        b'"v":1,"op":"cancel","source":"YTowOjA=","written":99999999999999999999,"settles":0',
-        b'"v":1,"op":"cancel","source":"/w==","written":1,"settles":0,"shard":"a:0"',
-        b'"v":1,"op":"cancel","source":"YTowOjA=","written":1,"settles":-7,"shard":"a:0"',
-        b'"v":1,"op":"cancel","source":"YTowOjA=","written":1,"settles":0,"shard":"nowhere"',
-        b'"v":1,"op":"other","source":"YTowOjA=","written":1,"settles":0,"shard":"a:0"',
+    bad = [
+        {"written": 10**20},
+        {"settles": 10**20},
+        {"settles": -7},
+        {"source": "/w=="},
+        {"source": base64.b64encode("delay_topic_any:٣:0".encode()).decode()},
+        {"shard": "nowhere"},
+        {"shard": f"{DELAY}:²"},
+        {"op": "other"},
     ]
-    for more in fields:
-        headers = [NAMED, ("delay-home", b"{" + more + b"}"), ("delay-home-mac", b"0")]
+    source = base64.b64encode(HERE.encode()).decode()
+    for one in bad:
+        fields = {"v": 1, "op": "schedule", "source": source, "written": 1, "settles": 0}
+        told = json.dumps(fields | {"shard": f"{DELAY}:0"} | one).encode()
+        headers = [*ASKED, NAMED, ("delay-home", told), ("delay-home-mac", b"0")]
         w.letter(T + 1, w.write(DELAY, T, headers), "copy-forged", headers)
     w.settled(T + HOUR)
 
