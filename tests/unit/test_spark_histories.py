@@ -515,6 +515,13 @@ def sent_home_though_it_was_there(w: World) -> None:
 
 @case(("unknown_source", 1), ("unknown_source", 2))
 def envelopes_of_records_that_never_were(w: World) -> None:
+    envelopes_of_records_behind_the_end(w)
+    w.markers = 2
+
+
+@case()
+def envelopes_of_records_behind_the_end(w: World) -> None:
+    """They were written after the end of their log was looked at."""
     sent = w.sent(far(w), FAR)
     other, third = (sent._replace(source=f"{DELAY}:0:{n}".encode()) for n in (1, 2))
     at = [w.envelope(T + 5, sent, 0), w.envelope(T + 5, other, 1), w.envelope(T + 5, third)]
@@ -522,7 +529,6 @@ def envelopes_of_records_that_never_were(w: World) -> None:
         w.outcome(T + 6, "replaced", at[n - 1], at[n], by_source(n), partition=1)
     w.delivery(T + HOUR, at[2], T + HOUR, THERE, NAMED_FAR, origin=f"{DELAY}:0:2")
     w.settled(T + 2 * HOUR)
-    w.markers = 2
 
 
 def by_source(offset: int) -> tuple[str, bytes]:
@@ -687,6 +693,16 @@ def too_large_for_its_home(w: World) -> None:
     w.settled(T + 2 * HOUR)
 
 
+@case()
+def dead_letter_of_a_cancel_that_was_to_go_home(w: World) -> None:
+    """It is whole there, and would have gone without key and own headers."""
+    w.contract = HOMES
+    headers = [NAMED_FAR, ("delay-op", b"cancel"), ("own", b"1")]
+    cancel = w.write(DELAY, T, headers, None, b"key")
+    w.letter(T + 1, cancel, "too-large", headers, None)
+    w.settled(T + 2 * HOUR)
+
+
 @case(("wrong_outcome", 0), ("altered", 1))
 def letters_of_what_was_to_go_home_that_do_not_fit(w: World) -> None:
     w.letter(T + 1, far(w), "target-unknown", [*ASKED, NAMED_FAR])
@@ -823,6 +839,24 @@ def dead_lettered_while_it_waited(w: World) -> None:
     w.settled(T + 2 * HOUR)
 
 
+@case(("wrong_outcome", 2))
+def fire_says_that_it_fired_what_waits_for_its_home(w: World) -> None:
+    record = far(w)
+    copy = w.wait(T + 10, record, FAR, w.sent(record, FAR), base=1)
+    fire = w.control(T + 500, FAR, b"fire")
+    w.outcome(T + 510, "fired", fire)
+    there = w.envelope(T + 510, w.sent(record, FAR), copy)
+    w.delivery(T + HOUR, there, T + HOUR, THERE, NAMED_FAR, origin=HERE)
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def left_behind_where_nobody_can_tell(w: World) -> None:
+    """The beginning of the home partition is gone."""
+    left_behind_by_what_it_waited_with(w)
+    w.rules = {"complete_since_ms": {NUMBERS[DELAY]: (0, NEVER_MS)}}
+
+
 # What is believed.
 
 
@@ -871,7 +905,7 @@ def poison_in_envelopes(w: World) -> None:
     ]
     source = base64.b64encode(HERE.encode()).decode()
     for one in bad:
-        fields = {"v": 1, "op": "schedule", "source": source, "written": 1, "settles": 0}
+        fields = {"v": 1, "op": "schedule", "source": source, "written": T, "settles": 0}
         told = json.dumps(fields | {"shard": f"{DELAY}:0"} | one).encode()
         headers = [*ASKED, NAMED, ("delay-home", told), ("delay-home-mac", b"0")]
         w.letter(T + 1, w.write(DELAY, T, headers), "copy-forged", headers)
