@@ -339,8 +339,8 @@ def _place_of(topic: str) -> tuple[str, int]:
 
 def _number(row: dict[str, Any]) -> int:
     """The offset that a finding is about, told apart by shard."""
-    offset: int = row["offset"]
-    return offset + AT_HOME * row["shard"]
+    number: int = row["offset"] + AT_HOME * row["shard"]
+    return number
 
 
 def _dicts(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:

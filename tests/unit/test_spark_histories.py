@@ -14,7 +14,7 @@ import pytest
 from connectors.spark.audit import plan
 from connectors.spark.ledger.facts import NEVER_MS
 from delayservice.core.contract import Contract
-from delayservice.core.entry import CANCEL, FIRE
+from delayservice.core.entry import CANCEL, FIRE, Headers
 from delayservice.core.home import homebound
 from delayservice.core.partitioner import partition_for
 from delayservice.core.recurrence import Recurrence, encode
@@ -478,9 +478,16 @@ def recurs_at_home(w: World) -> None:
     there = w.envelope(T + 5, w.sent(record, FAR), record)
     due_ms = T + 60_000
     w.delivery(due_ms, there, due_ms, THERE, NAMED_FAR, origin=f"{HERE}#1")
-    again = {"origin": f"{HERE}#2", "recur": recurring(2), "name": FAR, "topic": HOME}
-    copy = w.requeue(due_ms, -1, due_ms + 60_000, base=there + 1, **again)
-    w.delivery(due_ms + 60_000, copy, due_ms + 60_000, THERE, NAMED_FAR, origin=f"{HERE}#2")
+    origin, after_ms = f"{HERE}#2", due_ms + 60_000
+    copy = w.requeue(
+        *(due_ms, -1, after_ms),
+        base=there + 1,
+        name=FAR,
+        origin=origin,
+        recur=recurring(2),
+        topic=HOME,
+    )
+    w.delivery(after_ms, copy, after_ms, THERE, NAMED_FAR, origin=origin)
     w.settled(T + HOUR)
 
 
@@ -602,7 +609,7 @@ def control_told_at_home_under_its_place_there(w: World) -> None:
 def breaks_the_contract_at_home(w: World) -> None:
     """Its home has another contract."""
     w.contract = HOMES
-    bad = [*ASKED, NAMED_FAR, ("delay-every", b"no")]
+    bad: Headers = [*ASKED, NAMED_FAR, ("delay-every", b"no")]
     sent = homebound(0, FAR, f"{DELAY}:9:0".encode(), T, (None, b"value", bad))
     there = w.envelope(T + 5, sent)
     w.letter(T + 6, there, "time-invalid", bad, b"value", b"why", THERE, origin=f"{DELAY}:9:0")
@@ -893,7 +900,7 @@ def forged_envelope_that_was_refused(w: World) -> None:
 def poison_in_envelopes(w: World) -> None:
     """Refused by the service, as it must be; nothing in them may end the job."""
     w.contract = HOMES
-    bad = [
+    bad: list[dict[str, object]] = [
         {"written": 10**20},
         {"settles": 10**20},
         {"settles": -7},
