@@ -19,19 +19,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from delayservice.core.codec import Payload
 from delayservice.core.codes import COPY_FORGED
 from delayservice.core.contract import Contracts
 from delayservice.core.copies import Claim, read_claim
 from delayservice.core.cursor import OFFSET_MAX
-from delayservice.core.entry import COPY, INVALID, UNREADABLE, Entry, Headers, Row
+from delayservice.core.entry import (
+    CANCEL,
+    COPY,
+    FIRE,
+    INVALID,
+    SCHEDULE,
+    UNREADABLE,
+    Entry,
+    Headers,
+    Row,
+)
+from delayservice.core.home import Arrived, Group, read_claimed_envelope
+from delayservice.core.home import waiting_group as group_of
+from delayservice.core.names import DELAY_HOME_MAC
 from delayservice.core.record import RecordReader
 from delayservice.core.recurrence import recurrence_of
 from delayservice.core.topic_names import is_legal_topic
+from delayservice.errors import StoreError
 
 NO_KEY: Final = -1
 """Key hash of a record without a key, or with an empty one: any partition is right."""
 
 _SHARD: Final = re.compile(r".+:\d{1,9}", re.ASCII)
+_SOURCE: Final = re.compile(rb".+:\d{1,9}:\d{1,18}")
 _PARTITION_MAX: Final = 2**31 - 1
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _MASK31: Final = 0x7FFFFFFF
@@ -109,8 +125,8 @@ def _as_service_reads(headers: Headers) -> Headers:
 class ShardReader:
     """Reads the records of one shard as the service does.
 
-    A copy whose signature none of the secrets made is believed: they may have been replaced since.
-    What the service refused as forged, its dead letter says.
+    A copy or an envelope whose signature none of the secrets made is believed: they may have been
+    replaced since. What the service refused as forged, its dead letter says.
 
     Args:
         topic: the delay topic.
@@ -122,21 +138,32 @@ class ShardReader:
     def __init__(
         self, topic: str, partition: int, contracts: Contracts, secrets: Sequence[bytes]
     ) -> None:
+        self._topic = topic
         self._reader = RecordReader(topic, partition, contracts, secrets)
         self.believed: set[int] = set()
-        """Offsets of copies of the last batch whose signature was not verified."""
+        """Offsets of copies and envelopes of the last batch whose signature was not verified."""
 
     def read(self, rows: Sequence[Row]) -> list[Entry]:
         """What the records are; see ``RecordReader.read_batch``."""
         self.believed.clear()
         entries = self._reader.read_batch(rows)
-        return [self._believed(e) if e[1] == INVALID else e for e in entries]
+        return [
+            self._believed(row, e) if e[1] == INVALID or _is_enveloped(row) else e
+            for row, e in zip(rows, entries, strict=True)
+        ]
 
-    def _believed(self, entry: Entry) -> Entry:
-        """A copy that is no forgery as far as can be seen here."""
-        offset, _, _, _, original, refusal = entry
-        claim = _sensible(read_claim(original)) if refusal[0] == COPY_FORGED else None
-        if claim is None:
+    def _believed(self, row: Row, entry: Entry) -> Entry:
+        """A copy or an envelope that is no forgery as far as can be seen here."""
+        arrived = envelope_of(row)
+        if arrived is not None:
+            if not _came_from(entry, arrived.sent.source):
+                self.believed.add(row[0])
+                return self._reader.read_arrived(row[0], row[1], arrived.sent)
+            return entry
+        offset, kind, _, _, _, refusal = entry
+        is_refused = kind == INVALID and refusal[0] == COPY_FORGED
+        claim = claim_of(row) if is_refused else None
+        if claim is None or (claim.payload[0] == self._topic and waiting(claim.payload) is None):
             return entry
         self.believed.add(offset)
         meta = claim.payload[6]
@@ -147,6 +174,47 @@ class ShardReader:
 def claim_of(row: Row) -> Claim | None:
     """What the row says as a copy; None: it is none, or no service can have written it."""
     return _sensible(read_claim((row[2], row[3], row[4] or [])))
+
+
+def envelope_of(row: Row) -> Arrived | None:
+    """What the row says as a record that has come home; None: it is none, or no service can have
+    written it.
+    """
+    if not _is_enveloped(row):
+        return None
+    arrived = read_claimed_envelope((row[2], row[3], row[4] or []))
+    if arrived is None:
+        return None
+    is_sensible = _SHARD.fullmatch(arrived.shard) and _are_sensible((arrived.sent,))
+    return arrived if is_sensible else None
+
+
+def waiting(payload: Payload) -> Group | None:
+    """The records that wait for their home, of a payload whose target is its own delay topic; None:
+    no service can have written it.
+    """
+    try:
+        group = group_of(payload)
+    except StoreError:
+        return None
+    return group if _are_sensible(group) else None
+
+
+def _is_enveloped(row: Row) -> bool:
+    return (row[4] or UNREADABLE)[-1][0] == DELAY_HOME_MAC
+
+
+def _are_sensible(group: Group) -> bool:
+    return all(abs(o.written_ms) <= OFFSET_MAX and _SOURCE.fullmatch(o.source) for o in group)
+
+
+def _came_from(entry: Entry, source: bytes) -> bool:
+    """Whether the reader has taken the record out of its envelope: its signature was right."""
+    _, kind, _, _, payload, extra = entry
+    if kind == SCHEDULE:
+        meta = payload[6]
+        return meta is not None and (meta[1] or b"").partition(b"#")[0] == source
+    return source in extra if kind == INVALID else kind in (CANCEL, FIRE) and extra == source
 
 
 def _sensible(claim: Claim | None) -> Claim | None:

@@ -6,7 +6,7 @@ This runs on executors: it gets Arrow batches and gives them back with a verdict
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, TypeAlias
 
@@ -73,8 +73,8 @@ class Judge:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._readers = [
-            RecordReader(rules.topic, 0, Contracts([(0, contract)]), ())
-            for contract in rules.contracts
+            RecordReader(rules.topic, 0, Contracts([(0, replace(contract, id_partitions=0))]), ())
+            for contract in rules.contracts  # whatever partition the record will lie in
         ]
         has_allowlists = all(contract.has_allowlist for contract in rules.contracts)
         self._allowlist = None if has_allowlists else rules.allowlist

@@ -333,6 +333,12 @@ def refuse_what_would_fail(panel: Panel, row: Pending, asked: Reschedule) -> Non
             "it is an occurrence of a recurring schedule, which has no single due time: write "
             "the schedule again with another rule",
         )
+    if row.target == row.topic:
+        raise Refusal(
+            409,
+            f"it waits for partition {row.target_partition} of its delay topic, where its id is at "
+            "home; nothing was written: ask again when it is there, or write it anew",
+        )
     if panel.is_catching_up(row.partition):
         raise Refusal(
             503,

@@ -123,6 +123,7 @@ def _cells(record: dict[str, Any]) -> list[str]:
     notes = [
         f"try {record['attempt']}" if record["attempt"] > 1 else "",
         "recurs" if record["recurs"] else "",
+        "waits for its home" if record["target"] == record["topic"] else "",
         "is being cancelled or replaced" if record["marked_by"] is not None else "",
     ]
     size = record["value_bytes"]
@@ -201,7 +202,11 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if waits["next_ms"] != waits["due_ms"]:
             yield "looked at next", f"{instant(waits['next_ms'])}  {_from_now(waits['next_ms'])}"
         partition = waits["target_partition"]
-        yield "target", waits["target"] + ("" if partition is None else f":{partition}")
+        is_home = waits["target"] == record["topic"]
+        yield (
+            "waits for its home" if is_home else "target",
+            waits["target"] + ("" if partition is None else f":{partition}"),
+        )
         yield "id", _text(waits["id"])
         yield "attempt", str(waits["attempt"])
         if waits["expires_ms"] is not None:

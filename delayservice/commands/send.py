@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
@@ -187,11 +187,12 @@ def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
     Raises:
         ContractError: the settings contradict each other.
     """
-    contracts = Contracts([(0, contract_for(settings, record.topic))])
+    contract = replace(contract_for(settings, record.topic), id_partitions=0)  # judged anywhere
+    contracts = Contracts([(0, contract)])
     reader = RecordReader(record.topic, 0, contracts, [])
     entry = reader.read(0, now_ms, record.key, record.value, list(record.headers))
     if entry[1] == INVALID:
-        code, detail = entry[5]
+        code, detail = entry[5][:2]
         return f"it will be dead-lettered ({code}): {detail}"
     if entry[1] != SCHEDULE:
         return None

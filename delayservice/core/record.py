@@ -258,14 +258,22 @@ class RecordReader:
         except RecordRefusedError as exc:
             return (offset, INVALID, 0, None, original, (exc.code, exc.detail))
         if sent is not None:
-            origin = _Origin(offset, timestamp_ms, sent.written_ms, sent.source)
-            return self._judge_user(origin, sent.original)
+            return self.read_arrived(offset, timestamp_ms, sent)
         entry = self._judge_user(_Origin(offset, timestamp_ms, timestamp_ms), original)
         _, kind, _, identity, _, _ = entry
         home = self._partition if identity is None else self._home(identity)
         if identity is None or home == self._partition:
             return entry
         return (offset, HOMEBOUND, 0, identity, original, (kind, timestamp_ms, home))
+
+    def read_arrived(self, offset: int, timestamp_ms: int, sent: Sent) -> Entry:
+        """As ``read``, of a record that has come home: what its envelope holds. Whether to believe
+        the envelope is for the caller to say.
+        """
+        if offset < self._first or offset >= self._stop:
+            self._enter(offset)
+        origin = _Origin(offset, timestamp_ms, sent.written_ms, sent.source)
+        return self._judge_user(origin, sent.original)
 
     def _home(self, identity: bytes) -> int:
         """The partition where an id is at home; this one, where the contract has no homes."""

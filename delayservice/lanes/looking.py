@@ -14,7 +14,7 @@ from typing import Final
 
 from delayservice.core.codec import Payload, decode_payload, packed_recurrence
 from delayservice.core.cursor import OFFSET_MAX, Key
-from delayservice.core.entry import COPY, INVALID, SCHEDULE, Entry
+from delayservice.core.entry import COPY, HOMEBOUND, INVALID, SCHEDULE, Entry
 from delayservice.core.pending import NO_MARK, Frame, Lump
 from delayservice.core.question import (
     SECOND_MS,
@@ -42,6 +42,7 @@ _OUTCOMES: Final = "a cancel or fire; the outcomes topic says what it did"
 _SETTLED: Final = (
     "it was delivered, dead-lettered, rolled, cancelled, replaced or expired; the audit says which"
 )
+_SENT: Final = "it was sent, or waits to be sent,"
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
@@ -201,6 +202,11 @@ def _locate_other(lane: Lane, entry: Entry) -> Fate:
     if entry[1] == INVALID:
         code, detail = entry[5][:2]
         return Fate(state="settled" if is_passed else "invalid", detail=f"{code}: {detail}")
+    if entry[1] == HOMEBOUND:
+        home = f"to partition {entry[5][2]}, where its id is at home"
+        if is_passed:
+            return Fate(state="settled", detail=f"{_SENT} {home}; the outcomes topic may say more")
+        return Fate(state="pending", detail=f"it is about to be sent {home}")
     if is_passed:
         return Fate(state="settled", detail=_OUTCOMES)
     return Fate(state="control", detail="it is about to take effect")
@@ -209,6 +215,8 @@ def _locate_other(lane: Lane, entry: Entry) -> Fate:
 def _waits(row: Pending) -> str:
     if row.marked_by != NO_MARK:
         return f"it is about to be settled by what is at offset {row.marked_by}"
+    if row.target == row.topic:
+        return f"it waits for partition {row.target_partition}, where its id is at home"
     if row.key_ms < row.due_ms:
         return "it waits to be rolled: its due time is beyond the roll window"
     return "it waits for its due time"

@@ -22,12 +22,22 @@ from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import SCHEMA, Ledger
 from connectors.spark.ledger.sources import SourceRows
 from delayservice.core.codec import Payload
-from delayservice.core.contract import Contract, Contracts
+from delayservice.core.contract import HOMES_VERSION, Contract, Contracts
 from delayservice.core.copies import write_copy
 from delayservice.core.cursor import Cursor
-from delayservice.core.entry import Headers
+from delayservice.core.entry import SCHEDULE, Headers
+from delayservice.core.home import (
+    SETTLES_NOTHING,
+    Sent,
+    homebound,
+    waiting_payload,
+    write_envelope,
+)
 
 DELAY = "delay_topic_any"
+HOME = "delay_topic_any, partition 1"
+"""A second partition, where some ids are at home; its offsets are found as so many more."""
+AT_HOME = 1_000
 TARGET = "to_a"
 OTHER = "to_b"
 LETTERS = "delay_dead_letter"
@@ -36,6 +46,7 @@ TOPICS = (LETTERS, OUTCOMES, DELAY, TARGET, OTHER)
 NUMBERS = {name: number for number, name in enumerate(TOPICS)}
 SECRET = b"the cluster's secret"
 CONTRACT = Contract(version=2, roll_window_ms=10**9, allow=("to_*",))
+HOMES = replace(CONTRACT, version=HOMES_VERSION, id_partitions=2, allow=())
 
 Header = tuple[str, bytes | None]
 
@@ -50,16 +61,22 @@ class Found(NamedTuple):
 
 
 class World:
-    """One shard and its outputs."""
+    """One shard and its outputs, and another one in which ids may be at home."""
 
     def __init__(self) -> None:
         self.logs: dict[str, list[tuple[int, bytes | None, bytes | None, Headers]]] = {
-            name: [] for name in TOPICS
+            name: [] for name in (*TOPICS, HOME)
         }
+        self.contract = CONTRACT
+        self.contract_at_home: Contract | None = None
+        self.markers = 0
+        """Offsets without records at the end of the first partition."""
+        self.turned_on: int | None = None
+        """Where the first partition's contract becomes ``HOMES``."""
         self.secrets: tuple[bytes, ...] = (SECRET,)
         self.start = 0
         self.rules: dict[str, Any] = {}
-        self.cursor = Cursor()
+        self.cursor = self.cursor_at_home = Cursor()
 
     def write(
         self,
@@ -97,11 +114,20 @@ class World:
         ]
         return self.write(topic, at_ms, [*told, *more], value)
 
-    def outcome(self, at_ms: int, name: str, offset: int, by: int | None = None) -> int:
+    def outcome(
+        self,
+        at_ms: int,
+        name: str,
+        offset: int,
+        by: int | None = None,
+        *more: Header,
+        partition: int = 0,
+    ) -> int:
         told = [
             ("delay-outcome", name.encode()),
-            ("delay-shard", f"{DELAY}:0".encode()),
+            ("delay-shard", f"{DELAY}:{partition}".encode()),
             ("delay-settles", b"%d" % offset),
+            *more,
         ]
         told += [] if by is None else [("delay-settled-by", b"%d" % by)]
         return self.write(OUTCOMES, at_ms, told, None)
@@ -114,13 +140,16 @@ class World:
         headers: Sequence[Header] = (),
         value: bytes | None = b"value",
         detail: bytes = b"why",
+        *more: Header,
+        origin: str = "",
     ) -> int:
         told = [
             *headers,
             ("delay-error", code.encode()),
             ("delay-error-detail", detail),
-            ("delay-source", f"{DELAY}:0:{offset}".encode()),
+            ("delay-source", (origin or f"{DELAY}:0:{offset}").encode()),
             ("delay-settles", b"%d" % offset),
+            *more,
         ]
         return self.write(LETTERS, at_ms, told, value)
 
@@ -138,6 +167,7 @@ class World:
         recur: bytes | None = None,
         secret: bytes = SECRET,
         value: bytes | None = b"value",
+        topic: str = DELAY,
     ) -> int:
         """Append a copy, as the service signs it."""
         source = (origin or f"{DELAY}:0:{settles}").encode()
@@ -147,33 +177,75 @@ class World:
             meta if recur is None else (*meta, recur),
         )
         key, content, headers = write_copy(
-            *(DELAY, 0, secret),
+            *(*_place_of(topic), secret),
             settles=settles,
             source=source,
             base=base,
             at_ms=key_ms or due_ms,
             payload=payload,
         )
-        return self.write(DELAY, at_ms, headers, content, key)
+        return self.write(topic, at_ms, headers, content, key)
+
+    def sent(self, offset: int, record_id: bytes, kind: int = SCHEDULE) -> Sent:
+        """The record at an offset of the first partition, as it goes home."""
+        at_ms, key, value, headers = self.logs[DELAY][offset]
+        source = f"{DELAY}:0:{offset}".encode()
+        return homebound(kind, record_id, source, at_ms, (key, value, headers))
+
+    def envelope(
+        self,
+        at_ms: int,
+        sent: Sent,
+        settles: int = SETTLES_NOTHING,
+        topic: str = HOME,
+        secret: bytes = SECRET,
+    ) -> int:
+        """Append a record at its home."""
+        home = _place_of(topic)[1]
+        shard = f"{DELAY}:0"
+        key, value, headers = write_envelope(DELAY, home, secret, sent, settles, shard)
+        return self.write(topic, at_ms, headers, value, key)
+
+    def wait(
+        self, at_ms: int, settles: int, record_id: bytes, *group: Sent, base: int, took: int = -1
+    ) -> int:
+        """Append what waits for its home."""
+        key, value, headers = write_copy(
+            *(DELAY, 0, SECRET),
+            settles=settles,
+            source=group[-1].source,
+            base=base,
+            at_ms=at_ms + 1_000,
+            payload=waiting_payload((DELAY, 1), record_id, group, at_ms, 2, took),
+        )
+        return self.write(DELAY, at_ms, headers, value, key)
 
     def settled(self, key_ms: int, h: int | None = None) -> None:
-        """Move the cursor; H to the end of the log."""
+        """Move the cursors; H to the end of the log."""
         self.cursor = Cursor((key_ms, 0), len(self.logs[DELAY]) if h is None else h)
+        self.cursor_at_home = Cursor((key_ms, 0), len(self.logs[HOME]))
 
     # --- judge ---------------------------------------------------------------------------------
 
     def audit(self) -> Found:
-        end = len(self.logs[DELAY])
-        contracts = Contracts([(0, CONTRACT)])
-        shard = ShardRules(
-            *(f"{DELAY}:0", self.cursor, self.cursor, self.start, end, end, contracts),
-            judged_from=self.start,
-            known_from=self.start,
+        turned = [] if self.turned_on is None else [(self.turned_on, HOMES)]
+        contracts = Contracts([(0, self.contract), *turned])
+        at_home = Contracts([(0, self.contract_at_home or self.contract)])
+        here, there = len(self.logs[DELAY]) + self.markers, len(self.logs[HOME])
+        shards = (
+            ShardRules(
+                *(f"{DELAY}:0", self.cursor, self.cursor, self.start, here, here, contracts),
+                judged_from=self.start,
+                known_from=self.start,
+            ),
+            ShardRules(
+                *(f"{DELAY}:1", *(self.cursor_at_home,) * 2, 0, there, there, at_home),
+            ),
         )
         rules = Rules(
-            shards=(shard,),
+            shards=shards,
             topics=TOPICS,
-            partitions=(1,) * len(TOPICS),
+            partitions=tuple(2 if name == DELAY else 1 for name in TOPICS),
             read=frozenset(NUMBERS[name] for name in (LETTERS, OUTCOMES, TARGET, OTHER)),
             dead_letter=NUMBERS[LETTERS],
             outcomes=NUMBERS[OUTCOMES],
@@ -183,17 +255,24 @@ class World:
             lag_ms=30_000,
         )
         rules = replace(rules, **self.rules)
-        rows = self._rows(contracts)
+        rows = self._rows(contracts, at_home)
         judged = _dicts(Court(rules).judge([rows]))
         by_id = [r for r in judged if r["verdict"] == LINE or r["when"]]
         by_id.sort(key=lambda r: (r["shard"], r["record_id"], r["offset"]))
-        passed = Passed((r["offset"], r["at_ms"]) for r in judged if r["verdict"] == PASSED)
+        passed = {
+            number: Passed(
+                (r["offset"], r["at_ms"])
+                for r in judged
+                if r["verdict"] == PASSED and r["shard"] == number
+            )
+            for number in range(len(shards))
+        }
         certain = [r for r in judged if r["verdict"] in (FOUND, UNJUDGED) and r["when"] == CERTAIN]
         if by_id:
-            court = IdCourt(rules, {0: passed})
+            court = IdCourt(rules, passed)
             certain += _dicts(court.judge([pa.RecordBatch.from_pylist(by_id)]))
         findings = sorted(
-            (r["kind"], r["target_offset"] if r["offset"] is None else r["offset"])
+            (r["kind"], r["target_offset"] if r["offset"] is None else _number(r))
             for r in certain
             if r["verdict"] == FOUND
         )
@@ -201,18 +280,18 @@ class World:
         counts = {r["kind"]: r["number"] for r in judged if r["verdict"] == COUNT}
         return Found(findings, unjudged, counts, exit_status(len(findings), len(unjudged)))
 
-    def _rows(self, contracts: Contracts) -> pa.RecordBatch:
+    def _rows(self, contracts: Contracts, at_home: Contracts) -> pa.RecordBatch:
         """The ledger, sorted as Spark sorts it."""
         ledger = Ledger(
-            {(DELAY, 0): 0},
+            {(DELAY, 0): 0, (DELAY, 1): 1},
             NUMBERS,
-            {(DELAY, 0): contracts},
-            {0: (0, 2**63 - 1)},
-            {DELAY: 1},
+            {(DELAY, 0): contracts, (DELAY, 1): at_home},
+            {0: (0, 2**63 - 1), 1: (0, 2**63 - 1)},
+            {DELAY: 2},
             {LETTERS: LETTER, OUTCOMES: OUTCOME},
             self.secrets,
         )
-        made = list(SourceRows(ledger).of(self._batches([DELAY])))
+        made = list(SourceRows(ledger).of(self._batches([DELAY, HOME])))
         made += OutputRows(ledger).of(self._batches([LETTERS, OUTCOMES, TARGET, OTHER]))
         table = pa.Table.from_batches(made, SCHEMA).sort_by(
             [("shard", "ascending"), ("offset", "ascending"), ("role", "ascending")]
@@ -227,7 +306,7 @@ class World:
                 continue
             kept = log[first:]
             yield batch_of_records(
-                (topic, 0), [(first + n, *record) for n, record in enumerate(kept)]
+                _place_of(topic), [(first + n, *record) for n, record in enumerate(kept)]
             )
 
 
@@ -252,6 +331,16 @@ def batch_of_records(
             ),
         }
     )
+
+
+def _place_of(topic: str) -> tuple[str, int]:
+    return (DELAY, 1) if topic == HOME else (topic, 0)
+
+
+def _number(row: dict[str, Any]) -> int:
+    """The offset that a finding is about, told apart by shard."""
+    number: int = row["offset"] + AT_HOME * row["shard"]
+    return number
 
 
 def _dicts(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +12,20 @@ from typing import NamedTuple
 import pytest
 
 from connectors.spark.audit import plan
+from connectors.spark.ledger.facts import NEVER_MS
+from delayservice.core.contract import Contract
+from delayservice.core.entry import CANCEL, FIRE, Headers
+from delayservice.core.home import homebound
+from delayservice.core.partitioner import partition_for
 from delayservice.core.recurrence import Recurrence, encode
 from tests.unit.spark_world import (
+    AT_HOME,
+    CONTRACT,
     DELAY,
+    HOME,
+    HOMES,
     LETTERS,
+    NUMBERS,
     OTHER,
     OUTCOMES,
     TARGET,
@@ -23,7 +35,7 @@ from tests.unit.spark_world import (
 )
 
 HOUR = 3_600_000
-T = 1_000 * HOUR
+T = 500_000 * HOUR
 """When histories begin."""
 ID = b"a"
 NAMED = ("delay-id", ID)
@@ -425,6 +437,488 @@ def forged_copy_that_was_delivered(w: World) -> None:
     w.settled(T + 20_000)
 
 
+# --- ids that find home --------------------------------------------------------------------------
+
+FAR = b"d"
+"""An id that is at home in the second partition."""
+NAMED_FAR = ("delay-id", FAR)
+THERE = ("delay-shard", f"{DELAY}:1".encode())
+HERE = f"{DELAY}:0:0"
+BY_HERE = ("delay-settled-by-source", HERE.encode())
+
+
+def far(w: World, contract: Contract = HOMES) -> int:
+    """A record that has to go home."""
+    w.contract = contract
+    return w.source(T, T + HOUR, NAMED_FAR)
+
+
+@case()
+def sent_home_and_delivered(w: World) -> None:
+    record = far(w)
+    there = w.envelope(T + 5, w.sent(record, FAR), record)
+    w.delivery(T + HOUR + 2, there, T + HOUR, THERE, NAMED_FAR, origin=HERE)
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def delay_counts_from_where_it_was_written(w: World) -> None:
+    w.contract = HOMES
+    after = ("delay-after", b"60000")
+    record = w.write(DELAY, T, [after, ("delay-target-topic", TARGET.encode()), NAMED_FAR])
+    there = w.envelope(T + 5_000, w.sent(record, FAR), record)
+    w.delivery(T + 60_000, there, T + 60_000, THERE, NAMED_FAR, origin=HERE)
+    w.settled(T + HOUR)
+
+
+@case()
+def recurs_at_home(w: World) -> None:
+    w.contract = HOMES
+    record = w.source(T, T + 60_000, NAMED_FAR, EVERY)
+    there = w.envelope(T + 5, w.sent(record, FAR), record)
+    due_ms = T + 60_000
+    w.delivery(due_ms, there, due_ms, THERE, NAMED_FAR, origin=f"{HERE}#1")
+    origin, after_ms = f"{HERE}#2", due_ms + 60_000
+    copy = w.requeue(
+        *(due_ms, -1, after_ms),
+        base=there + 1,
+        name=FAR,
+        origin=origin,
+        recur=recurring(2),
+        topic=HOME,
+    )
+    w.delivery(after_ms, copy, after_ms, THERE, NAMED_FAR, origin=origin)
+    w.settled(T + HOUR)
+
+
+@case(("wrong_outcome", 0))
+def delivered_where_it_lay_though_its_home_is_elsewhere(w: World) -> None:
+    record = far(w)
+    w.delivery(T + HOUR + 2, record, T + HOUR, NAMED_FAR)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("lost", 0))
+def never_sent_home(w: World) -> None:
+    far(w)
+    w.settled(T + 2 * HOUR)
+
+
+@case(unjudged={"evidence_deleted": 1})
+def sent_home_where_nothing_is_left(w: World) -> None:
+    far(w)
+    w.settled(T + 2 * HOUR)
+    w.rules = {"complete_since_ms": {NUMBERS[DELAY]: (0, NEVER_MS)}}
+
+
+@case(("wrong_outcome", 0))
+def sent_home_though_it_was_there(w: World) -> None:
+    w.contract = HOMES
+    record = w.source(T, T + HOUR, NAMED)
+    there = w.envelope(T + 5, w.sent(record, ID), record)
+    w.delivery(T + HOUR + 2, there, T + HOUR, THERE, NAMED, origin=HERE)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("unknown_source", 1), ("unknown_source", 2))
+def envelopes_of_records_that_never_were(w: World) -> None:
+    envelopes_of_records_behind_the_end(w)
+    w.markers = 2
+
+
+@case()
+def envelopes_of_records_behind_the_end(w: World) -> None:
+    """They were written after the end of their log was looked at."""
+    sent = w.sent(far(w), FAR)
+    other, third = (sent._replace(source=f"{DELAY}:0:{n}".encode()) for n in (1, 2))
+    at = [w.envelope(T + 5, sent, 0), w.envelope(T + 5, other, 1), w.envelope(T + 5, third)]
+    for n in (1, 2):
+        w.outcome(T + 6, "replaced", at[n - 1], at[n], by_source(n), partition=1)
+    w.delivery(T + HOUR, at[2], T + HOUR, THERE, NAMED_FAR, origin=f"{DELAY}:0:2")
+    w.settled(T + 2 * HOUR)
+
+
+def by_source(offset: int) -> tuple[str, bytes]:
+    return "delay-settled-by-source", f"{DELAY}:0:{offset}".encode()
+
+
+@case(("duplicated", 0))
+def sent_home_twice(w: World) -> None:
+    record = far(w)
+    first = w.envelope(T + 5, w.sent(record, FAR), record)
+    second = w.envelope(T + 6, w.sent(record, FAR), record)
+    w.outcome(T + 7, "replaced", first, second, BY_HERE, partition=1)
+    w.delivery(T + HOUR + 2, second, T + HOUR, THERE, NAMED_FAR, origin=HERE)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("duplicated", 0))
+def sent_home_and_carried_there_again(w: World) -> None:
+    record = far(w)
+    first = w.envelope(T + 5, w.sent(record, FAR), record)
+    second = w.envelope(T + 6, w.sent(record, FAR))
+    w.outcome(T + 7, "replaced", first, second, BY_HERE, partition=1)
+    w.delivery(T + HOUR + 2, second, T + HOUR, THERE, NAMED_FAR, origin=HERE)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("altered", 0), ("altered", 1), ("altered", 2))
+def altered_on_the_way_home(w: World) -> None:
+    for _ in range(3):
+        far(w)
+    key, _, headers = w.sent(0, FAR).original
+    theres = [
+        w.envelope(T + 5, w.sent(0, FAR)._replace(original=(key, b"other", headers)), 0),
+        w.envelope(T + 5, w.sent(1, FAR)._replace(written_ms=T + 1), 1),
+        w.envelope(T + 5, w.sent(2, FAR)._replace(kind=CANCEL), 2),
+    ]
+    w.outcome(T + 6, "replaced", theres[0], theres[1], by_source(1), partition=1)
+    w.outcome(T + 6, "replaced", theres[1], theres[2], by_source(2), partition=1)
+    w.delivery(T + HOUR, theres[2], T + HOUR, THERE, NAMED_FAR, origin=f"{DELAY}:0:2")
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_target", 0))
+def sent_to_a_wrong_home(w: World) -> None:
+    """It stays in its partition."""
+    record = far(w)
+    there = w.envelope(T + 5, w.sent(record, FAR), record, topic=DELAY)
+    w.delivery(T + HOUR + 2, there, T + HOUR, NAMED_FAR, origin=HERE)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("altered", AT_HOME))
+def delivered_at_home_under_its_place_there(w: World) -> None:
+    record = far(w)
+    there = w.envelope(T + 5, w.sent(record, FAR), record)
+    w.delivery(T + HOUR + 2, there, T + HOUR, NAMED_FAR, origin=f"{DELAY}:1:0")
+    w.settled(T + 2 * HOUR)
+
+
+@case(("altered", AT_HOME))
+def control_told_at_home_under_its_place_there(w: World) -> None:
+    w.contract = HOMES
+    cancel = w.control(T, FAR, b"cancel")
+    there = w.envelope(T + 5, w.sent(cancel, FAR, CANCEL), cancel)
+    source = ("delay-source", f"{DELAY}:1:0".encode())
+    w.outcome(T + 6, "not_pending", there, None, source, partition=1)
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def breaks_the_contract_at_home(w: World) -> None:
+    """Its home has another contract."""
+    w.contract = HOMES
+    bad: Headers = [*ASKED, NAMED_FAR, ("delay-every", b"no")]
+    sent = homebound(0, FAR, f"{DELAY}:9:0".encode(), T, (None, b"value", bad))
+    there = w.envelope(T + 5, sent)
+    w.letter(T + 6, there, "time-invalid", bad, b"value", b"why", THERE, origin=f"{DELAY}:9:0")
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def cancelled_at_home(w: World) -> None:
+    w.contract = HOMES
+    record = w.write(HOME, T, [*ASKED, NAMED_FAR])
+    cancel = w.control(T, FAR, b"cancel")
+    there = w.envelope(T + 5, w.sent(cancel, FAR, CANCEL), cancel)
+    w.outcome(T + 6, "cancelled", record, there, BY_HERE, partition=1)
+    source = ("delay-source", HERE.encode())
+    w.outcome(T + 6, "cancelled", there, None, source, partition=1)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", AT_HOME))
+def cancelled_at_home_by_what_was_written_elsewhere(w: World) -> None:
+    cancelled_at_home(w)
+    headers = w.logs[OUTCOMES][0][3]
+    headers[headers.index(BY_HERE)] = by_source(3)
+
+
+@case(("wrong_outcome", AT_HOME))
+def cancelled_at_home_by_an_envelope_that_is_not_named(w: World) -> None:
+    cancelled_at_home(w)
+    w.logs[OUTCOMES][0][3].remove(BY_HERE)
+
+
+@case(("wrong_outcome", 0))
+def cancelled_here_by_what_has_not_come_home(w: World) -> None:
+    cancelled_in_time(w)
+    w.logs[OUTCOMES][0][3].append(by_source(7))
+
+
+@case()
+def cancel_that_did_its_work_where_it_lay(w: World) -> None:
+    """The record was pending when homes were turned on."""
+    record = w.source(T, T + HOUR, NAMED_FAR)
+    cancel = w.control(T + 1_000, FAR, b"cancel")
+    w.outcome(T + 1_010, "cancelled", record, cancel)
+    w.outcome(T + 1_010, "cancelled", cancel)
+    w.settled(T + 2 * HOUR)
+    w.turned_on = cancel
+
+
+@case(("wrong_outcome", 1))
+def cancel_that_did_its_work_and_went_home(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED_FAR)
+    cancel = w.control(T + 1_000, FAR, b"cancel")
+    w.outcome(T + 1_010, "cancelled", record, cancel)
+    there = w.envelope(T + 1_010, w.sent(cancel, FAR, CANCEL), cancel)
+    w.outcome(T + 1_020, "not_pending", there, partition=1)
+    w.settled(T + 2 * HOUR)
+    w.turned_on = cancel
+
+
+@case(("wrong_outcome", 1))
+def fire_that_did_its_work_and_was_cancelled(w: World) -> None:
+    record = w.source(T, T + HOUR, NAMED_FAR)
+    fire = w.control(T + 1_000, FAR, b"fire")
+    w.delivery(T + 1_010, record, T + HOUR, NAMED_FAR, ("delay-fired-by", b"%d" % fire))
+    w.outcome(T + 1_010, "cancelled", fire)
+    w.settled(T + 2 * HOUR)
+    w.turned_on = fire
+
+
+@case()
+def recurred_where_it_lay_when_homes_were_turned_on(w: World) -> None:
+    w.source(T, T + 60_000, NAMED_FAR, EVERY)
+    due_ms = T + 60_000
+    w.delivery(due_ms, 0, due_ms, NAMED_FAR, origin=f"{HERE}#1")
+    origin = f"{HERE}#2"
+    w.requeue(due_ms, -1, T + 120_000, base=1, origin=origin, recur=recurring(2), name=FAR)
+    cancel = w.control(T + 61_000, FAR, b"cancel")
+    w.outcome(T + 61_010, "cancelled", 1, cancel)
+    w.outcome(T + 61_010, "cancelled", cancel)
+    w.settled(T + HOUR)
+    w.turned_on = cancel
+
+
+@case()
+def too_large_for_its_home(w: World) -> None:
+    record = far(w)
+    w.letter(T + 1, record, "too-large", [*ASKED, NAMED_FAR])
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def dead_letter_of_a_cancel_that_was_to_go_home(w: World) -> None:
+    """It is whole there, and would have gone without key and own headers."""
+    w.contract = HOMES
+    headers = [NAMED_FAR, ("delay-op", b"cancel"), ("own", b"1")]
+    cancel = w.write(DELAY, T, headers, None, b"key")
+    w.letter(T + 1, cancel, "too-large", headers, None)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 0), ("altered", 1))
+def letters_of_what_was_to_go_home_that_do_not_fit(w: World) -> None:
+    w.letter(T + 1, far(w), "target-unknown", [*ASKED, NAMED_FAR])
+    w.letter(T + 1, far(w), "too-large", [*ASKED, NAMED_FAR], b"other")
+    w.settled(T + 2 * HOUR)
+
+
+# While the home can't be written to.
+
+
+@case()
+def waited_with_others_and_went(w: World) -> None:
+    """A record waits, waits on, takes a cancel along that then goes with it."""
+    record = far(w)
+    first = w.wait(T + 10, record, FAR, w.sent(record, FAR), base=1)
+    second = w.wait(T + 1_020, first, FAR, w.sent(record, FAR), base=1)
+    cancel = w.control(T + 1_500, FAR, b"cancel")
+    both = w.sent(record, FAR), w.sent(cancel, FAR, CANCEL)
+    third = w.wait(T + 1_510, cancel, FAR, *both, base=cancel + 1, took=second)
+    at = w.envelope(T + 3_000, both[0]), w.envelope(T + 3_000, both[1], third)
+    w.outcome(T + 3_010, "cancelled", at[0], at[1], by_source(cancel), partition=1)
+    w.outcome(T + 3_010, "cancelled", at[1], partition=1)
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def waited_and_left_with_the_next_one(w: World) -> None:
+    record = far(w)
+    copy = w.wait(T + 10, record, FAR, w.sent(record, FAR), base=1)
+    fire = w.control(T + 500, FAR, b"fire")
+    at = (
+        w.envelope(T + 510, w.sent(record, FAR), copy),
+        w.envelope(T + 510, w.sent(fire, FAR, FIRE), fire),
+    )
+    fired_by = ("delay-fired-by", b"%d" % at[1])
+    w.delivery(T + 520, at[0], T + HOUR, THERE, NAMED_FAR, fired_by, origin=HERE)
+    w.outcome(T + 520, "fired", at[1], partition=1)
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def replaced_where_it_waited(w: World) -> None:
+    replaced_while_it_waits(w, "replaced")
+
+
+@case(("wrong_outcome", 1))
+def went_home_though_it_was_replaced_where_it_waited(w: World) -> None:
+    """Long after the new one went."""
+    replaced_while_it_waits(w, "")
+
+
+def replaced_while_it_waits(w: World, outcome: str) -> None:
+    old = far(w)
+    copy = w.wait(T + 10, old, FAR, w.sent(old, FAR), base=1)
+    new = w.source(T + 500, T + HOUR, NAMED_FAR)
+    there = w.envelope(T + 510, w.sent(new, FAR), new)
+    w.delivery(T + HOUR, there, T + HOUR, THERE, NAMED_FAR, origin=f"{DELAY}:0:{new}")
+    if outcome:
+        w.outcome(T + 510, outcome, copy, new)
+    else:
+        at = w.envelope(T + 2 * HOUR, w.sent(old, FAR), copy)
+        w.delivery(T + 2 * HOUR + 1, at, T + HOUR, THERE, NAMED_FAR, origin=HERE)
+    w.settled(T + 3 * HOUR)
+
+
+@case(("wrong_outcome", 1))
+def replaced_by_a_cancel_where_it_waited(w: World) -> None:
+    record = far(w)
+    copy = w.wait(T + 10, record, FAR, w.sent(record, FAR), base=1)
+    cancel = w.control(T + 500, FAR, b"cancel")
+    w.outcome(T + 510, "replaced", copy, cancel)
+    there = w.envelope(T + 510, w.sent(cancel, FAR, CANCEL), cancel)
+    w.outcome(T + 520, "not_pending", there, partition=1)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 0))
+def left_behind_by_what_it_waited_with(w: World) -> None:
+    record = far(w)
+    first = w.wait(T + 10, record, FAR, w.sent(record, FAR), base=1)
+    cancel = w.control(T + 500, FAR, b"cancel")
+    both = w.sent(record, FAR), w.sent(cancel, FAR, CANCEL)
+    second = w.wait(T + 510, cancel, FAR, *both, base=cancel + 1, took=first)
+    there = w.envelope(T + 3_000, both[1], second)
+    w.outcome(T + 3_010, "not_pending", there, partition=1)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("altered", 1))
+def taken_along_in_another_company(w: World) -> None:
+    record = far(w)
+    first = w.wait(T + 10, record, FAR, w.sent(record, FAR), base=1)
+    cancel = w.control(T + 500, FAR, b"cancel")
+    other = w.sent(record, FAR)._replace(original=(None, b"other", []))
+    second = w.wait(
+        *(T + 510, cancel, FAR, other, w.sent(cancel, FAR, CANCEL)), base=cancel + 1, took=first
+    )
+    at = w.envelope(T + 3_000, w.sent(record, FAR)), 1
+    there = w.envelope(T + 3_000, w.sent(cancel, FAR, CANCEL), second)
+    w.outcome(T + 3_010, "cancelled", at[0], there, by_source(cancel), partition=1)
+    w.outcome(T + 3_010, "cancelled", there, partition=1)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("altered", 3))
+def waited_on_in_another_company(w: World) -> None:
+    record = far(w)
+    first = w.wait(T + 10, record, FAR, w.sent(record, FAR), base=1)
+    cancel = w.control(T + 500, FAR, b"cancel")
+    one, two = w.sent(record, FAR), w.sent(cancel, FAR, CANCEL)
+    second = w.wait(T + 510, cancel, FAR, one, two, base=cancel + 1, took=first)
+    other = one._replace(original=(None, b"other", []))
+    third = w.wait(T + 2_000, second, FAR, other, two, base=cancel + 1)
+    at = w.envelope(T + 3_000, one), w.envelope(T + 3_000, two, third)
+    w.outcome(T + 3_010, "cancelled", at[0], at[1], by_source(cancel), partition=1)
+    w.outcome(T + 3_010, "cancelled", at[1], partition=1)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 1))
+def delivered_while_it_waited_for_its_home(w: World) -> None:
+    record = far(w)
+    copy = w.wait(T + 10, record, FAR, w.sent(record, FAR), base=1)
+    w.delivery(T + HOUR, copy, T + HOUR, NAMED_FAR, origin=HERE)
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def dead_lettered_while_it_waited(w: World) -> None:
+    record = far(w)
+    copy = w.wait(T + 10, record, FAR, w.sent(record, FAR), base=1)
+    headers = [*ASKED, NAMED_FAR]
+    w.letter(T + HOUR, copy, "too-large", headers, b"value", b"why", origin=HERE)
+    w.settled(T + 2 * HOUR)
+
+
+@case(("wrong_outcome", 2))
+def fire_says_that_it_fired_what_waits_for_its_home(w: World) -> None:
+    record = far(w)
+    copy = w.wait(T + 10, record, FAR, w.sent(record, FAR), base=1)
+    fire = w.control(T + 500, FAR, b"fire")
+    w.outcome(T + 510, "fired", fire)
+    there = w.envelope(T + 510, w.sent(record, FAR), copy)
+    w.delivery(T + HOUR, there, T + HOUR, THERE, NAMED_FAR, origin=HERE)
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def left_behind_where_nobody_can_tell(w: World) -> None:
+    """The beginning of the home partition is gone."""
+    left_behind_by_what_it_waited_with(w)
+    w.rules = {"complete_since_ms": {NUMBERS[DELAY]: (0, NEVER_MS)}}
+
+
+# What is believed.
+
+
+@case()
+def envelope_signed_with_a_secret_that_was_replaced(w: World) -> None:
+    waited_with_others_and_went(w)
+    w.secrets = (b"the next secret",)
+
+
+@case()
+def envelope_that_nobody_can_verify(w: World) -> None:
+    cancelled_at_home(w)
+    w.secrets = ()
+
+
+@case()
+def envelope_under_a_contract_without_homes(w: World) -> None:
+    """They find home from elsewhere already."""
+    sent_home_and_delivered(w)
+    w.secrets, w.contract_at_home = (), CONTRACT
+
+
+@case()
+def forged_envelope_that_was_refused(w: World) -> None:
+    sent_home_and_delivered(w)
+    forged = w.envelope(T + 9, w.sent(0, FAR), 0, secret=b"a stranger's")
+    _, _, _, headers = w.logs[HOME][forged]
+    origin = f"{DELAY}:1:{forged}"
+    w.letter(T + 10, forged, "copy-forged", headers, origin=origin)
+    w.settled(T + 2 * HOUR)
+
+
+@case()
+def poison_in_envelopes(w: World) -> None:
+    """Refused by the service, as it must be; nothing in them may end the job."""
+    w.contract = HOMES
+    bad: list[dict[str, object]] = [
+        {"written": 10**20},
+        {"settles": 10**20},
+        {"settles": -7},
+        {"source": "/w=="},
+        {"source": base64.b64encode("delay_topic_any:٣:0".encode()).decode()},
+        {"shard": "nowhere"},
+        {"shard": f"{DELAY}:²"},
+        {"op": "other"},
+    ]
+    source = base64.b64encode(HERE.encode()).decode()
+    for one in bad:
+        fields = {"v": 1, "op": "schedule", "source": source, "written": T, "settles": 0}
+        told = json.dumps(fields | {"shard": f"{DELAY}:0"} | one).encode()
+        headers = [*ASKED, NAMED, ("delay-home", told), ("delay-home-mac", b"0")]
+        w.letter(T + 1, w.write(DELAY, T, headers), "copy-forged", headers)
+    w.settled(T + HOUR)
+
+
 # --- poison --------------------------------------------------------------------------------------
 
 
@@ -548,6 +1042,10 @@ def test_a_history_has_its_verdict(name: str) -> None:
     wanted = CASES[name]
     found = judged(wanted.build)
     assert (found.findings, dict(found.unjudged), found.status) == wanted[1:]
+
+
+def test_ids_are_at_home_where_the_histories_say() -> None:
+    assert (partition_for(ID, 2), partition_for(FAR, 2)) == (0, 1)
 
 
 def test_what_is_mirrored_or_redelivered_is_counted() -> None:

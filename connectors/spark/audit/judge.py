@@ -13,10 +13,12 @@ from typing import Final, NamedTuple
 
 from connectors.spark.audit.rules import OPEN, Rules, ShardRules
 from connectors.spark.ledger.facts import (
+    ARRIVED,
     CONTINUED,
     COPIED,
     DELIVERED,
     DISCLAIMED,
+    FORWARDED,
     LETTER,
     OUTCOME,
     SETTLING,
@@ -25,7 +27,14 @@ from connectors.spark.ledger.facts import (
     SourceFacts,
 )
 from connectors.spark.ledger.ids import NONE, ORDER_MS, Line
-from connectors.spark.ledger.kinds import KIND_NAMES, SETTLEMENTS, settlement_name
+from connectors.spark.ledger.kinds import (
+    FOREIGN,
+    KIND_NAMES,
+    PENDING,
+    SETTLEMENTS,
+    WAITING,
+    settlement_name,
+)
 from connectors.spark.ledger.successors import against_origin, same_recurrence
 from delayservice.core.codes import (
     CONTROL_LOST,
@@ -41,7 +50,7 @@ from delayservice.core.codes import (
     TOO_LARGE,
     ZONE_INVALID,
 )
-from delayservice.core.entry import COPY, INVALID, SCHEDULE
+from delayservice.core.entry import CANCEL, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 LOST: Final = "lost"
 DUPLICATED: Final = "duplicated"
@@ -104,6 +113,12 @@ _AT_DELIVERY: Final = frozenset(
 """Codes of dead letters that any record which keeps the contract may have."""
 
 
+_ON_THE_WAY: Final = frozenset({TOO_LARGE, TARGET_REFUSED, CONTROL_LOST})
+"""Codes of dead letters that a record may have which has to go home."""
+_DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired"}
+"""The outcome of a control that settled something where it lies, by its kind."""
+
+
 class Finding(NamedTuple):
     """Something that is wrong, or can't be judged. ``when`` says whether that depends on the
     record's canceller.
@@ -151,18 +166,22 @@ def judge(
     settling = [o for o in real if o.role in SETTLING and not o.facts.is_mirror]
     counts["mirrored"] += sum(o.facts.is_mirror for o in real)
     successors = [o for o in real if o.role == CONTINUED]
+    arrivals = [o for o in real if o.role == ARRIVED]
     if source is None and offset < own.start:
         yield from _of_expired(settling, shard, offset, rules, counts)
         yield from _forks(f"{own.name}:{offset}", successors, shard, offset)
         return
     settling = _without_elder(settling, own, counts)
     if source is None:
-        yield from _without_source([*settling, *successors], shard, offset, rules, counts)
+        said = [*settling, *successors, *arrivals]
+        yield from _without_source(said, shard, offset, rules, counts)
         return
     counts["sources"] += 1
     yield from _forks(_origin(source, rules), successors, shard, offset)
-    for output in successors:
-        yield from _continued(source, output, rules)
+    if source.facts.kind != HOMEBOUND:  # what it recurs by is judged at its home
+        for output in successors:
+            yield from _continued(source, output, rules)
+    yield from _arrived(source, settling, arrivals, rules)
     if not settling:
         yield from _without_output(source, rules, counts)
         return
@@ -184,13 +203,22 @@ _COUNTED: Final = {
     LETTER: "dead_lettered",
     OUTCOME: "given_an_outcome",
     COPIED: "copied",
+    FORWARDED: "forwarded",
 }
 
 
-def line_of(source: Source, outputs: Sequence[Output], found: Sequence[Finding]) -> Line:
+def line_of(
+    source: Source, outputs: Sequence[Output], found: Sequence[Finding], rules: Rules
+) -> Line:
     """The record as a line of its id's history; with its settlement, if nothing is wrong there."""
     facts = source.facts
-    line = Line(source.offset, facts.kind, _base(source), source.key_ms, source.written_ms)
+    line = Line(
+        *(source.offset, facts.kind, _base(source), source.key_ms, source.written_ms),
+        acts=facts.acts if facts.kind in FOREIGN else facts.kind,
+        source=_elsewhere(facts.origin, _place(source, rules)),
+        is_home=any(o.role in (ARRIVED, FORWARDED) for o in outputs)
+        or (facts.kind == HOMEBOUND and rules.unseen_home(source, source.written_ms) is not None),
+    )
     forged = {o[4:7] for o in outputs if o.role == DISCLAIMED}
     real = [o for o in outputs if o[4:7] not in forged]
     settling = [o for o in real if o.role in SETTLING and not o.facts.is_mirror]
@@ -202,8 +230,20 @@ def line_of(source: Source, outputs: Sequence[Output], found: Sequence[Finding])
         return line
     first = own[0]
     name = settlement_name(first.role, first.facts.outcome)
-    copy_base = first.facts.base if first.role == COPIED else NONE
-    return line._replace(settlement=name, at_ms=first.at_ms, by=first.facts.by, copy_base=copy_base)
+    by = first.facts.by
+    return line._replace(
+        settlement=name,
+        at_ms=first.at_ms,
+        by=by,
+        copy_base=first.facts.base if first.role == COPIED else NONE,
+        by_source=_elsewhere(first.facts.by_source, _place_of(source, by, rules)),
+    )
+
+
+def _elsewhere(origin: str, place: str) -> str:
+    """``delay-source`` without the number of an occurrence; empty: it is its own place."""
+    written = origin.partition("#")[0]
+    return "" if written == place else written
 
 
 # --- records that are not there ------------------------------------------------------------------
@@ -250,13 +290,13 @@ def _without_source(
     """Outputs of a record that never was."""
     own = rules.shards[shard]
     for output in outputs:
-        is_copy = output.role in (COPIED, CONTINUED)
+        is_copy = output.role in (COPIED, CONTINUED, FORWARDED, ARRIVED)
         is_before = is_copy and output.facts.base != NONE and output.place <= offset
         if offset >= own.end and (own.end < own.log_end or (is_copy and not is_before)):
             counts["outside"] += 1
             continue
         origin = output.facts.origin or f"{own.name}:{offset}"
-        what = "continues" if output.role == CONTINUED else "settles"
+        what = {CONTINUED: "continues", ARRIVED: "brings home"}.get(output.role, "settles")
         detail = f"it says that it {what} offset {offset} of {own.name}, where no record is"
         yield Finding(UNKNOWN_SOURCE, shard, offset, origin, output, output.due_ms, detail)
 
@@ -286,12 +326,58 @@ def _continued(source: Source, output: Output, rules: Rules) -> Iterator[Finding
         yield _finding(WRONG_TARGET, source, output, rules, detail)
 
 
+# --- records that go home ------------------------------------------------------------------------
+
+
+def _arrived(
+    source: Source, settling: Sequence[Output], arrivals: Sequence[Output], rules: Rules
+) -> Iterator[Finding]:
+    """Envelopes that bring a record home without settling it: it has waited for that."""
+    waits = any(one.role == COPIED for one in settling)
+    for number, output in enumerate(sorted(arrivals, key=lambda o: (o.at_ms, o.place))):
+        if source.facts.kind != HOMEBOUND:
+            detail = f"{KIND_NAMES[source.facts.kind]} was sent home"
+            yield _finding(WRONG_OUTCOME, source, output, rules, detail)
+        elif number or (settling and not waits):
+            detail = "the record was settled, and sent home here again"
+            yield _finding(DUPLICATED, source, output, rules, detail)
+        else:
+            yield from _gone_home(source, output, rules)
+
+
+def _gone_home(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    """Whether what went home, or waits for that, is what was written, and goes to its home."""
+    facts, told = source.facts, output.facts
+    asked = [
+        ("content", source.content, output.content),
+        ("operation", facts.acts, told.acts),
+        ("first timestamp", facts.first_ms, told.first_ms),
+        ("source", _origin(source, rules), told.origin),
+    ]
+    if output.role == COPIED:
+        asked.append(("id", facts.record_id, told.record_id))
+    if output.role == COPIED and facts.kind == WAITING:
+        asked.append(("company", facts.group, told.group))
+    changed = [name for name, wanted, found in asked if wanted != found]
+    if changed:
+        detail = f"it goes home with another {', '.join(changed)} than it has"
+        yield _finding(ALTERED, source, output, rules, detail)
+    home = (rules.topic(source), source.partition)
+    found = (rules.topics[output.topic], output.partition)
+    if output.role == COPIED:
+        found = (told.target, told.target_partition)
+    if found != home:
+        detail = f"its id is at home in {home[0]}:{home[1]}, not in {found[0]}:{found[1]}"
+        yield _finding(WRONG_TARGET, source, output, rules, detail)
+    yield from _based(source, output, rules)
+
+
 # --- records that nothing settles ----------------------------------------------------------------
 
 
 def as_refused(source: Source, outputs: Sequence[Output]) -> Source:
-    """A copy whose signature was not verified, as the service saw it, which knows the secret:
-    forged, if it says so.
+    """A copy or envelope whose signature was not verified, as the service saw it, which knows the
+    secret: forged, if it says so.
     """
     if source.facts.is_verified:
         return source
@@ -306,7 +392,7 @@ def _without_output(source: Source, rules: Rules, counts: Counter[str]) -> Itera
     """A record that nothing settles: it is pending, lost, or what settles it can't be seen."""
     shard = rules.shards[source.shard]
     by_key = shard.earlier.has_settled((source.key_ms, source.offset), -1)
-    is_named = source.facts.record_id is not None and source.facts.kind in (SCHEDULE, COPY)
+    is_named = source.facts.record_id is not None and source.facts.kind in PENDING
     if not by_key:
         counts["pending"] += 1
         yield from _overdue(source, rules, is_named=is_named)
@@ -447,12 +533,25 @@ def _problems(
         yield from _delivery(source, output, rules, counts)
     elif output.role == LETTER:
         yield from _letter(source, output, rules)
-    elif output.role == COPIED:
-        yield from _copied(source, output, rules)
-    elif told.outcome == "expired":
+        yield from _sourced(source, output, rules)
+    elif output.role in (COPIED, FORWARDED):
+        yield from (_gone_home if facts.kind in FOREIGN else _copied)(source, output, rules)
+    else:
+        yield from _told(source, output, rules)
+
+
+def _told(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    """Whether an outcome that records of this kind may have is this one's."""
+    facts, outcome = source.facts, output.facts.outcome
+    if facts.kind == HOMEBOUND and outcome != _DEEDS.get(facts.acts):
+        detail = f"{KIND_NAMES[facts.acts]} was {SETTLEMENTS[outcome].verb}"
+        yield _finding(WRONG_OUTCOME, source, output, rules, detail)
+    elif outcome == "expired":
         yield from _expired(source, output, rules)
-    elif settlement.by is not None and facts.kind in (SCHEDULE, COPY):
+    elif SETTLEMENTS[outcome].by is not None and facts.kind in PENDING:
         yield _claimed(source, output, rules)
+    else:
+        yield from _sourced(source, output, rules)
 
 
 def _delivery(
@@ -478,6 +577,14 @@ def _changed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
     origin = output.facts.origin or _place(source, rules)
     if source.facts.is_armed and origin != _origin(source, rules):
         detail = f"its delay-source is {origin}, not {_origin(source, rules)}"
+        yield _finding(ALTERED, source, output, rules, detail)
+
+
+def _sourced(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    """Whether a dead letter or the outcome of a control names where its record was written."""
+    told, wanted = output.facts.origin, _origin(source, rules)
+    if told and source.facts.is_armed and told != wanted:
+        detail = f"its delay-source is {told}, not {wanted}"
         yield _finding(ALTERED, source, output, rules, detail)
 
 
@@ -533,7 +640,7 @@ def _may_be_fired(source: Source, rules: Rules) -> bool:
 
 def _letter(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
     facts, told = source.facts, output.facts
-    expected = {facts.code} if facts.kind == INVALID else _codes_at_delivery(source, rules)
+    expected = _codes(source, rules)
     if told.code not in expected:
         instead = f", which is {facts.code}" if facts.kind == INVALID else ""
         detail = f"{KIND_NAMES[facts.kind]}{instead} was dead-lettered as {told.code}"
@@ -541,13 +648,16 @@ def _letter(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
         return
     if facts.code == HEADER_INVALID:  # its headers can't be read, neither there nor here
         return
-    held = told.whole_hash if facts.kind == INVALID else output.content
     if told.is_bare and told.says_bare:
         return
+    if facts.kind == HOMEBOUND and facts.acts != SCHEDULE:  # it would have gone without content
+        return
+    is_as_written = facts.kind in (INVALID, *FOREIGN)
+    held = told.whole_hash if is_as_written else output.content
     if held != source.content:
         detail = "the dead letter's key, value or headers are not the record's"
         yield _finding(ALTERED, source, output, rules, detail)
-    elif facts.kind != INVALID:
+    elif not is_as_written:
         yield from _asked_again(source, output, rules)
 
 
@@ -567,10 +677,14 @@ def _asked_again(source: Source, output: Output, rules: Rules) -> Iterator[Findi
         yield _finding(ALTERED, source, output, rules, detail)
 
 
-def _codes_at_delivery(source: Source, rules: Rules) -> Collection[str]:
-    """Codes of dead letters that a valid record may have. Where its contract has an allowlist, a
-    denied target makes it invalid.
+def _codes(source: Source, rules: Rules) -> Collection[str]:
+    """Codes of dead letters that a record may have. Where its contract has an allowlist, a denied
+    target makes it invalid.
     """
+    if source.facts.kind == INVALID:
+        return {source.facts.code}
+    if source.facts.kind in FOREIGN:
+        return _ON_THE_WAY
     codes = set(_AT_DELIVERY)
     if not rules.shards[source.shard].contracts.at(source.offset).has_allowlist:
         codes.add(TARGET_DENIED)
@@ -606,6 +720,12 @@ def _copied(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
     if (told.target, told.target_partition) != (rules.topic(source), source.partition):
         detail = f"the copy names {told.target}, the record {rules.topic(source)}"
         yield _finding(WRONG_TARGET, source, output, rules, detail)
+    yield from _based(source, output, rules)
+
+
+def _based(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    """Whether the search for a copy's canceller begins where it may."""
+    told = output.facts
     if told.base != NONE and not _base(source) <= told.base <= output.place:
         detail = f"it was requeued with the base {told.base}, which is {_base(source)} at least"
         yield _finding(ALTERED, source, output, rules, detail)

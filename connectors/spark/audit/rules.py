@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from connectors.spark.ledger.facts import NEVER_MS, Source
+from connectors.spark.ledger.kinds import FOREIGN
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.entry import CANCEL, COPY, FIRE, SCHEDULE
@@ -130,6 +131,8 @@ class Rules:
         if facts.kind in (CANCEL, FIRE) or facts.record_id or facts.expires_ms is not None:
             every = range(self.partitions[self.outcomes])
             reasons.append(self._hidden_in(self.outcomes, every, since_ms))
+        if facts.kind in FOREIGN:
+            reasons.append(self.unseen_home(source, since_ms))
         if is_delayed:
             reasons.append(self.unseen_target(source, since_ms))
         if is_delayed and own.is_level:
@@ -139,6 +142,10 @@ class Rules:
             ]
         found = [reason for reason in reasons if reason is not None]
         return OPEN if OPEN in found else next(iter(found), None)
+
+    def unseen_home(self, source: Source, since_ms: int) -> str | None:
+        """As ``unseen``, of envelopes only, of a record that goes home."""
+        return self._hidden_in(source.topic, [source.partition], since_ms)
 
     def unseen_target(self, source: Source, since_ms: int) -> str | None:
         """As ``unseen``, of deliveries only."""

@@ -360,7 +360,7 @@ def _line_row(
         "due_ms": source.due_ms if source.due_ms > 0 else None,
         "when": CERTAIN,
         "record_id": source.facts.record_id,
-        "line": _pack(line_of(source, outputs, found)),
+        "line": _pack(line_of(source, outputs, found, rules)),
     }
     return row | _place_of(outputs[0]) if outputs else row
 

@@ -16,11 +16,14 @@ COPIED: Final = 4
 DISCLAIMED: Final = 5
 CONTINUED: Final = 6
 NAMED: Final = 7
-"""Roles of ledger rows. ``DISCLAIMED`` names a copy that the service found forged, and
-``CONTINUED`` the next occurrence of a schedule, as a row of the user's record: these two settle
-nothing. ``NAMED`` is a source record that is not judged, and may cancel one that is."""
+FORWARDED: Final = 8
+ARRIVED: Final = 9
+"""Roles of ledger rows. ``DISCLAIMED`` names a copy or an envelope that the service found forged,
+``CONTINUED`` the next occurrence of a schedule, as a row of the user's record, and ``ARRIVED`` an
+envelope with that record in it which settles another one, or none: these three settle nothing.
+``NAMED`` is a source record that is not judged, and may cancel one that is."""
 
-SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED})
+SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED, FORWARDED})
 """Roles that settle a record."""
 
 NO_PARTITION: Final = -1
@@ -43,6 +46,9 @@ class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
         target: its target topic, where that is none of the cluster's.
         recur: its recurrence, as a payload holds it; empty: it has one occurrence.
         is_verified: whether its signature was checked; one that was not is believed.
+        acts: of what goes home: the kind that it is there; of what waits, of the last of them.
+        first_ms: of the same, its first timestamp.
+        group: of what waits for its home: a hash of all that do.
     """
 
     kind: int = SCHEDULE
@@ -56,6 +62,9 @@ class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
     target: str = ""
     recur: bytes = b""
     is_verified: bool = True
+    acts: int = SCHEDULE
+    first_ms: int = NO_TIME
+    group: int = 0
 
 
 class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
@@ -76,6 +85,8 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
         recur: of a copy: its recurrence.
         base: of a copy: the first offset whose record of its id cancels it.
         is_mirror: a dead letter or outcome in a topic that the service writes none to.
+        by_source: where it says that the canceller was written, which came home.
+        acts: of what goes home, ``first_ms``, ``group``: as of a source record.
     """
 
     origin: str = ""
@@ -92,6 +103,10 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
     recur: bytes = b""
     base: int = -1
     is_mirror: bool = False
+    by_source: str = ""
+    acts: int = SCHEDULE
+    first_ms: int = NO_TIME
+    group: int = 0
 
 
 PLAIN_SOURCE: Final = SourceFacts()

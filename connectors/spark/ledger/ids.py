@@ -10,11 +10,12 @@ the service was on time, when the canceller was written plus the lag that H is a
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from connectors.spark.ledger.kinds import KIND_NAMES, SETTLEMENTS
-from delayservice.core.entry import CANCEL, COPY, FIRE, SCHEDULE
+from connectors.spark.ledger.facts import OUTCOME
+from connectors.spark.ledger.kinds import KIND_NAMES, PENDING, SETTLEMENTS, WAITING
+from delayservice.core.entry import CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
 
 ORDER_MS: Final = 1_000
 """Allowed difference of two timestamps of one service, in ms: clocks may step, and a transaction
@@ -38,6 +39,11 @@ class Line(NamedTuple):
         by: the canceller that the settlement names; -1: none.
         copy_base: of one that was requeued: the base of the new copy; -1 where it lies in another
             shard.
+        acts: what it does to others of its id: SCHEDULE, CANCEL or FIRE; of what waits for its
+            home, what it will do there.
+        source: where it was written, if it has come home from there.
+        by_source: where the settlement says that the canceller was written.
+        is_home: whether an envelope with it is at its home, or none could be seen.
     """
 
     offset: int
@@ -49,6 +55,10 @@ class Line(NamedTuple):
     at_ms: int = 0
     by: int = NONE
     copy_base: int = NONE
+    acts: int = SCHEDULE
+    source: str = ""
+    by_source: str = ""
+    is_home: bool = False
 
 
 Wrong: TypeAlias = tuple[int, str]
@@ -69,7 +79,7 @@ class IdHistory:
     def __init__(self, lines: Sequence[Line], known_from: int) -> None:
         self._lines = lines
         self._known_from = known_from
-        self._users = [n for n, line in enumerate(lines) if line.kind != COPY]
+        self._users = [n for n, line in enumerate(lines) if line.kind not in (COPY, WAITING)]
         self._offsets = [lines[n].offset for n in self._users]
 
     def canceller(self, base: int) -> Line | None:
@@ -93,27 +103,76 @@ class IdHistory:
         """
         victims: dict[int, list[int]] = {}
         doubtful: set[int] = set()
+        yield from self._lost_on_the_way()
         for number, line in enumerate(self._lines):
-            if line.kind not in (SCHEDULE, COPY):
-                continue
-            canceller = self.canceller(line.base)
+            canceller = self.canceller(line.base) if line.kind in PENDING else None
             if canceller is None:
                 continue
-            victims.setdefault(canceller.offset, []).append(number)
-            why = _against_canceller(line, canceller, passed_ms, lag_ms)
+            is_waiting = line.kind == WAITING
+            against = _against_next if is_waiting else _against_canceller
+            why = against(line, canceller, passed_ms, lag_ms)
             if why is not None:
                 yield number, why
+            if is_waiting:  # no control settles it where it lies
+                continue
+            victims.setdefault(canceller.offset, []).append(number)
             if why is not None or not line.settlement or line.by not in (NONE, canceller.offset):
                 doubtful.add(canceller.offset)
+        yield from self._wrong_controls(victims, doubtful)
+
+    def _wrong_controls(
+        self, victims: Mapping[int, Sequence[int]], doubtful: Container[int]
+    ) -> Iterator[Wrong]:
+        """Cancels and fires whose settlement does not fit what they settled."""
         for at, number in enumerate(self._users):
             line = self._lines[number]
-            if line.kind == SCHEDULE or not line.settlement or line.offset in doubtful:
+            if line.acts == SCHEDULE or not line.settlement or line.offset in doubtful:
                 continue
             held = [self._lines[n] for n in victims.get(line.offset, ())]
             is_complete = at > 0 or self._known_from == 0
             why = _control(line, held, is_complete=is_complete)
             if why is not None:
                 yield number, why
+
+    def _lost_on_the_way(self) -> Iterator[Wrong]:
+        """Records that waited for their home and did not get there, although all that waited went:
+        none waits any more, and none was replaced or dead-lettered.
+        """
+        waited = [line for line in self._lines if line.kind == WAITING]
+        gone = all(line.settlement in ("forwarded", "requeued") for line in waited)
+        for number, line in enumerate(self._lines):
+            is_sent = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home
+            if is_sent and waited and gone:
+                yield number, "it waited for its home, and what it waited with went without it"
+
+
+def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
+    """Say why the settlement of a copy that waits for its home does not fit the next record of its
+    id, which takes it along, or replaces it; None: it does.
+    """
+    if not line.settlement:
+        return None
+    is_replaced = line.acts == canceller.acts == SCHEDULE
+    if line.settlement == "replaced":
+        if line.by == canceller.offset and not is_replaced:
+            return f"it was replaced by {_what(canceller)}"
+        return _other_source(line, canceller)
+    if not is_replaced or canceller.settlement not in ("forwarded", "requeued"):
+        return None  # it went along, or on
+    return _ignored(line, canceller, passed_ms, lag_ms)
+
+
+def _other_source(line: Line, canceller: Line) -> str | None:
+    """Say why a settlement names its canceller's source in a wrong way; None: it does not."""
+    if line.by != canceller.offset or line.by_source == canceller.source:
+        return None
+    named = f"names {line.by_source}" if line.by_source else "names no other place"
+    written = canceller.source or "its own place"
+    return f"it {named} as where {_what(canceller)} was written, which is {written}"
+
+
+def _what(canceller: Line) -> str:
+    return f"{KIND_NAMES[canceller.acts]} at offset {canceller.offset}"
 
 
 def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
@@ -124,17 +183,19 @@ def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms:
     wanted = FIRE if line.settlement == "delivered" and line.by != NONE else settlement.by
     if wanted is None:
         return _ignored(line, canceller, passed_ms, lag_ms)
-    if line.by != canceller.offset or wanted == canceller.kind:
+    if line.by != canceller.offset:
         return None  # what another offset is to have done is a finding of its own
+    if wanted == canceller.acts:
+        return None if wanted == FIRE else _other_source(line, canceller)
     verb = "fired" if wanted == FIRE else settlement.verb
-    return f"it was {verb} by {KIND_NAMES[canceller.kind]} at offset {canceller.offset}"
+    return f"it was {verb} by {_what(canceller)}"
 
 
 def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
     """Say why a record that was settled in its own time could not be any more; None: it could."""
     verb = SETTLEMENTS[line.settlement].verb
-    what = f"{KIND_NAMES[canceller.kind]} at offset {canceller.offset}"
-    if canceller.kind == FIRE and _may_be_fired(line, canceller):
+    what = _what(canceller)
+    if canceller.acts == FIRE and line.kind != WAITING and _may_be_fired(line, canceller):
         return None
     if line.settlement == "requeued" and line.copy_base > canceller.offset:
         return f"it was {verb} after H had passed {what}, which had settled it"
@@ -175,11 +236,10 @@ def _control(line: Line, victims: Sequence[Line], *, is_complete: bool) -> str |
         is_complete: whether the log still holds every record that it may have settled.
     """
     own = [victim for victim in victims if victim.by == line.offset]
-    if line.settlement == "not_pending":
-        if own:
-            return f"its outcome is not_pending, and it settled offset {own[0].offset}"
-        return None
-    if line.kind == CANCEL:
+    if SETTLEMENTS[line.settlement].role != OUTCOME or line.settlement == "not_pending":
+        verb = SETTLEMENTS[line.settlement].verb
+        return f"it was {verb}, and it settled offset {own[0].offset}" if own else None
+    if line.acts == CANCEL:
         is_empty = not own
     else:
         is_empty = not any(v in own or _may_be_fired(v, line) for v in victims)

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from connectors.spark.ledger.facts import COPIED, DELIVERED, LETTER, OUTCOME
-from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID, SCHEDULE
+from connectors.spark.ledger.facts import COPIED, DELIVERED, FORWARDED, LETTER, OUTCOME
+from delayservice.core.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE
+
+WAITING: Final = 100
+"""Kind of a copy that waits for its home, beside those of ``entry``."""
 
 _DELAYED: Final = frozenset({SCHEDULE, COPY})
+PENDING: Final = _DELAYED | {WAITING}
+"""Kinds that the next record of their id settles."""
+FOREIGN: Final = frozenset({HOMEBOUND, WAITING})
+"""Kinds of what has to go home."""
 
 KIND_NAMES: Final[Mapping[int, str]] = {
     SCHEDULE: "a record",
@@ -16,6 +23,8 @@ KIND_NAMES: Final[Mapping[int, str]] = {
     CANCEL: "a cancel",
     FIRE: "a fire",
     INVALID: "a record that breaks the contract",
+    HOMEBOUND: "a record whose id is at home in another partition",
+    WAITING: "a copy that waits for its home",
 }
 """Kinds of source records, in a sentence."""
 
@@ -39,12 +48,13 @@ class Settlement(NamedTuple):
 
 SETTLEMENTS: Final[Mapping[str, Settlement]] = {
     "delivered": Settlement(DELIVERED, _DELAYED, None, "delivered"),
-    "dead_lettered": Settlement(LETTER, _DELAYED | {INVALID}, None, "dead-lettered"),
-    "requeued": Settlement(COPIED, _DELAYED, None, "requeued"),
+    "dead_lettered": Settlement(LETTER, _DELAYED | FOREIGN | {INVALID}, None, "dead-lettered"),
+    "requeued": Settlement(COPIED, _DELAYED | FOREIGN, None, "requeued"),
+    "forwarded": Settlement(FORWARDED, FOREIGN, None, "sent home"),
     "expired": Settlement(OUTCOME, _DELAYED, None, "expired"),
-    "cancelled": Settlement(OUTCOME, _DELAYED | {CANCEL}, CANCEL, "cancelled"),
-    "replaced": Settlement(OUTCOME, _DELAYED, SCHEDULE, "replaced"),
-    "fired": Settlement(OUTCOME, frozenset({FIRE}), None, "fired"),
+    "cancelled": Settlement(OUTCOME, _DELAYED | {CANCEL, HOMEBOUND}, CANCEL, "cancelled"),
+    "replaced": Settlement(OUTCOME, _DELAYED | {WAITING}, SCHEDULE, "replaced"),
+    "fired": Settlement(OUTCOME, frozenset({FIRE, HOMEBOUND}), None, "fired"),
     "not_pending": Settlement(
         OUTCOME, frozenset({CANCEL, FIRE}), None, "given the outcome not_pending"
     ),

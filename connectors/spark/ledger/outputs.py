@@ -212,7 +212,9 @@ class _Outputs:
         if self._role == OUTCOME:
             by = _number(told, names.DELAY_SETTLED_BY)
             outcome = _text(told, names.DELAY_OUTCOME)
-            return due_ms, 0, OutputFacts(origin, outcome=outcome, by=by)
+            by_source = _text(told, names.DELAY_SETTLED_BY_SOURCE)
+            facts = OutputFacts(origin, outcome=outcome, by=by, by_source=by_source)
+            return due_ms, 0, facts
         if self._role != LETTER:
             own = [header for header in headers if header[0] not in _SERVICE]
             by = _number(told, names.DELAY_FIRED_BY)
@@ -235,11 +237,13 @@ class _Outputs:
         return _number(asked, names.DELAY_AT), content_hash(key, value, own), facts
 
     def _disclaim(self, shard: int, offset: int, content: _Content) -> None:
-        """The service says that the copy at ``offset`` is forged: what it claims does not count."""
+        """The service says that the copy or envelope at ``offset`` is forged: what it claims does
+        not count.
+        """
         key, value, headers = content
         place = next(place for place, number in self._ledger.shards.items() if number == shard)
         forged: Row = (offset, 0, key, value, _written(headers))
-        for values in self._ledger.said_by_copy(place, forged):
+        for values in self._ledger.said_by(place, forged):
             self._others.append((*values[:2], DISCLAIMED, *values[3:]))
 
 

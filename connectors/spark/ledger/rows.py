@@ -16,10 +16,12 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from connectors.spark.decode import NO_KEY, claim_of
+from connectors.spark.decode import NO_KEY, claim_of, envelope_of, waiting
 from connectors.spark.ledger.facts import (
+    ARRIVED,
     CONTINUED,
     COPIED,
+    FORWARDED,
     OutputFacts,
 )
 from connectors.spark.topics import Place
@@ -27,6 +29,7 @@ from delayservice.core.codec import packed_recurrence
 from delayservice.core.contract import Contracts
 from delayservice.core.copies import CONTINUES, Claim
 from delayservice.core.entry import Headers, Row
+from delayservice.core.home import Group, taken_along
 
 LEDGER: Final = (
     "shard int, offset long, role byte, key_ms long, due_ms long, at_ms long, content long, "
@@ -121,13 +124,57 @@ class Ledger:
         start, stop = self.ranges[shard]
         return start <= offset < stop
 
-    def said_by_copy(self, place: Place, row: Row) -> Iterator[Values]:
-        """The row of what the copy at ``place`` says that it settles or continues, if that is
-        judged.
+    def said_by(self, place: Place, row: Row) -> Iterator[Values]:
+        """Rows of what the copy or envelope at ``place`` says that it settles, continues or brings
+        home, as far as that is judged.
         """
         claim = claim_of(row)
         if claim is None:
+            yield from self._said_by_envelope(place, row)
+        elif claim.payload[0] == place[0]:
+            yield from self._said_by_waiting(place, row, claim)
+        else:
+            yield from self._said_by_copy(place, row, claim)
+
+    def _said_by_envelope(self, place: Place, row: Row) -> Iterator[Values]:
+        arrived = envelope_of(row)
+        if arrived is None:
             return
+        topic, _, number = arrived.shard.rpartition(":")
+        settled = (self.shards.get((topic, int(number))), arrived.settles)
+        written = self._place_of(arrived.sent.source.decode("utf-8", "replace"))
+        facts = _going_home((arrived.sent,))
+        content = content_hash(*arrived.sent.original)
+        said = [(FORWARDED, *settled)] if arrived.settles >= 0 else []
+        said += [(ARRIVED, *written)] if written != settled else []
+        for role, shard, offset in said:
+            if shard is not None and self.is_judged(shard, offset):
+                what = (shard, offset, role, 0, 0, row[1], content, self.topics[place[0]])
+                yield (*what, place[1], row[0], NO_KEY, pack(facts))
+
+    def _said_by_waiting(self, place: Place, row: Row, claim: Claim) -> Iterator[Values]:
+        """A copy that waits for its home settles what it was made of, and beside that the waiting
+        copy that it took along.
+        """
+        group, shard = waiting(claim.payload), self.shards.get(place)
+        if group is None or shard is None:
+            return
+        target, partition, _, _, _, _, meta = claim.payload
+        for offset, held in ((claim.settles, group), (taken_along(claim.payload), group[:-1])):
+            if offset < 0 or not self.is_judged(shard, offset):
+                continue
+            facts = msgspec.structs.replace(
+                _going_home(held),
+                target=target,
+                target_partition=partition,
+                record_id=meta[0] if meta else None,
+                base=claim.base,
+            )
+            content = content_hash(*held[-1].original) if held else 0
+            what = (shard, offset, COPIED, 0, 0, row[1], content, self.topics[place[0]])
+            yield (*what, place[1], row[0], NO_KEY, pack(facts))
+
+    def _said_by_copy(self, place: Place, row: Row, claim: Claim) -> Iterator[Values]:
         origin = ((claim.payload[6] or (None, None))[1] or b"").decode()
         if claim.settles == CONTINUES:
             role, shard, offset = CONTINUED, *self._place_of(origin)
@@ -160,6 +207,24 @@ class Ledger:
         if match is None:
             return None, 0
         return self.shards.get((match[1], int(match[2]))), int(match[3])
+
+
+def _going_home(group: Group) -> OutputFacts:
+    """Facts of the last of what goes home together; of nothing, those of a plain output."""
+    if not group:
+        return OutputFacts()
+    last = group[-1]
+    return OutputFacts(
+        last.source.decode("utf-8", "replace"),
+        acts=last.kind,
+        first_ms=last.written_ms,
+        group=group_hash(group),
+    )
+
+
+def group_hash(group: Group) -> int:
+    """As ``content_hash``, of all that waits together."""
+    return (_hash(pack(group)) ^ _SIGN) - _SIGN
 
 
 def content_hash(key: bytes | None, value: bytes | None, headers: Headers) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +13,12 @@ from connectors.spark.decode import (
     NO_KEY,
     Run,
     ShardReader,
+    envelope_of,
     key_hashes,
     readers,
     rows_of,
     runs,
+    waiting,
     without_collector,
 )
 from connectors.spark.ledger.facts import (
@@ -23,12 +26,24 @@ from connectors.spark.ledger.facts import (
     SOURCE,
     SourceFacts,
 )
-from connectors.spark.ledger.rows import SCHEMA, Ledger, batch_of, content_hash, pack
+from connectors.spark.ledger.kinds import WAITING
+from connectors.spark.ledger.rows import (
+    SCHEMA,
+    Ledger,
+    batch_of,
+    content_hash,
+    group_hash,
+    pack,
+)
 from delayservice.core.codec import Payload, packed_recurrence
-from delayservice.core.entry import COPY, INVALID, SCHEDULE, Entry, Row
-from delayservice.core.names import DELAY_COPY
+from delayservice.core.entry import COPY, HOMEBOUND, INVALID, SCHEDULE, Entry, Row
+from delayservice.core.home import Group, homebound
+from delayservice.core.names import DELAY_COPY, DELAY_HOME
 from delayservice.core.recurrence import recurrence_of
 from delayservice.core.storing import bearing_ids
+
+_CODE_AND_DETAIL: Final = 2
+"""Parts of a refusal; of what has come home there are more, the last is its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,7 @@ class SourceRows:
         if others.num_rows:
             rows = rows_of(others)
             if shard is None:
-                rows = [row for row in rows if _claims_to_be_a_copy(row)]
+                rows = [row for row in rows if _is_claimed(row)]
             entries = reader.read(rows)
             yield from self._copies(run, rows, entries)
             if shard is not None:
@@ -66,8 +81,9 @@ class SourceRows:
 
     def _named(self, shard: int, entries: Sequence[Entry]) -> Iterator[pa.RecordBatch]:
         """Rows of records that bear an id and are not judged: they may cancel what is."""
+        topic = self._topic(shard)
         named = [
-            (shard, e[0], NAMED, e[2], 0, 0, 0, -1, -1, 0, NO_KEY, self._facts(e))
+            (shard, e[0], NAMED, e[2], 0, 0, 0, -1, -1, 0, NO_KEY, self._facts(e, topic))
             for _, e in bearing_ids(entries)
         ]
         if named:
@@ -76,7 +92,7 @@ class SourceRows:
     def _parted(
         self, shard: int | None, batch: pa.RecordBatch
     ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """What is judged, and the rest, in which only copies count."""
+        """What is judged, and the rest, in which only copies and envelopes count."""
         if shard is None:
             return batch.slice(0, 0), batch
         offsets = batch.column("offset").to_numpy()
@@ -93,8 +109,8 @@ class SourceRows:
         settling = [
             values
             for row, entry in zip(rows, entries, strict=True)
-            if entry[1] == COPY
-            for values in self.ledger.said_by_copy(place, row)
+            if entry[1] == COPY or envelope_of(row) is not None
+            for values in self.ledger.said_by(place, row)
         ]
         if settling:
             yield batch_of(settling)
@@ -108,14 +124,14 @@ class SourceRows:
     ) -> pa.RecordBatch:
         """Column by column: it is what every record goes through."""
         count = len(entries)
-        topics = self.ledger.topics
+        topics, topic = self.ledger.topics, self._topic(shard)
         facts = [
             None
             if e[1] == SCHEDULE and e[4][6] is None and e[4][0] in topics
-            else self._facts(e, is_verified=e[0] not in believed)
+            else self._facts(e, topic, is_verified=e[0] not in believed)
             for e in entries
         ]
-        described = [_described(entry) for entry in entries]
+        described = [_described(entry, topic) for entry in entries]
         zeros = np.zeros(count, np.int64)
         return pa.RecordBatch.from_arrays(
             [
@@ -135,12 +151,36 @@ class SourceRows:
             schema=SCHEMA,
         )
 
-    def _facts(self, entry: Entry, *, is_verified: bool = True) -> bytes:
+    def _topic(self, shard: int) -> str:
+        return next(place[0] for place, number in self.ledger.shards.items() if number == shard)
+
+    def _facts(self, entry: Entry, topic: str, *, is_verified: bool = True) -> bytes:
         _, kind, _, record_id, payload, extra = entry
         if kind == INVALID:
-            return pack(SourceFacts(kind, code=extra[0]))
+            origin = b"" if len(extra) == _CODE_AND_DETAIL else extra[-1]
+            facts = SourceFacts(kind, code=extra[0], origin=_text(origin), is_verified=is_verified)
+            return pack(facts)
+        if kind == HOMEBOUND:
+            acts, first_ms, _ = extra
+            return pack(SourceFacts(kind, record_id, acts=acts, first_ms=first_ms))
         if kind not in (SCHEDULE, COPY):
-            return pack(SourceFacts(kind, record_id))
+            origin = extra or b""
+            facts = SourceFacts(kind, record_id, origin=_text(origin), is_verified=is_verified)
+            return pack(facts)
+        group = _waiting(entry, topic)
+        if group is not None:
+            last = group[-1]
+            facts = SourceFacts(
+                WAITING,
+                record_id,
+                origin=_text(last.source),
+                base=extra,
+                is_verified=is_verified,
+                acts=last.kind,
+                first_ms=last.written_ms,
+                group=group_hash(group),
+            )
+            return pack(facts)
         _, source, attempt, expires_ms, *_ = payload[6] or (None, None, 1, None)
         recurrence = recurrence_of(payload[6])
         return pack(
@@ -159,13 +199,34 @@ class SourceRows:
         )
 
 
-def _claims_to_be_a_copy(row: Row) -> bool:
-    return any(name == DELAY_COPY for name, _ in row[4] or ())
+def _is_claimed(row: Row) -> bool:
+    """Whether it says that it is a copy or an envelope."""
+    return any(name in (DELAY_COPY, DELAY_HOME) for name, _ in row[4] or ())
 
 
-def _described(entry: Entry) -> Payload:
-    """What an entry asks for; of what asks for no delivery, its content only."""
-    if entry[1] <= COPY:
-        return entry[4]  # type: ignore[no-any-return]  # as ``Entry`` says
+def _text(source: bytes) -> str:
+    return source.decode("utf-8", "replace")
+
+
+def _waiting(entry: Entry, topic: str) -> Group | None:
+    """What waits for its home, of a copy whose target is its own delay topic."""
+    _, kind, _, _, payload, _ = entry
+    return waiting(payload) if kind == COPY and payload[0] == topic else None
+
+
+def _described(entry: Entry, topic: str) -> Payload:
+    """What an entry asks for; of what asks for no delivery, its content only. What goes home asks
+    for that.
+    """
+    _, kind, _, record_id, payload, extra = entry
+    if kind == HOMEBOUND:
+        acts, first_ms, home = extra
+        sent = homebound(acts, record_id or b"", b"", first_ms, payload)
+        return (topic, home, *sent.original, 0, None)
+    group = _waiting(entry, topic)
+    if group is not None:
+        return (topic, payload[1], *group[-1].original, 0, None)
+    if kind <= COPY:
+        return payload  # type: ignore[no-any-return]  # as ``Entry`` says
     key, value, headers = entry[4]
     return ("", -1, key, value, headers, 0, None)

@@ -1,0 +1,106 @@
+"""What people are told of records that go home, or that wait for it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from connectors.spark.row_check import Judge, Rules
+from delayservice.admin.changing import refuse_what_would_fail
+from delayservice.admin.models import Reschedule
+from delayservice.admin.problems import Refusal
+from delayservice.commands import pending, send
+from delayservice.core.contract import HOMES_VERSION, Contract, Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.entry import HOMEBOUND
+from delayservice.core.partitioner import partition_for
+from delayservice.core.question import Pending
+from delayservice.core.record import RecordReader
+from delayservice.lanes import looking
+from delayservice.settings import load
+
+TOPIC = "delay_topic_any"
+NOW_MS = 1_800_000_000_000
+FAR = next(b"%d" % n for n in range(100) if partition_for(b"%d" % n, 2) == 1)
+"""At home in partition 1; users write to partition 0."""
+CONTRACT = Contract(HOMES_VERSION, id_partitions=2)
+HEADERS = [("delay-after", b"60000"), ("delay-target-topic", b"orders"), ("delay-id", FAR)]
+WAITS = Pending(
+    topic=TOPIC,
+    partition=0,
+    offset=7,
+    key_ms=NOW_MS + 60_000,
+    due_ms=NOW_MS,
+    target=TOPIC,
+    target_partition=1,
+    record_id=FAR,
+    key=None,
+    value=None,
+    value_bytes=None,
+    headers=[],
+    source=f"{TOPIC}:0:3",
+    attempt=2,
+    expires_ms=None,
+    recurs=False,
+    marked_by=-1,
+)
+
+
+@pytest.mark.parametrize(
+    ("passed", "state", "word"), [(3, "pending", "about to be sent"), (4, "settled", "was sent")]
+)
+def test_what_goes_home_says_where(passed: int, state: str, word: str) -> None:
+    reader = RecordReader(TOPIC, 0, Contracts([(0, CONTRACT)]), [])
+    entry = reader.read(3, NOW_MS, None, b"x", [*HEADERS])
+    assert entry[1] == HOMEBOUND
+    lane = SimpleNamespace(shard=SimpleNamespace(committed=Cursor((0, 0), passed)))
+    fate = looking._locate_other(cast("Any", lane), entry)
+    assert fate.state == state
+    assert word in fate.detail
+    assert "to partition 1, where its id is at home" in fate.detail
+
+
+def test_what_waits_for_its_home_says_so() -> None:
+    assert looking._waits(WAITS) == "it waits for partition 1, where its id is at home"
+    assert looking._waits(replace(WAITS, target="orders")) == "it waits for its due time"
+
+
+def test_the_command_shows_what_waits_for_its_home() -> None:
+    record = {
+        **{name: getattr(WAITS, name) for name in WAITS.__struct_fields__},
+        "id": None,
+        "next_ms": WAITS.key_ms,
+        "marked_by": None,
+    }
+    assert pending._cells(record)[-1] == "try 2, waits for its home"
+    assert pending._cells({**record, "target": "orders"})[-1] == "try 2"
+    lines = dict(pending._lines({**record, "key": None, "value": None}))
+    assert lines["waits for its home"] == f"{TOPIC}:1"
+    assert "target" not in lines
+
+
+def test_what_waits_for_its_home_is_not_rescheduled() -> None:
+    """Its target is a delay topic, which a record must not name."""
+    panel = SimpleNamespace(is_catching_up=lambda _: False, wall_ms=lambda: 0)
+    with pytest.raises(Refusal) as caught:
+        refuse_what_would_fail(cast("Any", panel), WAITS, Reschedule(id="r", after_ms=60_000))
+    assert caught.value.status == 409
+    assert "at home" in caught.value.detail
+
+
+def test_what_goes_home_is_judged_before_it_is_sent() -> None:
+    """The command does not know yet in which partition the record will lie."""
+    sets = ["kafka.bootstrap=127.0.0.1:1", "delivery.id_partitions=2"]
+    settings = load(None, [*sets, "targets.default.allow=others"], {})
+    record = send.Outgoing(TOPIC, None, b"x", HEADERS, None, None)
+    assert "(target-denied)" in (send.doubt(settings, record, NOW_MS) or "")
+
+
+def test_a_job_schedules_what_goes_home() -> None:
+    judge = Judge(Rules(TOPIC, (CONTRACT,), NOW_MS, {"orders": 1}, 1 << 20))
+    assert judge.refusal((0, NOW_MS, FAR, b"x", [*HEADERS])) is None
+    missing = Judge(Rules(TOPIC, (CONTRACT,), NOW_MS, {}, 1 << 20))
+    assert (missing.refusal((0, NOW_MS, FAR, b"x", [*HEADERS])) or ("",))[0] == "target-unknown"
