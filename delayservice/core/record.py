@@ -93,7 +93,7 @@ _PLAIN_DIGITS_MAX = 15
 _TIME_AND_TARGET = 2
 _TIME_TARGET_AND_ID = 3
 _ID_AND_OP = 2
-_CONTROLS: Mapping[bytes | None, int] = {b"cancel": CANCEL, b"fire": FIRE}
+_CONTROLS: Mapping[bytes | None, int] = {CANCEL_OP.encode(): CANCEL, FIRE_OP.encode(): FIRE}
 _NOT_PLAIN = 1_000
 """More headers than any plain record has: one that only the long way understands."""
 _ANY_PAST_MS = -DUE_STOP_MS
@@ -104,7 +104,7 @@ _UNREADABLE_REFUSAL: Refusal = (
 
 _RULES: dict[str, Rule] = {**RULES, **{alias.header: alias.rule for alias in ALIASES}}
 _CLAIMS = names.COPY_NAMES | names.HOME_NAMES
-_LONG_WAY = KNOWN | _CLAIMS
+_LONG_WAY = KNOWN | names.HOME_NAMES
 
 
 class _Origin(NamedTuple):

@@ -725,20 +725,16 @@ def _one(output: Output | None) -> list[Output] | None:
     return None if output is None else [output]
 
 
+def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
+    """As ``_took_all``, of single outputs."""
+    return _took_all([_one(one) for one in told], outputs)
+
+
 def _took_all(parts: Sequence[list[Output] | None], outputs: list[Output]) -> bool:
-    """As ``_took``, of lists."""
+    """Add all of these to ``outputs``, or none if one has to wait; return which it was."""
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return False
     for part in found:
         outputs += part
-    return True
-
-
-def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
-    """Add all of these to ``outputs``, or none if one has to wait; return which it was."""
-    found = [one for one in told if one is not None]
-    if len(found) < len(told):
-        return False
-    outputs += found
     return True
