@@ -96,7 +96,8 @@ def forward_outside_transaction() -> AbstractContextManager[Any]:
 def delay_from_copy() -> AbstractContextManager[Any]:
     """A delay counts from the time at which the record came home."""
     right = "timestamp_ms, sent.written_ms, sent.source"
-    return _rewritten(RecordReader, "_read_any", right, "timestamp_ms, timestamp_ms, sent.source")
+    wrong = "timestamp_ms, timestamp_ms, sent.source"
+    return _rewritten(RecordReader, "read_arrived", right, wrong)
 
 
 def key_by_due_time() -> AbstractContextManager[Any]:
@@ -180,7 +181,7 @@ def control_too_large() -> Iterator[None]:
 
 # --- its home can't be written to --------------------------------------------------------------
 
-_WAIT = "return [self._settler.copy(outcome.PARKED, offset, waiting, at_ms, base)]"
+_WAIT = "return [self._settler.copy(outcome.PARKED, offset, again, at_ms, base)]"
 
 
 def away_drops() -> AbstractContextManager[Any]:
@@ -196,7 +197,7 @@ def away_blocks() -> AbstractContextManager[Any]:
 def away_dead_letters() -> AbstractContextManager[Any]:
     """What can't go home is dead-lettered."""
     return _rewritten(
-        Homeward, "_send", _WAIT, "return self.refused(Waiting(offset, waiting), *obstacle)"
+        Homeward, "_send", _WAIT, "return self.refused(Waiting(offset, again), *obstacle)"
     )
 
 
@@ -209,7 +210,7 @@ def waiting_is_not_found() -> AbstractContextManager[Any]:
 @contextmanager
 def waiting_copy_is_hit_late() -> Iterator[None]:
     """What waits is not found by the record right behind it."""
-    right = "(*carried, sent), settles, waiting, offset, now_ms, offset + 1"
+    right = "self._send(target, group, settles, waiting, offset, now_ms, offset + 1)"
     with (
         _rewritten(Homeward, "leave", right, right.replace("+ 1", "+ 2")),
         _rewritten(
@@ -235,8 +236,8 @@ def carried_comes_last() -> AbstractContextManager[Any]:
     return _rewritten(
         Homeward,
         "leave",
-        "self._send((*carried, sent), settles, waiting",
-        "self._send((sent, *carried), settles[::-1], waiting",
+        "self._send(target, group, settles, waiting",
+        "self._send(target, group[::-1], settles[::-1], waiting",
     )
 
 

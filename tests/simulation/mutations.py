@@ -493,7 +493,7 @@ def base_one_too_high() -> AbstractContextManager[Any]:
         output: Output = original(settler, kind, offset, payload, at_ms, base + 1, *rest)
         return output
 
-    return replaced(Settler, "_copy", copy)
+    return replaced(Settler, "copy", copy)
 
 
 @contextmanager
