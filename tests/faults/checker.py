@@ -28,8 +28,10 @@ class Rules:
         delay_topic: where the history was written.
         dead_letter: the dead-letter topic.
         outcomes: the outcomes topic.
-        grace_ms: a cancel appended so long before its victim's due time must win. Shorter ones may
-            win or lose, for the owner may be down in between, but never do both.
+        grace_ms: a cancel appended so long before its victim's due time must win, unless the
+            service was later than that with records that had no canceller: what it has not read
+            it can't obey. Shorter ones may win or lose, for the owner may be down in between, but
+            never do both.
         early_ms: how early a record may be, where nodes' clocks are set apart on purpose.
         refused: uids of records that have to be dead-lettered.
     """
@@ -95,6 +97,7 @@ class _Check:
         self._outcomes: dict[bytes, list[Found]] = {}
         self._letters: list[bytes] = []
         self._verdict = Verdict()
+        self._grace_ms = rules.grace_ms
         for one in found:
             self._sort(one)
 
@@ -115,6 +118,7 @@ class _Check:
                 self._judge_cancel(one)
             else:
                 self._judge_record(one)
+        self._judge_victims()
         self._judge_letters()
         self._judge_outcomes()
         return self._verdict
@@ -132,13 +136,22 @@ class _Check:
             self._judge_arrivals(record, arrivals)
         elif not self._was_stopped(record):
             verdict.lost.append(uid)
-        canceller = self._canceller.get(uid)
-        if arrivals and canceller is not None and self._in_good_time(canceller, record):
-            verdict.cancelled_but_delivered.append(uid)
+
+    def _judge_victims(self) -> None:
+        """After all records, which say how late the service was."""
+        for uid, canceller in self._canceller.items():
+            victim = self._acked.get(uid)
+            if victim is None or uid not in self._arrivals:
+                continue
+            if canceller.appended_ms + self._grace_ms <= victim.due_ms:
+                self._verdict.cancelled_but_delivered.append(uid)
 
     def _judge_arrivals(self, record: Acked, arrivals: Sequence[Found]) -> None:
         verdict, uid, due_ms = self._verdict, record.step.uid, record.due_ms
-        verdict.lateness_ms.append(min(one.seen_ms for one in arrivals) - due_ms)
+        late_ms = min(one.seen_ms for one in arrivals) - due_ms
+        verdict.lateness_ms.append(late_ms)
+        if uid not in self._canceller:
+            self._grace_ms = max(self._grace_ms, late_ms)
         if len(arrivals) > 1:
             verdict.duplicated.append(uid)
             verdict.copies_too_many += len(arrivals) - 1
@@ -163,9 +176,6 @@ class _Check:
         refused, letters = Counter(self._rules.refused), Counter(self._letters)
         self._verdict.lost += (refused - letters).elements()
         self._verdict.dead_lettered += (letters - refused).elements()
-
-    def _in_good_time(self, canceller: Acked, victim: Acked) -> bool:
-        return canceller.appended_ms + self._rules.grace_ms <= victim.due_ms
 
     def _was_stopped(self, victim: Acked) -> bool:
         """Whether an outcome accounts for a record that never came."""

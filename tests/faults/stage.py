@@ -43,7 +43,8 @@ class Script:
         sets: settings of every node.
         places: what is special about a node, by its number.
         session_s: ZooKeeper session time-out of the nodes.
-        grace_ms: a cancel in such good time must win; longer than any outage of the scenario.
+        grace_ms: a cancel in such good time must win; longer than any outage of the scenario. See
+            ``checker.Rules``.
         early_ms: how early a record may be, where clocks are set apart on purpose.
         duplicates_max: copies too many that are allowed; none in exactly_once.
         settle_s: how long after the last due time all must have come.

@@ -211,7 +211,9 @@ class Bench:
         self.admin.incremental_alter_configs([resource])[resource].result(30)
 
     def grow(self, topic: str, partitions: int) -> None:
+        """Add partitions, and wait until the brokers show them."""
         self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+        await_true(lambda: self.partitions_of(topic) == partitions, f"{topic} has grown")
 
     def partitions_of(self, topic: str) -> int:
         found = self.admin.list_topics(timeout=30).topics.get(topic)

@@ -147,6 +147,14 @@ def test_a_record_delivered_though_cancelled_in_good_time_is_found() -> None:
     assert wrong(found, VICTIM, CANCEL) == {"cancelled_but_delivered": [b"victim"]}
 
 
+def test_a_cancel_that_the_service_was_too_late_to_read_may_lose() -> None:
+    """The victim's own lateness excuses nothing."""
+    found = [arrival(VICTIM, 30_000), outcome(CANCEL, b"not_pending")]
+    behind = [arrival(PLAIN[0], 20_000), *CAME[1:]]
+    assert wrong([*CAME, *found], VICTIM, CANCEL) == {"cancelled_but_delivered": [b"victim"]}
+    assert wrong([*behind, *found], VICTIM, CANCEL) == {}
+
+
 def test_a_cancel_that_came_close_to_the_due_time_may_lose_but_not_do_both() -> None:
     late = replace(CANCEL, appended_ms=VICTIM.due_ms - RULES.grace_ms + 1)
     lost = [*CAME, arrival(VICTIM), outcome(late, b"not_pending")]
