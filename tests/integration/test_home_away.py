@@ -1,0 +1,83 @@
+"""Ids find home although the broker that leads their home is away, on three real brokers."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from confluent_kafka.cimpl import NewTopic
+
+from delayservice.core.partitioner import partition_for
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.integration.bench import Bench, Header, await_true, now_ms
+
+pytestmark = pytest.mark.night
+
+PARTITIONS = 3
+AWAY = PARTITIONS - 1
+"""The partition on broker 3, which is stopped."""
+YEAR_MS = 365 * 86_400_000
+OPS: dict[str, Header] = {"cancelled": ("delay-op", b"cancel"), "fired": ("delay-op", b"fire")}
+
+
+def ids_at(home: int, fate: str, count: int = 10) -> list[str]:
+    names = (f"{fate} {number}" for number in range(1_000))
+    return [name for name in names if partition_for(name.encode(), PARTITIONS) == home][:count]
+
+
+def make_delay_topic(bench: Bench) -> None:
+    """Each partition on a broker of its own, without replicas."""
+    replicas = [[1], [2], [3]]
+    new = NewTopic(
+        bench.any,
+        PARTITIONS,
+        replica_assignment=replicas,
+        config={"message.timestamp.type": "LogAppendTime"},
+    )
+    bench.admin.create_topics([new])[bench.any].result(30)
+
+
+def fates(bench: Bench) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for one in bench.read_all(bench.outcomes):
+        name, outcome = one.header("delay-id") or "", one.header("delay-outcome") or ""
+        found.setdefault(name, Counter())[outcome] += 1
+    return found
+
+
+def test_what_is_at_home_on_a_broker_that_is_away_waits_and_keeps_its_order(
+    tmp_path: Path,
+) -> None:
+    with EmbeddedCluster(brokers=3, zookeepers=0) as cluster:
+        sets = (f"delivery.id_partitions={PARTITIONS}",)
+        with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=sets) as bench:
+            make_delay_topic(bench)
+            target = bench.target_name("orders")
+            new = NewTopic(target, 1, 3)
+            bench.admin.create_topics([new])[target].result(30)
+            service = bench.serve()
+            cluster.stop_broker(3, kill=True)
+            ids = {name: fate for fate in OPS for name in ids_at(AWAY, fate)}
+            soon = ids_at(AWAY, "delivered")
+            for number, name in enumerate([*ids, *soon]):
+                delay_ms = YEAR_MS if name in ids else 100
+                headers = bench.to(target, delay_ms, ("delay-id", name))
+                bench.send(headers, partition=number % AWAY)
+            plain = [now_ms() + n for n in range(10)]
+            for uid in plain:  # behind what waits
+                bench.send(bench.to(target, 100), key=b"%d" % uid, partition=uid % AWAY)
+            keys = {b"%d" % uid for uid in plain}
+            bench.await_match(target, lambda one: one.key in keys, len(keys))
+            for number, (name, fate) in enumerate(ids.items()):
+                bench.send([("delay-id", name), OPS[fate]], partition=number % AWAY)
+            assert fates(bench) == {}, "nothing is decided away from home"
+            cluster.start_broker(3)
+            await_true(
+                lambda: fates(bench).keys() >= ids.keys(), "all controls had their effect", 90
+            )
+            once = sorted([*ids_at(AWAY, "fired"), *soon])
+            bench.await_match(target, lambda one: one.header("delay-id"), len(once))
+            expected = {"cancelled": Counter(cancelled=2), "fired": Counter(fired=1)}
+            assert fates(bench) == {name: expected[fate] for name, fate in ids.items()}
+            seen = [one.header("delay-id") for one in bench.read_all(target)]
+            assert sorted(name for name in seen if name) == once
+            assert service.stop() == 0
