@@ -256,6 +256,8 @@ def with_homes(seed: int, plan: Plan, kind: dict[str, Any]) -> Plan:
     window_ms = rng.choice((NO_ROLL_MS, NO_ROLL_MS, 60, 150))
     drawn: dict[str, Any] = {"stuck": stuck, "homes": homes, "ids": rng.choice((1, 1, 2, 4))}
     drawn |= {"roll_window_ms": window_ms, "far": 0.0 if window_ms == NO_ROLL_MS else plan.far}
+    if plan.load:  # each try to go home is one more record to read: one a poll would not keep up
+        drawn["poll_records"] = max(plan.poll_records, 5)
     return replace(plan, **kind | drawn)
 
 
