@@ -33,7 +33,7 @@ from tests.simulation.schedule import replay_command, run_schedule, silenced
 from tests.wheels import LoneStore
 
 BLOCK = 200
-BLOCKS = 500 if os.environ.get("SIMULATION_MODE") == "long" else 16
+BLOCKS = 500 if os.environ.get("SIMULATION_MODE") == "long" else 8
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
