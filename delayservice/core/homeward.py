@@ -98,6 +98,8 @@ class Homeward:
         if obstacle is not None and obstacle[0] == TARGET_ASKED:
             return None
         if obstacle is not None and obstacle[0] != TARGET_PAUSED:  # that is for deliveries
+            if not self._settler.takes_copies():
+                return None
             again = waiting()
             at_ms = self._settler.later_ms(offset, again, now_ms, _AGAIN_MS)
             return [self._settler.copy(outcome.PARKED, offset, again, at_ms, base)]

@@ -51,6 +51,7 @@ from delayservice.core.recurrence import (
     following,
     left_after,
     recurrence_of,
+    recurs,
 )
 from delayservice.core.spread import spread_ms
 from delayservice.core.targets import Allowlist
@@ -65,6 +66,7 @@ _LATER_MS: Final = 200
 _SERVICE_TOPIC_MS: Final = 2_000
 """The same, where the dead-letter or the outcomes topic takes nothing."""
 _BY_KEY: Final = -1
+_SENT: Final = (outcome.DELIVERED, outcome.FIRED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +205,32 @@ class Settler:
         Rolls when its key was only a roll time, unless its copy was refused, or settings deny its
         target; it is judged again later if that can't be written down now. None when it has to
         wait: neither the record nor a roll is due, which happens only after the clock stepped back;
-        its target is paused and there is nowhere to put it off to; or its target is being asked
-        for. ``base`` is the first offset whose record of the same id cancels a copy made now (rule
-        12).
+        its target is paused and there is nowhere to put it off to; its target is being asked for;
+        or it needs a copy and none can be appended. ``base`` is the first offset whose record of
+        the same id cancels a copy made now (rule 12).
         """
+        output = self._settled(offset, key_ms, payload, now_ms, base)
+        return output if output is None or self._can_follow(output, payload) else None
+
+    def _can_follow(self, output: Output, payload: Payload) -> bool:
+        """Return whether what an output needs appended to the delay topic can be: itself, if it is
+        a copy, or the next occurrence.
+        """
+        meta = payload[6]
+        is_followed = output[0] in _SENT and meta is not None and recurs(meta)
+        return self.takes_copies() if is_followed or output[0] in outcome.COPIES else True
+
+    def takes_copies(self) -> bool:
+        """Return whether copies can be appended now, or there is nowhere to append them to."""
+        if self.copies_to is None:
+            return True
+        place = (self.copies_to, self.partition)
+        found = None if place in self.targets.fit else self.targets.obstacle(place)
+        return found is None or found[0] == TARGET_PAUSED  # that is for deliveries
+
+    def _settled(
+        self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
+    ) -> Output | None:
         due_ms = payload[5]
         verdicts = self.verdicts
         if due_ms > now_ms and key_ms >= due_ms:
@@ -295,6 +319,8 @@ class Settler:
         if refusal is not None:
             return self._dead_letter_payload(offset, payload, *refusal)
         output = self._settle_now(offset, payload, now_ms, by + 1)
+        if output is not None and not self._can_follow(output, payload):
+            return None
         if output is None or output[0] != outcome.DELIVERED:
             return output
         _, target, partition, key, value, headers, due_ms, _ = output
@@ -308,7 +334,7 @@ class Settler:
         pending one; None: there is none. A dead letter ends a schedule: it says so, and can be
         sent again.
         """
-        if output[0] not in (outcome.DELIVERED, outcome.FIRED):
+        if output[0] not in _SENT:
             return None
         source = self._provenance.source(offset, payload[6])
         try:

@@ -762,13 +762,16 @@ class Oracle:
 
     def check_lateness(self, due_by_ms: int, but: str, away: Place | None = None) -> None:
         """While all is well, what was due by then is settled, whatever else there is to do.
-        ``but``: a target that is bad; ``away``: a shard whose log can't be written to.
+        ``but``: a target that is bad; ``away``: a shard whose log can't be written to. Where both
+        are, what is bad can't be put off, and keeps back the rest of that slice, but of no other.
         """
         for shard in self.shards.values():
             for record in shard.placed.values():
                 if record.outcome or record.wish.target == but or record.op not in (SCHEDULE, COPY):
                     continue
                 if record.group or shard.place == away:
+                    continue
+                if but and away is not None and shard.place[1] == away[1]:
                     continue
                 is_away = shard.home_of(record) is not None  # it does not wait to be due
                 at_ms = record.timestamp_ms if is_away else shard.key_of(record)[0]

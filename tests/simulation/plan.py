@@ -248,10 +248,12 @@ KINDS_OF_HOMES: tuple[dict[str, Any], ...] = (
 
 def with_homes(seed: int, plan: Plan, kind: dict[str, Any]) -> Plan:
     """A plan where ids find home. Without what keeps one slice back at last by a target: records of
-    others are sent there, and wait with it.
+    others are sent there, and wait with it; as does the cancel of a schedule that recurs, by a
+    take-over.
     """
     rng = Random(f"homes {seed}")
-    stuck = "" if plan.stuck == "asked" else plan.stuck
+    recurs = kind.get("recurring", plan.recurring)
+    stuck = "" if plan.stuck == "asked" or recurs else plan.stuck
     homes = 3 if kind is HOMES_ADDED and rng.random() < 0.3 else 2
     window_ms = rng.choice((NO_ROLL_MS, NO_ROLL_MS, 60, 150))
     drawn: dict[str, Any] = {"stuck": stuck, "homes": homes, "ids": rng.choice((1, 1, 2, 4))}

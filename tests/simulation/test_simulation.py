@@ -73,6 +73,15 @@ def test_promises_hold_where_dead_letters_and_outcomes_can_not_be_written_for_a_
             assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
 
 
+def test_a_log_that_can_not_be_written_to_keeps_back_no_other_slice_whatever_else_fails() -> None:
+    with silenced():
+        for seed in range(140_000, 140_045):
+            plan = with_homes(seed, draw_plan(seed), HOMES_AWAY)
+            plan = replace(plan, own_topics_fail=True, targets_fail=True)
+            verdict = run_schedule(seed, plan=plan)
+            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
+
+
 @pytest.mark.parametrize("block", range(2))
 def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_and_targets_get_more(
     block: int,

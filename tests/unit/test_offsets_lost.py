@@ -350,8 +350,8 @@ def test_a_parked_record_waits_no_longer_than_the_log_keeps_it() -> None:
     class Down:
         fit: frozenset[Any] = frozenset()
 
-        def obstacle(self, _target: object) -> tuple[str, str]:
-            return ("target-unknown", "not there")
+        def obstacle(self, target: object) -> tuple[str, str] | None:
+            return None if target == PLACE else ("target-unknown", "not there")
 
     settler = Settler(*PLACE, ROUTES, Verdicts(), None, cast("Any", Down()))
     settler.contracts = CONTRACTS

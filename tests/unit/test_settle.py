@@ -12,6 +12,7 @@ from delayservice.core.codes import (
     TARGET_UNKNOWN,
     TOO_LARGE,
 )
+from delayservice.core.recurrence import Recurrence, encode
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.cron import cron_time
 from tests.unit.known_targets import KnownTargets, any_target
@@ -329,6 +330,26 @@ def test_what_a_topic_of_the_service_refuses_is_put_off_or_waits_and_is_never_se
     expired = by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8)
     assert expired is not None
     assert expired[:2] == (outcome.PARKED, "delay_topic_any")
+
+
+def test_while_copies_can_not_be_appended_only_what_needs_one_waits() -> None:
+    targets = without("nothing")
+    targets.why["delay_topic_any", 3] = ("target-unavailable", "not enough replicas")
+    targets.why["blocked", -1] = BLOCKED
+    by = settler_of(targets)
+    parked, far = ("blocked", *payload()[1:]), payload(NOW_MS + 50_000)
+    often = (*payload()[:6], (b"id", None, 1, None, encode(Recurrence(every_ms=1_000, number=1))))
+    delivered = by.settle(7, NOW_MS, payload(), NOW_MS, 8)
+    assert delivered is not None
+    assert delivered[0] == outcome.DELIVERED
+    assert by.settle(7, NOW_MS - 1, far, NOW_MS, 8) is None
+    assert by.settle(7, NOW_MS, parked, NOW_MS, 8) is None
+    assert by.settle(7, NOW_MS, often, NOW_MS, 8) is None
+    assert by.fire(7, parked, NOW_MS, 9) is None
+    targets.why["delay_topic_any", 3] = PAUSED
+    rolled = by.settle(7, NOW_MS - 1, far, NOW_MS, 8)
+    assert rolled is not None
+    assert rolled[0] == outcome.ROLLED
 
 
 def test_without_an_outcomes_topic_nothing_expires() -> None:
