@@ -59,7 +59,7 @@ class Admin(Section):
 
     @property
     def are_reads_open(self) -> bool:
-        """Whether anybody who reaches the server may read."""
+        """Return whether anybody who reaches the server may read."""
         if self.reads == "auto":
             return self.listen.startswith(_LOOPBACK)
         return self.reads == "open"

@@ -63,7 +63,7 @@ RESERVED: Mapping[str, str] = {
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value under this name must never be shown. A path to a secret is no secret."""
+    """Return whether a value of this name must never be shown. A path to a secret is no secret."""
     return bool(_SECRET.search(name)) and not _ONLY_A_PLACE.search(name)
 
 

@@ -195,8 +195,8 @@ class ClockGuard:
         return self.frozen
 
     def _is_off_anchor(self, wall_ms: int, boot_ms: int) -> bool:
-        """Whether the wall clock was stepped since the last reading: it may have been wrong then,
-        and the anchor with it.
+        """Return whether the wall clock was stepped since the last reading: it may have been wrong
+        then, and the anchor with it.
         """
         if self._anchor_ms is None:
             return False

@@ -100,7 +100,7 @@ class _Repeats(logging.Filter):
         self._said_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether this message, but for what is in brackets, was not written a moment ago."""
+        """Return whether this message, apart from brackets, was not written a moment ago."""
         said = _BRACKETS.sub("", record.getMessage())
         before_s = self._said_s.get(said, -_REPEAT_S)
         if record.created - before_s < _REPEAT_S:

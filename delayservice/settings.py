@@ -501,7 +501,7 @@ class Settings(Section):
 
     @property
     def standalone(self) -> bool:
-        """Whether this node owns every slice, without an election."""
+        """Return whether this node owns every slice, without an election."""
         return not self.zookeeper.hosts
 
     @model_validator(mode="after")

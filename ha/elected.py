@@ -113,7 +113,7 @@ class ElectedOwnership:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the thread has ended with an error: nobody decides any more."""
+        """Return whether the thread has ended with an error: nobody decides any more."""
         return self._has_failed
 
     def start(self) -> None:
@@ -141,7 +141,7 @@ class ElectedOwnership:
         return self.roles().get(slice_no, Role.REPLICA)
 
     def confirm(self, slice_no: int) -> bool:
-        """Whether it is the owner beyond doubt."""
+        """Return whether it is the owner beyond doubt."""
         return slice_no in self.confirm_all([slice_no])
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:

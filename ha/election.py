@@ -185,7 +185,7 @@ class Election:
             self._plan()
 
     def pin(self, *, is_pinned: bool) -> None:
-        """Whether owners stay where they are, though another node is preferred."""
+        """Return whether owners stay where they are, though another node is preferred."""
         self._is_pinned = is_pinned
 
     def lives(self, notes: Mapping[str, LifeNote]) -> None:
@@ -343,7 +343,7 @@ class Election:
         return None if state is None else state.seat
 
     def verdict(self, slice_no: int, now_s: float) -> Verdict:
-        """Whether this worker may own a slice of which it keeps a copy."""
+        """Return whether this worker may own a slice of which it keeps a copy."""
         state = self._slices.get(slice_no, _UNKNOWN_SLICE)
         standing, left_s = state.standing, state.rest_until_s - now_s
         copy = CopyFacts(
@@ -410,7 +410,7 @@ class Election:
         return None if note is None else f"{node_id}:{slice_no % note.workers}"
 
     def _is_ready(self, node_id: str, slice_no: int) -> bool:
-        """Whether another node's copy is known to be good enough."""
+        """Return whether another node's copy is known to be good enough."""
         name = self._worker_of(node_id, slice_no)
         return name is not None and slice_no in self._caught_up.get(name, ())
 
@@ -527,7 +527,7 @@ class Election:
         return None
 
     def _is_over(self, end_s: float, now_s: float) -> bool:
-        """Whether the time has come; if not, it is when to look again."""
+        """Return whether the time has come; if not, it is when to look again."""
         if end_s > now_s:
             self._wake_s = min(self._wake_s, end_s)
         return end_s <= now_s

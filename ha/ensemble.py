@@ -117,12 +117,12 @@ class Ensemble:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection stands."""
+        """Return whether the connection stands."""
         return bool(self._client.connected)
 
     @property
     def is_refused(self) -> bool:
-        """Whether the login was refused; kazoo does not try again then."""
+        """Return whether the login was refused; kazoo does not try again then."""
         return self._is_refused
 
     @property
@@ -131,14 +131,14 @@ class Ensemble:
         return self._kazoo_log.trouble
 
     def take_lost(self) -> bool:
-        """Whether the session was lost since this was asked last."""
+        """Return whether the session was lost since this was asked last."""
         was_lost = self._lost.is_set()
         self._lost.clear()
         return was_lost
 
     @property
     def is_lost(self) -> bool:
-        """Whether that is still to be asked."""
+        """Return whether that is still to be asked."""
         return self._lost.is_set()
 
     @property

@@ -44,5 +44,5 @@ class Lease:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the session can't have ended yet."""
+        """Return whether the session can't have ended yet."""
         return self._boot_s() < self._end_s

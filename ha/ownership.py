@@ -29,7 +29,7 @@ class Ownership(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended with an error: the worker has to end as well."""
+        """Return whether it has ended with an error: the worker has to end as well."""
 
     def roles(self) -> Mapping[int, Role]:
         """Return what this worker may do with each slice now; a slice that is missing is a replica.
@@ -46,7 +46,7 @@ class Ownership(Protocol):
         """What this worker may do with the slice; costs nothing to ask."""
 
     def confirm(self, slice_no: int) -> bool:
-        """Whether it is the owner beyond doubt: asks the ensemble. Before and after fencing."""
+        """Return whether this node is the owner: asks the ensemble, before and after fencing."""
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
         """Return those slices that this worker owns beyond doubt: asks the ensemble once for all.

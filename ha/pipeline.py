@@ -143,7 +143,7 @@ class Pipeline:
 
 
 def _is_carried_out(results: list[Any]) -> bool:
-    """Whether a transaction was carried out, all or nothing."""
+    """Return whether a transaction was carried out, all or nothing."""
     failed = [result for result in results if isinstance(result, Exception)]
     causes = [result for result in failed if not isinstance(result, _CONSEQUENCES)]
     if all(isinstance(cause, _OVERTAKEN) for cause in causes):

@@ -19,7 +19,7 @@ class SeenStore(Protocol):
     """
 
     def has(self, source: str) -> bool:
-        """Whether ``source`` was added, as far as is remembered."""
+        """Return whether ``source`` was added, as far as is remembered."""
 
     def add(self, source: str) -> None:
         """Remember ``source``; adding it again changes nothing."""
@@ -43,7 +43,7 @@ class LruSeen:
         self._lock = threading.Lock()
 
     def has(self, source: str) -> bool:
-        """Whether ``source`` is remembered; if so, it is among the newest again."""
+        """Return whether ``source`` is remembered; if so, it is among the newest again."""
         with self._lock:
             if source not in self._sources:
                 return False
@@ -74,7 +74,7 @@ class Deduplicator:
         self._store = LruSeen() if store is None else store
 
     def is_done(self, message: Message) -> bool:
-        """Whether ``done`` was called for this record, or for another copy of it."""
+        """Return whether ``done`` was called for this record, or for another copy of it."""
         return self._store.has(source_of(message))
 
     def done(self, message: Message) -> None:

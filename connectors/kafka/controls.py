@@ -60,7 +60,7 @@ class ControlDesk:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether nobody waits for outcomes any more."""
+        """Return whether nobody waits for outcomes any more."""
         return self._stopping.is_set()
 
     def stop(self) -> None:

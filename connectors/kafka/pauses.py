@@ -42,7 +42,7 @@ class PauseWatcher:
         """Since when it can't be read, monotonic; 0: it can."""
 
     def holds(self, topic: str) -> bool:
-        """Whether nothing of a delay topic is to be settled."""
+        """Return whether nothing of a delay topic is to be settled."""
         newest = self.newest
         return newest is None or newest.holds(topic)
 

@@ -209,7 +209,7 @@ def _are_sensible(group: Group) -> bool:
 
 
 def _came_from(entry: Entry, source: bytes) -> bool:
-    """Whether the reader has taken the record out of its envelope: its signature was right."""
+    """Return whether the reader took the record out of its envelope: its signature was right."""
     _, kind, _, _, payload, extra = entry
     if kind == SCHEDULE:
         meta = payload[6]

@@ -30,13 +30,15 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 
 def is_there(spark: SparkSession, path: str) -> bool:
-    """Whether there is such a file or folder."""
+    """Return whether there is such a file or folder."""
     system, place = _file_system(spark, path)
     return bool(system.exists(place))
 
 
 def is_replaceable(spark: SparkSession, path: str) -> bool:
-    """Whether nothing is lost when Spark writes there anew: a folder that it wrote, or nothing."""
+    """Return whether nothing is lost when Spark writes there anew: a folder that it wrote, or
+    nothing.
+    """
     system, place = _file_system(spark, path)
     if not system.exists(place):
         return True

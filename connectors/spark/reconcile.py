@@ -153,7 +153,7 @@ class ReconcileResult:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found."""
+        """Return whether nothing was found."""
         return not self.findings
 
     def to_json(self) -> dict[str, object]:

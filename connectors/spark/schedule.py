@@ -120,7 +120,7 @@ class Scheduled:
 
     @property
     def is_refused(self) -> bool:
-        """Whether there were bad rows."""
+        """Return whether there were bad rows."""
         return bool(self.rejected)
 
     def to_json(self) -> dict[str, object]:

@@ -146,7 +146,9 @@ def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str =
 
 
 def is_plain(text: str) -> bool:
-    """Whether text may be put on a clipboard: pasted into a shell, it does nothing by itself."""
+    """Return whether text may be put on a clipboard: pasted into a shell, it does nothing by
+    itself.
+    """
     return not any(unicodedata.category(char) in _UNSEEN for char in text)
 
 

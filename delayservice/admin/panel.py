@@ -85,7 +85,9 @@ class Panel:
         return [held.slice for held in self.inquiry.members().slices if held.slice not in here]
 
     def is_catching_up(self, slice_no: int) -> bool:
-        """Whether this node's copy of a slice is so far behind that it may know of what is gone."""
+        """Return whether this node's copy of a slice is so far behind that it may know of what is
+        gone.
+        """
         return any(
             one.metrics.slice == slice_no and one.metrics.state not in _GOOD_STATES
             for one in self.hub.facts().slices

@@ -59,7 +59,7 @@ def health_routes(panel: Panel) -> APIRouter:
 
     @routes.get("/healthz", responses=described(503))
     async def healthz() -> models.Health:
-        """Whether the node lives: no worker hangs."""
+        """Return whether the node lives: no worker hangs."""
         silent = [w for w in panel.hub.facts().workers if w.silent_s > SILENT_S_MAX]
         if silent:
             said = ", ".join(f"{w.worker} for {w.silent_s:.0f} s" for w in silent)
@@ -68,7 +68,7 @@ def health_routes(panel: Panel) -> APIRouter:
 
     @routes.get("/readyz", responses=described(503))
     async def readyz() -> models.Health:
-        """Whether the node may own every slice that it has a copy of; if not, why.
+        """Return whether the node may own every slice that it has a copy of; if not, why.
 
         Other alarms are in `/v1/node`: they don't say that it should be asked no more.
         """

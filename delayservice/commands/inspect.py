@@ -39,7 +39,7 @@ class Wanted:
     target: str | None
 
     def __call__(self, frame: Frame) -> bool:
-        """Whether this one is."""
+        """Return whether this one is."""
         if self.record_id is None and self.target is None:
             return True
         payload = decode_payload(frame[3])

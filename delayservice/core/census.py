@@ -244,8 +244,8 @@ class Census:
         ]
 
     def is_plain(self, key_ms: int) -> bool:
-        """Whether what has this key is due at it: nothing was cancelled in its second, and nothing
-        in its minute is due beyond the roll window.
+        """Return whether what has this key is due at it: nothing was cancelled in its second, and
+        nothing in its minute is due beyond the roll window.
         """
         return not self._far.get(key_ms // MINUTE_MS) and not self._cancelled[key_ms // SECOND_MS]
 

@@ -99,7 +99,7 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def was_tried(self) -> bool:
-        """Whether its target has failed before."""
+        """Return whether its target has failed before."""
         return self.meta is not None and cast("int", self.meta[2]) > 1
 
 

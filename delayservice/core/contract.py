@@ -132,7 +132,7 @@ class Contract:
 
     @property
     def has_allowlist(self) -> bool:
-        """Whether a record's target was judged when the record was read."""
+        """Return whether a record's target was judged when the record was read."""
         return self.version < TARGETS_BY_SETTINGS_VERSION
 
     def _check_default_target(self) -> None:
@@ -207,7 +207,7 @@ class Contracts:
             raise ContractError(msg)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same contracts from the same offsets."""
+        """Return whether both hold the same contracts from the same offsets."""
         return isinstance(other, Contracts) and self.entries() == other.entries()
 
     def __hash__(self) -> int:
@@ -293,7 +293,7 @@ class Contracts:
         return self if gone < 1 else Contracts(self.entries()[gone:])
 
     def agree_below(self, stop: int, other: Contracts) -> bool:
-        """Whether both read every offset below ``stop`` by the same parameters.
+        """Return whether both read every offset below ``stop`` by the same parameters.
 
         Where one begins later because its first contracts were dropped, the other has to know the
         one with which it begins: then it knew those before. One that begins at ``stop`` or above is

@@ -188,7 +188,7 @@ class Filter:
     """The last three are of the source."""
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Whether this one is meant."""
+        """Return whether this one is meant."""
         return (
             (not self.codes or letter.code in self.codes)
             and (self.since_ms is None or letter.time_ms >= self.since_ms)

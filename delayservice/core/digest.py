@@ -222,7 +222,7 @@ class ShardDigest:
         self.counted = max(self.counted, stop)
 
     def is_exact_at(self, offset: int) -> bool:
-        """Whether the sums are those of H = ``offset``."""
+        """Return whether the sums are those of H = ``offset``."""
         return self.sums is not None and self.counted <= offset <= self.stored
 
     # --- made anew of what the disk holds --------------------------------------------------------

@@ -79,13 +79,13 @@ class Draft:
         return timestamp_ms + self.readings.duration_ms(name, value)
 
     def mentions_delivery(self) -> bool:
-        """Whether a header says when or where to deliver."""
+        """Return whether a header says when or where to deliver."""
         where = self.targets or self.partitions or self.keys
         return bool(self.times or where or self.recurs)
 
     @property
     def recurs(self) -> bool:
-        """Whether a header speaks of more than one occurrence."""
+        """Return whether a header speaks of more than one occurrence."""
         return bool(self.every or self.cron or self.zones or self.counts)
 
 

@@ -105,7 +105,7 @@ class Verdict(NamedTuple):
 
     @property
     def may_own(self) -> bool:
-        """Whether it may be owned without reserve."""
+        """Return whether it may be owned without reserve."""
         return self.cause is Cause.NONE
 
 

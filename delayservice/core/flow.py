@@ -114,22 +114,22 @@ class Flow:
 
     @property
     def limits(self) -> bool:
-        """Whether there is any limit."""
+        """Return whether there is any limit."""
         return bool(self._rules.rates) or self.has_cap
 
     @property
     def has_rates(self) -> bool:
-        """Whether any target has one."""
+        """Return whether any target has one."""
         return bool(self._rules.rates)
 
     @property
     def has_cap(self) -> bool:
-        """Whether a second has one."""
+        """Return whether a second has one."""
         return bool(self._rules.slot_records_max)
 
     @property
     def dead_letters(self) -> bool:
-        """Whether what is beyond the cap of its second is refused instead of moved."""
+        """Return whether what is beyond the cap of its second is refused instead of moved."""
         return self._rules.slot_policy == "dead-letter"
 
     # --- rates ---------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ class Flow:
         return turn_ms
 
     def may_go(self, target: str, now_ms: int) -> bool:
-        """Whether a record whose turn has come goes. While nobody served the slice many a turn may
-        have passed: all of them at once would be a burst, so most ask for another.
+        """Return whether a record whose turn has come goes. While nobody served the slice many a
+        turn may have passed: all of them at once would be a burst, so most ask for another.
         """
         earliest_ms = self._earliest_ms(target, now_ms)
         if earliest_ms > now_ms:

@@ -226,12 +226,14 @@ class LevelShard:
 
     @property
     def is_full(self) -> bool:
-        """Whether enough is fetched ahead."""
+        """Return whether enough is fetched ahead."""
         return self.waiting >= self._records_max or self._bytes >= self._bytes_max
 
     @property
     def has_room(self) -> bool:
-        """Whether so much was settled that it is worth fetching again: half of what may wait."""
+        """Return whether so much was settled that it is worth fetching again: half of what may
+        wait.
+        """
         return 2 * self.waiting <= self._records_max and 2 * self._bytes <= self._bytes_max
 
     # --- settle --------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ class LevelShard:
 
     @property
     def is_staged(self) -> bool:
-        """Whether a commit would move the cursor."""
+        """Return whether a commit would move the cursor."""
         return self.staged != self.committed
 
     def commit(self) -> None:

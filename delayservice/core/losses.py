@@ -26,11 +26,11 @@ class Gap(NamedTuple):
 
     @property
     def is_of_store(self) -> bool:
-        """Whether the store lacks the offsets."""
+        """Return whether the store lacks the offsets."""
         return self.below == self.stop
 
     def concerns(self, offset: int, *, is_copy: bool) -> bool:
-        """Whether a canceller of the stored record at ``offset`` may lie in the gap."""
+        """Return whether a canceller of the stored record at ``offset`` may lie in the gap."""
         if self.is_of_store:
             return offset < self.stop
         return is_copy and self.stop <= offset < self.below
@@ -89,7 +89,7 @@ def doubtful(gaps: Iterable[Gap], ranges: Sequence[Lost]) -> tuple[Gap, ...]:
 
 
 def _was_skipped(gap: Gap, ranges: Iterable[Lost]) -> bool:
-    """Whether no owner has walked any of the gap."""
+    """Return whether no owner has walked any of the gap."""
     at = gap.first
     for _, unread, stop in sorted(ranges):
         if unread <= at < stop:

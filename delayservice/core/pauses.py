@@ -68,7 +68,7 @@ class Pauses:
         self._targets = [(p.name, pause) for p, pause in pauses.items() if p.kind == "target"]
 
     def holds(self, topic: str) -> bool:
-        """Whether a delay topic is paused."""
+        """Return whether a delay topic is paused."""
         return topic in self._topics
 
     def why(self, target: str) -> str | None:

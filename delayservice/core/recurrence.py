@@ -77,7 +77,7 @@ decode: Callable[[bytes], Recurrence] = msgspec.msgpack.Decoder(Recurrence).deco
 
 
 def recurs(meta: Meta) -> bool:
-    """Whether a payload's meta speaks of more than one occurrence."""
+    """Return whether a payload's meta speaks of more than one occurrence."""
     return packed_recurrence(meta) is not None
 
 

@@ -19,5 +19,5 @@ class Role(Enum):
 
     @property
     def keeps_owning(self) -> bool:
-        """Whether an owner stays one."""
+        """Return whether an owner stays one."""
         return self in {Role.OWNER, Role.PAUSED}

@@ -178,11 +178,11 @@ class Settler:
 
     @property
     def has_limits(self) -> bool:
-        """Whether a record that is due may have to go later."""
+        """Return whether a record that is due may have to go later."""
         return self._flow is not None
 
     def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Whether the record at an offset is a copy of one that lies elsewhere."""
+        """Return whether the record at an offset is a copy of one that lies elsewhere."""
         return self._provenance.is_copy(offset, meta)
 
     def denial(self, offset: int, target: str) -> tuple[str, str] | None:
@@ -496,7 +496,7 @@ class Settler:
         return self._park(offset, payload, now_ms, base, attempt)
 
     def _is_final(self, code: str, attempt: int) -> bool:
-        """Whether no other attempt is made."""
+        """Return whether no other attempt is made."""
         if code == TARGET_UNKNOWN and not self._routes.parks_missing:
             return True
         return code in (TOO_LARGE, TARGET_REFUSED) or attempt > len(self._routes.park_delays_ms)
@@ -700,6 +700,8 @@ def doubt(by: int | None) -> tuple[str, str]:
 
 
 def _was_tried(payload: Payload) -> bool:
-    """Whether it was parked before: what is not due even so was fired then, and waits no longer."""
+    """Return whether it was parked before: what is not due even so was fired then, and waits no
+    longer.
+    """
     meta = payload[6]
     return meta is not None and meta[2] > 1

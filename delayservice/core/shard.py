@@ -526,7 +526,7 @@ class Shard:
         return outputs
 
     def _is_doubtful(self, offset: int, payload: Payload) -> bool:
-        """Whether a record may have been settled by what this node has never read."""
+        """Return whether a record may have been settled by what this node has never read."""
         meta = payload[6]
         if not self.doubts or meta is None or meta[0] is None:
             return False

@@ -24,7 +24,7 @@ Scans: TypeAlias = Mapping[int, int]
 
 
 def is_user_record(entry: Entry) -> bool:
-    """Whether an entry counts for the ids of earlier records: neither a copy nor invalid."""
+    """Return whether an entry counts for the ids of earlier records: neither a copy nor invalid."""
     return entry[1] != COPY and entry[1] != INVALID
 
 

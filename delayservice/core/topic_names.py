@@ -15,10 +15,12 @@ def is_legal_topic(topic: str) -> bool:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether this is a shell-style pattern; no legal topic name is."""
+    """Return whether this is a shell-style pattern; no legal topic name is."""
     return any(sign in name for sign in "*?[")
 
 
 def is_reserved(topic: str) -> bool:
-    """Whether a topic is Kafka's (``__*``) or a delay service's (``delay_*``): never a target."""
+    """Return whether a topic is Kafka's (``__*``) or a delay service's (``delay_*``): never a
+    target.
+    """
     return topic.startswith(("__", "delay_"))

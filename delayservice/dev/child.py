@@ -103,7 +103,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """Return whether the process is there."""
         return self._process.poll() is None
 
     def stop(self, *, kill: bool, timeout_seconds: float = 30) -> None:

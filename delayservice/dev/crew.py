@@ -68,7 +68,7 @@ class Node:
 
     @property
     def running(self) -> bool:
-        """Whether its supervisor is there, frozen or not."""
+        """Return whether its supervisor is there, frozen or not."""
         return self._service is not None and self._service.running
 
     def start(self) -> None:

@@ -74,7 +74,7 @@ class ServiceProcess:
 
     @property
     def running(self) -> bool:
-        """Whether its supervisor is there."""
+        """Return whether its supervisor is there."""
         return self._process.poll() is None
 
     def events(self, name: str) -> list[dict[str, Any]]:

@@ -21,11 +21,11 @@ class ShardFacts(Protocol):
 
     @property
     def owned(self) -> bool:
-        """Whether this node settles it."""
+        """Return whether this node settles it."""
 
     @property
     def is_walked(self) -> bool:
-        """Whether H has passed all that was read."""
+        """Return whether H has passed all that was read."""
 
     @property
     def stored(self) -> int:
@@ -37,11 +37,11 @@ class ShardFacts(Protocol):
 
     @property
     def is_staged(self) -> bool:
-        """Whether a commit would move the cursor."""
+        """Return whether a commit would move the cursor."""
 
     @property
     def is_filling(self) -> bool:
-        """Whether a commit is wanted soon, although it may carry nothing but the cursor."""
+        """Return whether a commit is wanted soon, although it may carry nothing but the cursor."""
 
 
 class Keeping(Protocol):
@@ -149,7 +149,7 @@ class AnyLane(Protocol):
         """Take one run of the log; returns its number of records."""
 
     def let_store(self, *, may_store: bool) -> None:
-        """Whether there is room on the disk for more."""
+        """Return whether there is room on the disk for more."""
 
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
         """Settle what was due before it was read. ``may_read``: whether there is time to read one

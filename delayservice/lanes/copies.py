@@ -69,7 +69,7 @@ class CopyKeeper:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is more to do at once."""
+        """Return whether there is more to do at once."""
         return self.digests.is_reading or self._task is not None or bool(self._commands)
 
     # --- commands ------------------------------------------------------------------------------

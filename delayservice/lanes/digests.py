@@ -38,7 +38,7 @@ class ScanTurns:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """Whether it is the caller's turn now; who has it gives it back."""
+        """Return whether it is the caller's turn now; who has it gives it back."""
         return self._lock.acquire(blocking=False)
 
     def give(self) -> None:
@@ -142,7 +142,7 @@ class SliceDigests:
 
     @property
     def is_reading(self) -> bool:
-        """Whether there is more to read at once."""
+        """Return whether there is more to read at once."""
         return self._reading is not None
 
     @property

@@ -121,8 +121,8 @@ class Lane:
             self._set_label(has_refused=self._has_refused, gaps=self._gaps)
 
     def _is_read_otherwise(self, contracts: Contracts) -> bool:
-        """Whether the store may hold what these contracts, and the secrets of this life, read in
-        another way.
+        """Return whether the store may hold what these contracts, and the secrets of this life,
+        read in another way.
         """
         stored, label = self.shard.stored, self._label
         if stored == 0:
@@ -144,7 +144,7 @@ class Lane:
 
     @property
     def _has_refused(self) -> bool:
-        """Whether the store lacks a copy for want of the secret that it may be signed with."""
+        """Return whether the store lacks a copy because the secret that signed it is missing."""
         return self._label is not None and self._label.has_refused
 
     @property
@@ -459,8 +459,8 @@ class Lane:
         return max(offset, self._log_start)
 
     def let_store(self, *, may_store: bool) -> None:
-        """Whether to go on storing. What is stored already is read again all the same: only then H
-        may move over it.
+        """Return whether to go on storing. What is stored already is read again all the same: only
+        then H may move over it.
         """
         if may_store != self._may_store:
             self._may_store = may_store

@@ -59,7 +59,7 @@ class LogProof:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether records have to be read again before anything is settled."""
+        """Return whether records have to be read again before anything is settled."""
         return bool(self._doubts) or self._unproved_from < self._unproved_stop
 
     def doubted_from(self, wanted: int) -> int:
@@ -99,8 +99,8 @@ class LogProof:
         self._doubts = [one for one in known if self._has_to_be_read(one, bounds)]
 
     def _has_to_be_read(self, known: LastRead, bounds: Bounds) -> bool:
-        """Whether the log may have been truncated since this record was read, and has grown again:
-        it has another leader now, and nothing that has to be read in any case would show it.
+        """Return whether the log may have been truncated since this record was read, and has grown
+        again: it has another leader now, and nothing that has to be read in any case would show it.
         """
         return (
             0 <= known.leader_epoch != bounds.leader_epoch
@@ -182,6 +182,6 @@ class LogProof:
 
 
 def _holds(run: Run, known: LastRead) -> bool:
-    """Whether a run that covers the offset of a record holds that record."""
+    """Return whether a run that covers the offset of a record holds that record."""
     is_there = any(row[0] == known.offset for row in run.rows)
     return is_there and run.leader_epoch in (known.leader_epoch, -1)

@@ -70,7 +70,7 @@ class LaneSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the page is full, or there is nothing more."""
+        """Return whether the page is full, or there is nothing more."""
         return self._is_full or self._is_whole
 
     def read(self) -> None:

@@ -141,19 +141,19 @@ class Owning:
 
     @property
     def is_opening(self) -> bool:
-        """Whether a writer is being opened."""
+        """Return whether a writer is being opened."""
         return self._opening is not None
 
     @property
     def is_changing(self) -> bool:
-        """Whether slices are on their way here, or may be in a moment."""
+        """Return whether slices are on their way here, or may be in a moment."""
         return bool(
             self._take_overs or self._joining or self._transaction.changing or self._has_heirs
         )
 
     @property
     def is_settling(self) -> bool:
-        """Whether any slice is owned, or on the way to or from it."""
+        """Return whether any slice is owned, or on the way to or from it."""
         return any(slice_.phase is not Phase.REPLICA for slice_ in self._slices.values())
 
     def follow_roles(self) -> None:
@@ -199,7 +199,7 @@ class Owning:
 
     @property
     def lacks_writer(self) -> bool:
-        """Whether there is no writer although slices are to be owned."""
+        """Return whether there is no writer although slices are to be owned."""
         return self._is_writer_wanted and not self._transaction.writer
 
     def _open_writer(self) -> None:
@@ -567,8 +567,8 @@ class Owning:
 
 
 def _is_too_short(bounds: Bounds, lane: AnyLane, joining: _Joining) -> bool:
-    """Whether a log ends below an offset that its shard waits for, and waited for when the end was
-    asked for: the log has held that offset by then.
+    """Return whether a log ends below an offset that its shard waits for, and waited for when the
+    end was asked for: the log has held that offset by then.
     """
     return bounds.end < min(lane.awaited_end, joining.awaited[lane.place])
 

@@ -82,7 +82,7 @@ class Slice:
 
     @property
     def is_owner(self) -> bool:
-        """Whether its records are settled here."""
+        """Return whether its records are settled here."""
         return self.phase is Phase.OWNER
 
     @property
@@ -110,13 +110,13 @@ class Slice:
 
     @property
     def is_staged(self) -> bool:
-        """Whether a commit would move a cursor."""
+        """Return whether a commit would move a cursor."""
         lanes = self.lanes.values()
         return any(lane.shard.owned and lane.shard.is_staged for lane in lanes)
 
     @property
     def is_filling(self) -> bool:
-        """Whether a commit is wanted soon, although it may carry nothing but cursors."""
+        """Return whether a commit is wanted soon, although it may carry nothing but cursors."""
         return any(lane.shard.is_filling for lane in self.lanes.values())
 
     def checkpoint(self, node_id: str, writer: str, secret_fingerprint: str) -> bytes:

@@ -85,7 +85,7 @@ class Commit:
 
     @property
     def is_change(self) -> bool:
-        """Whether slices change hands by it."""
+        """Return whether slices change hands by it."""
         return bool(self.claiming or self.releasing)
 
 
@@ -216,13 +216,13 @@ class Transaction:
 
     @property
     def is_staged(self) -> bool:
-        """Whether there is anything to commit."""
+        """Return whether there is anything to commit."""
         return bool(self.changing) or self.is_open or self._has_staged_slice
 
     @property
     def _has_staged_slice(self) -> bool:
-        """Whether a slice is staged. A slice that is not is passed over once, not in each turn: it
-        is touched again when something happens to it.
+        """Return whether a slice is staged. A slice that is not is passed over once, not in each
+        turn: it is touched again when something happens to it.
         """
         while self.touched:
             number = self.touched.pop()
@@ -234,7 +234,7 @@ class Transaction:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether a commit is wanted for more than the cursors."""
+        """Return whether a commit is wanted for more than the cursors."""
         return bool(
             self.changing
             or self.records
@@ -243,7 +243,7 @@ class Transaction:
 
     @property
     def is_time(self) -> bool:
-        """Whether to commit now what is staged."""
+        """Return whether to commit now what is staged."""
         is_full = self.records >= self._limits.transaction_records
         return bool(self.changing) or is_full or self.commit_in_ms <= 0
 

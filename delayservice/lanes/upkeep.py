@@ -97,7 +97,7 @@ class Upkeep:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a copy is being read from the disk."""
+        """Return whether a copy is being read from the disk."""
         return bool(self._busy)
 
     def turn(self) -> None:

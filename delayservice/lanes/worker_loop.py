@@ -166,7 +166,7 @@ class WorkerLoop:
 
     @property
     def is_settling(self) -> bool:
-        """Whether any slice is owned, or on the way to or from it."""
+        """Return whether any slice is owned, or on the way to or from it."""
         return self._owning.is_settling
 
     def attend(self, number: int) -> None:
@@ -228,8 +228,9 @@ class WorkerLoop:
 
     @property
     def _is_time_to_settle(self) -> bool:
-        """Whether to settle with this turn. What is seen with its commit only is settled right
-        before that, in one step for all that came due meanwhile: so each partition gets one batch.
+        """Return whether to settle with this turn. What is seen with its commit only is settled
+        right before that, in one step for all that came due meanwhile: so each partition gets one
+        batch.
         """
         return (
             not self._limits.visible_at_commit

@@ -60,13 +60,13 @@ class DigestingStore(Store):
 
     @property
     def is_scanning(self) -> bool:
-        """Whether a scan has begun and not ended."""
+        """Return whether a scan has begun and not ended."""
         return self._scan_after is not None
 
     @property
     def may_scan(self) -> bool:
-        """Whether what is on the disk is what belongs there: not while what was stored after the
-        last sync of an earlier life is read again, for what it marks may be pruned already.
+        """Return whether what is on the disk is what belongs there: not while what was stored after
+        the last sync of an earlier life is read again, for what it marks may be pruned already.
         """
         return self.cursor is not None and self.digest.stored >= self.cursor.offset
 

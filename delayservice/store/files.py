@@ -107,7 +107,7 @@ class Files:
         return data
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or folder of this name."""
+        """Return whether there is a file or folder of this name."""
         return Path(path).exists()
 
     def size_of(self, path: str) -> int:

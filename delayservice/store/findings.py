@@ -121,5 +121,5 @@ class Verdict:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether anything is damage."""
+        """Return whether anything is damage."""
         return any(found.case.is_damage for found in self.findings)

@@ -369,7 +369,7 @@ class IdIndex:
 
     @property
     def in_use(self) -> bool:
-        """Whether there are or were any ids."""
+        """Return whether there are or were any ids."""
         return self._rows is not None
 
     def recover(self, stop_offset: int, *, expected: bool) -> None:

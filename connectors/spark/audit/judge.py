@@ -316,7 +316,7 @@ def _forks(origin: str, successors: Sequence[Output], shard: int, offset: int) -
 
 
 def _continued(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
-    """Whether an occurrence is one of the record that it names."""
+    """Return whether an occurrence is one of the record that it names."""
     why = against_origin(source, output)
     if why is not None:
         yield _finding(ALTERED, source, output, rules, why)
@@ -346,7 +346,7 @@ def _arrived(
 
 
 def _gone_home(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
-    """Whether what went home, or waits for that, is what was written, and goes to its home."""
+    """Return whether what went or waits to go home is what was written, and goes to its home."""
     facts, told = source.facts, output.facts
     asked = [
         ("content", source.content, output.content),
@@ -541,7 +541,7 @@ def _problems(
 
 
 def _told(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
-    """Whether an outcome that records of this kind may have is this one's."""
+    """Return whether an outcome that records of this kind may have is this one's."""
     facts, outcome = source.facts, output.facts.outcome
     if facts.kind == HOMEBOUND and outcome != _DEEDS.get(facts.acts):
         detail = f"{KIND_NAMES[facts.acts]} was {SETTLEMENTS[outcome].verb}"
@@ -581,7 +581,7 @@ def _changed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
 
 
 def _sourced(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
-    """Whether a dead letter or the outcome of a control names where its record was written."""
+    """Return whether a dead letter or a control's outcome names where its record was written."""
     told, wanted = output.facts.origin, _origin(source, rules)
     if told and source.facts.is_armed and told != wanted:
         detail = f"its delay-source is {told}, not {wanted}"
@@ -629,8 +629,8 @@ def _mistimed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]
 
 
 def _may_be_fired(source: Source, rules: Rules) -> bool:
-    """Whether a fire may have been parked as this copy, which does not say so. The canceller of
-    such a copy comes after the fire; before that, it comes after the user's record.
+    """Return whether a fire may have been parked as this copy, which does not say so. The canceller
+    of such a copy comes after the fire; before that, it comes after the user's record.
     """
     facts = source.facts
     if facts.attempt == 1 or facts.record_id is None:
@@ -662,7 +662,7 @@ def _letter(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
 
 
 def _asked_again(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
-    """Whether the dead letter of a valid record says again what that asked for."""
+    """Return whether the dead letter of a valid record says again what that asked for."""
     facts, told = source.facts, output.facts
     asked = [
         ("target", rules.topic(source), told.target),
@@ -724,7 +724,7 @@ def _copied(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
 
 
 def _based(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
-    """Whether the search for a copy's canceller begins where it may."""
+    """Return whether the search for a copy's canceller begins where it may."""
     told = output.facts
     if told.base != NONE and not _base(source) <= told.base <= output.place:
         detail = f"it was requeued with the base {told.base}, which is {_base(source)} at least"
@@ -732,7 +732,7 @@ def _based(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
 
 
 def _claimed(source: Source, output: Output, rules: Rules) -> Finding:
-    """Whether the canceller that an output names is the record's: to be looked up."""
+    """Return whether the canceller that an output names is the record's: to be looked up."""
     by = output.facts.by
     detail = f"it names offset {by} as what settled it, and that is not its canceller"
     when = IF_OTHER if source.facts.record_id is not None else CERTAIN

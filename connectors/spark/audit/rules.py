@@ -179,8 +179,8 @@ class Rules:
         return DELETED
 
     def may_hold(self, topic: int, partition: int, key_hash: int, at_ms: int) -> bool:
-        """Whether a producer may have chosen this partition for a key: by the number of partitions
-        that the topic has, or had then.
+        """Return whether a producer may have chosen this partition for a key: by the number of
+        partitions that the topic has, or had then.
         """
         count = self.partitions[topic]
         if key_hash < 0 or key_hash % count == partition:

@@ -179,7 +179,7 @@ class AuditResult:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found, and everything in the ranges was judged."""
+        """Return whether nothing was found, and everything in the ranges was judged."""
         return not self.findings and not self.unjudged
 
     @property

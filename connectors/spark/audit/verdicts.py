@@ -435,7 +435,7 @@ class IdCourt:
             }
 
     def _is_true(self, row: _Row, own: ShardRules, history: IdHistory) -> bool:
-        """Whether a finding that depends on the record's canceller is one."""
+        """Return whether a finding that depends on the record's canceller is one."""
         canceller = history.canceller(row["base"])
         mark = NEVER_MS if canceller is None else canceller.offset
         if not history.is_certain(row["base"]):  # the canceller may be another one, before it

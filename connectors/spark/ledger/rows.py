@@ -118,8 +118,8 @@ class Ledger:
     secrets: Sequence[bytes] = ()
 
     def is_judged(self, shard: int, offset: int) -> bool:
-        """Whether this offset is in the range that is judged. One below the start of the log is,
-        so that it is counted.
+        """Return whether this offset is in the range that is judged. One below the start of the log
+        is, so that it is counted.
         """
         start, stop = self.ranges[shard]
         return start <= offset < stop

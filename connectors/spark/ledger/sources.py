@@ -200,7 +200,7 @@ class SourceRows:
 
 
 def _is_claimed(row: Row) -> bool:
-    """Whether it says that it is a copy or an envelope."""
+    """Return whether it says that it is a copy or an envelope."""
     return any(name in (DELAY_COPY, DELAY_HOME) for name, _ in row[4] or ())
 
 

@@ -135,12 +135,12 @@ class Options:
 
     @property
     def is_exactly_once(self) -> bool:
-        """Whether a doubled record is an error."""
+        """Return whether a doubled record is an error."""
         return self.delivery == "exactly_once"
 
     @property
     def has_several(self) -> bool:
-        """Whether there is more than one node."""
+        """Return whether there is more than one node."""
         return self.nodes > 1
 
     @property

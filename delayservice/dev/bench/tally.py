@@ -65,7 +65,7 @@ class Tally:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every number has arrived."""
+        """Return whether every number has arrived."""
         return not self._is_open and self.distinct == self._n
 
     def close(self, n: int) -> None:

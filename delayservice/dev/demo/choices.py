@@ -25,10 +25,10 @@ class Choices:
 
     @property
     def has_several(self) -> bool:
-        """Whether there is anybody to take over."""
+        """Return whether there is anybody to take over."""
         return self.nodes > 1
 
     @property
     def is_exactly_once(self) -> bool:
-        """Whether the brokers refuse what a former owner wants to commit."""
+        """Return whether the brokers refuse what a former owner wants to commit."""
         return self.delivery == "exactly_once"

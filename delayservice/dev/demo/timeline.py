@@ -54,7 +54,7 @@ class Act:
 
     @property
     def is_failover(self) -> bool:
-        """Whether nobody served meanwhile."""
+        """Return whether nobody served meanwhile."""
         return self.deed is not Deed.RESTART
 
 
@@ -104,8 +104,8 @@ def fences(told: Sequence[Told], act: Act) -> int:
 
 
 def has_let_go(told: Sequence[Told], act: Act) -> bool:
-    """Whether the woken node has spoken of every slice that it owned when it was frozen: each of
-    the three things that it may say shows that it does not own the slice by its old right.
+    """Return whether the woken node has spoken of every slice that it owned when it was frozen:
+    each of the three things that it may say shows that it does not own the slice by its old right.
     """
     return {one.slice_no for one in told if _is_of_woken(one, act)} >= set(act.slices)
 

@@ -40,7 +40,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether all was found and nothing invented."""
+        """Return whether all was found and nothing invented."""
         return self.invented == 0 and self.injected == self.found
 
     def to_json(self) -> dict[str, object]:

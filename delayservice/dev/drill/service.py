@@ -117,7 +117,7 @@ class Shard:
     # --- H -------------------------------------------------------------------------------------
 
     def awaits(self, record: Record) -> bool:
-        """Whether H stops before this record: what it hits is a copy that has no offset yet."""
+        """Return whether H stops before this record: it hits a copy that has no offset yet."""
         earlier = self._named.get(record.request.record_id or b"")
         return record.source is None and earlier is not None and earlier.offset < 0
 
