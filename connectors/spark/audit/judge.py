@@ -1,4 +1,4 @@
-"""What is wrong with one delay record and with what settles it. Pure: no Spark, no Kafka, no clock.
+"""The judge of one delay record and of what settles it. Pure: no Spark, no Kafka, no clock.
 
 Source: rule 1 of ``docs/design.md``, ``docs/header-contract.md``, and "Proof from the topics" in
 ``docs/guarantees.md``. Kinds of findings are explained in ``docs/audit.md``. What depends on other
@@ -82,7 +82,7 @@ KINDS: Final = (
 """Kinds of findings."""
 
 HEADERS_UNREADABLE: Final = "headers_unreadable"
-"""Why a record is not judged: Java shows its header names otherwise than the service sees them."""
+"""Reason not to judge a record: Java decodes its header names differently from the service."""
 
 FOUND: Final = 0
 UNJUDGED: Final = 1
@@ -93,8 +93,8 @@ IF_MARKED: Final = 1
 UNLESS_MARKED: Final = 2
 IF_OTHER: Final = 3
 IF_UNMARKED: Final = 4
-"""When a finding is one: in any case; if the earlier cursor has passed the record's canceller;
-unless the later one has; if the canceller is another one than the output names; unless the earlier
+"""Conditions under which a finding counts: always; if the earlier cursor has passed the record's
+canceller; unless the later cursor has; if the output names another canceller; unless the earlier
 cursor has passed it."""
 
 EXPIRY_MS: Final = 1_000
@@ -136,10 +136,10 @@ class Finding(NamedTuple):
     record_id: bytes | None = None
     base: int = 0
     since_ms: int = 0
-    """Of what is lost: nothing may be missing from the topics since then, for it to be true."""
+    """For a lost record: the finding holds only if the topics are complete since this time."""
     verdict: int = FOUND
     aim: int = -1
-    """Of what is lost: the number of the target topic."""
+    """For a lost record: the number of its target topic."""
 
 
 def judge(
@@ -150,7 +150,7 @@ def judge(
     rules: Rules,
     counts: Counter[str],
 ) -> Iterator[Finding]:
-    """What is wrong with one record.
+    """Return the findings of one record.
 
     Args:
         source: the record, after ``as_refused``; None: there is none at that place.
@@ -514,7 +514,7 @@ def _unless_checkpointed(source: Source, output: Output, rules: Rules) -> Iterat
 def _problems(
     source: Source, output: Output, rules: Rules, counts: Counter[str]
 ) -> Iterator[Finding]:
-    """What is wrong with the output itself."""
+    """Return the findings of the output by itself."""
     facts, told = source.facts, output.facts
     settlement = SETTLEMENTS.get(settlement_name(output.role, told.outcome))
     if facts.code == HEADER_INVALID and output.role == DELIVERED:
@@ -772,7 +772,7 @@ def _place(source: Source, rules: Rules) -> str:
 
 
 def _place_of(source: Source, offset: int, rules: Rules) -> str:
-    """As ``delay-source`` spells it, of an offset of the record's shard."""
+    """Return an offset of the record's shard in the form of ``delay-source``."""
     return f"{rules.shards[source.shard].name}:{offset}"
 
 

@@ -53,7 +53,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is judged, and how strictly; see ``audit.AuditOptions``."""
+    """The part of ``audit.AuditOptions`` that a plan needs: what to judge, and how strictly."""
 
     client: Mapping[str, str]
     dead_letter: str
@@ -100,8 +100,8 @@ class Plan:
 
     @property
     def judged_ranges(self) -> list[OffsetRange]:
-        """What the verdict is for: of each shard that is looked at, the offsets of which all
-        evidence still exists; of ranges that were asked for, those.
+        """The ranges that the verdict is for: those that were asked for, else the offsets of each
+        shard for which all evidence still exists.
         """
         return [
             OffsetRange(shard.topic, shard.partition, span.start, span.end)
@@ -149,8 +149,8 @@ class Plan:
         }
 
     def _spans(self) -> tuple[dict[Place, Span], dict[Place, Span]]:
-        """What is read of the delay topics and of all others: for a few source offsets, those and
-        only what was written since they were, for copies of them may be in any delay topic.
+        """Return the spans to read, of delay topics and of all others. For a few source offsets
+        these are the offsets and all that was written since: any delay topic may hold copies.
         """
         delayed = {(shard.topic, shard.partition): shard.span for shard in self.cut.shards}
         others = dict(self.cut.others)
@@ -250,7 +250,7 @@ class Plan:
         }
 
     def _judged_ranges(self) -> list[Span]:
-        """By shard, the offsets of the verdict."""
+        """Return the offsets of the verdict, by shard."""
         evidence = [topic for topic in self._complete_ms if topic not in self.cut.delay_topics]
         held = [
             at_ms

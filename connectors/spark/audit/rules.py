@@ -1,4 +1,4 @@
-"""What records are judged by: cursors, contracts, and where evidence is complete. Pure."""
+"""The rules that records are judged by: cursors, contracts, and the range of evidence. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from delayservice.core.cursor import Cursor
 from delayservice.core.entry import CANCEL, COPY, FIRE, SCHEDULE
 
 OPEN: Final = "behind_open_transaction"
-"""Why a settlement can't be seen yet: no reader sees it before a producer's transaction ends."""
+"""Reason: a settlement can't be seen before a producer's transaction ends."""
 DELETED: Final = "evidence_deleted"
 NOT_READ: Final = "target_not_read"
 COMPACTED: Final = "target_compacted"
-"""Why a record can't be judged: retention may have deleted what settles it, its target was not
-read, or keeps the last record of a key only."""
+"""Reasons not to judge a record: retention may have deleted what settles it, its target was not
+read, or its target keeps only the last record of a key."""
 
 CLOCKS_MS: Final = 500
 """Allowed lag of a broker's clock, in ms: a service that is further apart from it delivers
@@ -61,7 +61,7 @@ class ShardRules:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What records are judged by.
+    """The rules that records are judged by.
 
     Attributes:
         shards: by their numbers.
@@ -109,7 +109,7 @@ class Rules:
         return self.topics[source.topic] if source.topic >= 0 else source.facts.target
 
     def clocks_ms(self, topic: int) -> int:
-        """How much earlier than the service's clock a topic's timestamps may be, in ms."""
+        """Return how much earlier than the service's clock a topic's timestamps may be, in ms."""
         return CLOCKS_MS if topic in self.by_broker else 0
 
     def early_allowed_ms(self, topic: int) -> int:
@@ -144,11 +144,11 @@ class Rules:
         return OPEN if OPEN in found else next(iter(found), None)
 
     def unseen_home(self, source: Source, since_ms: int) -> str | None:
-        """As ``unseen``, of envelopes only, of a record that goes home."""
+        """Return the same as ``unseen``, for the envelope of a record that goes home."""
         return self._hidden_in(source.topic, [source.partition], since_ms)
 
     def unseen_target(self, source: Source, since_ms: int) -> str | None:
-        """As ``unseen``, of deliveries only."""
+        """Return the same as ``unseen``, for deliveries only."""
         if source.topic < 0:  # nothing can have been delivered to a topic that does not exist
             return None
         if source.topic not in self.read:
@@ -160,7 +160,7 @@ class Rules:
         return self._hidden(source.topic, source, since_ms)
 
     def _hidden(self, topic: int, source: Source, since_ms: int) -> str | None:
-        """Of the partitions that the record's key may lie in."""
+        """Return why an output can't be seen yet in any partition that the key may be in."""
         count = self.partitions[topic]
         has_grown = any(first_ms > since_ms for first_ms in self.seen_ms.get(topic, ())[1:])
         if source.key_hash < 0 or has_grown:

@@ -32,19 +32,19 @@ __all__ = ["FINDING", "AuditOptions", "AuditResult", "OffsetRange", "audit", "au
 
 SAMPLE_ROWS: Final = 20
 VERSION: Final = 1
-"""Of what is written to ``AuditOptions.topic``."""
+"""Version of the records that are written to ``AuditOptions.topic``."""
 EXIT_FINDINGS: Final = 3
 EXIT_UNJUDGED: Final = 4
 NO_CHECKPOINT: Final = "no_checkpoint"
 NO_EVIDENCE: Final = "no_evidence"
-"""Why offsets could not be judged, beside the reasons in ``rules``: no checkpoint speaks of them,
-or retention has removed some of the evidence of all of them."""
+"""Reasons not to judge offsets, beside those in ``rules``: no checkpoint covers them, or retention
+has removed evidence of all of them."""
 _FLUSH_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """What to audit and how.
+    """Options of an audit.
 
     Attributes:
         client: options of librdkafka, ``bootstrap.servers`` at least.
@@ -120,7 +120,7 @@ class AuditOptions:
 
     @property
     def scope(self) -> Scope:
-        """What the plan needs to know of them."""
+        """The part of these options that the plan needs."""
         return Scope(
             client=self.client,
             dead_letter=self.dead_letter,
@@ -141,7 +141,7 @@ class AuditOptions:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What an audit came to.
+    """The result of an audit.
 
     Attributes:
         findings: how many of each kind; kinds without any are left out.
@@ -188,7 +188,7 @@ class AuditResult:
         return exit_status(len(self.findings), len(self.unjudged))
 
     def to_json(self) -> dict[str, object]:
-        """As ``summary.json`` holds it."""
+        """Return the content of ``summary.json``."""
         return {
             "v": VERSION,
             "kind": "summary",
@@ -306,8 +306,8 @@ def _sample(found: DataFrame) -> tuple[Mapping[str, Any], ...]:
 
 
 def _unserved(plan: Plan) -> dict[str, int]:
-    """What no verdict can be about: offsets that no checkpoint speaks of; and all that is retained
-    where no shard has an offset of which all evidence exists.
+    """Return the number of offsets that can't be judged at all, by reason: no checkpoint covers
+    them, or no offset of their shard has all its evidence.
     """
     cut = plan.cut
     unserved = sum(cut.unserved.values())

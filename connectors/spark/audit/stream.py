@@ -41,7 +41,7 @@ _TRIES_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How to audit as records come.
+    """Options of an audit that follows the topics.
 
     Attributes:
         audit: what to audit; its ``out`` holds results and the state of the stream.
@@ -85,7 +85,7 @@ def _starts(spark: SparkSession, options: StreamOptions, cut: Cut) -> dict[Place
 
 
 def standing(spark: SparkSession, options: AuditOptions) -> dict[str, int]:
-    """How many findings of each kind drills have left in ``out``, of this run or a former one."""
+    """Return the number of findings by kind that drill-downs left in ``out``, in any run."""
     path = options.path("findings")
     if not is_there(spark, path):
         return {}

@@ -32,7 +32,7 @@ SUMS: Final = "shard int, block long, balance long, hash long, latest_ms long"
 ``latest_ms``: when the last of the source records is to be settled, 0 where there is none."""
 
 _HASH_MASK: Final = np.uint64((1 << 48) - 1)
-"""So that no sum of a block's hashes overflows, settled many times or not."""
+"""Keeps 48 bits of a hash, so that sums of a block don't overflow, however often it is settled."""
 _BLOCK_MASK: Final = (1 << 48) - 1
 _SCHEMA: Final = pa.schema(
     [
@@ -52,12 +52,12 @@ class Sums:
     ledger: Ledger
 
     def of_sources(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """What records of delay topics add, and the copies among them take off."""
+        """Return the sums of delay topics: records add to them, copies are subtracted."""
         for rows in SourceRows(self.ledger).of(batches):
             yield summed(rows)
 
     def of_outputs(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """What records of all other topics take off."""
+        """Return the sums of all other topics, which are subtracted."""
         for rows in OutputRows(self.ledger).of(batches):
             yield summed(rows)
 

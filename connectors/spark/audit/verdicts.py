@@ -53,9 +53,9 @@ JUDGED: Final = (
     "target_offset long, due_ms long, at_ms long, detail string, when byte, claim long, "
     "record_id binary, base long, since_ms long, number long, verdict byte, aim int, line binary"
 )
-"""By ``verdict``: findings and what can't be judged, certain or not; lines of the histories of ids;
-when blocks of offsets were passed at the latest (``offset`` is the block); and counts, which have a
-``number``. The last two have the shard only."""
+"""Columns of the judge's rows. ``verdict`` tells what a row is: a finding or something unjudged,
+certain or not; a line of an id's history; when a block of offsets was passed at the latest
+(``offset`` is the block); or a count (``number``). The last two have the shard only."""
 
 LINE: Final = 2
 PASSED: Final = 3
@@ -63,7 +63,7 @@ COUNT: Final = 4
 """Verdicts beside those of ``judge``."""
 
 BLOCK_BITS: Final = 8
-"""Of offsets, when they were passed is known by blocks of this many bits."""
+"""Size of a block of offsets, as a power of two: the time at which H passed is kept by block."""
 
 _SCHEMA: Final = pa.schema(
     [
@@ -287,7 +287,7 @@ class _Columns:
 
 
 def group_starts(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    """Where rows of another delay record begin, the first row included."""
+    """Return the indices at which the rows of a delay record begin; 0 is the first."""
     shard, offset = batch.column("shard").to_numpy(), batch.column("offset").to_numpy()
     changes = (np.diff(shard) != 0) | (np.diff(offset) != 0)
     return np.append(np.int64(0), np.flatnonzero(changes) + 1)
@@ -375,7 +375,7 @@ def _batches(rows: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
 
 
 class Passed:
-    """When H had passed offsets of one shard, at the latest, as the settlements behind them say.
+    """The latest times at which H passed offsets of one shard, from the settlements behind them.
 
     Args:
         blocks: ``(block of offsets, when one of it was settled)``.

@@ -1,1 +1,1 @@
-"""What each source record must have become, derived from the log, and what settles it."""
+"""The expected outcome of each source record, derived from the log, and what settles it."""

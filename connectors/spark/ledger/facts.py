@@ -32,7 +32,7 @@ NEVER_MS: Final = 2**62
 
 
 class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
-    """What is to be known of a source record that is not plain.
+    """Facts about a source record that is not plain.
 
     Attributes:
         kind: as ``entry`` counts them.
@@ -68,7 +68,7 @@ class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
-    """What is to be known of an output that is not a plain delivery.
+    """Facts about an output that is not a plain delivery.
 
     Attributes:
         origin: its ``delay-source``; empty: the place that it settles.
@@ -128,12 +128,12 @@ class Source(NamedTuple):
     partition: int
     facts: SourceFacts = PLAIN_SOURCE
     key_hash: int = -1
-    """Of the key that its output has, which a partition is chosen by; -1: it has none."""
+    """Hash of its output's key, which chooses a partition; -1: it has no key."""
 
 
 class Output(NamedTuple):
-    """What settles a record: a row of the ledger. ``topic``, ``partition`` and ``place`` say where
-    it lies.
+    """A record that settles a source record: a row of the ledger. It lies at ``topic``,
+    ``partition`` and ``place``.
     """
 
     role: int

@@ -1,4 +1,4 @@
-"""What must have become of the records of one id, in the order of their offsets. Pure.
+"""The expected outcomes of the records of one id, in the order of their offsets. Pure.
 
 A record is cancelled, replaced or fired by its **canceller**: the first user record of its id at or
 after its base (rules 8, 12 and 13 of ``docs/design.md``). Whether its time came before depends on

@@ -59,7 +59,7 @@ SETTLEMENTS: Final[Mapping[str, Settlement]] = {
         OUTCOME, frozenset({CANCEL, FIRE}), None, "given the outcome not_pending"
     ),
 }
-"""By name; those of role ``OUTCOME`` are the values of ``delay-outcome``."""
+"""Settlements by name. The names of role ``OUTCOME`` are the values of ``delay-outcome``."""
 
 _BY_ROLE: Final = {one.role: name for name, one in SETTLEMENTS.items() if one.role != OUTCOME}
 

@@ -50,7 +50,7 @@ _PLACE: Final = re.compile(_SHARD.pattern + rb":\d{1,19}(?:#\d{1,19})?")
 _SERVICE: Final = names.OUTPUT | {names.DELAY_ID}
 _LETTER_ONLY: Final = names.DELAY_ERROR
 _LEFT_OUT: Final = b" are left out, "
-"""Of the detail of a dead letter that was too large with its content."""
+"""Part of the detail of a dead letter that had to leave out its content."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,8 @@ FOREIGN: Final = 1
 MALFORMED: Final = 2
 NOWHERE: Final = 3
 COUNTED: Final = ("ordinary", "foreign")
-"""By ``offset`` of rows of ``NO_SHARD``: records of no delay service, or of shards that are not
-judged."""
+"""Names of the counts in rows of ``NO_SHARD``, by ``offset``: records of no delay service, and of
+shards that are not judged."""
 
 Values: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, bytes | None]
 
@@ -97,7 +97,7 @@ _SIGN: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What rows are made by. Sent to the executors as it is.
+    """Parameters by which executors make rows; sent to them as it is.
 
     Attributes:
         shards: numbers of the shards that are judged, by place.
@@ -223,7 +223,7 @@ def _going_home(group: Group) -> OutputFacts:
 
 
 def group_hash(group: Group) -> int:
-    """As ``content_hash``, of all that waits together."""
+    """Return the ``content_hash`` of all records that wait together."""
     return (_hash(pack(group)) ^ _SIGN) - _SIGN
 
 

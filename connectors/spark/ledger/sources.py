@@ -92,7 +92,7 @@ class SourceRows:
     def _parted(
         self, shard: int | None, batch: pa.RecordBatch
     ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """What is judged, and the rest, in which only copies and envelopes count."""
+        """Split a batch: rows to judge, and the rest, in which only copies and envelopes count."""
         if shard is None:
             return batch.slice(0, 0), batch
         offsets = batch.column("offset").to_numpy()
@@ -209,14 +209,14 @@ def _text(source: bytes) -> str:
 
 
 def _waiting(entry: Entry, topic: str) -> Group | None:
-    """What waits for its home, of a copy whose target is its own delay topic."""
+    """Return the records that wait for their home in a copy; its target is its own delay topic."""
     _, kind, _, _, payload, _ = entry
     return waiting(payload) if kind == COPY and payload[0] == topic else None
 
 
 def _described(entry: Entry, topic: str) -> Payload:
-    """What an entry asks for; of what asks for no delivery, its content only. What goes home asks
-    for that.
+    """Return what an entry asks for; if it asks for no delivery, its content only. A record that
+    goes home asks for that.
     """
     _, kind, _, record_id, payload, extra = entry
     if kind == HOMEBOUND:

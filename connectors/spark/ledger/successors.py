@@ -1,4 +1,4 @@
-"""What must follow an occurrence of a recurring schedule. Pure."""
+"""The successor that an occurrence of a recurring schedule must have. Pure."""
 
 from __future__ import annotations
 
