@@ -30,7 +30,7 @@ _Answer = Page | Fate | Horizon | list[Pending] | None
 
 
 def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _Answer:
-    """What the slices of a worker say.
+    """Return the answer of a worker's slices.
 
     Raises:
         DelayServiceError: one of them is busy, or can't be read.

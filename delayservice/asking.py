@@ -40,7 +40,7 @@ class _Envelope(msgspec.Struct):
     number: int
     question: Question
     deadline_s: float
-    """By the monotonic clock, which all processes of a machine share: later, nobody listens."""
+    """Deadline by the monotonic clock, which all processes of a machine share."""
 
 
 class _Reply(msgspec.Struct):
@@ -140,7 +140,7 @@ class Asked(NamedTuple):
     deadline_s: float
 
     def answer(self, kind: type[T]) -> T:
-        """What the worker answers.
+        """Return the worker's answer.
 
         Raises:
             NotAnsweredError: nothing, in time; or why it can't.

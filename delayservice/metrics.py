@@ -1,4 +1,4 @@
-"""What a worker counts, and how it travels to the supervisor.
+"""The counts of a worker, and how they travel to the supervisor.
 
 A worker owns one ``SliceMetrics`` for each of its slices and updates it once per batch, never per
 record. Once a second it sends ``encode_snapshot`` of all of them to the supervisor, whose
@@ -109,7 +109,7 @@ def histogram_of(lateness_ms: Collection[int]) -> Histogram:
 
 
 class WorkerMetrics(msgspec.Struct):
-    """What belongs to a worker and to no slice. Single-threaded: its loop writes it.
+    """Figures of a worker that belong to no slice. Single-threaded: its loop writes them.
 
     Attributes:
         cpu_s: CPU time of the process, seconds.
@@ -163,12 +163,12 @@ def observe_s(histogram: Histogram, seconds: float) -> None:
 
 
 class Counters(msgspec.Struct):
-    """What only grows, since the worker started."""
+    """Counters since the worker started."""
 
     ingested: int = 0
     """Source records read into the store, control and invalid ones included."""
     settled: dict[str, int] = msgspec.field(default_factory=dict)
-    """By name of outcome (``core.outcome.OUTCOME_NAMES``), committed ones only."""
+    """Committed outcomes by name (``core.outcome.OUTCOME_NAMES``)."""
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
     """Dead letters by ``delay-error`` code."""
     early: int = 0
@@ -178,7 +178,7 @@ class Counters(msgspec.Struct):
     over_cap: int = 0
     """Records beyond the cap of their second (``delivery.slot_records_max``)."""
     lateness: Histogram = msgspec.field(default_factory=_lateness)
-    """Of deliveries that were neither past due when they were written nor put off."""
+    """Lateness of deliveries that were neither past due when written nor put off."""
 
     def add(self, other: Counters) -> None:
         """Add all of ``other``."""
@@ -216,7 +216,7 @@ class SliceMetrics(msgspec.Struct):
     reason: str = ""
     """The same for people, one sentence."""
     alarm: str = ""
-    """What stops or endangers delivery, one sentence for people; empty while all is well."""
+    """The problem that stops or endangers delivery, in one sentence; empty while all is well."""
     epoch: int = 0
     """Of this node's ownership; 0 while another node owns the slice."""
     lag_s: float = -1.0

@@ -59,7 +59,7 @@ class SliceFacts:
 
 
 class Unelectable(NamedTuple):
-    """What a worker may not own, and why.
+    """The slices that a worker may not own, and why.
 
     Attributes:
         worker: which one.
@@ -88,13 +88,13 @@ class NodeFacts:
     """How often each worker was lost, whether or not it is there now."""
     workers_missing: int = 0
     problems: Sequence[str] = ()
-    """What belongs to no slice, one sentence each."""
+    """Problems that belong to no slice, one sentence each."""
     slices_there: int | None = None
     """How many slices the delay topics make; None before a worker has told."""
     topics: Mapping[str, TopicCounts] = field(default_factory=dict)
-    """What waits in the slices that this node owns, by delay topic."""
+    """Records that wait in the slices that this node owns, by delay topic."""
     worker_totals: Mapping[int, WorkerMetrics] = field(default_factory=dict)
-    """What belongs to no slice, by worker, since the node started."""
+    """Counts that belong to no slice, by worker, since the node started."""
     pauses: PauseFacts | None = None
     """None before a worker has heard what is paused."""
     topics_age_s: float | None = None

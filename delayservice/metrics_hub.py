@@ -111,7 +111,7 @@ class NodeStatus(msgspec.Struct):
     paused: list[PauseFact] = []
     """Somebody wanted it so: the node is no less healthy for it."""
     paused_others: int = 0
-    """So much more is paused."""
+    """How many more pauses there are."""
     targets: list[TargetStatus] = []
     """Those with the most records by name, the most parked ones first."""
     pinned: str = ""
@@ -151,7 +151,7 @@ class _Worker:
 
 
 class NodeTotals(NamedTuple):
-    """What all slices of a node have counted while it ran, and the records that wait now."""
+    """Counts of all slices of a node while it ran, and the records that wait now."""
 
     counters: Counters
     pending: int
@@ -263,7 +263,7 @@ class MetricsHub:
         self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
 
     def totals(self) -> NodeTotals:
-        """What all slices together come to, as of now."""
+        """Return the totals of all slices, as of now."""
         with self._lock:
             total = Counters()
             total.add(self._total)
@@ -333,7 +333,7 @@ class MetricsHub:
         )
 
     def _unelectable(self, worker_index: int) -> Iterator[Unelectable]:
-        """What a worker may not own, and why: all of its slices, or some."""
+        """Return the slices that a worker may not own, and why: all of its slices, or some."""
         worker = self._workers.get(worker_index)
         silent_s = math.inf if worker is None else self._now_s() - worker.arrived_s
         seen = WorkerFacts(kafka=self._waits_for) if self._waits_for else WorkerFacts(silent_s)
@@ -349,7 +349,7 @@ class MetricsHub:
                 yield Unelectable(worker_index, metrics.slice, metrics.cause, metrics.reason)
 
     def _worker_totals(self) -> dict[int, WorkerMetrics]:
-        """What each worker has counted in all its lives."""
+        """Return the counts of each worker in all its lives."""
         totals: dict[int, WorkerMetrics] = {}
         for number, past in self._past_workers.items():
             totals.setdefault(number, WorkerMetrics()).add(past)

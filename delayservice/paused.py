@@ -1,4 +1,4 @@
-"""What is paused, as metrics and status tell it: bounded, whatever stands in the topic."""
+"""The pauses that metrics and status show: bounded, whatever the topic holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delayservice.core.pauses import KINDS, Pause, Paused, Pauses
 from delayservice.metrics import PauseFact, PauseFacts
 
 PAUSES_TOLD_MAX: Final = 200
-"""As many are told one by one: each is a series in Prometheus."""
+"""How many pauses are shown one by one: each is a series in Prometheus."""
 _REASON_CHARS_MAX: Final = 200
 _AT_MS_MAX: Final = 253_402_300_799_999
 """The end of the year 9999. A row that is written by hand may say anything."""

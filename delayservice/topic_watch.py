@@ -63,7 +63,7 @@ class TopicWatcher:
         return self._monotonic_s() - self._looked_s
 
     def problems(self) -> list[str]:
-        """What a person should know, one sentence each."""
+        """Return problems for people, one sentence each."""
         found = []
         if self._failure and not self._has_looked:
             found.append(f"the delay topics could not be looked at yet: {self._failure}")

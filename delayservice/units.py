@@ -1,4 +1,4 @@
-"""What sections of settings are made of: durations, sizes, lists, names of topics."""
+"""The types of settings: durations, sizes, lists, names of topics."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def wait_for_kafka(
 
 
 class Report:
-    """What a worker reports until its loop does: that it lives, and what it waits for."""
+    """Reports for a worker until its loop does: that it lives, and what it waits for."""
 
     def __init__(self) -> None:
         self._kafka = "it has not answered yet"

@@ -320,7 +320,7 @@ class Worker:
         return self._pauses.why(topic)
 
     def answer(self, question: Question) -> Answer:
-        """What people ask of this worker's slices; any thread may.
+        """Answer queries about this worker's slices; on any thread.
 
         Raises:
             DelayServiceError: it can't be answered now.

@@ -101,9 +101,9 @@ class _Sampled:
     """Whether it is not behind, and neither a record nor a checkpoint has come since the sample
     before."""
     seen: tuple[Mapping[str, int], Checkpoint | None] | None = None
-    """What was stored, and the newest checkpoint."""
+    """The positions stored, and the newest checkpoint."""
     counts: dict[str, LaneCounts] = field(default_factory=dict)
-    """What waited in each lane."""
+    """The records that waited in each lane."""
     count_again_s: float = float("-inf")
     """Until when they stand, monotonic seconds."""
 
@@ -168,7 +168,7 @@ class MetricsObserver:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a worker is to keep: delay topics by name, of each slice."""
+    """The shards that a worker is to keep: delay topics by name, of each slice."""
 
     slices: Mapping[int, Mapping[str, DelayTopic]] = field(default_factory=dict)
 
@@ -266,7 +266,7 @@ class WorkerThread:
 
     @property
     def worker_metrics(self) -> WorkerMetrics:
-        """What belongs to no slice, as of about a second ago; never changed once it is given."""
+        """Figures that belong to no slice, as of about a second ago; never changed once given."""
         return self._worker_metrics
 
     @property

@@ -1,4 +1,4 @@
-"""What is known about a worker: gathered on threads that may wait, and judged twice a second."""
+"""Facts about a worker: gathered on threads that may wait, and judged twice a second."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who owns which slice."""
+"""Ownership of slices: which node owns which."""

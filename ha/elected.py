@@ -137,7 +137,7 @@ class ElectedOwnership:
         self._on_change = callback
 
     def role(self, slice_no: int) -> Role:
-        """What this worker may do with the slice."""
+        """Return what this worker may do with the slice."""
         return self.roles().get(slice_no, Role.REPLICA)
 
     def confirm(self, slice_no: int) -> bool:

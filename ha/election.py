@@ -1,4 +1,4 @@
-"""Who is to own what: one worker's decisions, from what ZooKeeper shows. No I/O and no clock.
+"""The election: one worker's decisions, from what ZooKeeper shows. No I/O and no clock.
 
 There is no controller. Every node ranks the candidates of a slice with the same pure function; the
 first one claims a vacant slice at once, the others a little later each, and ZooKeeper lets one of
@@ -95,7 +95,7 @@ class Seat(NamedTuple):
 
 @dataclass(slots=True)
 class _Slice:
-    """What one slice has come to, as this worker sees it."""
+    """The state of one slice, as this worker sees it."""
 
     seat: Seat | None = None
     since_s: float = 0.0
@@ -105,7 +105,7 @@ class _Slice:
     is_handing_over: bool = False
     announced_s: float = math.inf
     heir: str = ""
-    """Of a slice that was left: whom to."""
+    """The successor of a slice that was left."""
     giver: OwnerNote | None = None
     """Of a slice that another handed over: who, as long as that node has not gone."""
     trouble: str = ""
@@ -169,7 +169,7 @@ class Election:
     # --- told ----------------------------------------------------------------------------------
 
     def nodes(self, notes: Iterable[NodeNote]) -> None:
-        """Who belongs to the cluster."""
+        """Hear who the members of the cluster are."""
         nodes = {note.node_id: note for note in notes} | {self._me.node_id: self._me}
         is_news = nodes != self._nodes or not self._is_informed
         self._nodes = nodes
@@ -215,7 +215,7 @@ class Election:
         return kept
 
     def seat(self, slice_no: int, seat: Seat, now_s: float) -> None:
-        """Who owns a slice, as ZooKeeper shows it now."""
+        """Hear who owns a slice, as ZooKeeper shows it now."""
         state = self._slices.get(slice_no)
         if state is None:
             return
@@ -231,7 +231,7 @@ class Election:
             state.is_giving_up = False
 
     def _inherit(self, state: _Slice, before: Seat | None, seat: Seat) -> None:
-        """Who leaves the slice to whom: told by the last note of an owner that has left."""
+        """Take over successor and giver of a slice from the last note of an owner that has left."""
         last = before.owner if before and not seat.owner else None
         if last is not None:
             state.heir, state.giver = last.heir, last
@@ -338,7 +338,7 @@ class Election:
         return frozenset(name for name in names if name is not None)
 
     def seat_of(self, slice_no: int) -> Seat | None:
-        """Who owns a slice, as last told; None: not known."""
+        """Return the last known owner of a slice; None: not known."""
         state = self._slices.get(slice_no)
         return None if state is None else state.seat
 
@@ -352,7 +352,7 @@ class Election:
         return electability(self._facts_here, copy)
 
     def life(self, now_s: float) -> LifeNote:
-        """What the others are to know of this worker. It offers to own what it would claim."""
+        """Return this worker's note to the others. It offers to own what it would claim."""
         return LifeNote(
             self._me.node_id,
             self._me.instance,
@@ -362,7 +362,7 @@ class Election:
         )
 
     def roles(self, now_s: float) -> dict[int, Role]:
-        """What this worker may do with each slice, as far as the others are concerned."""
+        """Return what this worker may do with each slice, as far as the others are concerned."""
         return {n: self._role(n, state, now_s) for n, state in self._slices.items()}
 
     def _role(self, slice_no: int, state: _Slice, now_s: float) -> Role:

@@ -39,7 +39,7 @@ __all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "Held", "Refuse
 
 _CLOSE_S: Final = 1.0
 _EPOCH_DIGITS_MAX: Final = 18
-"""What fits into 64 bits."""
+"""Decimal digits that always fit into 64 bits."""
 
 _log = structlog.get_logger(__name__)
 
@@ -143,7 +143,7 @@ class Ensemble:
 
     @property
     def session_timeout_s(self) -> float:
-        """As the ensemble granted it; as asked for, before."""
+        """The session timeout that the ensemble granted; before that, the one asked for."""
         granted_s = self._kazoo_log.session_timeout_ms / 1000
         return granted_s or float(self._options.session_timeout_s)
 
@@ -244,7 +244,7 @@ class Ensemble:
         return self._watched_children("live")
 
     def lives(self, names: Iterable[str]) -> dict[str, LifeNote]:
-        """What workers say of themselves, by name; without those that are gone."""
+        """Return the notes of the workers that are there, by name."""
         with self._batch() as batch:
             return self._lives(batch, names)
 

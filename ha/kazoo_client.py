@@ -25,7 +25,7 @@ _RECONNECT_S_MAX: Final = 1.0
 _CONNECT_S: Final = 15.0
 _GRANTED: Final = "Session created"
 _CHANGE: Final = ("Transition to", "Session has expired")
-"""What follows from a trouble that was told before."""
+"""Beginnings of log lines that only follow from a trouble already reported."""
 
 _log = structlog.get_logger(__name__)
 
@@ -114,7 +114,7 @@ def connected(options: ZooKeeper) -> Iterator[KazooClient]:
 
 
 def acl_of(options: ZooKeeper) -> list[ACL] | None:
-    """Who may do what with what is written; None: anybody may do everything."""
+    """Return the access rights of what is written; None: anybody may do everything."""
     accepted = [make_acl(options.auth, one, all=True) for one in options.accepted]
     if options.auth == "digest":
         return [make_digest_acl(options.username, options.secret(), all=True), *accepted]

@@ -117,7 +117,7 @@ def survey_of(
 
 
 def joined(parts: Sequence[Members]) -> Members:
-    """What several workers of a node know, as one."""
+    """Return what several workers of a node know, as one."""
     nodes: dict[str, Member] = {}
     for node in (node for part in parts for node in part.nodes):
         known = nodes.get(node.node_id)

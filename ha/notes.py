@@ -1,4 +1,4 @@
-"""What nodes tell each other through ZooKeeper: small JSON notes and where they lie.
+"""The notes that nodes leave each other in ZooKeeper: small JSON texts, and where they lie.
 
     <root>/nodes/<node_id>            persistent   NodeNote   who belongs to the cluster
     <root>/live/<node_id>:<worker>    ephemeral    LifeNote   who lives, and how far its copies are
@@ -94,12 +94,12 @@ class PinNote(msgspec.Struct, frozen=True):
 
 
 def encode(note: msgspec.Struct) -> bytes:
-    """As it is written."""
+    """Return the text of a note."""
     return msgspec.json.encode(note)
 
 
 def decode(data: bytes, kind: type[_Note]) -> _Note | None:
-    """As it is read; None for what no node of ours has written."""
+    """Return the note in a text; None: none of our nodes has written it."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError:

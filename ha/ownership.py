@@ -1,4 +1,4 @@
-"""Who settles a slice. The rest of the service asks, and never how it was answered."""
+"""The owner of a slice: the rest of the service asks here, whatever gives the answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ownership(Protocol):
         """
 
     def role(self, slice_no: int) -> Role:
-        """What this worker may do with the slice; costs nothing to ask."""
+        """Return what this worker may do with the slice; costs nothing to ask."""
 
     def confirm(self, slice_no: int) -> bool:
         """Return whether this node is the owner: asks the ensemble, before and after fencing."""

@@ -31,7 +31,7 @@ _ANSWERS: Final = (NoNodeError, NodeExistsError, BadVersionError)
 """Errors that tell how the nodes are, and are answers therefore."""
 _OVERTAKEN: Final = (*_ANSWERS, NotEmptyError)
 _CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
-"""Of another part of the same transaction."""
+"""Errors of an operation whose cause is another part of the same transaction."""
 
 _Key = TypeVar("_Key")
 Request: TypeAlias = Callable[[], Any]

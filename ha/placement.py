@@ -38,7 +38,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class SliceFacts:
-    """What Kafka says of a slice's precise partition.
+    """Kafka's facts about a slice's precise partition.
 
     ``leader`` is the broker that has led it for a while, ``replicas`` the brokers that hold it, in
     Kafka's order: the first is the one that Kafka prefers as leader.

@@ -1,4 +1,4 @@
-"""Who may write in ZooKeeper what the nodes keep there, set anew when a password is replaced."""
+"""Access rights of the nodes' data in ZooKeeper, set anew when a password is replaced."""
 
 from __future__ import annotations
 

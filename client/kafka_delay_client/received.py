@@ -1,4 +1,4 @@
-"""What a consumer reads from a record: whose it is, and which headers are its producer's."""
+"""Facts that a consumer reads from a record: its source, and the producer's own headers."""
 
 from __future__ import annotations
 

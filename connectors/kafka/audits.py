@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 
 class AuditSummary(msgspec.Struct):
-    """What an audit came to.
+    """The result of an audit.
 
     Attributes:
         at_ms: when, epoch milliseconds.
@@ -61,7 +61,7 @@ class AuditSummaries:
 
 
 class _Said(AuditSummary, tag_field="kind", tag="summary"):
-    """As the audit topic has it; other kinds of records are no summaries."""
+    """Return the summary in a record of the audit topic; other kinds of records hold none."""
 
 
 _decode = msgspec.json.Decoder(_Said).decode

@@ -82,7 +82,7 @@ class KafkaCheckpoints:
         self._news: set[int] = set()
         self._wanted: set[int] = set()
         self._starts: dict[int, tuple[int, int]] = {}
-        """By partition: where its log started, and where the tail began."""
+        """Where the log started and where the tail began, by partition."""
         self._positions: dict[Place, int] = {}
         self._reached: set[int] = set()
         self._is_searched = False
@@ -91,7 +91,7 @@ class KafkaCheckpoints:
         self._foreign: dict[int, tuple[int, str]] = {}
         """Slices whose newest record is none of theirs: its offset, and what it is."""
         self._standings: dict[int, Standing] = {}
-        """By slice: where its newest checkpoint stands."""
+        """Place of the newest checkpoint, by slice."""
         self.policy_problem = ""
         """Why checkpoints may have been deleted; empty: they have not. Any thread may set it."""
         self._claims = ClaimLog()

@@ -54,7 +54,7 @@ def consumer_client(options: Mapping[str, Any]) -> Consumer:
 
 
 NO_RECORDS: Final = frozenset({KafkaError._PARTITION_EOF, NO_GROUP})  # noqa: SLF001 (its public name)
-"""What a consumer says that is neither a record nor a failure."""
+"""Codes of a consumer's messages that are neither a record nor a failure."""
 
 
 def values_of(messages: Iterable[Any]) -> Iterator[bytes]:

@@ -125,7 +125,7 @@ class DeadLetterTopic:
         return sum(end - start for start, end in self._bounds)
 
     def replayed(self, advance: Advance) -> frozenset[Place]:
-        """What was replayed before, by its markers.
+        """Return what was replayed before, by its markers.
 
         Raises:
             KafkaEdgeError: the topic can't be read.

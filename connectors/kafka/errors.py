@@ -75,7 +75,7 @@ def error_of(exc: KafkaException) -> KafkaError:
 
 
 def answer_of(future: Future[Answer], timeout_s: float) -> Answer:
-    """What an admin request gave.
+    """Return the result of an admin request.
 
     Raises:
         KafkaException: the cluster refused it, or did not answer in time: the future itself says

@@ -52,7 +52,7 @@ class PauseWatcher:
         return None if newest is None else newest.why(target)
 
     def keys(self) -> list[bytes]:
-        """What is paused, as the topic's keys have it."""
+        """Return the pauses in force, as keys of the topic."""
         newest = self.newest
         return [] if newest is None else [encode_key(paused) for paused in newest.all]
 

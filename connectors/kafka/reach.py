@@ -68,7 +68,7 @@ class KafkaReach:
         self._looked_s = float("-inf")
         self._missed = 0
         self._misses: dict[int, tuple[int, float]] = {}
-        """By broker: questions in a row without an answer, and when the first of them was asked."""
+        """Questions in a row without an answer, and when the first was asked, by broker."""
         self._silent_at_s = float("-inf")
         self.trouble = ""
         self.silent: frozenset[int] = frozenset()

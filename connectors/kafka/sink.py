@@ -70,7 +70,7 @@ class SinkOptions:
     """Settings of a worker's sink."""
 
     name_prefix: str
-    """Of the transactional ids: the service's own, the node and the worker."""
+    """Parts of the transactional ids: the service's prefix, the node and the worker."""
     checkpoint_topic: str
     claims_topic: str
     checkpoint_partition: Callable[[int], int]

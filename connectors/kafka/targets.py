@@ -107,9 +107,9 @@ class TargetTopics:
         self._asked_s: dict[str, float] = {}
         self._sought: dict[str, float] = {}
         self._wanted_s: dict[str, float] = {}
-        """By topic: since when a record has wanted a new answer, monotonic seconds."""
+        """Since when a record has wanted a new answer, by topic; monotonic seconds."""
         self._in_sync_needed: dict[str, int] = {}
-        """By topic without enough copies in sync: how many it needs."""
+        """How many copies in sync a topic needs, by topic that lacks them."""
         self._terms = TopicTerms(compresses=compresses)
         self._awaited_s: dict[str, float] = {}
         """Topics that a shard began to wait for lately, and when, monotonic seconds."""

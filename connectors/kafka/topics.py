@@ -31,15 +31,15 @@ from delayservice.settings import Settings
 
 REQUEST_TIMEOUT_S: Final = 15.0
 LETTER_EXTRA_BYTES: Final = 8 * 1024
-"""What a dead letter's own headers may take, its reason and what it asked for included."""
+"""Bytes that a dead letter's own headers may take, with its reason and what it asked for."""
 
 _log = structlog.get_logger(__name__)
 
 
 Brokers: TypeAlias = tuple[tuple[int | None, tuple[int, ...]], ...]
-"""Of each partition in order: its leader, None when it has none now, and who holds copies."""
+"""Leader (None: it has none now) and replicas of each partition, in order."""
 _Configs: TypeAlias = Mapping[str, Mapping[str, str] | None]
-"""By topic; None where the service may read none."""
+"""Configurations by topic; None where the service may read none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at the cluster's topics found.
+    """The findings of one look at the cluster's topics.
 
     Attributes:
         topics: every delay topic, judged.
@@ -110,7 +110,7 @@ class TopicKeeper:
         self._settings = settings
         self._monotonic_s = monotonic_s
         self._made_s: dict[str, float] = {}
-        """By topic that was deleted: when it was made again, monotonic seconds."""
+        """When a deleted topic was made again, by topic; monotonic seconds."""
         self._levels = settings.levels.by_topic
 
     # --- create --------------------------------------------------------------------------------

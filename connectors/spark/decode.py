@@ -144,7 +144,7 @@ class ShardReader:
         """Offsets of copies and envelopes of the last batch whose signature was not verified."""
 
     def read(self, rows: Sequence[Row]) -> list[Entry]:
-        """What the records are; see ``RecordReader.read_batch``."""
+        """Return the entries of records; see ``RecordReader.read_batch``."""
         self.believed.clear()
         entries = self._reader.read_batch(rows)
         return [
@@ -172,7 +172,7 @@ class ShardReader:
 
 
 def claim_of(row: Row) -> Claim | None:
-    """What the row says as a copy; None: it is none, or no service can have written it."""
+    """Return the row as a copy; None: it is none, or no service can have written it."""
     return _sensible(read_claim((row[2], row[3], row[4] or [])))
 
 

@@ -104,7 +104,7 @@ class Expected:
 
 @dataclass(slots=True)
 class Comparison:
-    """What is compared of one shard.
+    """The parts of one shard that are compared.
 
     Attributes:
         topic: the delay topic.

@@ -1,4 +1,4 @@
-"""What went wrong in Spark, in a sentence instead of several pages."""
+"""Failures of Spark, in a sentence instead of several pages."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:
-    """What a file holds; None: there is none."""
+    """Return the content of a file; None: there is none."""
     system, place = _file_system(spark, path)
     if not system.exists(place):
         return None

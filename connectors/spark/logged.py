@@ -1,4 +1,4 @@
-"""What the delay topics say is pending, record by record: by this a copy is right or wrong.
+"""Pending records by the delay topics: a copy is right or wrong by this.
 
 The executors read the log as the service does. A record counts when its key is in the range that is
 asked for, and no user record of its id follows at or after its base and below H (design rules 12 to

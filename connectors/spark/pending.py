@@ -1,4 +1,4 @@
-"""What is pending at a cut: source records that nothing has settled, and when each is to be sent.
+"""Records pending at a cut: those that nothing has settled, and when each is to be sent.
 
 The executors read every record of the delay topics as the service does and hand on only what is
 pending by its key, and the offsets of what bears an id; Spark then takes out what was cancelled or

@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     v: int = VERSION
 
     def encode(self) -> str:
-        """As ``plan.json`` holds it."""
+        """Return the content of ``plan.json``."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
 
@@ -114,7 +114,7 @@ OnProgress = Callable[[int, int, Report | None], None]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a plan.
+    """The result of a plan.
 
     Attributes:
         done: steps that were carried out.

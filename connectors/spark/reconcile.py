@@ -77,7 +77,7 @@ class _Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileOptions:
-    """What to compare and how.
+    """Options of a comparison.
 
     Attributes:
         client: options of librdkafka, ``bootstrap.servers`` at least.
@@ -117,7 +117,7 @@ class ReconcileOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """What a comparison came to.
+    """The result of a comparison.
 
     Attributes:
         findings: how many of each kind; kinds without any are left out.
@@ -157,7 +157,7 @@ class ReconcileResult:
         return not self.findings
 
     def to_json(self) -> dict[str, object]:
-        """As ``summary.json`` holds it."""
+        """Return the content of ``summary.json``."""
         return {
             "v": VERSION,
             "kind": "reconcile",

@@ -58,7 +58,7 @@ _BY_TARGET, _BY_HOUR, _BY_DELAY, _WHOLE = 0b011, 0b101, 0b110, 0b111
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What to report.
+    """Options of a report.
 
     Attributes:
         client: options of librdkafka, ``bootstrap.servers`` at least.

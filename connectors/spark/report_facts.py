@@ -1,4 +1,4 @@
-"""What a report says: plain facts, as ``report.json`` holds them and the page shows them."""
+"""The facts of a report, as ``report.json`` holds them and the page shows them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Report:
     cut: Cut
 
     def to_json(self) -> dict[str, object]:
-        """As ``report.json`` holds it."""
+        """Return the content of ``report.json``."""
         facts = {name: value for name, value in asdict(self).items() if name != "cut"}
         return {
             "v": 1,

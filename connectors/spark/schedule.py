@@ -69,7 +69,7 @@ _KEPT: Final = StorageLevel.DISK_ONLY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleOptions:
-    """What is scheduled, and how.
+    """Options of a bulk schedule.
 
     Attributes:
         topic: the delay topic.
@@ -95,7 +95,7 @@ class ScheduleOptions:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """What a run did, or would do.
+    """The result of a run, or of a dry run.
 
     Attributes:
         rows: of the input.
@@ -243,7 +243,7 @@ def served_contracts(
 def _rules(
     client: Mapping[str, str], contracts: Sequence[Contract], options: ScheduleOptions
 ) -> Rules:
-    """What rows are judged by.
+    """The rules that rows are judged by.
 
     Raises:
         InvalidRequestError: there is no such topic, or it takes no ids.

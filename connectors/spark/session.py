@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from delayservice.errors import DelayServiceError
 
 PACKAGES: Final = ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",)
-"""What Spark needs beside itself, as Maven coordinates; ``spark-submit --packages`` takes them."""
+"""Packages that Spark needs, as Maven coordinates; ``spark-submit --packages`` takes them."""
 
 JAVA_VERSIONS: Final = (17, 21)
 """Releases of Java that Spark 4.0 runs on."""
@@ -30,7 +30,7 @@ SESSION: Final[Mapping[str, str]] = MappingProxyType(
         "spark.sql.adaptive.enabled": "true",
     }
 )
-"""What the jobs rely on, wherever they run."""
+"""Settings that the jobs rely on, wherever they run."""
 
 _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
     {

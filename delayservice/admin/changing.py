@@ -1,4 +1,4 @@
-"""What may be changed: a pending record, through the log, so that every copy hears of it in order.
+"""Changes of pending records, through the log, so that every copy hears of them in order.
 
 The answer is what the log says was done, not what was asked for.
 """
@@ -44,10 +44,10 @@ _PausedName = Annotated[
     ),
 ]
 WAITING_MAX: Final = 8
-"""So many requests wait at a time for what comes of them: each has a thread of the server's."""
+"""Requests that may wait for their outcome at a time: each has a thread of the server's."""
 _BUSY_RETRY_S: Final = 1
 _SOON_MS: Final = 2_000
-"""What is due so soon may be delivered before it can be replaced."""
+"""A record that is due so soon may be delivered before it can be replaced."""
 _HEARD_S: Final = 10
 _LOOK_S: Final = 0.02
 _SAID: Final = {

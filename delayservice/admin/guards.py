@@ -1,4 +1,4 @@
-"""Who may ask what: host names, sizes, the token.
+"""Guards of requests: host names, sizes, the token.
 
 Changes need the token as a bearer. A browser sends that only if a script of the page itself does,
 so no other site can have a change made in somebody's name; what a browser sends by itself, the

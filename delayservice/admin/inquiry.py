@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Inquiry(Protocol):
-    """What the API asks of a node."""
+    """The queries of the API to a node."""
 
     def search(self, asked: Search) -> Page:
         """Pending records by due time."""
@@ -44,7 +44,7 @@ class Inquiry(Protocol):
         """The pending records of an id: one in each shard at most."""
 
     def locate(self, asked: Locate) -> Fate | None:
-        """What has become of a source record; None: this node keeps no copy of its shard."""
+        """Return the fate of a source record; None: this node keeps no copy of its shard."""
 
     def horizon(self) -> Horizon:
         """How many records are due when."""
@@ -53,7 +53,7 @@ class Inquiry(Protocol):
         """The cluster."""
 
     def held(self) -> list[list[bytes]]:
-        """What is paused, as each worker has heard it."""
+        """Return the pauses that each worker has read."""
 
 
 class _Kept:

@@ -71,7 +71,7 @@ def _part(ask: Callable[[], T]) -> Part[T]:
 
 
 def environment() -> Environment:
-    """What templates are drawn with: everything is escaped, and what is not there is an error."""
+    """Return the environment of templates: it escapes everything; a missing name is an error."""
     made = Environment(
         loader=PackageLoader("delayservice.admin"),
         autoescape=True,
@@ -111,7 +111,7 @@ class Pages:
         return self.draw("error", status, title=HTTPStatus(status).phrase, detail=detail)
 
     def _common(self) -> dict[str, object]:
-        """What is at the head of every page."""
+        """Return the head of every page."""
         panel = self._panel
         now_ms = panel.wall_ms()
         cluster = _part(lambda: cluster_of(panel))

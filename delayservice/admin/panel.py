@@ -1,4 +1,4 @@
-"""What the routes work with: one place that knows the node, the cluster and the log."""
+"""The panel that routes work with: it knows the node, the cluster and the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from delayservice.settings import Settings
 
 _TOPICS_FRESH_S: Final = 5.0
 SURVEY_BYTES_MAX: Final = 32 << 20
-"""So much of the dead-letter topic is read for one look at it."""
+"""Records of the dead-letter topic that one look at it reads."""
 _GOOD_STATES: Final = frozenset({"owner", "replica"})
 _SURVEY_WAIT_S: Final = 5.0
 

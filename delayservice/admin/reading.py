@@ -1,4 +1,4 @@
-"""What may be read: health, the cluster, what is pending, dead letters, the configuration."""
+"""Routes that read: health, the cluster, pending records, dead letters, the configuration."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ class Census:
         return found + self._due_lumps(start_ms, stop_ms)
 
     def _due_lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """What has its roll time in ``[start_ms, stop_ms)``, where it is due."""
+        """Return counts, by due time, of records whose roll time is in ``[start_ms, stop_ms)``."""
         dues: Counter[_Due] = Counter()
         for minute, counts in self._far.items():
             if start_ms <= minute * MINUTE_MS < stop_ms:
@@ -222,7 +222,7 @@ class Census:
         return [(max(due, start_ms), due + width, count) for (due, width), count in dues.items()]
 
     def far_corrections(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """What to add to counts of keys in ``[start_ms, stop_ms)``, both whole minutes, to get
+        """Return what to add to counts of keys in ``[start_ms, stop_ms)``, whole minutes, to get
         counts by due time. In the minute of K there is nothing to add: some of it was rolled.
         """
         start_ms = max(start_ms, (self._k_ms // MINUTE_MS + 1) * MINUTE_MS)
@@ -234,7 +234,7 @@ class Census:
         return found + self._due_lumps(start_ms, stop_ms)
 
     def cancelled(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """What to add to counts of keys in ``[start_ms, stop_ms)``, both whole seconds, in which
+        """Return what to add to counts of keys in ``[start_ms, stop_ms)``, whole seconds, in which
         cancelled records count: less these.
         """
         return [

@@ -157,7 +157,7 @@ class _ShardFacts(msgspec.Struct):
 
 
 class _Facts(msgspec.Struct):
-    """What every version that was ever written says of itself."""
+    """The fields that every version of a checkpoint has."""
 
     v: int
     slice: int

@@ -52,7 +52,7 @@ class Claimed(NamedTuple):
 
 
 class Tenure(NamedTuple):
-    """Who wrote a checkpoint: the writer, and the offset of the claim under which it served."""
+    """The author of a checkpoint: the writer, and the offset of the claim under which it served."""
 
     writer: str
     claim: int

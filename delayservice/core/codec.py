@@ -66,7 +66,7 @@ def next_attempt(meta: Meta | None) -> Meta:
 
 
 def packed_recurrence(meta: Meta | None) -> bytes | None:
-    """What ``recurrence.encode`` made of the record's recurrence; None: it has one occurrence."""
+    """Return the record's recurrence as ``recurrence.encode`` packs it; None: it occurs once."""
     return meta[4] if meta is not None and len(meta) >= _RECURRING_FIELDS else None
 
 

@@ -182,7 +182,7 @@ class Contract:
 
 
 def _parameters(version: int) -> list[str]:
-    """What a contract of this version says."""
+    """Return the fields of a contract of this version."""
     names = (field.name for field in fields(Contract))
     return [n for n in names if _SINCE.get(n, 1) <= version < _BEFORE.get(n, version + 1)]
 
@@ -211,7 +211,7 @@ class Contracts:
         return isinstance(other, Contracts) and self.entries() == other.entries()
 
     def __hash__(self) -> int:
-        """Of the entries."""
+        """Return the hash of the entries."""
         return hash(self.entries())
 
     def __repr__(self) -> str:

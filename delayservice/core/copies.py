@@ -112,7 +112,7 @@ def write_copy(  # one argument per fact of the copy
 def read_copy(
     topic: str, partition: int, secrets: Sequence[bytes], original: Original
 ) -> Copy | None:
-    """What ``write_copy`` wrote, or None: not signed by any of ``secrets``, or not intact.
+    """Return what ``write_copy`` wrote; None: not signed by any of ``secrets``, or not intact.
 
     The payload's meta always names the source. Never raises.
     """
@@ -123,7 +123,7 @@ def read_copy(
 
 
 class Claim(NamedTuple):
-    """What a record says that claims to be a copy; ``shard`` is None where it is its own."""
+    """The claims of a record that says it is a copy; ``shard`` is None where it is its own."""
 
     settles: int
     shard: str | None
@@ -133,7 +133,7 @@ class Claim(NamedTuple):
 
 
 def read_claim(original: Original) -> Claim | None:
-    """What a copy says, its signature not looked at; None: it claims nothing that can be read.
+    """Return the claims of a copy without verifying them; None: they can't be read.
 
     For those who read topics without the cluster's secret. Never raises.
     """

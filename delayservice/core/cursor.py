@@ -19,7 +19,7 @@ invalid record, so that those are settled as H passes them, and below the key of
 
 
 class Cursor(NamedTuple):
-    """What a shard has committed: settled up to ``key`` among offsets below ``offset``."""
+    """The committed position of a shard: settled up to ``key`` among offsets below ``offset``."""
 
     key: Key = START_KEY
     offset: int = 0

@@ -75,7 +75,7 @@ class Source(NamedTuple):
     offset: int
 
     def __str__(self) -> str:
-        """As the header spells it."""
+        """Return the source in the form of the header."""
         return f"{self.topic}:{self.partition}:{self.offset}"
 
 
@@ -145,7 +145,7 @@ class Heading:
 
     @classmethod
     def of(cls, letter: DeadLetter) -> Heading:
-        """What is kept of a letter."""
+        """Return the part of a letter that is kept."""
         return cls(
             partition=letter.partition,
             offset=letter.offset,
@@ -249,7 +249,7 @@ def read_source(text: bytes | None) -> Source | None:
 
 
 def replayed_offsets(row: Row) -> list[int]:
-    """What a marker says was replayed; nothing for any other record.
+    """Return what a marker names as replayed; nothing for any other record.
 
     A dead letter keeps the headers of its record, which may be named like a marker's: it is none.
     """

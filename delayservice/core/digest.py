@@ -54,7 +54,7 @@ def frame_hash(key_ms: int, offset: int, record_id: bytes | None, payload: bytes
 
 
 class HourRow(NamedTuple):
-    """What is pending in one hour: ``(index in the hour, count, hash)`` of each slot with any."""
+    """The records pending in one hour: ``(index in the hour, count, hash)`` of each filled slot."""
 
     hour_ms: int
     slots: list[tuple[int, int, int]]
@@ -149,7 +149,7 @@ class ShardDigest:
     def store(
         self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop: int
     ) -> None:
-        """What a store was given in one ``append``."""
+        """Add the records that a store was given in one ``append``."""
         near = self.from_ms
         ids = {offset: record_id for record_id, _, offset in named}
         hashed, one = xxh3_64_intdigest, _ONE

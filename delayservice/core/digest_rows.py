@@ -50,7 +50,7 @@ class Unreadable(NamedTuple):
 
 
 class CutFacts(NamedTuple):
-    """What a cut row says beside its place.
+    """The fields of a cut row beside its place.
 
     Attributes:
         cut: offset of the checkpoint in its partition of the checkpoint topic.

@@ -1,4 +1,4 @@
-"""What a node still does when its disk fills up. Pure.
+"""The work that a node still does when its disk fills up. Pure.
 
 Delivery never stops for it: what is due is read, and pruning gives room back.
 """

@@ -24,7 +24,7 @@ TimeParser: TypeAlias = Callable[[str, bytes | None, int], int]
 
 
 class Draft:
-    """What the input headers of one record say, in the order of the headers."""
+    """The content of one record's input headers, in the order of the headers."""
 
     __slots__ = (
         "counts",

@@ -41,7 +41,7 @@ class Cause(Enum):
 
 
 class WorkerFacts(NamedTuple):
-    """What is known about a worker. The defaults are those of one that lacks nothing.
+    """The known facts about a worker. The defaults are those of one that lacks nothing.
 
     Attributes:
         silent_s: time since it last reported, seconds; only its supervisor knows.
@@ -71,7 +71,7 @@ class WorkerFacts(NamedTuple):
 
 
 class CopyFacts(NamedTuple):
-    """What is known about the copy of a slice.
+    """The known facts about the copy of a slice.
 
     Attributes:
         lag_s: how far it is behind the owner's, seconds; infinite: nobody knows.

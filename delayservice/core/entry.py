@@ -1,4 +1,4 @@
-"""What one source record is, once read: plain tuples, because millions of them pass through."""
+"""A source record once it is read: plain tuples, because millions of them pass through."""
 
 from __future__ import annotations
 

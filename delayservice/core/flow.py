@@ -18,12 +18,12 @@ from math import ceil
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 SlotPolicy: TypeAlias = Literal["accept", "spread", "dead-letter"]
-"""What becomes of records beyond the cap of their second."""
+"""What happens to records beyond the cap of their second."""
 
 AHEAD_MS: Final = 50
 """A record whose turn is so near goes at once: a copy would take about as long."""
 BURST_MS: Final = 1_000
-"""So much of a rate may be made up for after a delay; more would be a burst."""
+"""How much of a rate may be caught up with after a delay; more would be a burst."""
 _KEPT_S: Final = 3_600
 """How long a second is remembered after it has passed."""
 _BEHIND_S: Final = 60
@@ -237,7 +237,7 @@ class Flow:
         self._over_cap = 0
 
     def _forget(self, now_ms: int) -> None:
-        """What has passed no longer limits anything."""
+        """Forget seconds that have passed: they no longer limit anything."""
         since_s = now_ms // _SECOND_MS - _KEPT_S
         for seconds in (self._taken, self._with_room):
             seconds.keep(lambda second, _: second[1] >= since_s)

@@ -1,4 +1,4 @@
-"""What a dead letter says of the record that it carries."""
+"""The headers of a dead letter, which describe the record that it carries."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class LevelRecords:
 
 
 class LevelShard:
-    """What one node knows of one level topic's partition. Single-threaded.
+    """The state of one level topic's partition on one node. Single-threaded.
 
     Like ``core.shard.Shard`` it only *stages*: nothing is settled until ``commit`` says that the
     transaction which carried the outputs and the staged cursor is committed; ``abort`` puts
@@ -246,7 +246,7 @@ class LevelShard:
 
     @property
     def mean_bytes(self) -> float:
-        """Of a fetched row, 1 at least."""
+        """Size of a fetched row in bytes, 1 at least."""
         return max(self._bytes / max(len(self._rows), 1), 1.0)
 
     def advance(self, now_ms: int, limit: int) -> list[Output]:
@@ -289,7 +289,7 @@ class LevelShard:
 
 
 def _content_bytes(rows: Sequence[Row]) -> int:
-    """What rows hold in memory, near enough: keys, values and headers."""
+    """Return roughly the memory that rows hold, in bytes: keys, values and headers."""
     contents = sum([len(key or b"") + len(value or b"") for _, _, key, value, _ in rows])
     texts = [len(name) + len(text or b"") for row in rows for name, text in row[4] or ()]
     return contents + sum(texts)

@@ -1,4 +1,4 @@
-"""What a header is, and the names of all that the service reads or writes, in one place.
+"""The type of a header, and the names of all headers that the service reads or writes.
 
 ``OUTPUT``, ``COPY_NAMES`` and ``HOME_NAMES`` are never taken from a user's record, so provenance
 can't be forged. The names of other systems are in ``aliases``.
@@ -65,7 +65,7 @@ INPUT = frozenset(
         DELAY_TIMEZONE,
     }
 )
-"""What a user's record says to the service."""
+"""Headers by which a user's record instructs the service."""
 
 RECURRING = frozenset({DELAY_CRON, DELAY_EVERY, DELAY_TIMES, DELAY_TIMEZONE})
 

@@ -10,7 +10,7 @@ from delayservice.core.entry import SCHEDULE, Entry, Row
 from delayservice.core.pending import NO_MARK
 
 NOTED_MAX: Final = 20_000
-"""As many as wait for the walk of H. Beyond, lateness counts from the due time."""
+"""Bound of the records kept: beyond it, lateness counts from the due time."""
 
 
 class PastDue(dict[int, int]):

@@ -1,4 +1,4 @@
-"""What people have stopped for a while: deliveries to a target, or all of a delay topic. JSON.
+"""Pauses that people have ordered: of deliveries to a target, or of a delay topic. JSON.
 
 A row of the pauses topic has the key ``target:NAME`` or ``topic:NAME``; without a value it says
 that the pause is over.
@@ -18,7 +18,7 @@ KINDS: Final[tuple[Kind, ...]] = ("target", "topic")
 
 
 class Paused(NamedTuple):
-    """What is paused: a target topic, as a pattern, or a delay topic."""
+    """The object of a pause: a target topic, as a pattern, or a delay topic."""
 
     kind: Kind
     name: str
@@ -42,7 +42,7 @@ def encode_key(paused: Paused) -> bytes:
 
 
 def decode_key(key: bytes | None) -> Paused | None:
-    """What a row is about; None: nothing that this version knows."""
+    """Return the object of a row; None: this version does not know it."""
     kind, _, name = (key or b"").decode("utf-8", "replace").partition(":")
     return next((Paused(known, name) for known in KINDS if known == kind and name), None)
 

@@ -27,7 +27,7 @@ Lump: TypeAlias = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Additions:
-    """What a run of source records adds to a store, in offset order."""
+    """The records that a run of source records adds to a store, in offset order."""
 
     frames: list[Frame] = field(default_factory=list)
     named: list[Named] = field(default_factory=list)

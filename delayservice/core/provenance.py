@@ -77,7 +77,7 @@ class Provenance:
         )
 
     def headers(self, offset: int, due_ms: int, meta: Meta | None) -> Headers:
-        """What to append to the own headers of the output that settles ``offset``.
+        """Return the headers to append to the own ones of the output that settles ``offset``.
 
         Args:
             offset: source offset of the record or copy that the output settles.

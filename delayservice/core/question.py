@@ -1,4 +1,4 @@
-"""What is asked about pending records, and how the answers of many shards become one.
+"""Queries about pending records, and how the answers of many shards become one.
 
 Shards answer a page at a time. Records of all of them have one order, that of their positions, so
 a page can be merged from theirs and asked on for from where it ended.
@@ -61,7 +61,7 @@ class Find(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Locate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What has become of a source record.
+    """Asks for the fate of a source record.
 
     Attributes:
         topic: the delay topic.
@@ -75,17 +75,17 @@ class Locate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ahead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How many records are due when, from ``now_ms`` on."""
+    """Asks how many records are due when, from ``now_ms`` on."""
 
     now_ms: int
 
 
 class Standings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Which nodes there are, and who owns what."""
+    """Asks for the nodes, and for the slices that each owns."""
 
 
 class HeldTopics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What is paused, as far as a worker has heard: the keys of the pauses topic."""
+    """Asks for the pauses that a worker has read: keys of the pauses topic."""
 
 
 Question: TypeAlias = Search | Find | Locate | Ahead | Standings | HeldTopics
@@ -155,7 +155,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become of a source record.
+    """The fate of a source record.
 
     Attributes:
         state: ``pending``; ``late``: due, and about to be settled; ``unread``: the node has not

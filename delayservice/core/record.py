@@ -159,7 +159,7 @@ class RecordReader:
         value: bytes | None,
         headers: Headers | None,
     ) -> Entry:
-        """What one record is. Never raises, whatever its bytes.
+        """Return what one record is. Never raises, whatever its bytes.
 
         Args:
             offset: its source offset.
@@ -296,7 +296,7 @@ class RecordReader:
         return RecordRefusedError(COPY_FORGED, detail)
 
     def _judge_user(self, origin: _Origin, original: Original) -> Entry:
-        """What a user wrote, here or elsewhere."""
+        """Read a record that a user wrote, here or elsewhere."""
         if len(original[2]) == _ID_AND_OP:
             control = self._plain_control(origin, original)
             if control is not None:

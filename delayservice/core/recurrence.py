@@ -31,7 +31,7 @@ _UTC: Final = "UTC"
 
 
 class Recurrence(msgspec.Struct, array_like=True, frozen=True):
-    """What a record says of its occurrences.
+    """The occurrences that a record asks for.
 
     Attributes:
         every_ms: the period; 0: by ``cron``.
@@ -82,7 +82,7 @@ def recurs(meta: Meta) -> bool:
 
 
 def recurrence_of(meta: Meta | None) -> Recurrence | None:
-    """What a payload's meta says of its occurrences; None for a record with only one."""
+    """Return the occurrences in a payload's meta; None for a record with only one."""
     packed = packed_recurrence(meta)
     return None if packed is None else decode(packed)
 

@@ -1,4 +1,4 @@
-"""What the headers of a recurring schedule may say: checks of their texts and bounds.
+"""Checks of the headers of a recurring schedule: their texts and bounds.
 
 What a cron expression or a time zone means is not asked here: only the owner's calendar knows.
 """

@@ -1,4 +1,4 @@
-"""What is said in the repair topic: commands to the nodes, and their answers. JSON.
+"""The records of the repair topic: commands to the nodes, and their answers. JSON.
 
 ``scan``     read the copy of a shard from the disk, and publish a cut after that
 ``detail``   write the keys, marks and hashes of a range, to be compared record by record

@@ -1,4 +1,4 @@
-"""What a caller asks for, checked and written as input headers. Pure: nothing is sent here."""
+"""A caller's request, checked and written as input headers. Pure: nothing is sent here."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _cron_headers(cron: str | None, timezone: str | None) -> list[Header]:
 
 
 def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
-    """What the service's own rule makes of a value.
+    """Return a value as the service's own rule reads it.
 
     Raises:
         InvalidRequestError: the service would refuse it.

@@ -1,4 +1,4 @@
-"""What a node may do with a slice."""
+"""The role of a node for a slice: what it may do."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from enum import Enum
 
 
 class Role(Enum):
-    """As answered at any moment; see ``ha.ownership``."""
+    """The role that a node has at a moment; see ``ha.ownership``."""
 
     REPLICA = "replica"
     """Store, and settle nothing."""
     HEIR = "heir"
-    """As a replica, and be quick: the slice is about to become this node's."""
+    """A replica that should hurry: the slice is about to become this node's."""
     PAUSED = "paused"
     """Owner still, but the ensemble is out of sight: begin no new transaction."""
     OWNER = "owner"

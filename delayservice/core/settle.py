@@ -93,13 +93,13 @@ class Routes:
 
     @property
     def secrets(self) -> tuple[bytes, ...]:
-        """What copies are verified by. The first signs them."""
+        """The secrets that verify copies. The first signs them."""
         return (self.secret, *self.accepted)
 
 
 @dataclass(slots=True)
 class Verdicts:
-    """What the broker said of single records: facts, not decisions.
+    """The broker's answers about single records: facts, not decisions.
 
     ``refused`` maps a source offset to ``(code, detail)``: the broker will never take this record,
     so it is dead-lettered. ``stripped`` holds those whose dead letter was refused in turn: theirs
@@ -166,14 +166,14 @@ class Settler:
         self._allowlist = routes.allowlist(topic)
         self._good = self._allowlist.good
         self.contracts: Contracts | None = None
-        """What the shard's records are read by; None: settings judge every target."""
+        """The contracts of the shard's records; None: settings judge every target."""
         self.copies_to: str | None = topic
         """The delay topic that copies are appended to, in the same partition; None where there is
         none: then nothing is parked."""
 
     @property
     def secret(self) -> bytes:
-        """What the service signs with."""
+        """The secret that the service signs with."""
         return self._routes.secret
 
     @property
@@ -518,7 +518,7 @@ class Settler:
         return self.dead_letter(offset, asked_again(payload), code, detail, payload[5], source)
 
     def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
-        """What is left of a schedule whose next occurrence can't be computed here: it settles
+        """Return the dead letter of a schedule whose next occurrence can't be computed: it settles
         nothing, for the occurrence at ``offset`` is delivered.
         """
         rest = left_after(payload)
@@ -556,7 +556,7 @@ class Settler:
     def _limit(
         self, flow: Flow, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """What becomes of a record that is over a limit; None: it may go.
+        """Return what a record over a limit gets instead of its delivery; None: it may go.
 
         Its second counts it once: a key above the due time says that it was moved or parked.
         """

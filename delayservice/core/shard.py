@@ -50,7 +50,7 @@ _FATES: Final = {
     CANCEL: outcome.CANCELLED,
     FIRE: outcome.FIRED,
 }
-"""What becomes of a pending record that another one of its id hits, by the other's kind."""
+"""The outcome of a pending record that another one of its id hits, by the other's kind."""
 
 _NO_CONTENT: Final[Original] = (None, None, [])
 
@@ -112,7 +112,7 @@ class Shard:
         self.is_held = False
         self.doubts: tuple[Gap, ...] = ()
         self._log_start = 0
-        """Of the log at take-over: what lies below can't be walked."""
+        """Start of the log at take-over: records below it can't be walked."""
         self._x_of_copies: dict[int, int] = {}
         self._victims: dict[int, dict[Key, None]] = {}
         self._in_flight = _Flights()
@@ -385,8 +385,8 @@ class Shard:
     def _act_at_home(
         self, entry: Entry, record_id: bytes, k: Key, now_ms: int, pending_at: PendingAt
     ) -> list[Output] | None:
-        """What a user record that stays here does to those of its id, and of a cancel or fire its
-        own outcome, which comes last; None: H has to wait there.
+        """Return the outputs of what a user record that stays here hits, and of a cancel or fire
+        its own outcome, which comes last; None: H has to wait there.
         """
         offset, kind, _, _, payload, source = entry
         victims = self._pending_victims(offset, k)
@@ -491,7 +491,7 @@ class Shard:
         now_ms: int,
         pending_at: PendingAt,
     ) -> list[Output] | None:
-        """What becomes of those that a user record hits; None: one of them has to wait.
+        """Return the outputs of those that a user record hits; None: one of them has to wait.
         ``source``: where the user record was written, if it has come home.
         """
         offset, kind, _, _, _, extra = entry
@@ -542,7 +542,7 @@ class Shard:
         return payload
 
     def _content(self, victim: Key, pending_at: PendingAt) -> Payload:
-        """What is pending at a key."""
+        """Return what is pending at a key."""
         queued = self._queued(victim[1])
         if queued is not None:
             return queued
@@ -726,7 +726,7 @@ def _one(output: Output | None) -> list[Output] | None:
 
 
 def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
-    """As ``_took_all``, of single outputs."""
+    """The same as ``_took_all``, for single outputs."""
     return _took_all([_one(one) for one in told], outputs)
 
 

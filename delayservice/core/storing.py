@@ -1,4 +1,4 @@
-"""What a run of source records adds to a store. The same for owners and replicas.
+"""The records that a run of source records adds to a store; equal on owners and replicas.
 
 Source: design rules 3 and 13. A record with a key above the committed K is kept. A user record that
 bears an id **marks** the latest unmarked earlier record of that id; nothing is ever deleted here.

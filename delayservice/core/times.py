@@ -92,7 +92,7 @@ def parse_instant_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
-    """As ``parse_instant_ms``, but digits that look like seconds are refused.
+    """Parse as ``parse_instant_ms`` does, but refuse digits that look like seconds.
 
     Raises:
         RecordRefusedError: ``time-invalid``.
@@ -148,7 +148,7 @@ def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED
 
 
 def parse_duration_ms(name: str, value: bytes | None) -> int:
-    """As ``parse_delay_ms``, or with units: ``30s``, ``1h30m``, ``1.5d``; a year has 365 days.
+    """Parse as ``parse_delay_ms`` does, or with units: ``30s``, ``1h30m``; a year has 365 days.
 
     Returns:
         0 to ``DUE_STOP_MS``.

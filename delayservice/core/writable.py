@@ -1,4 +1,4 @@
-"""What settling has to know of the topics that it writes to."""
+"""The facts that settling needs about the topics that it writes to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delayservice.core.outcome import Target
 
 
 class Targets(Protocol):
-    """What is known of target topics; answers at once."""
+    """The known facts about target topics; answers at once."""
 
     @property
     def fit(self) -> Container[Target]:

@@ -1,4 +1,4 @@
-"""What a slice loop needs of a lane, whatever its kind: precise (``lane``) or level (``level``)."""
+"""The interface of lanes of both kinds to the slice loop: precise (``lane``), level (``level``)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class AnyLane(Protocol):
 
     @property
     def contracts(self) -> Contracts:
-        """What its records are read by."""
+        """The contracts that its records are read by."""
 
     @property
     def shard(self) -> ShardFacts:
@@ -85,7 +85,7 @@ class AnyLane(Protocol):
 
     @property
     def store(self) -> Keeping:
-        """What keeps its records."""
+        """The store of its records."""
 
     @property
     def past_due(self) -> Mapping[int, int]:
@@ -93,7 +93,7 @@ class AnyLane(Protocol):
 
     @property
     def verdicts(self) -> Verdicts:
-        """What the broker said of single records."""
+        """The broker's answers about single records."""
 
     @property
     def awaited_end(self) -> int:
@@ -167,7 +167,7 @@ class AnyLane(Protocol):
     # --- commit --------------------------------------------------------------------------------
 
     def checkpoint(self) -> ShardCheckpoint:
-        """What a commit now would say of this shard."""
+        """Return the state of this shard that a commit would write now."""
 
     def committed(self) -> None:
         """The staged cursor is committed."""

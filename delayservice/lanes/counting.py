@@ -21,7 +21,7 @@ TARGETS_MAX = 20
 
 @dataclass(slots=True)
 class LaneCounts:
-    """What waited in a lane when it was looked at.
+    """The records that waited in a lane when it was looked at.
 
     Attributes:
         seen: tells whether it has changed since.

@@ -1,4 +1,4 @@
-"""What a node makes of the checkpoint as read back: prune, and know how far behind it is."""
+"""How a node follows the checkpoint that it reads back: it prunes, and knows its lag."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Lane:
         self._log_start = 0
         """Where the log began when it was last asked."""
         self._cancellers: dict[int, int] = {}
-        """By offset: what cancels records that were stored before the take-over."""
+        """Cancellers of records that were stored before the take-over, by offset of the record."""
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
         self._position = -1
@@ -623,7 +623,7 @@ class Lane:
     # --- commit → prune ------------------------------------------------------------------------
 
     def checkpoint(self) -> ShardCheckpoint:
-        """What a commit now would say of this shard."""
+        """Return the state of this shard that a commit would write now."""
         return ShardCheckpoint(
             self.topic_id, self.shard.staged, self.contracts, self._proof.committed_last, self._lost
         )

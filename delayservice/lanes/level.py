@@ -28,7 +28,7 @@ from delayservice.lanes.ports import Bounds, Run, Source, Targets
 from delayservice.store.base import StoreStats
 
 _CHUNK_RECORDS = 1_000
-"""As in ``lane``: outputs that are made and handed over at once."""
+"""Outputs that are made and handed over at once, as in ``lane``."""
 _NOWHERE = -1
 
 _log = structlog.get_logger(__name__)
@@ -49,7 +49,7 @@ class LogAsStore:
         self._shard = shard
 
     def stats(self) -> StoreStats:
-        """What waits, as far as the end of the log is known; on this node's disk there is none."""
+        """Return figures of the records that wait, up to the known end of the log; none on disk."""
         shard = self._shard
         return StoreStats(shard.pending, 0, shard.next_due_ms(), shard.stored)
 
@@ -283,7 +283,7 @@ class LevelLane:
     # --- commit --------------------------------------------------------------------------------
 
     def checkpoint(self) -> ShardCheckpoint:
-        """What a commit now would say of this shard."""
+        """Return the state of this shard that a commit would write now."""
         return ShardCheckpoint(
             self.topic_id, self.shard.staged, self.contracts, self._proof.last_read, self._lost
         )

@@ -19,7 +19,7 @@ _FURTHER: Final = 8
 
 
 class LevelProof:
-    """What an owner knows of one level topic's log. Single-threaded, as the lane.
+    """The facts that an owner knows about one level topic's log. Single-threaded, as the lane is.
 
     Attributes:
         last_read: the newest record that was read, as the next checkpoint says.

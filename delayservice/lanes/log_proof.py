@@ -14,7 +14,7 @@ from delayservice.lanes.ports import Bounds, Run
 
 
 class LogProof:
-    """What one lane knows of its log. Single-threaded, as the lane.
+    """The facts that one lane knows about its log. Single-threaded, as the lane is.
 
     Args:
         topic: the delay topic.

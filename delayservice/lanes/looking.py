@@ -35,7 +35,7 @@ from delayservice.lanes.lane import Lane
 
 _CHUNK_ROWS: Final = 500
 _NEAR_MS: Final = 10_000
-"""So far ahead, single records are counted."""
+"""The time ahead in which single records are counted."""
 _NEAR_ROWS: Final = 200
 _FIRST_ROWS: Final = 20
 _OUTCOMES: Final = "a cancel or fire; the outcomes topic says what it did"
@@ -96,7 +96,7 @@ class LaneSearch:
         self._frames = []
 
     def page(self) -> Page:
-        """What was found so far."""
+        """Return the page of records found so far."""
         key_ms, offset = self._after
         upto = None if self._is_whole else (key_ms, self.lane.topic, self.lane.partition, offset)
         return Page(rows=self._rows, upto=upto, scanned=self._scanned, damaged=self._damaged)
@@ -171,7 +171,7 @@ def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) 
 
 
 def locate(lane: AnyLane, asked: Locate) -> Fate:
-    """What has become of a source record; of a level topic's too."""
+    """Return the fate of a source record, also of a level topic's."""
     if isinstance(lane, Lane):
         return _locate(lane, asked)
     if asked.row[0] < lane.shard.committed.offset:

@@ -136,7 +136,7 @@ class Owning:
     # --- roles ---------------------------------------------------------------------------------
 
     def role(self, number: int) -> Role:
-        """What this node may do with a slice now."""
+        """Return what this node may do with a slice now."""
         return self._role_of.get(number, Role.REPLICA)
 
     @property

@@ -1,4 +1,4 @@
-"""What a worker's loop needs of the world. Kafka implements these in ``connectors.kafka``; the
+"""The interfaces of a worker's loop to the world. Kafka's are in ``connectors.kafka``; the
 simulation in ``tests/simulation`` runs those on simulated clients, over a model log.
 """
 
@@ -55,7 +55,7 @@ class Bounds(NamedTuple):
 
 
 NO_TIME: Final = -1
-"""As ``ReadBack.broker_ms``: the broker put no time of its own on it."""
+"""Value of ``ReadBack.broker_ms`` when the broker set no time of its own."""
 
 
 class ReadBack(NamedTuple):
@@ -175,7 +175,7 @@ class Sink(Protocol):
 
 
 class Targets(Protocol):
-    """What is known of target topics; never waits for the cluster.
+    """The known facts about target topics; never waits for the cluster.
 
     Attributes:
         fit: targets that can be written to as far as is known. Emptied when that may have changed.
@@ -221,7 +221,7 @@ class Checkpoints(Protocol):
 
 
 class Succession(Protocol):
-    """What a take-over asks of Kafka and of the ensemble, on a helper thread; each call may wait.
+    """The questions of a take-over to Kafka and the ensemble, on a helper thread; calls may wait.
 
     All of these raise ``KafkaEdgeError`` when they get no answer in time.
     """

@@ -16,9 +16,9 @@ from delayservice.errors import SlotDamagedError
 from delayservice.lanes.ports import Place, Source
 
 _BYTES_MAX: Final = 32 << 20
-"""What is held of a range while the log is read; of a single millisecond it may be more."""
+"""Bytes held of a range while the log is read; a single millisecond may take more."""
 _FRAME_BYTES: Final = 300
-"""What a frame takes beside its payload."""
+"""Bytes that a frame takes beside its payload."""
 
 
 class Log(NamedTuple):
@@ -100,7 +100,7 @@ class Rereading:
             yield len(self._slot)
 
     def frames(self) -> list[Frame]:
-        """What was read of the range, marks included."""
+        """Return what was read of the range, marks included."""
         return self._slot.frames()
 
 

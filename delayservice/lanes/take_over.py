@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a take-over found of one slice.
+    """The facts that a take-over found about one slice.
 
     Attributes:
         claim: offset of the own claim; checkpoints name it.

@@ -1,4 +1,4 @@
-"""What a worker's loop does for its slices besides delivering: follow checkpoints, look after
+"""The work of a worker's loop for its slices besides delivery: follow checkpoints, look after
 copies and metrics, have the stores synced. Nothing of it is done for every slice in every turn.
 """
 

@@ -23,7 +23,7 @@ __all__ = ["NO_MARK", "Frame", "Lump", "Mark", "Named", "Store", "StoreStats"]
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a person or a metric wants to know of a store; counts may include settled records
+    """Figures of a store for people and metrics; counts may include settled records
     that are not pruned yet.
     """
 

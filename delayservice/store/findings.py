@@ -1,4 +1,4 @@
-"""What a look at a store folder found: damage and remarks, and what each means."""
+"""Findings in a store folder: damage and remarks, and what each means."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check of one shard's folder found, and how much it read.
+    """The findings of a check of one shard's folder, and how much it read.
 
     Attributes:
         stop_offset: S; 0 where nothing says.

@@ -40,24 +40,24 @@ QUARANTINE_MAX = 64
 
 
 class Format(NamedTuple):
-    """What a folder says of itself: the name of the backend, and the number of its format."""
+    """The identity of a folder: the name of the backend, and the number of its format."""
 
     kind: str
     version: int
 
     def __str__(self) -> str:
-        """As VERSION has it."""
+        """Return it in the form of VERSION."""
         return f"{self.kind} {self.version}"
 
 
 def version_text(kind: str, version: int) -> bytes:
-    """What VERSION is to hold."""
+    """Return the content of VERSION."""
     words = f"{kind} {version}".encode().ljust(_WORDS_BYTES)
     return words + _sum_line(words)
 
 
 def parse_format(data: bytes) -> Format | None:
-    """What VERSION says; None: it is damaged, and says nothing."""
+    """Return what VERSION says; None: it is damaged."""
     words, checksum = data[:_WORDS_BYTES], data[_WORDS_BYTES:]
     is_unchecked = len(data) < _WORDS_BYTES and data.endswith(b"\n")
     if not is_unchecked and checksum != _sum_line(words):

@@ -173,7 +173,7 @@ class IdRows:
         return (key_ms, offset), mark
 
     def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
-        """What is known of unmarked records with an id and ``start_ms <= key_ms < stop_ms``."""
+        """Return the unmarked records with an id and ``start_ms <= key_ms < stop_ms``."""
         for due, record_id in self._scan(self._due(start_ms, 0), self._due(stop_ms, 0)):
             yield IdFacts(record_id, self._key_of(due), self._find(record_id))
 

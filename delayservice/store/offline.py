@@ -51,7 +51,7 @@ def _nothing(_done: int, _total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HourFacts:
-    """What is due in one hour: ``slots`` files of a wheel, of them ``damaged`` ones."""
+    """The slots of a wheel due in one hour: ``slots`` files, of which ``damaged`` are damaged."""
 
     hour_ms: int
     slots: int

@@ -55,7 +55,7 @@ _NO_DAMAGE: Final = (
     *map(os.strerror, (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EACCES, EPERM, EROFS)),
     "DB already closed",
 )
-"""What RocksDB's messages say when something else than its files is at fault."""
+"""Words of RocksDB's messages when something other than its files is at fault."""
 
 
 @dataclass(frozen=True, slots=True)

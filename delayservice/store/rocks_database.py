@@ -62,7 +62,7 @@ _SHARDS_MAX: Final = 2**32 - 2
 
 
 class ShardState(NamedTuple):
-    """What a database says of one shard.
+    """The figures of one shard in a database.
 
     Attributes:
         number: its rows begin with it.

@@ -1,4 +1,4 @@
-"""What RocksDB leaves out when it opens a database: whether its MANIFEST and its logs are whole.
+"""A check that RocksDB leaves out when it opens a database: are its MANIFEST and logs whole?
 
 The MANIFEST lists the tables that count. It is a log of records in blocks of 32 KiB::
 
@@ -45,7 +45,7 @@ _WITNESSED: Final = Struct(">QQQ")
 
 
 class Manifest(NamedTuple):
-    """What a database's files say before it is opened.
+    """The state of a database's files before it is opened.
 
     Attributes:
         number: of the MANIFEST.

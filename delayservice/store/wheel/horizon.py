@@ -69,7 +69,7 @@ class Lost(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SlotRow(msgspec.Struct, array_like=True, frozen=True):
-    """What a slot's file durably holds.
+    """The durable content of a slot's file.
 
     Attributes:
         start_ms: the slot's start, epoch milliseconds.
@@ -91,7 +91,7 @@ class SlotRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Horizon(msgspec.Struct, array_like=True, frozen=True):
-    """What a wheel durably holds.
+    """The durable content of a wheel.
 
     Attributes:
         slot_ms: width of a slot.

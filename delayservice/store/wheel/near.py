@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from delayservice.store.base import Frame
 
 ROW_BYTES: Final = 200
-"""What a row costs in memory beside its payload: a tuple, three integers, a bytes header."""
+"""Memory of a row beside its payload: a tuple, three integers, a bytes header."""
 
 _STRETCH_BYTES_MIN: Final = 64 << 10
 _SHARES: Final = 4

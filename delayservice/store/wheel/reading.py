@@ -69,7 +69,7 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What the horizon says of a shard in one slot.
+    """The entry of a shard in the horizon of one slot.
 
     Attributes:
         start_ms: of the slot.
@@ -110,7 +110,7 @@ class Part(NamedTuple):
 
 
 class WheelState(NamedTuple):
-    """What the horizon vouches for of one shard.
+    """The state of one shard that the horizon vouches for.
 
     Attributes:
         stop_offset: S: everything below is here, or noticed to be missing.

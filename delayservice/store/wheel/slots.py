@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Shard:
-    """What a wheel knows of one shard.
+    """The state of one shard in a wheel.
 
     Attributes:
         topic: hash of the topic's id.
@@ -88,7 +88,7 @@ class Shard:
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """What is stored for keys in ``[start_ms, stop_ms)``.
+    """The records stored for keys in ``[start_ms, stop_ms)``.
 
     Columns by shard number say what is in the file: they are dense, for a thousand shards in 720
     slots are 720,000 cells.

@@ -131,7 +131,7 @@ def _check_names(path: str) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of one slot; ``why``: what is wrong with it."""
+    """The content read of one slot; ``why``: the damage found in it."""
 
     records: int = 0
     bytes: int = 0
