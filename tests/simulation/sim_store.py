@@ -134,11 +134,12 @@ class SimStore(Store):
         """What an earlier life had of offsets that come by now becomes visible only if it is
         appended again: it may have been read by contracts that had ended, and settled since.
         """
-        gone = [o for o in self._frames if self._stop_offset <= o < stop_offset and o not in again]
-        for offset in gone:
+        come = set(range(self._stop_offset, stop_offset)) - again
+        for offset in self._frames.keys() & come:
             del self._frames[offset]
-            for names in self._named.values():
-                names.pop(offset, None)
+        for names in self._named.values():
+            for offset in names.keys() & come:
+                del names[offset]
 
     def _drop_invisible(self) -> None:
         stop = self._stop_offset
