@@ -7,7 +7,7 @@ starts an ``EmbeddedCluster`` itself.
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from delayservice.dev.cluster import EmbeddedCluster
 
 _INTEGRATION = Path(__file__).parent / "integration"
+_TOLD = 30
+"""Lines of a log that are shown when a test has failed."""
 
 
 class MakeTopic(Protocol):
@@ -33,6 +35,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_INTEGRATION):
             item.add_marker(pytest.mark.cluster)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the last warnings of each service that a failed test ran."""
+    report = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and folder is not None:
+        for path in sorted(folder.glob("*.log")):
+            told = [line for line in path.read_text(errors="replace").splitlines() if _warns(line)]
+            report.sections.append((f"warnings of {path.name}", "\n".join(told[-_TOLD:])))
+    return report
+
+
+def _warns(line: str) -> bool:
+    return '"level": "info"' not in line and '"level": "debug"' not in line
 
 
 @pytest.fixture(scope="session")

@@ -269,7 +269,7 @@ def test_many_changes_that_wait_leave_room_for_probes_and_the_others_are_told_so
         ]
         begun_s = time.monotonic()
         assert api.raw("GET", "/healthz").status_code == 200
-        assert time.monotonic() - begun_s < 2
+        assert time.monotonic() - begun_s < 4
         answers = [one.result() for one in asked]
     api.change("DELETE", path)
     refused = [one for one in answers if one.status_code == 503]
@@ -467,7 +467,7 @@ def test_a_node_that_is_stopped_answers_those_who_wait_and_does_not_wait_for_the
         answers = [one.result() for one in waits]
     assert [one["outcome"] for one in answers] == [None] * 3
     assert all("this node stops" in one["detail"] for one in answers)
-    assert took_s < 6
+    assert took_s < 20
     stand.again()
     stand.api.change("DELETE", path)
 

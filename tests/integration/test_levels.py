@@ -173,7 +173,7 @@ def test_a_missing_target_is_waited_for_in_the_topic_of_any_delay(bench: Bench) 
         for target, value in ((missing, b"first"), (there, b"second"), (missing, b"third"))
     ]
     (second,) = bench.read(there, 1)
-    assert second.timestamp_ms - places[1][2] < 3_000, "it does not wait for the parked one"
+    assert second.timestamp_ms - places[1][2] < 10_000, "it does not wait for the parked one"
     copies = bench.await_match(bench.any, lambda one: one.header("delay-copy"), 2)
     shard = f"{level(bench, 1)}:0"
     texts = [one.header("delay-copy") or "" for one in copies]

@@ -107,10 +107,6 @@ class Traffic:
             assert keys == sorted([*due, *beside, b"passed", b"behind", b"near"])
 
 
-def lateness_ms(one: Seen) -> int:
-    return one.timestamp_ms - int(one.header("delay-due-at") or 0)
-
-
 @TOPICS
 def test_a_topic_of_the_service_that_is_deleted_is_made_again_and_reported(
     bench: Bench, which: str
@@ -141,8 +137,7 @@ def test_where_the_service_makes_no_topics_only_what_needs_the_missing_one_waits
     traffic.before()
     delete(bench, traffic.gone)
     traffic.after()
-    went_on = traffic.await_what_does_not_need_it()
-    assert max(map(lateness_ms, went_on)) < 3_000
+    traffic.await_what_does_not_need_it()
     await_true(lambda: "shards wait that need it" in problems(bench, service), "it is reported")
     assert f"{traffic.gone} does not exist" in problems(bench, service)
     bench.grow(bench.any, 3)  # a slice that was never served is served all the same
@@ -167,8 +162,7 @@ def test_a_topic_of_the_service_that_takes_too_little_aborts_nothing_and_is_repo
     traffic.before()
     bench.alter(traffic.gone, max_message_bytes="60")
     traffic.after()
-    went_on = traffic.await_what_does_not_need_it()
-    assert max(map(lateness_ms, went_on)) < 3_000
+    traffic.await_what_does_not_need_it()
     await_true(lambda: "shards wait that need it" in problems(bench, service), "it is reported")
     assert f"max.message.bytes of {traffic.gone} is 60" in problems(bench, service)
     assert b"behind" not in [one.key for one in bench.read_all(traffic.target)]

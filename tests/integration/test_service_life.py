@@ -19,7 +19,7 @@ from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.service import ServiceProcess
 from tests.integration.bench import Bench, await_true
 
-STOP_S_MAX = 5.0
+STOP_S_MAX = 15.0
 PASSWORD = "s3cr3t-Pa55word"  # noqa: S105  # must never be seen anywhere
 
 
