@@ -1,6 +1,6 @@
 """The RocksDB store: a shard's records in key order, in the one database of its worker.
 
-``docs/format-rocksdb.md`` has layout, invariants and recovery. Keys are big endian, so that byte
+``docs/internals/format-rocksdb.md`` has layout, invariants and recovery. Keys are big endian, so that byte
 order is key order, and begin with the number of the shard::
 
     number u32, 'f', key_ms i64, offset i64       -> payload     a record

@@ -54,7 +54,7 @@ NOT_TYPED: Final = (
     Listed("docs/performance.md", "delayservice bench burst", "needs a broker with TLS of yours"),
     Listed("docs/performance.md", "delayservice bench failover", _MINUTES),
     Listed("docs/performance.md", "delayservice bench idle", "three brokers and nodes, minutes"),
-    Listed("docs/drill.md", "delayservice spark drill --bootstrap", "a million records: minutes"),
+    Listed("docs/internals/drill.md", "delayservice spark drill --bootstrap", "a million records: minutes"),
     Listed("docs/client.md", "pip install", "tests/integration/test_packages.py installs it"),
     Listed("docs/spark.md", "pip install", _PACKAGE),
     Listed("docs/spark.md", "delayservice spark schedule s3a:", "needs an object store"),

@@ -170,7 +170,7 @@ THEMES: tuple[dict[str, Any], ...] = (
 SEEDS_OF_LOSS = range(80_000, 81_000)
 """Seeds of plans in which logs lose what was written to them, or records are delivered at least
 once. Of other seeds with such plans one in a hundred breaks a promise, by the gaps that
-docs/simulation.md lists; so none draws them.
+docs/internals/simulation.md lists; so none draws them.
 """
 
 
@@ -217,7 +217,7 @@ HOMES: dict[str, Any] = {"homes": 2, "slices": 2, "records": 24, "actions": 120,
     "retention": False,
     "targets_fail": False,
 }
-"""Ids find home. Where logs lose records as well, see docs/simulation.md."""
+"""Ids find home. Where logs lose records as well, see docs/internals/simulation.md."""
 HOMES_AWAY = (
     HOMES
     | {"away": 0.08, "tick": 0.05, "records": 40, "actions": 200, "append": 0.01}

@@ -1,7 +1,7 @@
 """A history of a delay service, written straight into topics: no service, so every defect is ours.
 
 Knows the documented formats only: headers of ``docs/header-contract.md``, the checkpoint of
-``docs/design.md``. Nothing of the audit is used here.
+``docs/internals/design.md``. Nothing of the audit is used here.
 """
 
 from __future__ import annotations

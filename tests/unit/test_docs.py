@@ -16,7 +16,7 @@ from delayservice.dev.commands import app as dev_app
 from delayservice.settings import Settings, load
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SECTIONS = {
     section: getattr(info.annotation, "model_fields", {})
     for section, info in Settings.model_fields.items()
@@ -143,7 +143,7 @@ def test_every_mutation_that_the_design_names_exists() -> None:
     mutations = (ROOT / "tests" / "simulation" / "mutations.py").read_text("utf-8")
     rules = [
         line
-        for line in (ROOT / "docs" / "design.md").read_text("utf-8").splitlines()
+        for line in (ROOT / "docs" / "internals" / "design.md").read_text("utf-8").splitlines()
         if re.match(r"\| \d+ \|", line)
     ]
     assert len(rules) == 14

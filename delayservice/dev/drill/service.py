@@ -1,4 +1,4 @@
-"""What a delay service would do, by the rules of ``docs/design.md``: for one shard, in memory.
+"""What a delay service would do, by the rules of ``docs/internals/design.md``: for one shard, in memory.
 
 ``pass_offset`` is rules 8 and 9 (H passes a record), ``advance`` rule 10 (K goes on). Both hand
 over what is to be written; the history writes it. ``awaits`` is rule 14: H stops at a canceller

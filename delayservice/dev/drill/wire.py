@@ -1,6 +1,6 @@
 """Formats and formulas of the documents, written again: nothing here is the service's own code.
 
-Sources: ``docs/header-contract.md``, ``docs/design.md`` (checkpoint, copies), ``docs/reconcile.md``
+Sources: ``docs/header-contract.md``, ``docs/internals/design.md`` (checkpoint, copies), ``docs/reconcile.md``
 (digests), and Kafka's ``Utils.murmur2``.
 """
 

@@ -1,6 +1,6 @@
 """The wheel of a worker: its shards, what of them is durable, and how a start recovers that.
 
-``docs/format-wheel.md`` has layout, invariants and recovery.
+``docs/internals/format-wheel.md`` has layout, invariants and recovery.
 """
 
 from __future__ import annotations
