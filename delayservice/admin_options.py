@@ -15,7 +15,7 @@ _LOOPBACK: Final = ("127.", "[::1]:", "localhost:")
 
 
 def made_token_path(state_dir: Path) -> Path:
-    """Where a node keeps the token that it made, because none was configured."""
+    """Return the path of the token that a node makes when none is configured."""
     return state_dir / "admin_token"
 
 

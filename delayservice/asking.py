@@ -106,7 +106,7 @@ class Asker:
             self._sending.release()
 
     def forget(self, number: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Drop a question whose answer is not needed any more."""
         with self._lock:
             self._waiting.pop(number, None)
 

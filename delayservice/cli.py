@@ -185,7 +185,7 @@ def send(
 
 
 def _said(due: str | None, outcome: str | None, *, is_control: bool) -> str:
-    """What has become of a record that was sent."""
+    """Return what has become of a record that was sent."""
     if not is_control:
         return f"due {due}" if due else "written"
     return outcome or "asked for; what it does is not known yet (--wait 5s waits for it)"

@@ -112,7 +112,7 @@ class ClockGuard:
 
     @property
     def frozen(self) -> str | None:
-        """Why delivery must stand still, for the log and the status; None while all is well.
+        """Return why delivery must stand still, for the log and the status; None while all is well.
         ``NOT_COMPARED`` before the first answer of a broker.
         """
         if self._broker_reason == NOT_COMPARED:
@@ -223,8 +223,8 @@ class ClockWatch:
         self._lock = threading.Lock()
 
     def doubt(self) -> str | None:
-        """Why the wall clock is not believed, or None. A clock that was wrong already when the
-        process started is found out by the first own checkpoint that is read back.
+        """Return why the wall clock is not believed, or None. A clock that was wrong already when
+        the process started is found out by the first own checkpoint that is read back.
         """
         with self._lock:
             return self._guard.observe(self._clock.wall_ms(), self._boot_ms())

@@ -15,7 +15,8 @@ _log = structlog.get_logger(__name__)
 
 
 def used_percent(folder: Path) -> float:
-    """How much of the folder's disk is used, as ``df`` counts: what only root may use is no room.
+    """Return the used share of the folder's disk as ``df`` counts it, without what only root may
+    use.
 
     Raises:
         OSError: the folder can't be looked at.
@@ -73,13 +74,13 @@ class DiskWatch:
 
     @property
     def waiting_s(self) -> float:
-        """How long the look that is under way has had no answer, seconds."""
+        """Time for which the look that is under way has had no answer, seconds."""
         since_s = self._looking_since_s
         return 0.0 if since_s is None else self._monotonic_s() - since_s
 
     @property
     def alarm(self) -> str:
-        """Why nothing is stored, one sentence; empty while all is well."""
+        """Reason why nothing is stored, one sentence; empty while all is well."""
         if self.level < DiskLevel.STOP:
             return ""
         return (

@@ -143,8 +143,8 @@ def cluster_secret(settings: Settings) -> bytes:
 
 
 def node_instance(settings: Settings) -> str:
-    """What tells this node from another one that was given the same name: made once for its state
-    folder, which one node at a time can have.
+    """Return what tells this node from another one that was given the same name: made once for its
+    state folder, which one node at a time can have.
 
     A copy of the folder is another node, on another host or the same one: the file keeps its text
     when it is copied, but not its place. A folder that is moved within its file system stays the
@@ -215,7 +215,7 @@ class Supervisor:
         return [child.asker for child in list(self._children.values())]
 
     def run(self, stopping: threading.Event) -> None:
-        """Until told to stop."""
+        """Run until told to stop."""
         try:
             for index in range(self._settings.node.workers):
                 self._start(index)

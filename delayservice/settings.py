@@ -404,7 +404,7 @@ class Wheel(Section):
 
     @property
     def window_ms(self) -> int:
-        """How far the wheel reaches, milliseconds."""
+        """Span of the wheel, milliseconds."""
         return self.slots * self.slot_ms
 
 
@@ -516,12 +516,12 @@ class Settings(Section):
 
     @property
     def roll_window_ms(self) -> int:
-        """How far ahead a record may be due without being rolled, milliseconds."""
+        """Longest time ahead that a record may be due without being rolled, milliseconds."""
         return self.delivery.roll_window_ms or self.wheel.window_ms
 
     @property
     def roll_spread_ms(self) -> int:
-        """How much earlier a record may be rolled, so that not all of a burst is at once."""
+        """Time by which a record may be rolled earlier, so that a burst is not rolled at once."""
         return self.roll_window_ms // _ROLL_SPREAD_PARTS
 
     def targets_for(self, delay_topic: str) -> TargetRules:
@@ -550,7 +550,7 @@ def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -
 def load_with_origins(
     config: Path | None, sets: Sequence[str], environ: Mapping[str, str]
 ) -> Loaded:
-    """As ``load``, with the place of every value."""
+    """Load as ``load`` does, with the origin of every value."""
     layers: Layers = read_layers(config, sets, environ, Settings)
     try:
         return Loaded(Settings.model_validate(layers.tree), layers.origins)

@@ -146,7 +146,7 @@ def _end_with_supervisor(pipe: Connection) -> None:
 
 
 def make_copy_log(settings: Settings) -> CopyLog | None:
-    """Where digests go; None where there are to be none."""
+    """Make the log of digests; None where digests are off."""
     if not settings.digests.enabled:
         return None
     topics = settings.topics
@@ -154,7 +154,7 @@ def make_copy_log(settings: Settings) -> CopyLog | None:
 
 
 def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
-    """How worker ``index`` learns what it owns, working already.
+    """Make and start what tells worker ``index`` which slices it owns.
 
     Args:
         settings: without ``zookeeper.hosts`` there is nobody else.
@@ -313,7 +313,7 @@ class Worker:
         self._targets.changed()
 
     def _why_paused(self, topic: str) -> str | None:
-        """Of target topics; what the service writes for itself goes on under any pattern."""
+        """Return why a target topic is paused; the service's own topics go on under any pattern."""
         topics = self._settings.topics
         if topic in topics.own or fnmatchcase(topic, topics.pattern) or topic in topics.delay:
             return None
@@ -448,8 +448,8 @@ class Worker:
         self._thread.measured(asked_s, mine)
 
     def _make_facts(self, found: Sequence[DelayTopic]) -> list[SliceFacts]:
-        """What decides where slices go: the first delay topic of the settings that has such a
-        partition speaks for the slice, fit or not.
+        """Return what decides where slices go: the first delay topic of the settings that has such
+        a partition speaks for the slice, fit or not.
         """
         order = {name: number for number, name in enumerate(self._settings.topics.delay)}
         topics = sorted(found, key=lambda topic: (order.get(topic.name, len(order)), topic.name))
@@ -589,7 +589,7 @@ class Worker:
             self._thread.loop.attend(command.partition)
 
     def _hand_over(self, keeper: CopyKeeper, slice_no: int) -> None:
-        """What came for a slice, if need be before it was placed here."""
+        """Hand over what came for a slice, also before it was placed here."""
         for command in [one for one in self._unplaced if one.partition == slice_no]:
             with suppress(ValueError):  # another thread was faster
                 self._unplaced.remove(command)

@@ -260,7 +260,7 @@ class WorkerThread:
 
     @property
     def turn_s(self) -> float:
-        """How long the present turn of the loop has lasted, seconds; any thread may ask."""
+        """Duration of the present turn of the loop so far, seconds; any thread may ask."""
         since_s = self._turn_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 

@@ -167,7 +167,7 @@ class ElectedOwnership:
             return self._election.contract_version
 
     def pinned(self) -> str:
-        """Why owners stay where they are; empty: they don't have to."""
+        """Return why owners stay where they are; empty: they don't have to."""
         pin = self._pin
         return "" if pin is None else str(pin)
 
@@ -184,7 +184,7 @@ class ElectedOwnership:
         self._wake.set()
 
     def standing(self, slice_no: int, standing: Standing) -> None:
-        """How far this node's copy is."""
+        """Take how far this node's copy is."""
         now_s = self._lease.now_s()
         with self._lock:
             could = self._election.verdict(slice_no, now_s).may_own
@@ -231,8 +231,8 @@ class ElectedOwnership:
 
     @property
     def _trouble(self) -> str:
-        """Why no slice can be owned in this session; empty: they can. A connection that is away for
-        less than the lease is no trouble yet.
+        """Return why no slice can be owned in this session; empty: they can. A connection that is
+        away for less than the lease is no trouble yet.
         """
         if self._is_registered and self._lease.is_valid:
             return ""
@@ -384,7 +384,7 @@ class ElectedOwnership:
         return True
 
     def _read_members(self, *, anew: bool) -> None:
-        """Who there is, when that has changed; how far rivals are, with every beat."""
+        """Read the members when they have changed, and with every beat how far rivals are."""
         if anew:
             # Notes last: whoever comes back writes its note first, and a note that changes later
             # wakes nobody.

@@ -189,7 +189,7 @@ class Election:
         self._is_pinned = is_pinned
 
     def lives(self, notes: Mapping[str, LifeNote]) -> None:
-        """How far the copies of others are, by node; asked for with ``rivals``."""
+        """Take how far the copies of others are, by node; asked for with ``rivals``."""
         # Sets, for they are searched once for each slice.
         self._caught_up = {name: frozenset(note.caught_up) for name, note in notes.items()}
 
@@ -241,7 +241,7 @@ class Election:
         self._drop_gone_giver(state)
 
     def _drop_gone_giver(self, state: _Slice) -> None:
-        """Whoever left the cluster did not hand over because somebody else should own."""
+        """Forget a giver that left the cluster: it did not let go for the sake of another owner."""
         giver = state.giver
         if giver is not None:
             note = self._nodes.get(giver.node_id)
@@ -269,7 +269,7 @@ class Election:
             state.trouble = why
 
     def standing(self, slice_no: int, standing: Standing) -> None:
-        """How far this node's copy is."""
+        """Take how far this node's copy is."""
         state = self._slices.get(slice_no)
         if state is not None:
             state.standing = standing
@@ -310,7 +310,7 @@ class Election:
 
     @property
     def wake_s(self) -> float:
-        """When ``step`` is to be called again though nothing happens."""
+        """Return when ``step`` is to be called again if nothing happens before."""
         return self._wake_s
 
     @property
@@ -429,8 +429,8 @@ class Election:
     # --- what is to be done --------------------------------------------------------------------
 
     def step(self, now_s: float) -> list[Effect]:
-        """What is to be done now. Each effect is carried out, and its seat told, before the next
-        step; one that failed is asked for again.
+        """Return what is to be done now. Each effect is carried out, and its seat told, before the
+        next step; one that failed is asked for again.
         """
         self._wake_s = math.inf
         effects = (self._decide(n, state, now_s) for n, state in self._slices.items())
@@ -471,7 +471,9 @@ class Election:
         return None
 
     def _why_to_leave(self, slice_no: int) -> str:
-        """Why an own slice is to be left at once; empty: it is not, or no other node may own it."""
+        """Return why an own slice is to be left at once; empty: it is not, or no other node may own
+        it.
+        """
         verdict = electability(self._facts_here)
         if verdict.may_own or verdict.may_keep:
             return ""

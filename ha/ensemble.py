@@ -127,7 +127,7 @@ class Ensemble:
 
     @property
     def trouble(self) -> str:
-        """Why there is no connection, as far as kazoo says; empty when it has not said."""
+        """Return why there is no connection, as far as kazoo says; empty when it has not said."""
         return self._kazoo_log.trouble
 
     def take_lost(self) -> bool:
@@ -227,7 +227,7 @@ class Ensemble:
         return [held[0] for held in found.values() if held is not None and held[0] is not None]
 
     def pin(self) -> PinNote | None:
-        """Why owners stay where they are; None: they don't have to. Watched."""
+        """Return why owners stay where they are; None: they don't have to. Watched."""
         path = self._path("pinned")
         if self._ask(self._client.exists_async, path, watch=self._watch) is None:
             return None

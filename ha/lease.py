@@ -39,7 +39,7 @@ class Lease:
 
     @property
     def end_s(self) -> float:
-        """When it ends, on its clock; minus infinity when it has been ended."""
+        """End of the lease, on its clock; minus infinity when it has been ended."""
         return self._end_s
 
     @property

@@ -60,7 +60,7 @@ class Ownership(Protocol):
         """Return the newest version of the contract that every live node knows."""
 
     def pinned(self) -> str:
-        """Why owners stay where they are, for people; empty: they don't have to."""
+        """Return why owners stay where they are, for people; empty: they don't have to."""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """The slice's loop has begun to settle, or has stopped: its transaction is over."""
@@ -69,7 +69,7 @@ class Ownership(Protocol):
         """The slice can't be served here now: another node may have more luck."""
 
     def standing(self, slice_no: int, standing: Standing) -> None:
-        """How far this node's copy is; told about once a second."""
+        """Take how far this node's copy is; called about once a second."""
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
         """These slices exist. Which of them this worker is to keep a copy of."""
@@ -138,7 +138,7 @@ class Standalone:
         return ""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Nobody waits for it."""
+        """Ignore it: no other node waits."""
 
     def gave_up(self, slice_no: int, why: str) -> None:
         """There is nobody else."""

@@ -213,7 +213,7 @@ class _Draft:
         return [node for node in self._choices[slice_no] if node not in self.nodes_of[slice_no]]
 
     def _in_rack(self, slice_no: int, node: str) -> int:
-        """How many copies of the slice are in the node's rack."""
+        """Count the copies of the slice in the node's rack."""
         return self._rack_load[slice_no, self._racks[node]]
 
 

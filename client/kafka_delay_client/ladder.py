@@ -88,7 +88,7 @@ class RetryLadder:
         self._refused: KafkaError | None = None
 
     def attempts(self, message: Message) -> int:
-        """How often a record has failed before: 0, unless it comes from the retry topic.
+        """Return how often a record has failed before: 0, unless it comes from the retry topic.
 
         So a dead letter that somebody writes back to its first topic starts from the first step.
         """

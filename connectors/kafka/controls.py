@@ -68,7 +68,7 @@ class ControlDesk:
         self._stopping.set()
 
     def partitions(self, topic: str) -> int:
-        """How many partitions a topic has; 0: there is none of this name.
+        """Return the number of partitions of a topic; 0: there is no topic of this name.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.

@@ -53,7 +53,7 @@ _OF_ONE_RECORD: Final = REFUSALS.keys()
 
 
 def partition_counts(admin: KafkaAdmin) -> dict[str, int]:
-    """How many partitions each topic has.
+    """Return the number of partitions of each topic.
 
     Raises:
         KafkaEdgeError: no broker answers.
@@ -121,7 +121,7 @@ class DeadLetterTopic:
 
     @property
     def length(self) -> int:
-        """How many offsets one reading takes."""
+        """Number of offsets that one reading takes."""
         return sum(end - start for start, end in self._bounds)
 
     def replayed(self, advance: Advance) -> frozenset[Place]:

@@ -62,7 +62,7 @@ class Outcomes:
     def of(
         self, controls: Collection[Place], timeout_s: float, *, replaces: bool
     ) -> dict[Place, str]:
-        """What controls did: the names of their outcomes; of those that are known in time.
+        """Return what controls did: the names of those outcomes that are known in time.
 
         Args:
             controls: where they were written.

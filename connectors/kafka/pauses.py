@@ -47,7 +47,7 @@ class PauseWatcher:
         return newest is None or newest.holds(topic)
 
     def why(self, target: str) -> str | None:
-        """Why nothing is to be delivered to a target; None: it is."""
+        """Return why nothing may be delivered to a target; None: it is not paused."""
         newest = self.newest
         return None if newest is None else newest.why(target)
 

@@ -76,7 +76,7 @@ class KafkaReach:
 
     @property
     def silent_s(self) -> float:
-        """How long the first of the silent brokers has not answered, seconds; 0: all answer."""
+        """Time for which the first silent broker has not answered, seconds; 0: all answer."""
         silent = self.silent
         since_s = [first_s for n, (_, first_s) in self._misses.copy().items() if n in silent]
         return self._monotonic_s() - min(since_s) if since_s else 0.0

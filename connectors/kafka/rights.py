@@ -57,7 +57,7 @@ def ask_access(
     *,
     may_lack: bool = False,
 ) -> dict[str, Access]:
-    """How this client may use each of these topics.
+    """Return how this client may use each of these topics.
 
     Args:
         admin: asks.

@@ -430,7 +430,7 @@ class KafkaSink:
             self._fail("; ".join(detail for _, detail in gone.values()))
 
     def _flush_step(self, producer: Producer) -> int:
-        """How many records are left; raises when the producer was fenced."""
+        """Return how many records are left; raises when the producer was fenced."""
         try:
             return flush(producer, FLUSH_STEP_S)
         except KafkaException as exc:

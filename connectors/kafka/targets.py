@@ -459,7 +459,7 @@ def _in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
 def _obstacle(
     access: Access | None, topic: str, partition: int, in_sync_needed: int
 ) -> tuple[str, str] | None:
-    """Why nothing can be written to a target, as code and detail; None when it can.
+    """Return why a target can't be written to, as code and detail; None when it can.
 
     ``in_sync_needed``: of a topic that was given up; 0 of others: where a leader is elected, the
     client waits.
@@ -483,7 +483,7 @@ def _obstacle(
 def _unreached(
     access: Access | None, topic: str, partition: int, silent: Collection[int]
 ) -> tuple[str, str] | None:
-    """Why this node can't write to a target that others may write to, as code and detail."""
+    """Return why this node can't write to a target that others may write to, as code and detail."""
     if access is None or not silent:
         return None
     found = [n for n, leader in enumerate(access.leaders) if leader in silent]

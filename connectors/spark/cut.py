@@ -309,7 +309,7 @@ class LogStarts:
 def first_times(
     client: Mapping[str, str], spans: Mapping[Place, Span], header: str | None = None
 ) -> dict[Place, int]:
-    """When the first record of each log was written, epoch milliseconds; none of empty logs.
+    """Return when the first record of each log was written, epoch milliseconds; not of empty logs.
 
     With ``header`` it is the first one that bears it, for other producers may write any time. Where
     none of the first thousand does, it is the latest time of those.
@@ -370,7 +370,7 @@ def offsets_at(
 
 
 def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[str, Policy]:
-    """How each of ``topics`` keeps its records.
+    """Return how each of ``topics`` keeps its records.
 
     Raises:
         KafkaEdgeError: the cluster does not say.
@@ -414,7 +414,7 @@ class _Desk:
         self.admin: KafkaAdmin = admin_client(self._client)
 
     def partitions(self) -> dict[str, int]:
-        """How many partitions each topic has."""
+        """Return the number of partitions of each topic."""
         try:
             found = self.admin.list_topics(timeout=ASK_TIMEOUT_S)
         except KafkaException as exc:

@@ -177,7 +177,7 @@ def claim_of(row: Row) -> Claim | None:
 
 
 def envelope_of(row: Row) -> Arrived | None:
-    """What the row says as a record that has come home; None: it is none, or no service can have
+    """Return the row as a record that has come home; None: it is not one, or no service can have
     written it.
     """
     if not _is_enveloped(row):

@@ -238,7 +238,7 @@ def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str
 
 
 def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None:
-    """Why a copy can't be compared: none of its cuts since then is one that it had come to.
+    """Return why a copy can't be compared: it had reached none of its cuts since then.
 
     A copy may be some moments late at one cut; then the cut before is good enough.
     """
@@ -339,7 +339,7 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
 
 
 def parse_hours(hours: DataFrame) -> DataFrame:
-    """What the rows of hours say.
+    """Parse the rows of hours.
 
     Returns:
         ``node, topic, partition, hour_ms, from_ms, slot_ms, slots`` with ``slots`` an array of

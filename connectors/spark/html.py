@@ -73,7 +73,7 @@ _ROOT: Final = re.compile(r'.*?<svg[^>]*?(viewBox="[^"]*")[^>]*>.*?</metadata>',
 
 
 def style() -> AbstractContextManager[None]:
-    """What every figure is drawn within."""
+    """Style within which every figure is drawn."""
     return rc_context(_STYLE)
 
 

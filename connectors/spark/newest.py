@@ -1,9 +1,9 @@
 """The newest committed checkpoint of each slice, searched for backwards from the end of the topic.
 
 Slices share the partitions of the checkpoint topic: the checkpoints of slice ``s`` lie in partition
-``s % partitions``, keyed by ``b"%d" % s`` (``docs/internals/design.md``). The newest one of a busy slice is
-near the end, that of an idle slice anywhere. So each partition is read once, in stretches that grow
-on the way to its start, until every slice is found that the delay topics make.
+``s % partitions``, keyed by ``b"%d" % s`` (``docs/internals/design.md``). The newest one of a busy
+slice is near the end, that of an idle slice anywhere. So each partition is read once, in stretches
+that grow on the way to its start, until every slice is found that the delay topics make.
 """
 
 from __future__ import annotations

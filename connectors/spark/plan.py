@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], list[str]]:
-    """As many steps as a plan may have, and a note for people if there are more."""
+    """Return the steps that a plan may have, and a note for people if there are more."""
     more = f"the plan has the first {STEPS_MAX} steps only: carry it out, then compare again"
     return tuple(steps[:STEPS_MAX]), [more] if len(steps) > STEPS_MAX else []
 

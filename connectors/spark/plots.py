@@ -107,7 +107,7 @@ _NUMBERS: Final = FuncFormatter(_short)
 
 
 def _empty(figure: Figure, axes: Axes) -> None:
-    """Of no values: a word instead of an axis."""
+    """Draw an empty figure: a word instead of an axis."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, "nothing", ha="center", va="center", transform=axes.transAxes, color=MUTED)
     figure.set_size_inches(FIGURE_INCHES[0], _AXIS_INCHES)

@@ -46,7 +46,7 @@ def hush(spark: SparkSession) -> None:
 
 
 def running_tasks(tracker: StatusTracker) -> Tasks:
-    """What the scheduler is at; all zero between two jobs."""
+    """Return the scheduler's task counts; all are zero between two jobs."""
     found = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
     stages = [stage for stage in found if stage is not None]  # None: it has just ended
     return Tasks(

@@ -304,7 +304,7 @@ class _Reconciling:
     # --- the log -------------------------------------------------------------------------------
 
     def _logged(self, cut: Cut, replicas: Replicas, suspected: DataFrame) -> DataFrame:
-        """What the log says is pending in the suspected slots."""
+        """Return what the log says is pending in the suspected slots."""
         shards, compared = served(cut), {one.place: one for one in replicas.compared}
         parts = {
             place: LogPart(
@@ -324,7 +324,7 @@ class _Reconciling:
         return records.join(suspected.select(*SLOT), SLOT, "left_semi")
 
     def _bounds(self, replicas: Replicas, suspected: DataFrame) -> dict[Place, tuple[int, int]]:
-        """Of each shard, the first and last key that matter."""
+        """Return the first and last key that matter of each shard."""
         if self._options.deep:
             return {one.place: (one.from_ms, DUE_STOP_MS) for one in replicas.compared if one.nodes}
         found = suspected.groupBy(*SHARD).agg(

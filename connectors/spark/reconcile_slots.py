@@ -108,7 +108,7 @@ def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def told_in(asked: DataFrame, told: DataFrame, log_starts: DataFrame) -> DataFrame:
-    """What copies hold in some slots, and whether the log can judge it.
+    """Return what copies hold in some slots, and whether the log can judge it.
 
     Args:
         asked: wrong slots of copies whose records are known.
@@ -237,8 +237,8 @@ def ranges_of(wrong: DataFrame) -> DataFrame:
 def plan_steps(
     found: DataFrame, logged: DataFrame, damaged: DataFrame, shards: DataFrame
 ) -> list[Step]:
-    """What is to be read again: each copy's adjoining slots with findings as one range, which is
-    never longer than an hour, for a node reads it in one go.
+    """Return what is to be read again: each copy's adjoining slots with findings as one range,
+    which is never longer than an hour, for a node reads it in one go.
 
     A whole slot that has more in it than the log, or other records, is left alone where the log
     does not go back to its first record: nobody knows what there is right.

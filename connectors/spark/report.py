@@ -167,7 +167,7 @@ class _Work:
         return max(2 * self._spark.sparkContext.defaultParallelism, records // _TASK_RECORDS + 1)
 
     def _outputs(self, topics: Collection[str]) -> DataFrame:
-        """What was written to topics in the time that is reported."""
+        """Return what was written to topics in the time that is reported."""
         options = self._options
         records = self._read(topics, since_ms=options.since_ms)
         if options.since_ms is not None:
@@ -247,7 +247,7 @@ class _Work:
     # --- load ------------------------------------------------------------------------------------
 
     def load(self) -> tuple[Waiting, tuple[Load, ...], tuple[Count, ...]]:
-        """What is pending; the data set ``forecast`` has it by second and target."""
+        """Return what is pending; the data set ``forecast`` has it by second and target."""
         options, now_ms = self._options, self._cut.taken_ms
         tasks = self._tasks(sum(s.span.end - s.span.start for s in self._cut.shards))
         waiting = pending(self._spark, options.client, self._cut, options.secrets, tasks)
@@ -282,7 +282,7 @@ class _Work:
         )
 
     def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[Load, ...]:
-        """By steps from now to the horizon; what is overdue comes at once, in the first of them."""
+        """Count by steps from now to the horizon; what is overdue is in the first of them."""
         now_ms, step_ms = self._cut.taken_ms, self.step_ms
         each = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms")
         sums = each.agg(sf.sum("records").alias("records"), sf.sum("bytes").alias("bytes"))
@@ -309,7 +309,7 @@ class _Work:
 
 
 def _text(header: str) -> Column:
-    """What the last header of a name says, as text; null: there is none."""
+    """Return the last header of a name as text; null: there is none."""
     found = sf.filter("headers", lambda one: one["key"] == header)
     return sf.try_element_at(found, sf.lit(-1))["value"].cast("string")
 
@@ -328,7 +328,7 @@ def _delay() -> Column:
 
 
 def _histogram() -> Column:
-    """How many are in each class of lateness."""
+    """Count the records in each class of lateness."""
     late_ms, bounds = sf.col("late_ms"), LATENESS_BOUNDS_MS
     between = [(late_ms > low) & (late_ms <= high) for low, high in pairwise(bounds)]
     classes = [late_ms <= bounds[0], *between, late_ms > bounds[-1]]

@@ -113,7 +113,7 @@ class Judge:
 
 
 def _rows(batch: pa.RecordBatch, now_ms: int) -> Iterator[Row]:
-    """As a consumer would hand them over; the id is the key, so that records of an id meet."""
+    """Return rows as a consumer would hand them over, with the id as key: records of an id meet."""
     keys = batch.column("id").to_pylist()
     values = batch.column("value").to_pylist()
     for key, value, headers in zip(keys, values, _headers(batch.column("headers")), strict=True):
@@ -121,7 +121,9 @@ def _rows(batch: pa.RecordBatch, now_ms: int) -> Iterator[Row]:
 
 
 def _headers(column: pa.ListArray) -> Iterator[Headers]:
-    """Of each row; whole columns at a time, for a dictionary per header would cost the most."""
+    """Return the headers of each row; whole columns at a time, for a dictionary per header would
+    cost the most.
+    """
     bounds = column.offsets.to_pylist()
     first = bounds[0]
     flat = column.values.slice(first, bounds[-1] - first)

@@ -105,7 +105,7 @@ def _value(rows: DataFrame, fields: Fields, as_json: Column) -> Column:
 
 
 def _headers(rows: DataFrame, fields: Fields, as_json: Column) -> list[Column]:
-    """When, where and under which name first, then the user's own in their order."""
+    """Return the headers: time, target and id first, then the user's own in their order."""
     found = [_header(*_time(rows, fields))]
     if fields.target is not None:
         found.append(_header(names.DELAY_TARGET_TOPIC, _chosen(rows, "target", fields.target)))

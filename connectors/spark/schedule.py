@@ -223,7 +223,7 @@ def schedule(
 def served_contracts(
     client: Mapping[str, str], checkpoint: str, topic: str
 ) -> tuple[Contract, ...]:
-    """What the newest checkpoints say of records that are written to a delay topic from now on.
+    """Return the contracts in the newest checkpoints for records written from now on.
 
     One contract, except while the nodes change it; empty before the topic was served at first.
 
@@ -321,7 +321,7 @@ def _held(spark: SparkSession, client: Mapping[str, str], options: ScheduleOptio
 
 
 def _digest() -> Column:
-    """Of what a record says, its time and target included. With the id beside it 64 bits will do:
+    """Hash what a record says, its time and target included. With the id beside it 64 bits will do:
     two contents of one id would have to collide.
     """
     return sf.xxhash64("id", "value", "headers")
@@ -341,7 +341,7 @@ def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
 
 
 def _count_fresh(fresh: DataFrame) -> tuple[int, int]:
-    """How many records, and how many of them replace one."""
+    """Count the records, and those of them that replace one."""
     (row,) = fresh.select(sf.count("*"), sf.count_if("is_replacing")).collect()
     return row[0], row[1]
 
@@ -361,7 +361,7 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
 
 
 def _write(fresh: DataFrame, client: Mapping[str, str], topic: str, record_bytes_max: int) -> None:
-    """With the id as key, which Java's partitioner takes to the partition of that id.
+    """Write with the id as key, which Java's partitioner takes to the partition of that id.
 
     Raises:
         DelayServiceError: the cluster refused a record, or did not answer in time.

@@ -108,7 +108,7 @@ def java_home() -> Path:
 
 
 def _javas() -> Iterator[Path]:
-    """Where a Java may be, the user's choice first."""
+    """Return folders where a Java may be, the user's choice first."""
     home = os.environ.get("JAVA_HOME")
     if home:
         yield Path(home, "bin", "java")

@@ -209,7 +209,7 @@ def _control(panel: Panel, asked: ById, operation: str) -> Done:
 
 
 def aim_of(panel: Panel, asked: ById, record_id: bytes) -> Aim:
-    """Where the id is pending; if nowhere that is known of, where it belongs: the log decides.
+    """Return where the id is pending, or else where it belongs: the log decides.
 
     Raises:
         Refusal: there is no such partition, or the workers don't say.
@@ -271,7 +271,7 @@ def said(outcome: str, aim: Aim) -> str:
 
 
 def _why_unheard(panel: Panel, aim: Aim) -> str:
-    """Why nothing was heard of a control, as far as that is known."""
+    """Return why no outcome of a control was heard, as far as that is known."""
     if panel.desk.is_stopping:
         return "this node stops, and waits no longer"
     if panel.pauses.newest is None:
@@ -322,7 +322,7 @@ def _the_one(panel: Panel, asked: Reschedule, record_id: bytes) -> Pending:
 
 
 def refuse_what_would_fail(panel: Panel, row: Pending, asked: Reschedule) -> None:
-    """What would be dead-lettered or expired, or delivered as well, is not written.
+    """Refuse a record that would be dead-lettered, expire at once, or be delivered twice.
 
     Raises:
         Refusal: says why.

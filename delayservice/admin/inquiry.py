@@ -47,7 +47,7 @@ class Inquiry(Protocol):
         """Return the fate of a source record; None: this node keeps no copy of its shard."""
 
     def horizon(self) -> Horizon:
-        """How many records are due when."""
+        """Return the number of records by due time."""
 
     def members(self) -> Members:
         """The cluster."""

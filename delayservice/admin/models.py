@@ -44,7 +44,7 @@ class Content(BaseModel):
 
     @classmethod
     def of(cls, content: bytes | None) -> Content | None:
-        """As JSON has it; None for null."""
+        """Return the JSON form; None for null."""
         if content is None:
             return None
         try:
@@ -88,7 +88,7 @@ class PendingRecord(BaseModel):
 
     @classmethod
     def of(cls, row: Pending) -> PendingRecord:
-        """As JSON has it."""
+        """Return the JSON form."""
         return cls.model_validate(_fields(row))
 
 
@@ -100,7 +100,7 @@ class WholeRecord(PendingRecord):
 
     @classmethod
     def of(cls, row: Pending) -> WholeRecord:
-        """As JSON has it."""
+        """Return the JSON form."""
         content = {"value": Content.of(row.value), "headers": Header.all_of(row.headers)}
         return cls.model_validate(_fields(row) | content)
 
@@ -194,7 +194,7 @@ class RecordFate(BaseModel):
 
     @classmethod
     def of(cls, topic: str, partition: int, row: Row, fate: Fate | None) -> RecordFate:
-        """As JSON has it."""
+        """Return the JSON form."""
         offset, timestamp_ms, key, value, headers = row
         return cls(
             topic=topic,

@@ -54,7 +54,7 @@ class Bars:
 
     @property
     def width(self) -> int:
-        """Of the drawing: ten for each bar."""
+        """Width of the drawing: ten units for each bar."""
         return 10 * len(self.bars)
 
 

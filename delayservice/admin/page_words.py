@@ -103,7 +103,7 @@ def moment(ms: int, form: str = "full") -> Markup:
 
 
 def relative(ms: int, now_ms: int) -> Markup:
-    """How far away a point in time is; the script lets it tick."""
+    """Return the distance to a point in time, in words; the page's script updates it."""
     words = f"in {span(ms - now_ms)}" if ms >= now_ms else f"{span(now_ms - ms)} ago"
     return Markup('<time data-ms="{}" data-form="relative" title="{} UTC">{}</time>').format(
         ms, utc(ms), words
@@ -181,7 +181,7 @@ def read_moment(text: str, now_ms: int) -> int | None:
 
 
 def _zoned(text: str) -> str:
-    """What may be left out of RFC 3339 here: seconds and the zone, which is then UTC."""
+    """Complete an RFC 3339 text: the seconds and the zone (then UTC) may be left out here."""
     short = re.fullmatch(
         r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?", text
     )

@@ -49,7 +49,7 @@ class Refusal(Exception):  # noqa: N818  # it is an answer
 
 
 def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What OpenAPI is to say of a route that may fail so; 422 and 503 any route may."""
+    """Return the OpenAPI description of these failures; any route may fail with 422 and 503."""
     return {
         status: {
             "model": Problem,

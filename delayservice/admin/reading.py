@@ -173,7 +173,7 @@ def cluster_of(panel: Panel) -> models.Cluster:
 def _add_pending(routes: APIRouter, panel: Panel) -> None:
     @routes.get("/pending/horizon", tags=["pending"])
     def horizon() -> models.Backlog:
-        """How much waits, by how soon it is due."""
+        """Return the number of pending records by time until due."""
         return backlog_of(panel)
 
     @routes.get("/pending/timeline", tags=["pending"])
@@ -181,7 +181,7 @@ def _add_pending(routes: APIRouter, panel: Panel) -> None:
         unit: _Unit = "minute",
         buckets: Annotated[int, Query(ge=1, le=1_000)] = 60,
     ) -> models.Timeline:
-        """How many records are due in each second, minute or hour from now on."""
+        """Return the number of records due in each second, minute or hour from now on."""
         return timeline_of(panel, unit, buckets)
 
     @routes.get("/pending", tags=["pending"], responses=described(400))
@@ -240,7 +240,7 @@ def _add_pending(routes: APIRouter, panel: Panel) -> None:
 
 
 def backlog_of(panel: Panel) -> models.Backlog:
-    """How much waits, by how soon it is due."""
+    """Return the number of pending records by time until due."""
     now_ms = panel.wall_ms()
     horizon = panel.inquiry.horizon()
     lumps = horizon.lumps
@@ -261,7 +261,7 @@ def backlog_of(panel: Panel) -> models.Backlog:
 
 
 def timeline_of(panel: Panel, unit: str, buckets: int) -> models.Timeline:
-    """How many records are due in each interval from now on."""
+    """Return the number of records due in each interval from now on."""
     now_ms, unit_ms = panel.wall_ms(), UNITS_MS[unit]
     first_ms = now_ms // unit_ms * unit_ms
     lumps = panel.inquiry.horizon().lumps
@@ -301,7 +301,7 @@ def _cursor(position: Position) -> str:
 
 
 def position_of(cursor: str) -> Position:
-    """Where a page ended.
+    """Return the position at which a page ended.
 
     Raises:
         Refusal: no page ever said so.
@@ -384,7 +384,7 @@ def _add_rest(routes: APIRouter, panel: Panel) -> None:
 
     @routes.get("/pauses", tags=["pauses"])
     def pauses() -> list[models.Pause]:
-        """What is paused."""
+        """Return the pauses."""
         return pauses_of(panel)
 
     @routes.get("/config", tags=["configuration"])
@@ -394,7 +394,7 @@ def _add_rest(routes: APIRouter, panel: Panel) -> None:
 
 
 def pauses_of(panel: Panel) -> list[models.Pause]:
-    """What is paused, as far as this node has heard.
+    """Return the pauses that this node has heard of.
 
     Raises:
         Refusal: it has heard nothing yet.

@@ -50,7 +50,7 @@ class Wanted:
 def wanted(
     since: str | None, until: str | None, record_id: str | None, target: str | None
 ) -> Wanted:
-    """What the options ask for.
+    """Return what the options ask for.
 
     Raises:
         DelayServiceError: a point in time can't be read.
@@ -77,7 +77,7 @@ def time_text(ms: int | None) -> str:
 
 
 def show_facts(path: Path, *, as_json: bool) -> bool:
-    """What each shard's store says of itself.
+    """Print what each shard's store says of itself.
 
     Returns:
         Whether all could be read.
@@ -137,7 +137,7 @@ def shard_text(shard: ShardFolder) -> str:
 
 
 def _label(facts: StoreFacts) -> object:
-    """By which contracts it was read; as it is, where it is no JSON."""
+    """Return the contracts by which it was read; the raw label where it is not JSON."""
     try:
         return json.loads(facts.label) if facts.label else None
     except ValueError:

@@ -79,7 +79,7 @@ def time_header(at: str | None, after: str | None) -> list[Header]:
 
 
 def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
-    """What is to be done with a pending record; None: this is a schedule.
+    """Return the operation on a pending record; None for a schedule.
 
     Raises:
         DelayServiceError: both are asked for, or no id says with which record.
@@ -203,7 +203,9 @@ def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
 
 
 def _allowlist(settings: Settings, topic: str) -> Allowlist:
-    """What the settings allow; those without any targets are of a client and allow all."""
+    """Return the allowlist of the settings; settings without targets belong to a client and allow
+    all.
+    """
     if settings.targets:
         return allowlist_for(settings, topic)
     return Allowlist(topic, ["*"], reserved_topics(settings))

@@ -472,7 +472,7 @@ def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> dict[st
 
 
 def _usual_grace(settings: Settings) -> str:
-    """How far outputs may be ahead of their checkpoint where nothing else is said."""
+    """Return how far outputs may be ahead of their checkpoint by default."""
     return "1m" if settings.delivery.mode == "at_least_once" else "0"
 
 

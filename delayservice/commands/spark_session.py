@@ -129,7 +129,7 @@ def require_extra() -> None:
 
 
 def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
-    """What ``name=text`` options say.
+    """Parse ``name=text`` options.
 
     Raises:
         DelayServiceError: one has no ``=`` or no name.

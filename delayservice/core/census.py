@@ -196,7 +196,7 @@ class Census:
     # --- what is asked -------------------------------------------------------------------------
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """How many records have keys in ``[start_ms, stop_ms)``, both whole minutes: by the second
+        """Count the records with keys in ``[start_ms, stop_ms)``, both whole minutes: by the second
         those that are parked, by the minute all others, by the hour or day what is due beyond the
         roll window.
         """
@@ -250,8 +250,8 @@ class Census:
         return not self._far.get(key_ms // MINUTE_MS) and not self._cancelled[key_ms // SECOND_MS]
 
     def in_minute(self, minute_ms: int) -> int:
-        """How many records with keys in a minute were counted, settled ones included, those that
-        are due beyond the roll window not.
+        """Return how many records with keys in a minute were counted, settled ones included, those
+        that are due beyond the roll window not.
         """
         near = self._in_minutes.get(minute_ms // MINUTE_MS, 0)
         first = minute_ms // SECOND_MS
@@ -259,7 +259,7 @@ class Census:
         return near + sum(sum(counts.values()) for counts in parked)
 
     def by_target(self, next_ms: int, left: int) -> dict[str, Waiting]:
-        """How many records wait for each target.
+        """Return the number of pending records by target.
 
         Args:
             next_ms: the first key that waits, epoch milliseconds.

@@ -113,7 +113,7 @@ class DeadLetter:
 
     @property
     def replays(self) -> int | None:
-        """How often it was replayed before; None when that can't be read."""
+        """Return how often it was replayed before; None when that can't be read."""
         text = _said(self.headers, names.DELAY_REPLAYS)
         if text is None:
             return 0
@@ -270,7 +270,7 @@ def refusal(
     *,
     retimed: bool,
 ) -> str | None:
-    """Why a dead letter can't be replayed, one of ``REASONS``; None when it can.
+    """Return why a dead letter can't be replayed, one of ``REASONS``; None when it can.
 
     Args:
         letter: it; whether it was replayed already is not known here.

@@ -232,8 +232,8 @@ class ShardDigest:
         self._making, self._made_upto = SlotSums(), (0, 0)
 
     def scanned(self, frames: Iterable[tuple[Frame, bytes | None]], upto: Key) -> None:
-        """What the disk holds above the last ``upto`` and up to this one, each record with its id.
-        What is above ``counted`` comes by ``_later``.
+        """Take what the disk holds above the last ``upto`` and up to this one, each record with its
+        id. What is above ``counted`` comes by ``_later``.
         """
         making = self._making
         if making is None:

@@ -103,7 +103,7 @@ def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
 
 
 def cut_row(place: Place, facts: CutFacts) -> Row:
-    """What all hour rows of a copy's life, up to here, are true of."""
+    """Return the row that says what all hour rows of a copy's life, up to here, are true of."""
     hours, count, hashed = facts.totals
     return place.cut_key, _encode(
         {

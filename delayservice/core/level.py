@@ -63,7 +63,9 @@ class LevelRecords:
         self._targets: dict[bytes | None, str] = {}
 
     def due_ms(self, row: Row) -> int:
-        """When a row is due, epoch milliseconds; 0 for one without a time that can be believed."""
+        """Return when a row is due, epoch milliseconds; 0 for one without a time that can be
+        believed.
+        """
         if not 0 <= row[1] < MAX_DELAY_MS_MAX:
             return 0
         return row[1] + self._contracts.at(row[0]).level_ms
@@ -239,7 +241,7 @@ class LevelShard:
     # --- settle --------------------------------------------------------------------------------
 
     def next_due_ms(self) -> int | None:
-        """When the head is due; None when nothing is fetched that is not staged."""
+        """Return when the head is due; None when all that was fetched is staged."""
         if self._records is None or not self.waiting:
             return None
         return self._records.due_ms(self._rows[self._staged_rows])

@@ -72,7 +72,7 @@ class Pauses:
         return topic in self._topics
 
     def why(self, target: str) -> str | None:
-        """Why nothing is delivered to a target; None: it is not paused."""
+        """Return why nothing is delivered to a target; None: it is not paused."""
         for pattern, pause in self._targets:
             if fnmatchcase(target, pattern):
                 return f"deliveries to {pattern} are paused: {pause.reason or 'no reason given'}"

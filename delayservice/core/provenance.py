@@ -48,7 +48,7 @@ class Provenance:
         return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
 
     def elsewhere(self, meta: Meta | None) -> bytes | None:
-        """Where a user's record was written that has come home, without its occurrence; None: here.
+        """Place where a record that has come home was written, without its occurrence; None: here.
 
         Args:
             meta: its payload's meta.

@@ -134,7 +134,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def position(self) -> Position:
-        """Where it is among all."""
+        """Return its position among all."""
         return self.key_ms, self.topic, self.partition, self.offset
 
 
@@ -241,7 +241,7 @@ def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
 
 
 def count_within(lumps: Iterable[Lump], start_ms: int, stop_ms: int) -> int:
-    """How many records are in ``[start_ms, stop_ms)``; those of a lump lie evenly in it."""
+    """Estimate the records in ``[start_ms, stop_ms)``; those of a lump lie evenly in it."""
     total = 0.0
     for start, stop, count in lumps:
         shared = min(stop, stop_ms) - max(start, start_ms)

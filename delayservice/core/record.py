@@ -267,8 +267,8 @@ class RecordReader:
         return (offset, HOMEBOUND, 0, identity, original, (kind, timestamp_ms, home))
 
     def read_arrived(self, offset: int, timestamp_ms: int, sent: Sent) -> Entry:
-        """As ``read``, of a record that has come home: what its envelope holds. Whether to believe
-        the envelope is for the caller to say.
+        """Read a record that has come home, as ``read`` does, from what its envelope holds. Whether
+        to believe the envelope is for the caller to say.
         """
         if offset < self._first or offset >= self._stop:
             self._enter(offset)
@@ -281,8 +281,9 @@ class RecordReader:
         return partition_for(identity, count) if count else self._partition
 
     def _come_home(self, original: Original) -> Sent | None:
-        """What an envelope holds. It is known by its signature, whatever the contract says, for ids
-        may find home from elsewhere before they do from here. None: by this contract it is none.
+        """Read what an envelope holds. It is known by its signature, whatever the contract says,
+        for ids may find home from elsewhere before they do from here. None: by this contract it is
+        none.
         """
         sent = read_envelope(self._topic, self._partition, self._secrets, original)
         if sent is None and self._contract.version >= HOMES_VERSION:
@@ -427,7 +428,7 @@ class RecordReader:
         return (origin.offset, SCHEDULE, due_ms, None, payload, None)
 
     def _key_ms(self, origin: _Origin, due_ms: int) -> int:
-        """When the record is to be settled: when it is due, or rolled before (rule 2)."""
+        """Return when the record is to be settled: when it is due, or rolled before (rule 2)."""
         contract = self._contract
         window_ms = contract.roll_window_ms - spread_ms(origin.offset, contract.roll_spread_ms)
         return min(due_ms, origin.appended_ms + window_ms)
@@ -501,8 +502,8 @@ class RecordReader:
         return due_ms
 
     def _jitter_ms(self, draft: Draft, offset: int) -> int:
-        """How much later within its window the record is due: by its offset, so that many with one
-        due time are spread evenly.
+        """Return how much later within its window the record is due: by its offset, so that many
+        with one due time are spread evenly.
         """
         windows = {parse_count(name, text) for name, text in draft.windows}
         if len(windows) > 1:
@@ -585,7 +586,7 @@ def _expires_ms(draft: Draft) -> int | None:
 
 
 def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
-    """What the headers of a recurring schedule say; ``start_ms`` is 0 where they say no start."""
+    """Read the headers of a recurring schedule; ``start_ms`` is 0 where they name no start."""
     left = None
     if draft.counts:
         left = check_times(parse_count(*_agreed(draft.counts, CRON_INVALID)))

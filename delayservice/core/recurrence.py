@@ -88,7 +88,7 @@ def recurrence_of(meta: Meta | None) -> Recurrence | None:
 
 
 def first_ms(recurrence: Recurrence, written_ms: int, cron_time: CronTime) -> int | None:
-    """When a cron schedule has its first occurrence; None: never.
+    """Return when a cron schedule has its first occurrence; None: never.
 
     Raises:
         RecordRefusedError: as ``CronTime``.

@@ -48,7 +48,7 @@ def parse_zone(value: bytes | None) -> str:
 
 
 def check_times(times: int) -> int:
-    """How often at most.
+    """Check the largest number of occurrences.
 
     Raises:
         RecordRefusedError: ``cron-invalid``, out of bounds.

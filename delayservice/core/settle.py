@@ -451,7 +451,7 @@ class Settler:
         return self._provenance.source(offset, None)
 
     def elsewhere(self, payload: Payload) -> bytes | None:
-        """Where a user's schedule was written that has come home; None: here."""
+        """Return where a schedule that has come home was written; None: here."""
         return self._provenance.elsewhere(payload[6])
 
     def cancelled(
@@ -684,7 +684,7 @@ class Settler:
 
 
 def doubt(by: int | None) -> tuple[str, str]:
-    """Why a record is undecided, as code and detail.
+    """Return why a record is undecided, as code and detail.
 
     Args:
         by: the offset of the record that was to settle it, which the log lost before that was

@@ -707,8 +707,8 @@ def _content_bytes(entries: Iterable[Entry]) -> int:
 
 
 def _taken_along(kind: int, waiting: Sequence[Waiting]) -> tuple[Group, int, list[int]]:
-    """What goes home before a record of this kind, where that waited, and which of those that wait
-    it replaces: a schedule replaces the one just before it at once.
+    """Return what goes home before a record of this kind, where that waited, and which of those
+    that wait it replaces: a schedule replaces the one just before it at once.
     """
     carried: Group = ()
     took, replaced = SETTLES_NOTHING, []

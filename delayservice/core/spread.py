@@ -14,5 +14,5 @@ _MASK: Final = (1 << _BITS) - 1
 
 
 def spread_ms(offset: int, span_ms: int) -> int:
-    """Where in ``[0, span_ms]`` this offset lands, milliseconds."""
+    """Return where in ``[0, span_ms]`` this offset lands, milliseconds."""
     return ((offset * _FACTOR & _MASK) * (span_ms + 1)) >> _BITS

@@ -48,8 +48,8 @@ class Allowlist:
 
     @classmethod
     def of_contract(cls, contract: Contract, delay_topic: str) -> Allowlist:
-        """What is judged when a record is read; of a contract without an allowlist only what no
-        setting changes.
+        """Return what is judged when a record is read; of a contract without an allowlist only what
+        no setting changes.
         """
         if not contract.has_allowlist:
             return cls(delay_topic, ["*"])

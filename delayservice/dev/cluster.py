@@ -126,7 +126,7 @@ class EmbeddedCluster:
 
     @property
     def folder(self) -> Path:
-        """Where the cluster keeps its files.
+        """Folder of the cluster's files.
 
         Raises:
             ClusterError: the cluster is not started.

@@ -116,7 +116,7 @@ class Node:
         return [top, *top.children(recursive=True)]
 
     def told(self) -> list[Told]:
-        """What it has logged of its slices, over all lives."""
+        """Return what it has logged of its slices, over all lives."""
         if self._log_path.exists():
             self._read_on()
         return self._told
@@ -151,7 +151,7 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
 
 
 def told_of(node_id: str, line: Mapping[str, Any], held: dict[int, set[int]]) -> list[Told]:
-    """What a line of a node's log says of slices, one entry for each.
+    """Return what a line of a node's log says of slices, one entry for each.
 
     Args:
         node_id: whose log it is.
@@ -224,7 +224,7 @@ class Crew:
             node.stop()
 
     def told(self) -> list[Told]:
-        """What all nodes have logged of their slices."""
+        """Return what all nodes have logged of their slices."""
         return [line for node in self.nodes.values() for line in node.told()]
 
     def owners(self) -> dict[int, Tenure]:
@@ -242,7 +242,7 @@ class Crew:
     # --- conditions ----------------------------------------------------------------------------
 
     def await_calm(self, quiet_s: float) -> None:
-        """Until no slice has changed its owner for so long; that is its home then.
+        """Wait until no slice has changed its owner for this time; that is its home then.
 
         Raises:
             ClusterError: as ``await_true``.
@@ -256,7 +256,7 @@ class Crew:
         self.home = {n: tenure.node_id for n, tenure in self.owners().items()}
 
     def await_home(self) -> None:
-        """Until every slice is where it was when all was calm.
+        """Wait until every slice is where it was when all was calm.
 
         Raises:
             ClusterError: as ``await_true``.
@@ -267,7 +267,7 @@ class Crew:
         )
 
     def await_successors(self, before: Mapping[int, Tenure], resting: Collection[Node]) -> None:
-        """Until each of these ownerships has been followed by another.
+        """Wait until each of these ownerships has been followed by another.
 
         Args:
             before: ownerships that have ended, or are about to.
@@ -290,7 +290,7 @@ class Crew:
         resting: Collection[Node] = (),
         timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """Until the condition holds.
+        """Wait until the condition holds.
 
         Raises:
             ClusterError: it did not in time, or a node that is not ``resting`` has ended.

@@ -166,7 +166,7 @@ class Judge:
             reader.join()
 
     def read_to_end(self, expected: int, progress: Callable[[int], None]) -> None:
-        """Until ``expected`` records came and every partition is at its end.
+        """Read until ``expected`` records came and every partition is at its end.
 
         Raises:
             ClusterError: nothing came for a minute and some are still missing; what is missing is

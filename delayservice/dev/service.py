@@ -94,7 +94,7 @@ class ServiceProcess:
         return found
 
     def wait_serving(self, slices: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until every slice has an owner.
+        """Wait until every slice has an owner.
 
         Raises:
             ClusterError: it did not happen in time, or the process ended; with the log's tail.
@@ -106,7 +106,7 @@ class ServiceProcess:
         )
 
     def wait_stopped(self, timeout_s: float = START_TIMEOUT_S) -> bool:
-        """Until one of its processes has stopped itself at a fault point; False if none did."""
+        """Wait until one of its processes has stopped at a fault point; False if none did."""
         try:
             self._wait(self._has_stopped_itself, "no process stopped", timeout_s)
         except ClusterError:

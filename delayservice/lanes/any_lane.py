@@ -81,7 +81,7 @@ class AnyLane(Protocol):
 
     @property
     def shard(self) -> ShardFacts:
-        """How far it is."""
+        """Return how far it is."""
 
     @property
     def store(self) -> Keeping:
@@ -89,7 +89,7 @@ class AnyLane(Protocol):
 
     @property
     def past_due(self) -> Mapping[int, int]:
-        """When records were written that were due before, by offset, epoch milliseconds."""
+        """Return when records that were due at once were written, by offset, epoch milliseconds."""
 
     @property
     def verdicts(self) -> Verdicts:
@@ -162,7 +162,7 @@ class AnyLane(Protocol):
         """
 
     def next_due_ms(self) -> int | None:
-        """When to look again, if nothing else happens before."""
+        """Return when to look again, if nothing else happens before."""
 
     # --- commit --------------------------------------------------------------------------------
 

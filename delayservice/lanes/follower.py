@@ -51,7 +51,7 @@ class Follower:
 
     @property
     def lost_offsets(self) -> int:
-        """How many offsets retention deleted before they were settled, as that checkpoint says."""
+        """Return the number of offsets that retention deleted unsettled, by that checkpoint."""
         shards = () if self._newest is None else self._newest.shards.values()
         return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
 

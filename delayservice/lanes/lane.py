@@ -223,7 +223,7 @@ class Lane:
 
     @property
     def _begun_at(self) -> int:
-        """Where the client reads, or began to."""
+        """Return where the client reads, or began to."""
         last_read = self.last_below(self._position)
         return self._position if last_read is NOTHING_READ else last_read.offset + 1
 
@@ -383,7 +383,9 @@ class Lane:
         return runs[0][1] if runs else None
 
     def _observe_turns(self, flow: Flow, entries: Sequence[Entry]) -> None:
-        """What an owner gave away holds for the next one, which has read the copies."""
+        """Note the turns that an earlier owner gave away: they hold for the next one, which reads
+        its copies.
+        """
         for entry in entries:
             if entry[1] == COPY:
                 target, turn_ms = entry[4][0], turn_of(entry[4][6])
@@ -454,7 +456,7 @@ class Lane:
             self._note_gap(Gap(first, start, last + 1))
 
     def _retained(self, offset: int) -> int:
-        """Where to read from instead, if retention has deleted ``offset``."""
+        """Return where to read from instead, if retention has deleted ``offset``."""
         self._log_start = self._source.bounds(self.place).start
         return max(offset, self._log_start)
 
@@ -617,7 +619,7 @@ class Lane:
         _log.warning("slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames))
 
     def next_due_ms(self) -> int | None:
-        """When to look again, if nothing else happens before."""
+        """Return when to look again, if nothing else happens before."""
         return self.store.next_due_ms(self.shard.staged.key)
 
     # --- commit → prune ------------------------------------------------------------------------
@@ -661,7 +663,7 @@ class Lane:
 
 
 def _label_of(label: bytes) -> Label | None:
-    """What a store's label says; None if that is nothing, or nothing that this version can follow:
+    """Read a store's label; None if it says nothing, or nothing that this version can follow:
     another may, so the store is left as it is until there is something to compare it with.
     """
     try:

@@ -277,7 +277,7 @@ class LevelLane:
         self._hold_back()
 
     def next_due_ms(self) -> int | None:
-        """When the head is due."""
+        """Return when the head is due."""
         return self.shard.next_due_ms()
 
     # --- commit --------------------------------------------------------------------------------

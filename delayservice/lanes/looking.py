@@ -223,7 +223,7 @@ def _waits(row: Pending) -> str:
 
 
 def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> Horizon:
-    """How many records are due when."""
+    """Return the number of records by due time."""
     horizon = Horizon()
     lumps: list[Lump] = []
     for lane in lanes.values():
@@ -237,8 +237,8 @@ def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> Horizon:
 
 
 def lumps_of(lane: Lane, now_ms: int) -> list[Lump]:
-    """How many records of a lane are due when. Those of the next seconds are read, as far as they
-    are few, for of the second that K is in the store counts also what is settled.
+    """Return the number of records of a lane by due time. Those of the next seconds are read, as
+    far as they are few, for of the second that K is in the store counts also what is settled.
     """
     committed, near_ms = lane.shard.committed, now_ms // SECOND_MS * SECOND_MS + _NEAR_MS
     frames = _frames(lane, committed.key, (near_ms - 1, OFFSET_MAX), _NEAR_ROWS)
@@ -260,8 +260,8 @@ def _dues(lane: Lane, frames: Iterable[Frame]) -> Iterator[Lump]:
 
 
 def next_due_ms(lane: Lane, lumps: Iterable[Lump]) -> int | None:
-    """When the first record that waits is due; ``lumps``: of the lane. To the millisecond if it is
-    among the first few that are stored, else no later than the truth.
+    """Return when the first record that waits is due; ``lumps``: of the lane. To the millisecond if
+    it is among the first few that are stored, else no later than the truth.
     """
     counts = [lump for lump in together(lumps, 0) if lump[2] > 0]
     first_ms = lane.next_due_ms()

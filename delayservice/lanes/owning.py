@@ -294,7 +294,7 @@ class Owning:
         self._begin_take_over([*claimed, *upgraded], upgraded)
 
     def _failed(self, ended: Ended) -> None:
-        """What this node can't commit again and again, one with another network perhaps can."""
+        """Let go of slices that this node can't commit: another node perhaps can."""
         for number in {*ended.commit.checkpoints, *ended.commit.claiming}:
             slice_ = self._slices.get(number)
             if slice_ is not None:

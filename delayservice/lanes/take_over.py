@@ -144,7 +144,7 @@ def take_over_lane(
 def _agreed(
     lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> Contracts:
-    """What settings ask for holds from above the end of the log on (rule 2): keys that exist stay,
+    """Apply what settings ask for from above the end of the log on (rule 2): keys that exist stay,
     and replicas hear of it before they store a record that is read by it.
 
     Contracts of records that retention has deleted are dropped. What would make the checkpoint too

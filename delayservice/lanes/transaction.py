@@ -379,7 +379,7 @@ class Transaction:
         return Ended(commit)
 
     def _take_back(self, commit: Commit) -> None:
-        """What an aborted transaction carried is for the next one to say."""
+        """Take back what an aborted transaction carried: the next one will carry it."""
         self.touched |= commit.checkpoints.keys()
         self.forgettable += commit.forgotten
 

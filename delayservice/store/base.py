@@ -44,7 +44,7 @@ class Scanner:
         self._scan = scan
 
     def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """As ``Store.read_due``, but without touching what delivery has in memory."""
+        """Read as ``Store.read_due`` does, but without touching what delivery has in memory."""
         return list(islice(self._scan(after, upto_ms), limit))
 
     def read_on(
@@ -170,8 +170,9 @@ class Store(ABC):
         """
 
     def sync_soon(self) -> None:
-        """As ``sync``, but without keeping the caller waiting if the store can help it: the horizon
-        moves on in a later call of any kind. Asked again meanwhile, it does nothing more.
+        """Sync as ``sync`` does, but without keeping the caller waiting if the store can help it:
+        the horizon moves on in a later call of any kind. Asked again meanwhile, it does nothing
+        more.
 
         Raises:
             StoreError: as ``sync``, here or in that later call.
@@ -190,7 +191,7 @@ class Store(ABC):
 
     @abstractmethod
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """How many keys are in ``[start_ms, stop_ms)``, as finely as is known at little cost; the
+        """Count the keys in ``[start_ms, stop_ms)``, as finely as is known at little cost; the
         outer lumps may reach beyond the range. Settled records count that are not pruned yet, and
         marked ones if ``lumps_hold_marked``.
 

@@ -226,7 +226,9 @@ class IdRows:
 
 
 def _passed(floor: bytes, stop: bytes, keys: Sequence[bytes]) -> bytes:
-    """Where the next search begins: deleted rows are slow to pass, so that none is passed twice."""
+    """Return where the next search begins: deleted rows are slow to pass, so that none is passed
+    twice.
+    """
     return max(floor, stop if len(keys) < _PRUNE_ROWS_MAX else keys[-1])
 
 

@@ -66,7 +66,7 @@ def check_ids(
 
 
 def _difference(fact: IdFacts, record: NamedRecord | None, stop_offset: int) -> str | None:
-    """Why a row of an id and its record do not agree; None: they do."""
+    """Return why a row of an id and its record do not agree; None: they do."""
     if record is None:
         return "the ids know a record that is not there"
     if (record.record_id, record.key_ms) != (fact.record_id, fact.key[0]):

@@ -46,7 +46,7 @@ _BODIES_BYTES_MAX: Final = 64 << 20
 
 
 def _nothing(_done: int, _total: int) -> None:
-    """Nobody wants to know how far it is."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class HourFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What a shard's store says of itself.
+    """Return what a shard's store says of itself.
 
     Attributes:
         kind: ``wheel`` or ``rocksdb``.
@@ -84,7 +84,7 @@ class StoreFacts:
 
     @property
     def records(self) -> int:
-        """How many are stored, settled ones that were not pruned yet among them."""
+        """Number of stored records, with settled ones that were not pruned yet."""
         return sum(hour.records for hour in self.hours)
 
     @property
@@ -124,7 +124,7 @@ def check_format(path: str) -> str | None:
 
 
 def look(shard: ShardFolder, on_progress: Callable[[int, int], None] = _nothing) -> StoreFacts:
-    """What a shard's store says of itself.
+    """Return what a shard's store says of itself.
 
     Raises:
         StoreError: it can't be read, or is of another format.

@@ -1,7 +1,7 @@
 """One RocksDB for all shards of a worker: one write-ahead log, and one sync for every horizon.
 
-``docs/internals/format-rocksdb.md`` has layout, invariants and recovery. All rows of a shard begin with its
-number, so that they lie together and go in one range. Keys, big endian::
+``docs/internals/format-rocksdb.md`` has layout, invariants and recovery. All rows of a shard begin
+with its number, so that they lie together and go in one range. Keys, big endian::
 
     0 u32, 'p', number u32    -> partition i32, topic          a shard and its number
     0 u32, 'h', number u32    -> stop offset i64, count i64    the horizon of its very content

@@ -33,7 +33,7 @@ class RocksView(RocksStore):
 
     @property
     def records(self) -> int:
-        """How many the database says that it holds."""
+        """Number of records that the database reports."""
         return self._count
 
     @property

@@ -1,7 +1,7 @@
 """The RocksDB store: a shard's records in key order, in the one database of its worker.
 
-``docs/internals/format-rocksdb.md`` has layout, invariants and recovery. Keys are big endian, so that byte
-order is key order, and begin with the number of the shard::
+``docs/internals/format-rocksdb.md`` has layout, invariants and recovery. Keys are big endian, so
+that byte order is key order, and begin with the number of the shard::
 
     number u32, 'f', key_ms i64, offset i64       -> payload     a record
     number u32, 'f', key_ms i64, offset i64, 1    -> mark i64    what marked it; follows its record

@@ -15,6 +15,8 @@ class Listed:
     why: str
 
 
+_BENCHES = "docs/internals/benchmarks.md"
+_DRILL = "docs/internals/drill.md"
 _IMAGES = "no container engine on a build machine; tests/integration/test_compose.py runs the file"
 _IMAGE_STEPS = "fetches packages; tests/unit/test_deploy_image.py goes the same steps"
 _SYSTEMD = "needs systemd as the first process; tests/unit/test_deploy_systemd.py checks the unit"
@@ -51,10 +53,10 @@ NOT_TYPED: Final = (
     Listed("docs/operations.md", "delayservice zookeeper pin", _PINNED),
     Listed("docs/operations.md", "delayservice zookeeper unpin", _PINNED),
     Listed("docs/page.md", "ssh", "needs a second machine"),
-    Listed("docs/internals/benchmarks.md", "delayservice bench burst", "needs a broker with TLS of yours"),
-    Listed("docs/internals/benchmarks.md", "delayservice bench failover", _MINUTES),
-    Listed("docs/internals/benchmarks.md", "delayservice bench idle", "three brokers and nodes, minutes"),
-    Listed("docs/internals/drill.md", "delayservice spark drill --bootstrap", "a million records: minutes"),
+    Listed(_BENCHES, "delayservice bench burst", "needs a broker with TLS of yours"),
+    Listed(_BENCHES, "delayservice bench failover", _MINUTES),
+    Listed(_BENCHES, "delayservice bench idle", "three brokers and nodes, minutes"),
+    Listed(_DRILL, "delayservice spark drill --bootstrap", "a million records: minutes"),
     Listed("docs/client.md", "pip install", "tests/integration/test_packages.py installs it"),
     Listed("docs/spark.md", "pip install", _PACKAGE),
     Listed("docs/spark.md", "delayservice spark schedule s3a:", "needs an object store"),

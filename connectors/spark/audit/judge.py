@@ -1,8 +1,8 @@
 """The judge of one delay record and of what settles it. Pure: no Spark, no Kafka, no clock.
 
-Source: rule 1 of ``docs/internals/design.md``, ``docs/header-contract.md``, and "Proof from the topics" in
-``docs/guarantees.md``. Kinds of findings are explained in ``docs/audit.md``. What depends on other
-records of the same id is decided in ``verdicts`` by ``ledger.ids``.
+Source: rule 1 of ``docs/internals/design.md``, ``docs/header-contract.md``, and "Proof from the
+topics" in ``docs/guarantees.md``. Kinds of findings are explained in ``docs/audit.md``. What
+depends on other records of the same id is decided in ``verdicts`` by ``ledger.ids``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The expected outcomes of the records of one id, in the order of their offsets. Pure.
 
 A record is cancelled, replaced or fired by its **canceller**: the first user record of its id at or
-after its base (rules 8, 12 and 13 of ``docs/internals/design.md``). Whether its time came before depends on
-when H passed the canceller. That instant is in no topic, but it has upper bounds: when the
-canceller's own outcome was written, when anything behind it in the log was settled, and, as long as
-the service was on time, when the canceller was written plus the lag that H is allowed.
+after its base (rules 8, 12 and 13 of ``docs/internals/design.md``). Whether its time came before
+depends on when H passed the canceller. That instant is in no topic, but it has upper bounds: when
+the canceller's own outcome was written, when anything behind it in the log was settled, and, as
+long as the service was on time, when the canceller was written plus the lag that H is allowed.
 """
 
 from __future__ import annotations

@@ -86,6 +86,6 @@ def partitions(client: Consumer, topic: str) -> list[TopicPartition]:
 
 
 def take(source: Consumer, timeout_s: float, limit: int) -> list[Any]:
-    """What is there, after waiting for the first: ``consume`` alone would wait for the last."""
+    """Return what is there, once the first has come: ``consume`` alone would wait for the last."""
     first = source.poll(timeout_s)
     return [] if first is None else [first, *source.consume(limit - 1, 0)]

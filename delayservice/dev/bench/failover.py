@@ -67,7 +67,7 @@ class _Seen:
 
 
 def failover(stand: Stand, figures: Figures) -> dict[int, int]:
-    """How long nobody delivers after a kill, and around a hand-over?"""
+    """Measure the pauses of delivery after a kill and around a hand-over."""
     warm_up(stand)
     seen = _try_often(stand)
     figures.trials = len(seen.kills)

@@ -129,7 +129,7 @@ def _place_of(message: Any) -> tuple[int, int]:  # noqa: ANN401 (as _is_event)
 
 
 def _is_event(message: Any) -> bool:  # noqa: ANN401 (the client's stubs make every field optional)
-    """Whether this is no record but news of the connection, which the client mends itself."""
+    """Return whether this is an event of the connection, which the client mends itself."""
     error = message.error()
     if error is None:
         return False

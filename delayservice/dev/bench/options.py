@@ -74,7 +74,7 @@ _FULL: Final = (
 
 
 def usual(bench: Bench, nodes: int | None) -> Usual:
-    """What this bench takes on so many nodes; None: on as many as it usually has."""
+    """Return the defaults of this bench for a number of nodes; None: for its usual number."""
     found = _USUAL[bench]
     if bench == "idle" and (nodes or 1) > 1:
         return replace(found, partitions=_SLICES_OF_SEVERAL)

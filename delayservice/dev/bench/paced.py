@@ -49,7 +49,7 @@ def steady(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def soak(stand: Stand, figures: Figures) -> dict[int, int]:
-    """As ``steady``, for long: does memory grow?"""
+    """Run ``steady`` for long, and measure the growth of memory."""
     return _alone(stand, figures)
 
 

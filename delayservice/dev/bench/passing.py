@@ -65,7 +65,7 @@ def judge_plan(
 
 
 def verdict_of(judge: Helper) -> Verdict:
-    """What it found, once it has."""
+    """Return its verdict, once there is one."""
     told = judge.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)
     return msgspec.json.decode(told.body, type=Verdict)
 

@@ -37,11 +37,11 @@ class Batch(msgspec.Struct, frozen=True):
     seed: int
 
     def tag_bytes(self) -> bytes:
-        """As it is in a value."""
+        """Return the tag as it is in a value."""
         return self.tag.encode("ascii")
 
     def filler(self) -> bytes:
-        """What follows the head of every value: random, so that nothing compresses it away."""
+        """Return what follows the head of every value: random, so that it can't be compressed."""
         # Seeded, to replay.
         return random.Random(self.seed).randbytes(self.size - SIZE_MIN)  # noqa: S311
 

@@ -105,8 +105,8 @@ class Sampler:
 
 
 def busy_until(samples: Sequence[Sample], start_s: float, stop_s: float) -> float:
-    """When work ended that ended before ``stop_s``: the last moment at which the processes had used
-    ``_BUSY`` of a core for ``_BUSY_WINDOW_S``.
+    """Return when work ended that ended before ``stop_s``: the last moment at which the processes
+    had used ``_BUSY`` of a core for ``_BUSY_WINDOW_S``.
 
     A service publishes its counters once a second; this tells the end to some 30 ms, late rather
     than early, and nothing shorter than ``_BUSY_WINDOW_S``.
@@ -146,7 +146,7 @@ def slope_mib_per_h(samples: Sequence[Sample]) -> float | None:
 
 
 def disk_bytes(folder: Path) -> int:
-    """What the files below ``folder`` take on disk, in blocks, not their apparent size."""
+    """Return the size of the blocks that the files below ``folder`` take on disk."""
     taken = 0
     for path in folder.rglob("*"):
         try:

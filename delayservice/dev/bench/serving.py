@@ -40,7 +40,9 @@ class Counters:
     pending: int = 0
 
     def __sub__(self, before: Counters) -> Counters:
-        """What was counted since ``before``; ``pending`` is no counter and stays as it is."""
+        """Return what was counted since ``before``; ``pending`` is not a counter and stays as it
+        is.
+        """
         return Counters(
             self.ingested - before.ingested,
             self.settled - before.settled,
@@ -70,7 +72,7 @@ class Serving:
         self.processes: list[psutil.Process] = []
 
     def await_serving(self) -> None:
-        """Until every slice has an owner."""
+        """Wait until every slice has an owner."""
         self._process.wait_serving(self._slices)
         self._url = f"http://{self._process.events('metrics_served')[-1]['url']}/metrics"
         self.workers = self._process.workers()
@@ -85,7 +87,7 @@ class Serving:
         return started_s
 
     def counters(self) -> Counters:
-        """What it says of itself."""
+        """Read the service's own counters."""
         try:
             with urlopen(self._url, timeout=_ASK_TIMEOUT_S) as answer:  # noqa: S310 (our own http)
                 text = answer.read().decode()
@@ -108,7 +110,7 @@ class Serving:
     def await_count(
         self, name: str, count: int, progress: Callable[[int], None] = lambda _: None
     ) -> Counters:
-        """Until the counter of this name has reached ``count``.
+        """Wait until the counter of this name has reached ``count``.
 
         Raises:
             DelayServiceError: it stood still for a minute.

@@ -185,7 +185,7 @@ class Stand:
             self._delete_roots()
 
     def _delete_roots(self) -> None:
-        """What the nodes have written in ZooKeeper; with another's ACL on it, it stays."""
+        """Delete what the nodes have written in ZooKeeper, except under another user's ACL."""
         client = KazooClient(
             self.zookeeper, timeout=_ASK_TIMEOUT_S, logger=QUIET, auth_data=[LOGIN]
         )

@@ -44,7 +44,7 @@ _PERCENT: Final = 100
 
 
 def idle(stand: Stand, figures: Figures) -> dict[int, int]:
-    """What a node takes of a core while its shards are empty."""
+    """Measure what a node takes of a core while its shards are empty."""
     options = stand.options
     figures.shards, figures.seconds = options.idle_shards, options.seconds
     figures.slices = options.partitions
@@ -104,7 +104,7 @@ def _warm_up_crew(stand: Stand, crew: Crew) -> None:
 
 
 def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> list[float]:
-    """What the processes of each node take of a core for so long."""
+    """Return the share of a core that the processes of each node take within this time."""
     started_s, used_s = time.monotonic(), [cpu_s(processes) for processes in nodes]
     time.sleep(seconds)
     took_s = time.monotonic() - started_s

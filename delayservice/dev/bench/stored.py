@@ -203,7 +203,7 @@ class _Scene:
         )
 
     def _store(self, sampler: Sampler) -> tuple[float, float]:
-        """When the load became visible and when all of it was stored, epoch seconds."""
+        """Return when the load became visible and when all of it was stored, epoch seconds."""
         self.loader.tell(wire.SHOW)
         shown_s = self.loader.expect(wire.COMPLETE, timeout_s=LOAD_TIMEOUT_S).at_s
         self.serving.await_count("ingested", self.batch.n, self.storing.at)
@@ -233,7 +233,7 @@ def fill_ratio(figures: Figures, ratios: list[float]) -> None:
 
 
 def fill_passed(figures: Figures, n: int, passed: list[Passed]) -> None:
-    """What passthrough took for ``n`` records, round by round."""
+    """Fill in what passthrough took for ``n`` records, round by round."""
     figures.passthrough_per_s = median(n / one.seconds for one in passed)
     figures.passthrough_cpu_us_per_message = median(one.cpu_s for one in passed) / n * _US
 

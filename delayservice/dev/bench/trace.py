@@ -41,7 +41,8 @@ class Trace(msgspec.Struct, frozen=True):
         return min(later, key=_seen, default=None)
 
     def pause_at(self, slice_no: int, at_ms: float) -> Pause | None:
-        """How long nothing was delivered around ``at_ms``; None when nothing came before or after.
+        """Return how long nothing was delivered around ``at_ms``; None when nothing came before or
+        after.
 
         Produced before is at or before that millisecond: the old owner's; after it the new one's.
         """

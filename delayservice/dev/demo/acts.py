@@ -40,7 +40,7 @@ _ANY_TIME: Final = "at a random moment"
 
 
 def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
-    """What is done in which order, and whether it is to happen inside an open transaction."""
+    """Return the acts in order, and whether each is to happen inside an open transaction."""
     deeds = [(Deed.KILL, number % 5 in _INSIDE) for number in range(kills)]
     if has_several:
         deeds.insert(1, (Deed.FREEZE, True))

@@ -63,7 +63,7 @@ class Report:
         return self.verdict.is_good and Ending.SILENT not in self.endings()
 
     def endings(self) -> list[Ending]:
-        """How each of the nodes that were frozen and woken learned that it owns nothing."""
+        """Say how each node that was frozen and woken learned that it owns nothing."""
         return [ending(self.told, act) for act in self.acts if act.deed is Deed.FREEZE]
 
     def lateness_ms(self, *, around_failovers: bool) -> list[int]:
@@ -87,7 +87,7 @@ class Report:
         )
 
     def numbers(self) -> dict[str, float]:
-        """What is counted and measured. ``lateness_ms_*`` leaves out what was due around a
+        """Return what is counted and measured. ``lateness_ms_*`` leaves out what was due around a
         failover, which is ``lateness_ms_around_restarts_*``.
         """
         verdict, acts = self.verdict, self.acts
@@ -118,7 +118,7 @@ class Report:
         }
 
     def turns(self) -> list[Turn]:
-        """Who owned what, and why."""
+        """Show which node owned what, and why."""
         return turns(self.told, self.acts)
 
     def seconds_in(self, at_ms: float) -> float:

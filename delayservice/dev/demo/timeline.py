@@ -99,7 +99,7 @@ def turns(told: Sequence[Told], acts: Sequence[Act]) -> list[Turn]:
 
 
 def fences(told: Sequence[Told], act: Act) -> int:
-    """How many slices' former owner was refused by the broker after this act."""
+    """Count the slices whose former owner was refused by the broker after this act."""
     return sum(_is_fence(one, act) for one in told)
 
 
@@ -111,7 +111,7 @@ def has_let_go(told: Sequence[Told], act: Act) -> bool:
 
 
 def ending(told: Sequence[Told], act: Act) -> Ending:
-    """What became of a node that was frozen and woken.
+    """Return what became of a node that was frozen and woken.
 
     The broker refuses what was open; a slice without a transaction is let go because the lease is
     over, and nothing is ever sent that could be refused.
@@ -168,7 +168,7 @@ def _ownerships(every: Sequence[Tenure], acts: Sequence[Act]) -> Iterator[Turn]:
 
 
 def _end(tenure: Tenure, successor: Tenure | None, acts: Sequence[Act]) -> tuple[float, str]:
-    """When an owner could not deliver any more, and why."""
+    """Return when an owner could not deliver any more, and why."""
     last_ms = successor.from_ms if successor else float("inf")
     deeds = [
         act

@@ -139,7 +139,7 @@ class History:
         self._life.records += len(requests)
 
     def _bystanders(self) -> None:
-        """What others write to the same topics: no defects."""
+        """Write what other services write to the same topics; none of it is a defect."""
         target, other = ((topic, 0) for topic in self._names.targets)
         foreign: Headers = [("delay-source", b"delay_topic_elsewhere:0:7"), ("delay-settles", b"7")]
         self._plain.write(target, b"k", b"of another producer", [("own", b"1")])
@@ -311,7 +311,7 @@ class History:
                 self._saboteur.unaccounted(delivery, self._owner_writes)
 
     def _leave(self) -> None:
-        """What lies above H is stored by copies, and marks what it will cancel."""
+        """Leave records above H: copies store them, and mark what they will cancel."""
         for shard, log in zip(self._life.shards, self._log, strict=True):
             records = [record for record, _ in log]
             for record in records:

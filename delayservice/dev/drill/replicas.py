@@ -60,7 +60,7 @@ class Frame(NamedTuple):
 
     @property
     def sum_hash(self) -> int:
-        """What it adds to the sum of its slot."""
+        """Return what it adds to the sum of its slot."""
         content = self.payload if self.record_id is None else self.record_id
         return record_hash(self.key_ms, self.offset, content)
 
@@ -92,7 +92,7 @@ class Copy:
     damaged: list[int] = field(default_factory=list)
 
     def pending(self) -> Iterator[Frame]:
-        """What counts at the cut."""
+        """Return the records that count at the cut."""
         for frame in self.frames.values():
             is_marked = NO_MARK < frame.mark < self.h
             if frame.offset < self.h and frame.key_ms >= self.from_ms and not is_marked:

@@ -117,7 +117,7 @@ class Saboteur:
 
     @property
     def waiting(self) -> Counter[str]:
-        """What is still to be done, by kind."""
+        """Return the number of defects that are still to be made, by kind."""
         return Counter(self._plan.values())
 
     def deliver(self, delivery: Delivery, write: Write) -> None:

@@ -1,4 +1,5 @@
-"""What a delay service would do, by the rules of ``docs/internals/design.md``: for one shard, in memory.
+"""What a delay service would do, by the rules of ``docs/internals/design.md``: for one shard, in
+memory.
 
 ``pass_offset`` is rules 8 and 9 (H passes a record), ``advance`` rule 10 (K goes on). Both hand
 over what is to be written; the history writes it. ``awaits`` is rule 14: H stops at a canceller
@@ -52,7 +53,7 @@ class Record:
     is_flying: bool = False
 
     def payload(self) -> bytes:
-        """As a store keeps it."""
+        """Return the payload as a store keeps it."""
         asked = self.request
         meta = None
         if (asked.record_id, asked.expires_ms, self.source) != (None, None, None):

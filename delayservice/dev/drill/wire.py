@@ -1,7 +1,7 @@
 """Formats and formulas of the documents, written again: nothing here is the service's own code.
 
-Sources: ``docs/header-contract.md``, ``docs/internals/design.md`` (checkpoint, copies), ``docs/reconcile.md``
-(digests), and Kafka's ``Utils.murmur2``.
+Sources: ``docs/header-contract.md``, ``docs/internals/design.md`` (checkpoint, copies),
+``docs/reconcile.md`` (digests), and Kafka's ``Utils.murmur2``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def hash_text(number: int) -> str:
 
 @lru_cache(maxsize=4_096)
 def partition_of(key: bytes, count: int) -> int:
-    """Where a Java producer puts a key among ``count`` partitions."""
+    """Return the partition, of ``count``, to which a Java producer sends a key."""
     m, r = 0x5BD1_E995, 24
     h = 0x9747_B28C ^ len(key)
     body = len(key) // 4 * 4
@@ -107,7 +107,7 @@ def _measured(part: bytes | None) -> bytes:
 
 
 def contract(allow: Sequence[str], roll_window_ms: int) -> dict[str, object]:
-    """What the checkpoint says of how records are read."""
+    """Return the contract as the checkpoint names it."""
     return {
         "version": 2,
         "roll_window_ms": roll_window_ms,

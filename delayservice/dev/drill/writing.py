@@ -110,7 +110,7 @@ class Writer:
         return offset
 
     def flush(self) -> None:
-        """Until the brokers have all.
+        """Wait until the brokers have all.
 
         Raises:
             KafkaEdgeError: they do not take it.

@@ -1,9 +1,9 @@
 """Reads a wheel's files without its owner: beside a running node, a stopped one, or in a backup.
 
 Files are not locked and only opened for reading. Only what the horizon vouches for is read
-(``docs/internals/format-wheel.md``). A running node creates and removes files meanwhile: if a file is not
-what the horizon says, the horizon is read again. A file that it no longer speaks of was pruned; any
-other is damaged.
+(``docs/internals/format-wheel.md``). A running node creates and removes files meanwhile: if a file
+is not what the horizon says, the horizon is read again. A file that it no longer speaks of was
+pruned; any other is damaged.
 """
 
 from __future__ import annotations
