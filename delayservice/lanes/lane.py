@@ -393,8 +393,9 @@ class Lane:
                     flow.observe(target, turn_ms)
 
     def _scan_back(self, scans: Sequence[CopyScan]) -> dict[int, int]:
-        """By copy: offset of the first user record of its id in ``[base, copy)``, or ``NO_MARK``
-        (rule 13). One pass for all, because after a crash thousands may be asked for at once.
+        """Return, by copy, the offset of the first user record of its id in ``[base, copy)``, or
+        ``NO_MARK`` (rule 13). One pass for all, because after a crash thousands may be asked for at
+        once.
         """
         found = {scan.copy_offset: NO_MARK for scan in scans}
         if not scans:
@@ -415,9 +416,9 @@ class Lane:
         return found
 
     def _stored_cancellers(self, scans: Sequence[CopyScan]) -> dict[int, int]:
-        """By copy, what the store knows where the log no longer holds all that may cancel it: its
-        mark. A copy that was stored and is not there any more, although K has not passed it, was
-        pruned, so H has passed its canceller; ``base`` stands for that.
+        """Return, by copy, what the store knows where the log no longer holds all that may cancel
+        it: its mark. A copy that was stored and is not there any more, although K has not passed
+        it, was pruned, so H has passed its canceller; ``base`` stands for that.
         """
         known = {}
         for key_ms, offset, _, base in scans:
@@ -495,8 +496,8 @@ class Lane:
         return outputs
 
     def _pending_at(self, key: Key) -> Payload:
-        """What is pending at a key, near or far: in the store, or, for a copy whose time passed
-        before it came back, in the log only.
+        """Return what is pending at a key, near or far: in the store, or, for a copy whose time
+        passed before it came back, in the log only.
         """
         key_ms, offset = key
         for frame in self._scan((key_ms, offset - 1), key_ms):

@@ -81,9 +81,9 @@ class Store(ABC):
     @property
     @abstractmethod
     def label(self) -> bytes:
-        """By what the records below the stop offset were read, in the owner's own words; ``b""``
-        when nothing says. Horizon and label that ``open`` finds are a pair that the store had at
-        one moment: never a label from before a change with records from after it.
+        """Label of what the records below the stop offset were read by, in the owner's own words;
+        ``b""`` when nothing says. Horizon and label that ``open`` finds are a pair that the store
+        had at one moment: never a label from before a change with records from after it.
         """
 
     @abstractmethod
