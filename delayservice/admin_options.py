@@ -31,7 +31,7 @@ class Admin(Section):
     )
     token: SecretStr | None = Field(
         default=None,
-        description="Whoever changes something shows it. Default: one is made and kept in the "
+        description="Required for every change. Default: one is made and kept in the "
         "state folder, file `admin_token`; 16 characters at least.",
     )
     token_file: Path | None = Field(
@@ -39,8 +39,8 @@ class Admin(Section):
     )
     reads: Literal["auto", "open", "token"] = Field(
         default="auto",
-        description="Who may read: anybody who reaches the server, or whoever shows the token, as "
-        "the password of any user. auto: open if `listen` is a loopback address, else token.",
+        description="Who may read: every client that reaches the server, or one that shows the "
+        "token, as the password of any user. auto: open if `listen` is a loopback address, else token.",
     )
     hosts: Annotated[tuple[HostName, ...], ListText] = Field(
         default=(),

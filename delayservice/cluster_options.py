@@ -108,7 +108,7 @@ class Placement(Section):
         ge=0,
         le=10_000,
         description="A vacant slice is claimed by its preferred node at once, by the next one "
-        "so much later, and so on.",
+        "after this time, by the third after twice this time, and so on.",
     )
     lag_s_max: DurationS = Field(
         default=10,

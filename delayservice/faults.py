@@ -25,7 +25,7 @@ POINTS: Mapping[str, str] = MappingProxyType(
         "before_produce": "a transaction is open and empty",
         "flushed": "outputs are flushed, the transaction is open",
         "before_commit": "outputs and the checkpoint are flushed, the commit is next",
-        "after_commit": "the broker has committed, nobody here has noted it",
+        "after_commit": "the broker has committed, this process has not noted it",
         "before_prune": "the commit is known, the store still holds what was settled",
         "after_prune": "the store has forgotten what was settled",
         "take_over": "the old owner is fenced, the checkpoint is not read yet",

@@ -124,9 +124,7 @@ def export(facts: NodeFacts) -> Iterator[Metric]:
 
 
 def _of_node(facts: NodeFacts) -> Iterator[Metric]:
-    slices = GaugeMetricFamily(
-        "delay_slices", "Slices that the delay topics make, whoever keeps a copy of them."
-    )
+    slices = GaugeMetricFamily("delay_slices", "Slices that the delay topics make, on all nodes.")
     if facts.slices_there is not None:
         slices.add_metric([], facts.slices_there)
     yield slices
@@ -258,7 +256,7 @@ def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
     )
     behind = GaugeMetricFamily(
         "delay_replica_lag_seconds",
-        "How far the copy is behind the owner's; absent while nobody knows.",
+        "How far the copy is behind the owner's; absent while that is not known.",
         labels=labels,
     )
     for facts in slices:

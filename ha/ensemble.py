@@ -333,7 +333,7 @@ class Ensemble:
         batch.ask_all(_each(self._client.create_async, folders))
         made = batch.ask_all(_each(self._client.create_async, missing))
         if any(isinstance(answer, NoNodeError) for answer in made.values()):
-            raise EnsembleError(f"somebody has removed {self._path('slices')}")
+            raise EnsembleError(f"{self._path('slices')} was removed by hand")
         found |= batch.ask_all(_each(self._client.get_async, missing))
         there = {n: read for n, read in found.items() if not isinstance(read, NoNodeError)}
         return {n: (data, stat.version) for n, (data, stat) in there.items()}

@@ -42,8 +42,8 @@ def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None)
     except NoAuthError as exc:
         raise DelayServiceError(
             f"ZooKeeper does not let {options.username or 'everybody'} set rights below "
-            f"{options.root} ({count} nodes were set): log in as whoever may write there now, and "
-            f"name the other one in zookeeper.accepted"
+            f"{options.root} ({count} nodes were set): log in as a user who may write there now, "
+            f"and name the other one in zookeeper.accepted"
         ) from exc
     except KazooException as exc:
         raise DelayServiceError(

@@ -54,7 +54,7 @@ class RepairDesk:
         except KafkaException as exc:
             raise KafkaEdgeError(
                 f"topic {self._topic} can't be used: {exc}; digests must be enabled on the nodes, "
-                "and whoever repairs needs Read and Write on it"
+                "and the repairing user needs Read and Write on it"
             ) from exc
         finally:
             consumer.close()

@@ -248,11 +248,11 @@ def _with_shards(
         if held and (first is None or last is None or is_anew):
             unserved[place] = held
         if first is None or last is None:
-            notes.append(f"{topic}:{partition} is in no checkpoint: nobody has served it yet")
+            notes.append(f"{topic}:{partition} is in no checkpoint: no node has served it yet")
         elif place not in spans:
             notes.append(f"{topic}:{partition} is in the checkpoint, and not in the cluster")
         elif is_anew:
-            notes.append(f"{topic}:{partition} was made anew, and nobody has served the new one")
+            notes.append(f"{topic}:{partition} was made anew, and no node has served the new one")
         else:
             notes += [
                 f"{topic}:{partition} lost the offsets {lost.first} to {lost.stop - 1}: retention "

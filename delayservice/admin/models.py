@@ -235,7 +235,7 @@ class Here(BaseModel):
 
     state: str
     worker: int
-    lag_s: float = Field(description="How far its copy is behind the owner's; -1: nobody knows.")
+    lag_s: float = Field(description="How far its copy is behind the owner's; -1: not known.")
     source_lag: int
     pending: int
     oldest_due_ms: int | None
@@ -247,7 +247,7 @@ class Slice(BaseModel):
 
     slice: int
     shards: list[str] = Field(description="Its shards, `topic:partition`.")
-    owner: str = Field(description="Node that owns it; empty: nobody does.")
+    owner: str = Field(description="Node that owns it; empty: no node does.")
     epoch: int
     heir: str = Field(description="Node that it is being handed over to; empty: none.")
     copies: list[Copy]
@@ -270,7 +270,7 @@ class Cluster(BaseModel):
     standalone: bool = Field(description="No ZooKeeper: this node owns all.")
     nodes: list[Node]
     slices: list[Slice]
-    ownerless: list[int] = Field(description="Slices that nobody owns now.")
+    ownerless: list[int] = Field(description="Slices that no node owns now.")
     topics: list[DelayTopic]
 
 
@@ -429,6 +429,6 @@ class Done(BaseModel):
 
     written: list[str] = Field(description="`topic:partition:offset` of the control record.")
     outcome: str | None = Field(
-        description="`cancelled`, `fired`, `replaced` or `not_pending`; null: nobody knows yet."
+        description="`cancelled`, `fired`, `replaced` or `not_pending`; null: not known yet."
     )
     detail: str

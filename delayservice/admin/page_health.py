@@ -84,11 +84,11 @@ def _of_parked(parked: Sequence[TargetStatus]) -> Iterator[Finding]:
 
 def _of_pause(pause: models.Pause) -> Finding:
     what = "Deliveries to" if pause.kind == "target" else "All of delay topic"
-    why = f": {pause.reason}" if pause.reason else ", for a reason that nobody gave"
+    why = f": {pause.reason}" if pause.reason else ", without a reason"
     return Finding(
         "warning",
         f"{what} {pause.name} {'are' if pause.kind == 'target' else 'is'} paused{why}.",
-        f"Somebody did that on purpose. `delayservice resume {pause.kind} {pause.name}` ends it.",
+        f"A person did that on purpose. `delayservice resume {pause.kind} {pause.name}` ends it.",
     )
 
 
@@ -96,7 +96,7 @@ def _of_cluster(cluster: models.Cluster, now_ms: int) -> Iterator[Finding]:
     if cluster.ownerless:
         yield Finding(
             "problem",
-            f"Nobody owns {_slices(cluster.ownerless)}: records there are stored, not delivered.",
+            f"No node owns {_slices(cluster.ownerless)}: records there are stored, not delivered.",
             "A node takes over by itself within seconds. If none does, see whether nodes and "
             "ZooKeeper run, and whether a copy has caught up.",
         )

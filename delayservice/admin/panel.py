@@ -125,12 +125,14 @@ class Panel:
             code: only those with this code.
 
         Raises:
-            Refusal: somebody else is looking.
+            Refusal: another request is reading them.
             KafkaEdgeError: the cluster does not answer.
         """
         if not self._surveying.acquire(timeout=_SURVEY_WAIT_S):
             raise Refusal(
-                503, "the dead letters are being read for somebody else; try again", retry_after_s=1
+                503,
+                "the dead letters are being read for another request; try again",
+                retry_after_s=1,
             )
         try:
             return self._survey(last, code)

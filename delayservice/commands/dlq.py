@@ -137,7 +137,7 @@ def replay(
 
     choice = _Choice(_filter(code, since, until, source), _new_time(at, delay), limit, replays_max)
     if not (yes or dry_run or sys.stdin.isatty()):
-        raise DelayServiceError("nobody can be asked here: add --yes, or --dry-run to look first")
+        raise DelayServiceError("stdin is not a terminal: add --yes, or --dry-run to look first")
     settings = load_settings(config, sets, bootstrap)
     if dry_run:
         topic, counts = _open(settings)

@@ -30,7 +30,7 @@ def pause(
     kind: _Kind,
     name: _Name,
     *,
-    reason: Annotated[str, typer.Option(help="Why, for whoever looks.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason, shown in status and on the page.")] = "",
     api: ApiOption = None,
     token_file: TokenOption = None,
     config: ConfigOption = None,

@@ -205,7 +205,7 @@ def reconcile(
     details: Annotated[
         bool, typer.Option("--details/--no-details", help="Ask nodes for records that differ.")
     ] = True,
-    behind: Annotated[str, typer.Option(help="A copy that is so much older is behind.")] = "10m",
+    behind: Annotated[str, typer.Option(help="Age from which a copy is behind.")] = "10m",
     master: MasterOption = None,
     conf: ConfOption = None,
     bootstrap: BootstrapOption = None,

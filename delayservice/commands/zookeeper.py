@@ -60,7 +60,7 @@ def rights(
 @app.command(epilog=_PIN_EPILOG)
 def pin(
     *,
-    why: Annotated[str, typer.Option(help="The reason, for whoever looks at status.")],
+    why: Annotated[str, typer.Option(help="The reason, shown in status.")],
     config: ConfigOption = None,
     sets: SetOption = None,
     as_json: JsonOption = False,

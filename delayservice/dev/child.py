@@ -159,7 +159,7 @@ class Child:
         return (
             f"{self.name} {what}. The end of its log:\n{self.log_tail()}\n"
             "Look for the first error there; if it is about memory, set DELAY_DEV_HEAP to less. "
-            f"A cluster that is told to keep its folder leaves the whole log: {self.log_path}"
+            f"A cluster that keeps its folder leaves the whole log: {self.log_path}"
         )
 
     def log_tail(self) -> str:

@@ -10,7 +10,7 @@ from delayservice.core.losses import Lost
 from delayservice.lanes.ports import Place
 
 _HINT: Final = (
-    "retention deleted these offsets before they were settled: nobody served the slice for longer "
+    "retention deleted these offsets before they were settled: no node served the slice for longer "
     "than the topic keeps its records. What was stored of them is delivered; the others, cancels "
     "among them, are lost. Raise retention.ms, or outage.allowance_ms with it"
 )

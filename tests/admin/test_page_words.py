@@ -171,7 +171,7 @@ def test_what_is_wrong_is_told_the_worst_first() -> None:
     found = findings_of(status("disk full"), cluster("", caught_up=False), [pause], NOW_MS)
     assert [(one.level, one.text) for one in found] == [
         ("problem", "disk full"),
-        ("problem", "Nobody owns slice 3: records there are stored, not delivered."),
+        ("problem", "No node owns slice 3: records there are stored, not delivered."),
         ("warning", "Deliveries to orders are paused: audit."),
         ("warning", "n2 may not take over slice 3."),
     ]
@@ -181,7 +181,7 @@ def test_what_is_wrong_is_told_the_worst_first() -> None:
 def test_a_slice_without_owner_is_shouted() -> None:
     part = {"value": cluster("", caught_up=False), "problem": ""}
     shown = drawn(environment(), part)
-    assert "<strong>Nobody owns slice 3.</strong>" in shown
+    assert "<strong>No node owns slice 3.</strong>" in shown
     assert "<strong>no owner</strong>" in shown
     assert "7 behind" in shown
 

@@ -521,7 +521,7 @@ def _problems(
         yield from _unseen(source, HEADERS_UNREADABLE, rules, counts, CERTAIN)
         counts["not_checkable"] += 1
     elif output.role == LETTER and not told.code:
-        detail = "a dead letter without delay-error: nobody can tell why"
+        detail = "a dead letter without delay-error: its cause is not known"
         yield _finding(MISSING_CODE, source, output, rules, detail)
     elif settlement is None:
         detail = f"{KIND_NAMES[facts.kind]} can't have the outcome {told.outcome or '(none)'}"

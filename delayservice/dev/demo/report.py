@@ -226,7 +226,7 @@ def _marks(report: Report, cell_ms: float) -> str:
 
 
 def _show_turns(console: Console, report: Report) -> None:
-    table = Table("slice", "at", "node", "epoch", "why", "nobody for")
+    table = Table("slice", "at", "node", "epoch", "why", "ownerless for")
     before = None
     for turn in report.turns():
         if before is not None and turn.slice_no != before:
