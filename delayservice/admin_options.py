@@ -40,7 +40,8 @@ class Admin(Section):
     reads: Literal["auto", "open", "token"] = Field(
         default="auto",
         description="Who may read: every client that reaches the server, or one that shows the "
-        "token, as the password of any user. auto: open if `listen` is a loopback address, else token.",
+        "token, as the password of any user. auto: open if `listen` is a loopback address, "
+        "else token.",
     )
     hosts: Annotated[tuple[HostName, ...], ListText] = Field(
         default=(),
