@@ -219,6 +219,7 @@ class Worker:
             compresses=compresses(settings.kafka.client_config("producer")),
             own=(settings.topics.dead_letter, settings.topics.outcomes),
             silent=lambda: self._reach.silent,
+            is_delay_topic=self._is_delay_topic,
         )
         self._name = f"{settings.node.node_id}-{index}"
         self._checkpoints = KafkaCheckpoints(
@@ -314,10 +315,13 @@ class Worker:
 
     def _why_paused(self, topic: str) -> str | None:
         """Return why a target topic is paused; the service's own topics go on under any pattern."""
-        topics = self._settings.topics
-        if topic in topics.own or fnmatchcase(topic, topics.pattern) or topic in topics.delay:
+        if topic in self._settings.topics.own or self._is_delay_topic(topic):
             return None
         return self._pauses.why(topic)
+
+    def _is_delay_topic(self, topic: str) -> bool:
+        topics = self._settings.topics
+        return fnmatchcase(topic, topics.pattern) or topic in topics.delay
 
     def answer(self, question: Question) -> Answer:
         """Answer queries about this worker's slices; on any thread.

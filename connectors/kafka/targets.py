@@ -85,6 +85,7 @@ class TargetTopics:
         own: topics of the service's own that it writes to: taken for good while the cluster says
             nothing of them, for they were when the service started.
         silent: brokers that do not answer this node: nothing is sent to what they lead.
+        is_delay_topic: whether copies and envelopes go to a topic.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class TargetTopics:
         compresses: bool = False,
         own: Collection[str] = (),
         silent: Callable[[], Collection[int]] = tuple,
+        is_delay_topic: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._silent = silent
+        self._is_delay_topic = is_delay_topic
         self._own = frozenset(own)
         self.fit: set[Target] = set()
         self._why_paused = why_paused
@@ -117,7 +120,8 @@ class TargetTopics:
         self._unread: set[str] = set()
         """Topics of which the log says that their settings can't be read."""
         self._waited_for: dict[str, tuple[str, float]] = {}
-        """Topics of the service's own that took nothing: why, and when, monotonic seconds."""
+        """Topics of the service's own, and partitions of delay topics, that took nothing: why, and
+        when, monotonic seconds."""
         self._told: set[Target] = set()
         """Those of which the log says that they are bad."""
         self._untold = 0
@@ -152,21 +156,21 @@ class TargetTopics:
         if topic in self._own and topic not in self._known:
             return None
         self._tell(target, found[1], now_s)
-        self._note_waiting(topic, found[1], now_s)
+        if topic in self._own:
+            self._waited_for[topic] = found[1], now_s
+        elif self._is_delay_topic(topic):
+            self._waited_for[f"{topic}:{target[1]}"] = found[1], now_s
         return found
 
-    def _note_waiting(self, topic: str, why: str, now_s: float) -> None:
-        if topic in self._own:
-            self._waited_for[topic] = why, now_s
-
     def problems(self) -> list[str]:
-        """Return which topics of the service's own took nothing a moment ago, and why, one sentence
-        each. What has to be written there is tried again in each turn.
+        """Return which topics of the service's own, and partitions of delay topics, took nothing a
+        moment ago, and why, one sentence each. What has to be written there is tried again in each
+        turn.
         """
         since_s = self._monotonic_s() - _WAITED_S
         return [
-            f"{topic} takes nothing, and shards wait that need it: {why}"
-            for topic, (why, at_s) in list(self._waited_for.items())
+            f"{place} takes nothing, and shards wait that need it: {why}"
+            for place, (why, at_s) in list(self._waited_for.items())
             if at_s > since_s
         ]
 
@@ -199,8 +203,8 @@ class TargetTopics:
         """Return why a topic does not take this record; see the port."""
         found = self._terms.refusal(topic, key, value, headers)
         # A letter that is refused with its content is tried without.
-        if found is not None and value is None and found[0] != TARGET_LATER:
-            self._note_waiting(topic, found[1], self._monotonic_s())
+        if found is not None and found[0] != TARGET_LATER and value is None and topic in self._own:
+            self._waited_for[topic] = found[1], self._monotonic_s()
         return found
 
     def flushed(self) -> None:

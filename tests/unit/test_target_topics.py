@@ -100,6 +100,7 @@ class Stage:
             self.paused.get,
             silent=lambda: self.silent,
             own=("outcomes",),
+            is_delay_topic=lambda topic: topic == "delay_topic_any",
         )
 
     def code(self, topic: str = "orders", partition: int = -1) -> str | None:
@@ -193,6 +194,23 @@ def test_a_topic_of_the_service_that_takes_nothing_is_a_problem_while_it_is_want
     (told,) = stage.targets.problems()
     assert told.startswith("outcomes takes nothing")
     assert "give it Write" in told
+    stage.now_s += 5
+    assert stage.targets.problems() == []
+
+
+def test_a_partition_of_a_delay_topic_that_takes_nothing_is_a_problem_while_it_is_wanted() -> None:
+    stage = Stage()
+    stage.known(delay_topic_any=[3, 3])
+    stage.silent = {1}
+    stage.targets.changed()
+    assert stage.code("delay_topic_any", 0) is None
+    stage.now_s += 1
+    stage.code("delay_topic_any", 1)
+    stage.targets.look_up()
+    assert stage.targets.problems() == []
+    assert stage.code("delay_topic_any", 1) == TARGET_DOWN
+    (told,) = stage.targets.problems()
+    assert told.startswith("delay_topic_any:1 takes nothing")
     stage.now_s += 5
     assert stage.targets.problems() == []
 
