@@ -1,7 +1,7 @@
 """Questions to a worker process and its answers, over a pipe of their own.
 
 Any number of questions may be on their way; each has a number, and its answer bears it. A worker
-that ends leaves its questions unanswered, and whoever asked is told so.
+that ends leaves its questions unanswered, which is an error where they were asked.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> 
             reply.answer = _pack(answer(envelope.question))
         except DelayServiceError as exc:
             reply.error = str(exc)
-        except Exception as exc:  # noqa: BLE001  # whatever it is, somebody waits for an answer
+        except Exception as exc:  # noqa: BLE001  # whatever it is, an answer is waited for
             _log.exception("question_failed", question=type(envelope.question).__name__)
             reply.error = f"{type(exc).__name__} in a worker; its log says more"
         with sending:

@@ -1,8 +1,8 @@
 """Named points where a demo or a test makes a process stop, hang, die or exit.
 
 ``DELAYSERVICE_FAULT=NAME:ACTION:N`` acts on the Nth time that the point is passed in a process, and
-``NAME:ACTION:/FILE`` whenever that file is there, which it removes: somebody else says when. Unset,
-which is how the service runs, ``point`` is an empty function bound at import.
+``NAME:ACTION:/FILE`` whenever that file is there, which it removes: another process says when.
+Unset, which is how the service runs, ``point`` is an empty function bound at import.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class SliceMetrics(msgspec.Struct):
     epoch: int = 0
     """Of this node's ownership; 0 while another node owns the slice."""
     lag_s: float = -1.0
-    """How far the copy is behind the owner's, seconds; negative while nobody knows."""
+    """How far the copy is behind the owner's, seconds; negative while it is not known."""
     storing_stopped: bool = False
     """Whether the disk is too full to store more."""
     damaged: int = 0
@@ -327,7 +327,7 @@ class Snapshot:
         problems: what a person should know that belongs to no slice, one sentence each.
         disk_used_percent: of the disk that the stores are on; 0 while they are on none.
         audit: known to one worker of a node.
-        slices_there: how many slices the delay topics make, whoever keeps a copy of them.
+        slices_there: how many slices the delay topics make, on all nodes.
         pauses: None: the worker has not heard yet what is paused.
         topics_age_s: time since the delay topics were last looked at with success, or since the
             start, seconds.

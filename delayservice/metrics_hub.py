@@ -109,7 +109,7 @@ class NodeStatus(msgspec.Struct):
     workers: list[WorkerStatus]
     slices: list[SliceStatus]
     paused: list[PauseFact] = []
-    """Somebody wanted it so: the node is no less healthy for it."""
+    """Pauses that a person asked for: the node is still healthy."""
     paused_others: int = 0
     """How many more pauses there are."""
     targets: list[TargetStatus] = []
@@ -358,13 +358,13 @@ class MetricsHub:
         return dict(sorted(totals.items()))
 
     def _newest_pauses(self) -> PauseFacts | None:
-        """Every worker hears of every pause; whoever reported last speaks for all."""
+        """Take it from the worker that reported last: every worker hears of every pause."""
         workers = sorted(self._workers.values(), key=lambda worker: worker.arrived_s)
         heard = [one.snapshot.pauses for one in workers if one.snapshot.pauses is not None]
         return heard[-1] if heard else None
 
     def _newest_pin(self) -> str:
-        """Every worker hears of it; whoever reported last speaks for all."""
+        """Take it from the worker that reported last: every worker hears of it."""
         with self._lock:
             newest = max(self._workers.values(), key=lambda one: one.arrived_s, default=None)
         return "" if newest is None else newest.snapshot.pinned

@@ -19,8 +19,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._*?-]{1,249}")
 
 
 def pause_facts(pauses: Pauses | None) -> PauseFacts | None:
-    """The longest pauses one by one, the others and those of no legal name in numbers; None: nobody
-    has heard yet what is paused.
+    """Return the longest pauses one by one, and the number of all others; None: it is not known yet
+    what is paused.
     """
     if pauses is None:
         return None

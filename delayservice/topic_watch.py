@@ -48,7 +48,7 @@ class TopicWatcher:
         self._has_looked = False
         self._failure = ""
         self._begun: set[str] = set()
-        """Ids of topics that were served once, here or by whoever wrote the checkpoints."""
+        """Ids of topics that were served once, here or by the writers of the checkpoints."""
         self.topics: Sequence[DelayTopic] = ()
         """Every delay topic, as of the last good look."""
 

@@ -22,7 +22,7 @@ class Turns:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Around all that the thread does. Afterwards nobody looks any more."""
+        """Around all that the thread does. Afterwards no thread looks any more."""
         with self._lock:
             try:
                 yield

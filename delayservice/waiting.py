@@ -84,7 +84,9 @@ class Report:
 
 @contextmanager
 def reporting(publish: Callable[[bytes], None]) -> Iterator[Report]:
-    """Report every second, on a thread of its own: whoever waits for Kafka may be in a call."""
+    """Report every second, on a thread of its own: the thread that waits for Kafka may be in a
+    call.
+    """
     report, over = Report(), threading.Event()
 
     def run() -> None:

@@ -125,8 +125,8 @@ def run_worker(
             answer_questions(questions, worker.answer)
             worker.begin()
         failed = worker.run(stopping, pipe.send_bytes)
-    except BaseException:  # noqa: BLE001  # nobody is left to handle it
-        # Left to itself the process would wait for its slices, which nobody stops any more.
+    except BaseException:  # noqa: BLE001  # the process has no other handler
+        # Left to itself the process would wait for its slices for ever.
         _log.exception("worker_failed", worker=index)
         failed = True
     os._exit(EXIT_FAILED if failed else 0)  # librdkafka's threads may outlive a clean exit
@@ -157,7 +157,7 @@ def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
     """Make and start what tells worker ``index`` which slices it owns.
 
     Args:
-        settings: without ``zookeeper.hosts`` there is nobody else.
+        settings: without ``zookeeper.hosts`` there is no other node.
         instance: tells this node from another one of the same name.
         index: of the worker.
     """
@@ -345,7 +345,7 @@ class Worker:
         return topics
 
     def _repeat(self, name: str, every_s: float, ask: Callable[[], object]) -> None:
-        """Ask Kafka on a thread of its own: whoever asks may have to wait, and what goes on here,
+        """Ask Kafka on a thread of its own: the call may have to wait, and what goes on here,
         the end above all, has not.
         """
         turn = threading.Event()
@@ -419,7 +419,7 @@ class Worker:
             read_back = self._checkpoints.read_back(number)
             if read_back is None:
                 continue
-            with suppress(KafkaEdgeError):  # whoever takes the slice over says what is wrong
+            with suppress(KafkaEdgeError):  # the take-over of the slice says what is wrong
                 shard = decode_checkpoint(read_back.data).shards.get(topic.name)
                 if shard is not None and shard.topic_id == topic.topic_id:
                     return True
@@ -465,8 +465,8 @@ class Worker:
         return facts
 
     def _retired(self, slice_no: int) -> None:
-        """Remove the stores of a slice of which no copy is kept any more: other nodes do. Whoever
-        keeps it again begins with the log.
+        """Remove the stores of a slice of which no copy is kept any more: other nodes do. A node
+        that keeps it again begins with the log.
         """
         self._keepers.pop(slice_no, None)
         for topic in self._topics.topics:

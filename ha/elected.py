@@ -113,7 +113,7 @@ class ElectedOwnership:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the thread has ended with an error: nobody decides any more."""
+        """Return whether the thread has ended with an error."""
         return self._has_failed
 
     def start(self) -> None:
@@ -386,8 +386,8 @@ class ElectedOwnership:
     def _read_members(self, *, anew: bool) -> None:
         """Read the members when they have changed, and with every beat how far rivals are."""
         if anew:
-            # Notes last: whoever comes back writes its note first, and a note that changes later
-            # wakes nobody.
+            # Notes last: a node that comes back writes it first, and a note that changes later
+            # wakes no node.
             self._names = frozenset(self._ensemble.live())
             self._nodes = self._ensemble.nodes()
             self._read_pin()

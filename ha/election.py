@@ -37,7 +37,7 @@ class Claim(NamedTuple):
 
 
 class Announce(NamedTuple):
-    """Tell who is about to inherit an own slice; nobody any more when empty."""
+    """Name the node that is about to inherit an own slice; none any more when empty."""
 
     slice_no: int
     heir: str
@@ -63,17 +63,15 @@ Effect: TypeAlias = Claim | Announce | Resign | Evict
 class Pace:
     """How fast decisions follow each other, seconds.
 
-    Attributes:
-        stagger_s: a vacant slice is claimed so much later for each better candidate.
-        lag_s_max: a copy that is further behind may not own.
-        alert_s: from naming the heir to stopping; longer than it takes to wake its loop.
-        tenure_s: a new owner keeps a slice so long before it hands over to a better one.
-        handed_s: so long if a living owner has handed it over. Nodes may count different leaders
-            for as long as a leader takes to be stable; each would hand over to the other.
-        first_s: whoever is not the first waits so much longer for a slice that it sees for the
-            first time: when a cluster starts, no copy is ready at once.
-        heir_s: so much longer everybody else leaves a slice to a living heir.
-        last_s: a worker that may own as the last resort only waits so much longer.
+    Attributes: stagger_s: a vacant slice is claimed so much later for each better candidate.
+    lag_s_max: a copy that is further behind may not own. alert_s: from naming the heir to
+    stopping; longer than it takes to wake its loop. tenure_s: a new owner keeps a slice so long
+    before it hands over to a better one. handed_s: so long if a living owner has handed it
+    over. Nodes may count different leaders for as long as a leader takes to be stable; each
+    would hand over to the other. first_s: a node that is not the first waits this much longer
+    for a slice that it sees for the first time: when a cluster starts, no copy is ready at
+    once. heir_s: so much longer everybody else leaves a slice to a living heir. last_s: a
+    worker that may own as the last resort only waits so much longer.
     """
 
     stagger_s: float = 0.15
@@ -222,7 +220,7 @@ class Election:
         before = state.seat
         state.seat = seat
         if before is None or before.is_mine != seat.is_mine or _epoch(before) != _epoch(seat):
-            # At first sight nobody may have had the time yet to be ready.
+            # At first sight no node may have had the time yet to be ready.
             state.since_s = now_s if before is not None else now_s + self._pace.first_s
             state.is_handing_over = False
             state.announced_s = math.inf
@@ -415,8 +413,8 @@ class Election:
         return name is not None and slice_no in self._caught_up.get(name, ())
 
     def _candidates(self, slice_no: int) -> tuple[str, ...]:
-        """Whom an owner may hand over to: anybody when it has to go, else only the first. While
-        ownership is pinned nobody, though its copy may belong to another node by now.
+        """Return the nodes that an owner may hand over to: any when it has to go, else only the first.
+        While ownership is pinned none, though its copy may belong to another node by now.
         """
         ranked = self._ranked.get(slice_no, ())
         me = self._me.node_id
@@ -495,11 +493,11 @@ class Election:
             state.rest_until_s = now_s + rest_s(state.failures)
 
     def _heir(self, slice_no: int, state: _Slice, now_s: float) -> str:
-        """Whom to hand over to; nobody when empty."""
+        """Return the node to hand over to; none when empty."""
         candidates = self._candidates(slice_no)
         has_to_go = self._me.node_id not in self._ranked.get(slice_no, ())
         if not candidates:
-            if self._is_leaving:  # nobody is there, so there is nothing to wait for
+            if self._is_leaving:  # no other node is there, so there is nothing to wait for
                 state.is_handing_over = True
                 self._wake_s = now_s
             return ""

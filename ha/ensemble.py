@@ -2,7 +2,7 @@
 
 kazoo, as found by reading and trying 2.11: its ``Election`` and ``Lock`` are not used (design
 section 6); its connection thread ends for good on a refused login and on
-errors that it does not know, without a word, so whoever owns the session has to replace it.
+errors that it does not know, without a word, so the owner of the session has to replace it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Ensemble:
         self.connect()
 
     def close(self) -> None:
-        """End the session: its nodes go at once, or with the session when nobody answers."""
+        """End the session: its nodes go at once, or with the session when there is no answer."""
         self._client.remove_listener(self._listen)
         _close_beside(self._client).join(_CLOSE_S)
 
@@ -270,7 +270,7 @@ class Ensemble:
 
     def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
         """Yield each slice with its owner; watched. What no session holds would never go, and is
-        removed unless somebody has made nodes below it.
+        removed unless there are nodes below it.
 
         Raises:
             EnsembleError: at the end, when some slices could not be read; they are left out.
@@ -348,7 +348,7 @@ class Ensemble:
         return both
 
     def _epoch(self, data: bytes, path: str) -> int:
-        """0 when somebody wrote what is no number: the checkpoint keeps the order anyway."""
+        """Return 0 where the epoch is not a number: the checkpoint keeps the order anyway."""
         if not data or (data.isdigit() and len(data) <= _EPOCH_DIGITS_MAX):
             return int(data or b"0")
         if path not in self._unreadable:
@@ -495,7 +495,7 @@ def _each(
 
 
 def _close_beside(client: KazooClient) -> threading.Thread:
-    """Kazoo waits for ten seconds where nobody answers."""
+    """Kazoo waits for ten seconds for an answer."""
     closing = threading.Thread(target=_close, args=(client,), name="zookeeper-close", daemon=True)
     closing.start()
     return closing

@@ -1,6 +1,6 @@
 """A kazoo client for the settings, and what can only be learned from its log.
 
-kazoo, as found by reading and trying 2.11: it tells the negotiated session timeout to nobody but
+kazoo, as found by reading and trying 2.11: it gives the negotiated session timeout only to
 its log, at a level that shows the session's password as well, and there, too, why it can't connect.
 """
 

@@ -34,7 +34,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         slice: its number.
-        owner: node that owns it; empty: nobody does.
+        owner: node that owns it; empty: no node does.
         worker: process of that node.
         epoch: number of this ownership.
         heir: node that it is about to be handed over to; empty: none.

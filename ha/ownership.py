@@ -15,7 +15,7 @@ from ha.placement import SliceFacts
 
 class Standing(NamedTuple):
     """How far a node's copy of a slice is: ``stored`` by delay topic is S, ``lag_s`` how long ago
-    the owner was where this copy is now (infinite: nobody knows); ``refusal`` why nothing of the
+    the owner was where this copy is now (infinite: not known); ``refusal`` why nothing of the
     slice may be stored (empty: it may).
     """
 
@@ -134,14 +134,14 @@ class Standalone:
         return self._me.contract_version
 
     def pinned(self) -> str:
-        """There is nobody to hand over to."""
+        """Ignore it: there is no node to hand over to."""
         return ""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """Ignore it: no other node waits."""
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """There is nobody else."""
+        """Ignore it: there is no other node."""
 
     def standing(self, slice_no: int, standing: Standing) -> None:
         """Note it, for people."""

@@ -15,7 +15,7 @@ from ha.kazoo_client import acl_of, connected
 
 
 def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None) -> int:
-    """Let those write that the settings name, and nobody else, on every node under
+    """Let those write that the settings name, and no others, on every node under
     ``zookeeper.root``. What nodes of the service write meanwhile has the rights that they were
     started with. May be repeated.
 

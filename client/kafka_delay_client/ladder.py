@@ -90,7 +90,7 @@ class RetryLadder:
     def attempts(self, message: Message) -> int:
         """Return how often a record has failed before: 0, unless it comes from the retry topic.
 
-        So a dead letter that somebody writes back to its first topic starts from the first step.
+        So a dead letter that is written back to its first topic starts from the first step.
         """
         if message.topic() != self.retry_topic:
             return 0

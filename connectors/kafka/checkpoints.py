@@ -364,7 +364,7 @@ class KafkaCheckpoints:
         if not is_new and before is not None and before.offset >= offset:
             return
         is_misplaced = place[1] != self.partition(slice_no)
-        if is_misplaced and value is None:  # whoever moved the record to its place has removed it
+        if is_misplaced and value is None:  # it was removed when the record was moved to its place
             self._misplaced.pop(slice_no, None)
             return
         try:

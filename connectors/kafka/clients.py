@@ -18,7 +18,7 @@ UNREACHABLE: Final = frozenset(
 """Errors of a connection that waiting won't mend: a password, a certificate, a name."""
 
 NO_GROUP: Final = KafkaError.GROUP_AUTHORIZATION_FAILED
-"""The client asks for the coordinator of a group that nobody ever joins, and says so when it may
+"""The client asks for the coordinator of a group that is never joined, and says so when it may
 not. That is no reason to read nothing."""
 
 LOGGER: Final = logging.getLogger("librdkafka")

@@ -60,7 +60,7 @@ class ControlDesk:
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether nobody waits for outcomes any more."""
+        """Return whether no outcomes are waited for any more."""
         return self._stopping.is_set()
 
     def stop(self) -> None:
@@ -89,9 +89,8 @@ class ControlDesk:
     ) -> Place:
         """Write one record, and wait until the broker has it.
 
-        Raises:
-            KafkaEdgeError: the broker refuses it, or does not answer: then nobody knows whether it
-                was written.
+        Raises: KafkaEdgeError: the broker refuses it, or does not answer: then it is not known
+        whether it was written.
         """
         reports: list[tuple[KafkaError | None, Message]] = []
         producer = self._ready_producer()

@@ -55,7 +55,7 @@ class CopyLog:
         self._produce(self._digests, key, value, report)
 
     def answer(self, plan: str, value: bytes) -> None:
-        """Write an answer; see the port. Whoever waits for one that is lost asks again."""
+        """Write an answer; see the port. One that is lost is asked for again."""
 
         def report(error: KafkaError | None, _message: object) -> None:
             if error is not None:

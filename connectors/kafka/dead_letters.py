@@ -229,7 +229,7 @@ class Replayer:
         self._open = False
 
     def __enter__(self) -> Self:
-        """Fence whoever replayed before; what they left open is aborted.
+        """Fence the replays before this one; what they left open is aborted.
 
         Raises:
             KafkaEdgeError: no answer, or not allowed.
@@ -255,8 +255,8 @@ class Replayer:
         """Write these and their markers in one transaction; those that a broker refuses, which are
         left out, with its words.
 
-        Raises:
-            KafkaEdgeError: nothing of them was written; or, as the text says then, nobody knows.
+            Raises: KafkaEdgeError: nothing of them was written; or, as the text says then, that is
+            not known.
         """
         refused: dict[Place, str] = {}
         while True:

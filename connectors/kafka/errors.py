@@ -39,7 +39,7 @@ UNKNOWN_TARGETS: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-"""Errors that may go away when somebody creates the target: its records are parked."""
+"""Errors that may go away when the target is created: its records are parked."""
 
 MISSING: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """Errors of a topic that does not exist, or that may not be seen."""

@@ -49,7 +49,7 @@ from delayservice.lanes.ports import Control, Place
 
 COMMIT_TIMEOUT_S: Final = 30.0
 ABORT_TIMEOUT_S: Final = 2.0
-"""After that the writer is given up, and whoever claims next aborts it in half a second. It takes
+"""After that the writer is given up, and the next claimant aborts it in half a second. It takes
 long when a partition of the transaction before takes no marker: nothing can begin until it does."""
 FLUSH_STEP_S: Final = 0.1
 INIT_TIMEOUT_S: Final = 20.0

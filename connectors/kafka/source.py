@@ -45,7 +45,7 @@ BEHIND_RECORDS: Final = 2_000
 """Records of a turn that may come from behind."""
 WAKE_S: Final = 0.1
 """Longest time until ``wake`` ends a wait for records. Each look takes some 60 µs of a core, so
-0.02 would be a third of what an idle worker costs; whoever expects to be woken waits less."""
+0.02 would be a third of what an idle worker costs; a caller that expects to be woken waits less."""
 BEHIND_WAIT_S: Final = 0.01
 """Longest wait for records at the head while partitions catch up."""
 

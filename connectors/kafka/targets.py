@@ -53,7 +53,7 @@ _GIVEN_UP_MAX_S: Final = 60.0
 """How long nothing is sent to a partition that did not acknowledge in time: at first, and at most,
 when that happens again and again. Each time holds up everything else for two seconds."""
 _UNSERVED_TIMEOUT_S: Final = 1.0
-"""A transaction is open meanwhile, and whoever asks asks again."""
+"""A transaction is open meanwhile, and the question is asked again."""
 _KNOWN_MAX: Final = 10_000
 """Topics that are remembered; beyond, a tenth of them is forgotten: first those that nothing can be
 written to, then those that were asked for the longest ago. As many are sought at once."""
@@ -303,9 +303,9 @@ class TargetTopics:
         _log.warning("targets_given_up", targets=sorted(f"{t}:{p}" for t, p in targets)[:10])
 
     def unserved(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
-        """Return those of ``targets`` whose records nobody acknowledges, asked of the cluster, four
-        times a second at most. What has no leader, or too few copies in sync, counts as down until
-        it is served again: were it in a transaction, that could not be ended.
+        """Return those of ``targets`` whose records are not acknowledged, asked of the cluster,
+        four times a second at most. What has no leader, or too few copies in sync, counts as down
+        until it is served again: were it in a transaction, that could not be ended.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.

@@ -91,7 +91,7 @@ class Expected:
 
     Attributes:
         nodes: of every shard, if ``replicas`` is 0; else the nodes that there are. Copies of other
-            nodes are not looked at; none: whoever reports is.
+            nodes are not looked at; none: all that report are.
         replicas: copies of each shard at least.
         behind_ms: a copy whose newest cut is so much older than another's is behind. A cut of
             which the copy says that it has not come so far does not count.

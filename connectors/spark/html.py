@@ -92,7 +92,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure with its sentence, and the same facts as a table for whoever can't see it."""
+    """A figure with its sentence, and the same facts as a table for readers who can't see it."""
 
     caption: str
     image: Markup

@@ -37,7 +37,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         start_ms: first key of the range.
         stop_ms: end of the range.
         first_offset: of the first record that belongs in it.
-        stop_offset: end of these offsets; 0: nobody knows, all of the log is read.
+        stop_offset: end of these offsets; 0: not known, all of the log is read.
         why: for people.
     """
 
@@ -103,7 +103,7 @@ def decode_plan(data: bytes | str) -> Plan:
 
 
 class Desk(Protocol):
-    """Whoever hands commands to nodes: ``RepairDesk``."""
+    """What hands commands to nodes: ``RepairDesk``."""
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report | Detail]:
         """Write commands and give their answers as they come."""
@@ -120,7 +120,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         done: steps that were carried out.
         frames: records that were read again.
         failed: number of a step to why it was not.
-        silent: numbers of steps that nobody reported on in time.
+        silent: numbers of steps without a report in time.
     """
 
     done: int
@@ -180,7 +180,7 @@ def carry_out(
 
 
 def commands(plan_id: str, numbered: Iterable[tuple[int, Step]], timeout_s: float) -> list[Command]:
-    """Steps as commands that expire when nobody waits any more."""
+    """Return steps as commands that expire when no report is waited for any more."""
     expires_ms = int((time.time() + timeout_s) * 1_000)
     return [
         Command(

@@ -125,7 +125,7 @@ class ReconcileResult:
         slots_differing: slots that were held against the log.
         slots_passed: of those, how many K passed meanwhile: what was found there is left out.
         unjudged: records of copies in slots that differ from the log, below its start: they are no
-            findings, for nobody can judge them.
+            findings, for they can't be judged.
         seconds: for all of it.
         findings_path: the Parquet dataset.
         summary_path: the JSON file.

@@ -241,7 +241,7 @@ def plan_steps(
     which is never longer than an hour, for a node reads it in one go.
 
     A whole slot that has more in it than the log, or other records, is left alone where the log
-    does not go back to its first record: nobody knows what there is right.
+    does not go back to its first record: what is right there is not known.
 
     Args:
         found: findings.

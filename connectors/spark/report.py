@@ -233,7 +233,7 @@ class _Work:
         known = delivered.where("due_ms IS NOT NULL").join(
             written, ["topic", "partition", "offset"], "left"
         )
-        # Due before it was written: from its writing on nobody could have been faster.
+        # Due before it was written: it can't be delivered before it is written.
         armed_ms = sf.greatest("due_ms", sf.coalesce("written_ms", "due_ms"))
         return known.select(
             "target",

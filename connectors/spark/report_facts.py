@@ -47,7 +47,7 @@ class Lateness:
     Attributes:
         name: the target, the hour's start in epoch milliseconds, or the class of delays.
         records: how many.
-        early: those before their due time, which nobody had fired.
+        early: those before their due time that were not fired.
         p50_ms: with the others, quantiles of lateness; None when all were fired.
         histogram: how many in each class of ``LATENESS_BOUNDS_MS``, and later.
     """

@@ -30,7 +30,7 @@ def make_app(panel: Panel, token: str) -> FastAPI:
 
     Args:
         panel: what the routes work with.
-        token: what whoever changes something has to show.
+        token: required for every change.
     """
     admin = panel.settings.admin
     app = FastAPI(

@@ -1,7 +1,7 @@
 """Guards of requests: host names, sizes, the token.
 
 Changes need the token as a bearer. A browser sends that only if a script of the page itself does,
-so no other site can have a change made in somebody's name; what a browser sends by itself, the
+so no other site can make a change in a user's name; what a browser sends by itself, the
 password of basic authentication, is good for reading only.
 """
 

@@ -360,7 +360,7 @@ def page_routes(panel: Panel) -> APIRouter:
 
 
 def static_files() -> StaticFiles:
-    """Style and script: the same for everybody, so nobody is asked for a token."""
+    """Style and script: the same for every client, so no token is needed."""
     return StaticFiles(packages=[("delayservice.admin", "static")])
 
 

@@ -37,11 +37,11 @@ def findings_of(
     pauses: Sequence[models.Pause],
     now_ms: int,
 ) -> list[Finding]:
-    """Everything that somebody should know, the worst first.
+    """Return everything that a person should know, the worst first.
 
     Args:
         status: of this node.
-        cluster: None: nobody can tell now.
+        cluster: of all nodes; None: not known now.
         pauses: what people have paused.
         now_ms: epoch milliseconds.
     """

@@ -56,7 +56,7 @@ class Api:
         """Ask.
 
         Raises:
-            DelayServiceError: nobody answers, or refuses.
+            DelayServiceError: there is no answer, or a refusal.
         """
         asked = {name: value for name, value in query.items() if value is not None}
         return self._answer("GET", path, params=asked)

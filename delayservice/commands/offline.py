@@ -9,7 +9,7 @@ import typer
 
 from delayservice.commands.options import JsonOption
 
-# RocksDB is imported by whoever opens it, see ``delayservice.cli``.
+# RocksDB is imported where it is opened, see ``delayservice.cli``.
 # ruff: noqa: PLC0415
 
 INSPECT_EPILOG: Final = (

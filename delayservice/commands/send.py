@@ -158,7 +158,7 @@ def read_value(value: str | None, value_file: Path | None, *, null: bool) -> byt
     """Take the value from the argument, a file or, without either, standard input.
 
     Raises:
-        DelayServiceError: more than one is given, the file can't be read, or nobody pipes anything.
+        DelayServiceError: more than one is given, the file can't be read, or nothing is piped in.
     """
     if (value is not None) + (value_file is not None) + null > 1:
         raise DelayServiceError("give a value, --value-file or --null, only one of them")

@@ -180,8 +180,8 @@ def _remove_empty(folder: Path) -> None:
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Keep what a Java process says that is started meanwhile: a page that nobody asked for, before
-    any setting of its log can reach it. It is shown if the start fails, or with ``--debug``.
+    """Keep what a Java process says that is started meanwhile: a page that was not asked for,
+    before any setting of its log can reach it. It is shown if the start fails, or with ``--debug``.
     """
     if "--debug" in sys.argv:
         yield

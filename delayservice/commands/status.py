@@ -22,7 +22,7 @@ def fetch(address: str) -> NodeStatus:
     """Ask the node that listens on ``host:port``.
 
     Raises:
-        DelayServiceError: nobody answers there, or not as a node of this version would.
+        DelayServiceError: there is no answer, or not one of a node of this version.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -69,7 +69,7 @@ def show(status: NodeStatus) -> None:
 
 
 def _paused(pause: PauseFact) -> str:
-    """Name and reason are what somebody wrote: nothing in them may steer the terminal."""
+    """Name and reason were typed by a person: control characters are stripped."""
     reason = f": {pause.reason}" if pause.reason else ""
     return printable(f"{pause.kind} {pause.name} is paused since {_instant(pause.at_ms)}{reason}")
 

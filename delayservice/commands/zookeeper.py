@@ -40,7 +40,7 @@ def _group() -> None:
 def rights(
     *, config: ConfigOption = None, sets: SetOption = None, as_json: JsonOption = False
 ) -> None:
-    """Let those write what nodes keep in ZooKeeper whom the settings name, and nobody else.
+    """Let those write what nodes keep in ZooKeeper whom the settings name, and no others.
 
     They are zookeeper.username and zookeeper.accepted. May be repeated; nodes go on meanwhile.
     """

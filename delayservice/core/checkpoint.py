@@ -199,14 +199,14 @@ UNKNOWN_STANDING: Final = Standing(0, 0, is_numbered=False)
 
 def standing_of(slice_no: int, data: bytes) -> Standing:
     """Return where a record of the checkpoint topic stands, if it can be a slice's checkpoint. One
-    of a newer version is believed, and refused by whoever has to follow it.
+    of a newer version is believed here, and refused where it has to be followed.
 
     Args:
         slice_no: as the record's key says.
         data: its value.
 
     Raises:
-        ForeignRecordError: it is no checkpoint of this slice, whoever wrote it.
+        ForeignRecordError: it is no checkpoint of this slice.
     """
     try:
         facts = _decode_facts(data)

@@ -25,7 +25,7 @@ HOUR_MS: Final = 3_600_000
 SLOTS: Final = HOUR_MS // SLOT_MS
 LATER_MAX: Final = 50_000
 """Changes that wait for H. Beyond, they are counted before their time, and nothing is published
-until H has come so far: a copy that stores on while nobody owns the slice must stay bounded."""
+until H has come so far: a copy that stores on while the slice has no owner must stay bounded."""
 
 _NEAR_SLOTS: Final = 2
 _MASK: Final = 2**64 - 1

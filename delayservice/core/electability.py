@@ -74,7 +74,7 @@ class CopyFacts(NamedTuple):
     """The known facts about the copy of a slice.
 
     Attributes:
-        lag_s: how far it is behind the owner's, seconds; infinite: nobody knows.
+        lag_s: how far it is behind the owner's, seconds; infinite: not known.
         lag_s_max: a copy that is further behind may not own, seconds.
         refusal: why nothing of the slice may be stored here (wrong secret); empty: it may.
         failure: why it could not be served here the last time.

@@ -168,7 +168,7 @@ class Flow:
         return turn_ms
 
     def may_go(self, target: str, now_ms: int) -> bool:
-        """Return whether a record whose turn has come goes. While nobody served the slice many a
+        """Return whether a record whose turn has come goes. While no node served the slice many a
         turn may have passed: all of them at once would be a burst, so most ask for another.
         """
         earliest_ms = self._earliest_ms(target, now_ms)

@@ -34,7 +34,7 @@ class Lag:
     def lag_s(
         self, stored: Mapping[str, int], now_s: float, log_ends: Mapping[str, int] | None = None
     ) -> float:
-        """Seconds behind; infinite as long as nobody knows.
+        """Seconds behind; infinite while it is not known.
 
         Args:
             stored: S of each shard that is served here, by delay topic; others are not compared.

@@ -38,7 +38,7 @@ class Gap(NamedTuple):
 
 class Lost(NamedTuple):
     """Offsets ``[first, stop)`` that H skipped. Of those below ``unread`` the owner had stored what
-    was pending, and the marks; the others nobody had read who served the shard.
+    was pending, and the marks; the others were read by no owner of the shard.
     """
 
     first: int

@@ -29,7 +29,7 @@ class Pause(msgspec.Struct, frozen=True):
 
     Attributes:
         at_ms: epoch milliseconds.
-        reason: in somebody's words; may be empty.
+        reason: in the words of the person who paused; may be empty.
     """
 
     at_ms: int
@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder(Pause).decode
 
 
 def decode_pause(value: bytes) -> Pause:
-    """A row's value. What can't be read pauses all the same: somebody meant something by it."""
+    """A row's value. What can't be read pauses all the same: a person meant something by it."""
     try:
         return _decode(value)
     except (msgspec.DecodeError, ValueError):

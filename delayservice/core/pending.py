@@ -22,7 +22,7 @@ Mark: TypeAlias = tuple[bytes, int, int, int]
 """
 
 Lump: TypeAlias = tuple[int, int, int]
-"""``(start_ms, stop_ms, count)``: so many in ``[start_ms, stop_ms)``, nobody says where."""
+"""``(start_ms, stop_ms, count)``: a count for ``[start_ms, stop_ms)``, without their places."""
 
 
 @dataclass(slots=True)

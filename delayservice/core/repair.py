@@ -4,7 +4,7 @@
 ``detail``   write the keys, marks and hashes of a range, to be compared record by record
 ``rebuild``  put a range aside and read it again from the delay topic
 
-Whoever carries out a plan writes its commands, one after another, and waits for the reports.
+The one who carries out a plan writes its commands, one after another, and waits for the reports.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
         stop_ms: end of the range.
         first_offset: of the first record that belongs in the range.
         stop_offset: end of these offsets, for people: a node reads on to the end of the log, for
-            what cancels them may lie anywhere. 0: nobody knows.
+            what cancels them may lie anywhere. 0: not known.
         expires_ms: not to be begun later than this.
         v: version of the format.
     """

@@ -236,7 +236,7 @@ class Shard:
     ) -> Additions:
         """Take the run ``[start, stop)`` of the log, read from ``wanted``, and say what to store.
 
-        Whoever calls this appends the additions to the store before anything else happens to the
+        The caller appends the additions to the store before anything else happens to the
         shard. ``entries`` may be empty: offsets of transaction markers carry no record.
         """
         scans = self._resolve(entries, scanned)

@@ -3,7 +3,7 @@
 Any producer of the delay topic could write such a record, hence the signature: without it, a forged
 one would be delivered past the target allowlist. It covers topic and partition, so that a record is
 worth nothing elsewhere. It can't tell a record from the same bytes appended a second time to the
-same partition; whoever may do that may write to the delay topic anyway.
+same partition; a client that may do that may write to the delay topic anyway.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ class Crew:
 
 USER: Final = "delayservice"
 LOGIN: Final = ("digest", f"{USER}:{SECRET}")
-"""As whom nodes that are ``several`` write in ZooKeeper: nobody else may remove that."""
+"""User as which nodes that are ``several`` write in ZooKeeper: others may not remove that."""
 
 
 def sets_of_several(zookeeper: str, root: str) -> list[str]:

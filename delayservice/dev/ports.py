@@ -18,7 +18,7 @@ _TRIES_MAX = 2_000
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Return that many different ports of ``host`` that nobody listens on.
+    """Return that many different ports of ``host`` that are free.
 
     They are held together while the rest is looked for. Between this call and the server's own
     bind another process may still be faster: the cluster then starts over with other ports.

@@ -128,7 +128,7 @@ class ServiceProcess:
             tick.wait(0.02)
 
     def log_tail(self) -> str:
-        """The last lines of its log, for whoever reports that it failed."""
+        """Return the last lines of its log, for a report of its failure."""
         return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-15:])
 
     def _tree(self) -> list[psutil.Process]:
@@ -143,7 +143,7 @@ class ServiceProcess:
         return [p for p in self._tree()[1:] if "spawn_main" in " ".join(p.cmdline())]
 
     def freeze(self) -> None:
-        """SIGSTOP to every process of the tree at once: nobody is left who could notice."""
+        """Send SIGSTOP to every process of the tree at once: none is left to notice."""
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:

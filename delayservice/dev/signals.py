@@ -1,4 +1,4 @@
-"""Ending in good order, whoever asks for it."""
+"""Ending in good order on any signal that asks for it."""
 
 import signal
 from collections.abc import Iterator

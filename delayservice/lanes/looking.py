@@ -1,6 +1,6 @@
 """Looking at what is pending, for people: each question, asked of one lane.
 
-Whoever asks holds the slice up meanwhile, so everything is bounded, and nothing is mended: what
+A question holds the slice up meanwhile, so everything is bounded, and nothing is mended: what
 can't be read is left to delivery, and counted.
 """
 
@@ -47,8 +47,8 @@ _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
 class LaneSearch:
-    """The next pending records of a lane, in the order of their keys, a little at a time: whoever
-    searches holds the lane up while ``read`` runs, and while nothing else does.
+    """The next pending records of a lane, in the order of their keys, a little at a time: a caller
+    that searches holds the lane up while ``read`` runs, and while nothing else does.
 
     Args:
         lane: the lane.

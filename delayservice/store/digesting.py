@@ -81,7 +81,7 @@ class DigestingStore(Store):
 
     def scan_on(self) -> bool:
         """Read a little further; whether the scan has ended with that. What can't be read is noted
-        and left as it is: whoever delivers it mends it, or a repair.
+        and left as it is: its delivery mends it, or a repair.
         """
         after = self._scan_after
         if after is None:

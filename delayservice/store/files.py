@@ -66,7 +66,7 @@ class Files:
 
     Args:
         handles_max: files kept open at once; the least recently used is closed first.
-        read_only: files are opened for reading only: the folder is somebody else's.
+        read_only: files are opened for reading only: the folder belongs to another process.
     """
 
     def __init__(self, handles_max: int = 256, *, read_only: bool = False) -> None:

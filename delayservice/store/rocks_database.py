@@ -270,7 +270,7 @@ class RocksDatabase:
         self.sync()
 
     def remove(self, place: Place) -> None:
-        """Remove a shard that no lane uses; whoever keeps it again begins with the log."""
+        """Remove a shard that no lane uses; a node that keeps it again begins with the log."""
         was_open = self._database is not None
         self.open()
         if place in self._numbers and place not in self._open_places:

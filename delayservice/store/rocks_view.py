@@ -1,4 +1,4 @@
-"""A worker's RocksDB read by somebody else than its owner: every row, and records by due time."""
+"""A worker's RocksDB read by another process than its owner: every row, and records by due time."""
 
 from __future__ import annotations
 

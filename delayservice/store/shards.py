@@ -1,4 +1,5 @@
-"""Finding the folders of shards on a disk, for whoever looks at them beside or without their node.
+"""Finding the folders of shards on a disk, for tools that look at them beside or without their
+node.
 
 Nothing here locks, writes or opens for writing.
 """
@@ -103,7 +104,7 @@ def wheel_shards(folder: Path) -> list[ShardFolder]:
 
 
 def user_of(path: str) -> int | None:
-    """Id of the process that has a store open; None: nobody has, or this system does not say."""
+    """Id of the process that has a store open; None: none has, or the system does not say."""
     lock = Path(path, "LOCK")
     with suppress(OSError, ValueError):
         inode = os.stat(lock).st_ino  # noqa: PTH116 - beside the table of the kernel

@@ -86,7 +86,7 @@ HEADERS_UNREADABLE: Final = "headers_unreadable"
 
 FOUND: Final = 0
 UNJUDGED: Final = 1
-"""Verdicts: something is wrong, or nobody can tell."""
+"""Verdicts: something is wrong, or it can't be judged."""
 
 CERTAIN: Final = 0
 IF_MARKED: Final = 1
@@ -424,7 +424,7 @@ def _without_output(source: Source, rules: Rules, counts: Counter[str]) -> Itera
 def _unseen(
     source: Source, reason: str, rules: Rules, counts: Counter[str], when: int
 ) -> Iterator[Finding]:
-    """A record whose settlement may be where nobody can look."""
+    """A record whose settlement may be where nothing can be read."""
     if reason == OPEN:
         counts[OPEN] += when == CERTAIN
     elif source.offset >= rules.shards[source.shard].judged_from:

@@ -176,7 +176,7 @@ class Plan:
 
     def _still_true(self, found: DataFrame) -> DataFrame:
         """Without what is only missing because retention went on while the logs were read: of
-        what is lost nobody can tell any more.
+        what is lost is not known any more.
         """
         spans = self.cut.spans
         starts = LogStarts(self._scope.client).of(spans.keys())

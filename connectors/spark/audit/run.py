@@ -329,7 +329,7 @@ def _sums(judged: DataFrame) -> dict[str, int]:
 
 
 def _publish(options: AuditOptions, topic: str, found: DataFrame, result: AuditResult) -> None:
-    """Findings by the executors, then the summary: whoever reads it has all findings before it."""
+    """Write findings by the executors, then the summary: all findings are there before it."""
     columns = [sf.lit(VERSION).alias("v"), sf.lit("finding").alias("kind")]
     columns.append(sf.col("kind").alias("finding"))
     columns += [sf.col(name) for name in found.columns if name != "kind"]

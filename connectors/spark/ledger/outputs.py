@@ -269,7 +269,7 @@ def _number(told: Mapping[str, bytes | None], name: str) -> int:
 
 def _is_mirror(headers: Headers, told: Mapping[str, bytes | None]) -> bool:
     """Return whether this is a dead letter or an outcome, which the service writes to no target:
-    somebody has copied it there. Users' headers may be named ``delay-outcome``, so its place
+    it was copied there. Users' headers may be named ``delay-outcome``, so its place
     counts.
     """
     is_outcome = headers[0][0] == names.DELAY_OUTCOME and names.DELAY_SHARD in told

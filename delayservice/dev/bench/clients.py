@@ -73,7 +73,7 @@ def partitions(client: Consumer, topic: str) -> list[TopicPartition]:
     """The partitions of a topic, from their start; a topic that was made a moment ago is awaited.
 
     Raises:
-        KafkaException: nobody answers, or the topic does not come.
+        KafkaException: there is no answer, or the topic does not come.
     """
     deadline_s = time.monotonic() + _TOPIC_TIMEOUT_S
     while True:

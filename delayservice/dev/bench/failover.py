@@ -157,7 +157,7 @@ def _fill_takeovers(figures: Figures, seen: _Seen) -> None:
 
 
 def _waited_ms(trace: Trace, kill: _Kill, slice_no: int) -> int:
-    """From the kill until the consumer had a record that somebody else produced."""
+    """Return the time from the kill until the consumer had a record of another node."""
     first = trace.first_after(slice_no, kill.dead_ms)
     if first is None:
         raise DelayServiceError(

@@ -79,7 +79,7 @@ def _round(stand: Stand) -> _Round:
         judging = judge_plan(stand, names, _LEVELED, batch, now_ms() + _LEVEL_MS)
         bar = stand.steps.bar("Delivering", batch.n)
         judge = stack.enter_context(stand.helper("judge", judging, bar.at))
-        time.sleep(_LEVEL_MS / 1_000)  # all are due then, and nobody has seen one
+        time.sleep(_LEVEL_MS / 1_000)  # all are due then, and none has been seen
         return _measure(stand, names, batch, serving, loader, judge)
 
 

@@ -45,18 +45,12 @@ _EXPIRES_MS: Final = 86_400_000
 class LoadPlan(msgspec.Struct, frozen=True):
     """What to write.
 
-    Attributes:
-        client: librdkafka options of a producer.
-        topic: delay topic.
-        target: where the records ask to be delivered.
-        batch: the records.
-        due: when they are due.
-        rate_per_s: pace; 0 is as fast as possible.
-        is_level: the topic says when, not the records.
-        is_full: every record has an id and an expiry.
-        is_open: the word ``stop`` ends the load, wherever it is in the batch.
-        transactional_id: write all in one transaction of this id, which stays open, so that nobody
-            sees a record, until the word ``show``; empty for none.
+    Attributes: client: librdkafka options of a producer. topic: delay topic. target: where the
+    records ask to be delivered. batch: the records. due: when they are due. rate_per_s: pace; 0
+    is as fast as possible. is_level: the topic says when, not the records. is_full: every
+    record has an id and an expiry. is_open: the word ``stop`` ends the load, wherever it is in
+    the batch. transactional_id: write all in one transaction of this id, which stays open, so
+    that no consumer sees a record, until the word ``show``; empty for none.
     """
 
     client: dict[str, str]
@@ -105,7 +99,7 @@ def _settle(producer: Producer, errors: list[str]) -> None:
 
 
 def _show(producer: Producer) -> None:
-    """Make the whole load visible at once. The time is taken before: nobody saw any earlier."""
+    """Make the whole load visible at once. The time is taken before that."""
     wire.await_word(wire.SHOW)
     at_s = time.time()
     producer.commit_transaction(_TRANSACTION_TIMEOUT_S)

@@ -2,7 +2,7 @@
 
 A value is ``HEAD`` (24 bytes: number u64, due time in epoch milliseconds u64, tag of the load) and
 filler up to the wanted size; the key follows from the number. So the judge needs nothing from the
-service's headers, and nothing from whoever sent the load but its ``Batch``.
+service's headers, and of the sender of the load its ``Batch`` only.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
 
 
 def _embedded_cluster(options: Options) -> EmbeddedCluster:
-    """A broker beside each node; ZooKeeper where somebody needs it."""
+    """Start a broker beside each node, and ZooKeeper where it is needed."""
     # Imported late: it needs the development extra, a bench with --bootstrap does not.
     try:
         from delayservice.dev.cluster import EmbeddedCluster  # noqa: PLC0415

@@ -132,10 +132,10 @@ class Stand:
         self._admin = clients.admin(self._clients["admin"])
 
     def check_cluster(self) -> None:
-        """See that somebody answers.
+        """Check that the cluster answers.
 
         Raises:
-            DelayServiceError: nobody does.
+            DelayServiceError: it does not.
         """
         try:
             self._admin.list_topics(timeout=_ASK_TIMEOUT_S)
@@ -198,7 +198,7 @@ class Stand:
 
     def _delete_topics(self) -> None:
         for future in self._admin.delete_topics(sorted(self._created)).values():
-            with suppress(KafkaException, TimeoutError):  # it was never made, or nobody answers
+            with suppress(KafkaException, TimeoutError):  # it was never made, or there is no answer
                 future.result(_TIMEOUT_S)
 
     # --- processes -------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Report:
 
         A record belongs to a failover (or to the restart of a single node) when it was due or on
         its way from half a second before a node was killed or frozen until one and a half seconds
-        after all of its slices were served again: two seconds around the time in which nobody
+        after all of its slices were served again: two seconds around the time in which no node
         served, on top of that time itself.
         """
         spans = [

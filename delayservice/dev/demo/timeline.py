@@ -54,7 +54,7 @@ class Act:
 
     @property
     def is_failover(self) -> bool:
-        """Return whether nobody served meanwhile."""
+        """Return whether no node served meanwhile."""
         return self.deed is not Deed.RESTART
 
 
@@ -85,7 +85,7 @@ class Turn:
     why: str
     until_ms: float | None = None
     vacant_ms: float = 0.0
-    """How long nobody could deliver before."""
+    """Time before it in which no node could deliver."""
     is_fence: bool = False
 
 
@@ -186,7 +186,7 @@ def _end(tenure: Tenure, successor: Tenure | None, acts: Sequence[Act]) -> tuple
 
 def strip(found: Sequence[Turn], start_ms: float, end_ms: float, width: int) -> str:
     """One slice's owners over time: the last character of the node's name for each moment at which
-    it could deliver, a dot where nobody could.
+    it could deliver, a dot where no node could.
     """
     cell_ms = (end_ms - start_ms) / width
     cells = ["·"] * width

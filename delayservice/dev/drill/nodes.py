@@ -116,7 +116,7 @@ def _sums(copy: Copy) -> Slots:
 
 @contextmanager
 def answering(bootstrap: str, life: Life, copies: Sequence[Copy]) -> Iterator[None]:
-    """Nodes that tell the records of a range to whoever asks, while the block runs."""
+    """Run nodes that answer questions for the records of a range, while the block runs."""
     topic = life.names.own("repairs")
     kept = {(c.node, *c.place): c for c in copies if c.world == "digests"}
     consumer = Consumer(
@@ -152,7 +152,7 @@ def _answer_all(
     while not over.is_set():
         for message in consumer.consume(_ROWS, _TICK_S):
             asked = json.loads(message.value() or b"{}") if message.error() is None else {}
-            copy = kept.get((asked.get("node"), asked.get("topic"), asked.get("partition")))  # type: ignore[arg-type]  # None is nobody's
+            copy = kept.get((asked.get("node"), asked.get("topic"), asked.get("partition")))  # type: ignore[arg-type]  # None names no copy
             if asked.get("command") == "detail" and copy is not None:
                 for answer in _answers(asked, copy):
                     writer.write((topic, 0), asked["plan"].encode(), to_json(answer))

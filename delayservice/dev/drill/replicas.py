@@ -28,7 +28,7 @@ STALE: Final = "stale_replica"
 LAST: Final = NODES[-1]
 """Only this node's copies are stale: a shard keeps two to compare."""
 _NEAR_MINUTES: Final = 3
-"""Slots so near K are compared by nobody."""
+"""Slots so near K are not compared."""
 _ROUND: Final = 4_096
 NO_MARK: Final = -1
 

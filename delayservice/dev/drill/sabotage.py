@@ -15,7 +15,7 @@ LATE_MS: Final = 60_000
 """What an audit is told to find late."""
 _SPARED: Final = 0.02
 """Part of the deliveries, at the beginning, that is left alone: until each partition of a target
-has a record, nobody can tell how many partitions it had."""
+has a record, it is not known how many partitions it had."""
 _PART: Final = 0.4
 """Of records that will be delivered in the plain way, a safe guess."""
 

@@ -53,7 +53,7 @@ class Names:
 
     @property
     def gone(self) -> str:
-        """A target that is allowed, and that nobody made."""
+        """A target that is allowed and does not exist."""
         return f"drill_{self.run}_gone"
 
     @property

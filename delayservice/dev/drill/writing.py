@@ -1,7 +1,7 @@
-"""Writes records and knows their offsets: whoever injects defects must know where each one lies.
+"""Writes records and knows their offsets: to inject defects, each one's place must be known.
 
-Nobody else writes to the topics of a drill, so an offset is counted, not asked for: a record takes
-one, and the end of a transaction one in each partition that it touched.
+No other process writes to the topics of a drill, so an offset is counted, not asked for: a record
+takes one, and the end of a transaction one in each partition that it touched.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Topics:
         """Make sure that offsets were counted right.
 
         Raises:
-            KafkaEdgeError: a log ends elsewhere, so somebody else writes to it.
+            KafkaEdgeError: a log ends elsewhere, so another process writes to it.
         """
         found = offsets_of(self._admin, ends.next, LATEST)
         for (topic, partition), counted in ends.next.items():

@@ -303,7 +303,7 @@ class Wheel:
         self.sync()
 
     def remove(self, topic: str, partition: int) -> None:
-        """Remove a shard that no lane uses; whoever keeps it again begins with the log."""
+        """Remove a shard that no lane uses; a node that keeps it again begins with the log."""
         was_open = self._is_open
         self.open()
         shard = self.shards.get((topic, partition))
