@@ -413,7 +413,7 @@ class Election:
         return name is not None and slice_no in self._caught_up.get(name, ())
 
     def _candidates(self, slice_no: int) -> tuple[str, ...]:
-        """Return the nodes that an owner may hand over to: any when it has to go, else only the first.
+        """Return the nodes that an owner may hand over to: any when it has to go, else the first.
         While ownership is pinned none, though its copy may belong to another node by now.
         """
         ranked = self._ranked.get(slice_no, ())

@@ -1,7 +1,7 @@
 """Which nodes keep a copy of a slice, and which of them is to own it.
 
-Pure, and the same on every node whatever the order of the facts: that is why no node has to
-decide for the others. Rendezvous hashing, highest random weight (Thaler and Ravishankar 1998), with a
+Pure, and the same on every node whatever the order of the facts: that is why no node has to decide
+for the others. Rendezvous hashing, highest random weight (Thaler and Ravishankar 1998), with a
 bound on each node's load (Mirrokni, Thorup and Zadimoghaddam 2018).
 
 All pairs of a slice and a node are sorted once, best first, and each is taken if the slice still
