@@ -6,6 +6,7 @@ A consumer, a dashboard, a script or another version of a node depends on each o
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import sys
@@ -175,5 +176,6 @@ def _zookeeper_nodes() -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description="Print every name that machines read.").parse_args()
     json.dump(collect(), sys.stdout, indent=1)
     sys.stdout.write("\n")
