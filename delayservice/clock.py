@@ -2,7 +2,8 @@
 
 Due times are wall-clock times, so a wall clock that jumps would deliver early. The guard compares
 it with the boot clock, which only ever counts, and with the broker's timestamps, which come from
-another machine (design section 12).
+another machine ("Clock guard" in
+``docs/internals/design.md``).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 an idempotent producer without transactions, flushed; then copies, outcomes, dead letters and the
 checkpoints in a transaction, so that only target records can ever be doubled.
 
-A commit ends in one of three ways (design section 6): committed; aborted for certain
+A commit ends in one of three ways: committed; aborted for certain
 (``TransactionAbortedError``, or ``RefusedError`` when the broker named records); fenced or unknown
 (``OwnershipLostError``): the writer is discarded without an abort, for a delayed EndTxn could hit
 a later transaction (KAFKA-17754), and never used again.

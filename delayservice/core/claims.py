@@ -12,7 +12,7 @@ null value (a tombstone) says that the writer was fenced and may be forgotten.
 
 Who claims must fence every writer that may still commit for the slice: those whose last word before
 the own claim is a claim at or above *the claim under which the newest checkpoint was written*, and
-the writer of that checkpoint. Source: design section 6; ``protocol_model/ownership`` explores it.
+the writer of that checkpoint. Source: "Ownership" in ``docs/internals/design.md``.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ in a deterministic order, so either walk may be cut at any point:
 
 Both only *stage*: nothing is settled until ``commit`` says that the transaction which carried the
 outputs and the staged cursor is committed; ``abort`` puts everything back. The rules quoted by
-number are those of the design, section 5.
+number are those of ``docs/internals/design.md``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from delayservice.core.settle import Settler, doubt
 from delayservice.core.storing import LatestUnmarked, RecentNames, Scans, additions, bearing_ids
 
 _HOLD_BACK_MS: Final = 250
-"""How long K waits at most for controls that H has not passed yet: design section 5."""
+"""Longest time that K waits for controls that H has not passed yet."""
 
 _FATES: Final = {
     SCHEDULE: outcome.REPLACED,

@@ -1,4 +1,4 @@
-"""How slices are taken over: names, fence, read, in the order of design section 6.
+"""How slices are taken over: names, fence, read ("Ownership" in the design).
 
 The claims are committed before this begins. The first checkpoints are committed after it, with no
 outputs; only then the slices are served.

@@ -2,7 +2,7 @@
 
 An id has one row, which is written over, so that it is found in one step whatever the id's history.
 At most one record of an id is both unmarked and pending: a user record marks the one before it, and
-a copy is written in the transaction that settles its original (design section 5, rules 3 and 12).
+a copy is written in the transaction that settles its original (rules 3 and 12).
 Keys, big endian, behind the number of the shard (u32)::
 
     'n' id                              -> key_ms i64, offset i64   the record the id stands for
