@@ -131,7 +131,7 @@ async function go() {
     tellAnswer(await send(asked, token), token);
   } catch (error) {
     const why = error.name === "TimeoutError" ? "The node has not answered for 20 s" : "The node does not answer";
-    say(`${why}: nobody knows whether it was done. Look at the record again before you repeat it.`, "");
+    say(`${why}: it is not known whether it was done. Look at the record again before you repeat it.`, "");
   } finally {
     part("do").disabled = false;
   }
@@ -158,7 +158,7 @@ function tellAnswer({ status, said }, token) {
   part("close").textContent = "Close";
   part("close").focus();
   const doubtful = said.outcome === null || said.outcome === "not_pending";
-  say("", `${said.outcome ?? "Nobody knows yet"}: ${said.detail}. Written as ${said.written.join(", ")}.`, doubtful);
+  say("", `${said.outcome ?? "Not known yet"}: ${said.detail}. Written as ${said.written.join(", ")}.`, doubtful);
 }
 
 // The button may be gone with its record: then the focus goes to what names it.
