@@ -20,7 +20,7 @@ from tests.faults.wallclock import WallClock, clock_missing
 from tests.integration.bench import Bench, await_true, now_ms
 
 IN_TIME_S = 15.0
-"""Issue 16: a hung loop is replaced within 15 s; what is wrong is in ``/readyz`` within 10 s."""
+"""A hung loop is replaced within 15 s; what is wrong is in ``/readyz`` within 10 s."""
 START_S = 40.0
 """A process needs a while to start on a busy machine."""
 
