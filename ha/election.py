@@ -63,15 +63,17 @@ Effect: TypeAlias = Claim | Announce | Resign | Evict
 class Pace:
     """How fast decisions follow each other, seconds.
 
-    Attributes: stagger_s: a vacant slice is claimed so much later for each better candidate.
-    lag_s_max: a copy that is further behind may not own. alert_s: from naming the heir to
-    stopping; longer than it takes to wake its loop. tenure_s: a new owner keeps a slice so long
-    before it hands over to a better one. handed_s: so long if a living owner has handed it
-    over. Nodes may count different leaders for as long as a leader takes to be stable; each
-    would hand over to the other. first_s: a node that is not the first waits this much longer
-    for a slice that it sees for the first time: when a cluster starts, no copy is ready at
-    once. heir_s: so much longer everybody else leaves a slice to a living heir. last_s: a
-    worker that may own as the last resort only waits so much longer.
+    Attributes:
+        stagger_s: a vacant slice is claimed so much later for each better candidate.
+        lag_s_max: a copy that is further behind may not own.
+        alert_s: from naming the heir to stopping; longer than it takes to wake its loop.
+        tenure_s: a new owner keeps a slice so long before it hands over to a better one.
+        handed_s: so long if a living owner has handed it over. Nodes may count different leaders
+            for as long as a leader takes to be stable; each would hand over to the other.
+        first_s: a node that is not the first waits this much longer for a slice that it sees for
+            the first time: when a cluster starts, no copy is ready at once.
+        heir_s: so much longer everybody else leaves a slice to a living heir.
+        last_s: a worker that may own as the last resort only waits so much longer.
     """
 
     stagger_s: float = 0.15

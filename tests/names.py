@@ -20,12 +20,12 @@ from pydantic import BaseModel
 
 import kafka_delay_client
 from connectors.spark import audit
-from delayservice.admin.app import make_app
 from delayservice.cli import app
 from delayservice.core import checkpoint, claims, codes, contract, copies, digest_rows, home, names
 from delayservice.core.outcome import OUTCOME_NAMES
 from delayservice.settings import Settings
 from delayservice.store.wheel import block
+from tests.admin.described import openapi
 
 ROOT: Final = Path(__file__).parents[1]
 _LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception"})
@@ -124,7 +124,8 @@ def _log_events() -> Iterator[str]:
                 continue
             logger, first = node.func.value, node.args[0] if node.args else None
             is_log = isinstance(logger, ast.Name) and logger.id == "_log"
-            if is_log and node.func.attr in _LEVELS and isinstance(first, ast.Constant):
+            logs = (is_log and node.func.attr in _LEVELS) or node.func.attr == "start_over"
+            if logs and isinstance(first, ast.Constant):
                 yield str(first.value)
 
 
@@ -152,18 +153,11 @@ def _exit_statuses() -> Iterator[str]:
 
 
 def _admin() -> Iterator[str]:
-    schema = make_app(cast("Any", _Anything()), "a token").openapi()
+    schema = openapi()
     for path, operations in schema["paths"].items():
         yield from (f"{method.upper()} {path}" for method in operations)
     for name, model in schema["components"]["schemas"].items():
         yield from (f"{name}.{key}" for key in model.get("properties", {}))
-
-
-class _Anything:
-    """A panel of which nothing is asked: the routes alone make the description."""
-
-    def __getattr__(self, name: str) -> Any:  # it stands for all
-        return "127.0.0.1:1" if name == "listen" else () if name == "hosts" else _Anything()
 
 
 def _zookeeper_nodes() -> Iterator[str]:

@@ -89,8 +89,9 @@ class ControlDesk:
     ) -> Place:
         """Write one record, and wait until the broker has it.
 
-        Raises: KafkaEdgeError: the broker refuses it, or does not answer: then it is not known
-        whether it was written.
+        Raises:
+            KafkaEdgeError: the broker refuses it, or does not answer: then it is not known whether
+                it was written.
         """
         reports: list[tuple[KafkaError | None, Message]] = []
         producer = self._ready_producer()

@@ -255,8 +255,9 @@ class Replayer:
         """Write these and their markers in one transaction; those that a broker refuses, which are
         left out, with its words.
 
-            Raises: KafkaEdgeError: nothing of them was written; or, as the text says then, that is
-            not known.
+        Raises:
+            KafkaEdgeError: nothing of them was written; or, as the text says then, that is not
+                known.
         """
         refused: dict[Place, str] = {}
         while True:

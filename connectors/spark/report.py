@@ -233,7 +233,7 @@ class _Work:
         known = delivered.where("due_ms IS NOT NULL").join(
             written, ["topic", "partition", "offset"], "left"
         )
-        # Due before it was written: it can't be delivered before it is written.
+        # A record that was due before it was written could be delivered from its writing on.
         armed_ms = sf.greatest("due_ms", sf.coalesce("written_ms", "due_ms"))
         return known.select(
             "target",

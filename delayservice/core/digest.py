@@ -1,8 +1,8 @@
 """The digest of a shard's copy: how many records are pending in each minute, and a hash of them.
 
-Copies are compared by these, a row for each hour, instead of record by record. The set is:
-offsets below H with keys above K, less those that an offset below H cancels
-or replaces. It is kept up incrementally: what is stored above H waits in ``_later`` until H passes.
+Copies are compared by these, a row for each hour, instead of record by record. The set is: offsets
+below H with keys above K, less those that an offset below H cancels or replaces. It is kept up
+incrementally: what is stored above H waits in ``_later`` until H passes.
 
 A hash is a sum modulo 2^64, so the order does not matter and a record can be taken out again. What
 cancels a record knows its key and its id but not its payload; so a record that bears an id is

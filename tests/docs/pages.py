@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-_DOCS: Final = sorted((ROOT / "docs").rglob("*.md"))
-PAGES: Final = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *_DOCS)
+DOCS: Final = sorted((ROOT / "docs").rglob("*.md"))
+PAGES: Final = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS)
 _FENCE: Final = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _GOES_ON: Final = re.compile(r"(\\|\|)$")
 

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from delayservice.cli import app
 from delayservice.dev.commands import app as dev_app
 from delayservice.settings import Settings, load
+from tests.docs.pages import DOCS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
 SECTIONS = {
     section: getattr(info.annotation, "model_fields", {})
     for section, info in Settings.model_fields.items()

@@ -45,12 +45,18 @@ _EXPIRES_MS: Final = 86_400_000
 class LoadPlan(msgspec.Struct, frozen=True):
     """What to write.
 
-    Attributes: client: librdkafka options of a producer. topic: delay topic. target: where the
-    records ask to be delivered. batch: the records. due: when they are due. rate_per_s: pace; 0
-    is as fast as possible. is_level: the topic says when, not the records. is_full: every
-    record has an id and an expiry. is_open: the word ``stop`` ends the load, wherever it is in
-    the batch. transactional_id: write all in one transaction of this id, which stays open, so
-    that no consumer sees a record, until the word ``show``; empty for none.
+    Attributes:
+        client: librdkafka options of a producer.
+        topic: delay topic.
+        target: where the records ask to be delivered.
+        batch: the records.
+        due: when they are due.
+        rate_per_s: pace; 0 is as fast as possible.
+        is_level: the topic says when, not the records.
+        is_full: every record has an id and an expiry.
+        is_open: the word ``stop`` ends the load, wherever it is in the batch.
+        transactional_id: write all in one transaction of this id, which stays open, so that no
+            consumer sees a record, until the word ``show``; empty for none.
     """
 
     client: dict[str, str]
