@@ -215,9 +215,9 @@ def reconcile(
 ) -> None:
     """Compare the copies that nodes hold, and write what differs, a page and a repair plan."""
     require_extra()
-    from connectors.spark.digests import Expected
-    from connectors.spark.reconcile import ReconcileOptions
-    from connectors.spark.reconcile import reconcile as run
+    from connectors.spark.reconcile.digests import Expected
+    from connectors.spark.reconcile.run import ReconcileOptions
+    from connectors.spark.reconcile.run import reconcile as run
     from delayservice.commands.send import delay_ms
 
     settings = load_settings(config, sets, bootstrap)
@@ -298,8 +298,8 @@ def report(
     Writes report.html, which needs nothing else, report.json and Parquet.
     """
     require_extra()
-    from connectors.spark.report import ReportOptions
-    from connectors.spark.report import report as run
+    from connectors.spark.report.run import ReportOptions
+    from connectors.spark.report.run import report as run
     from delayservice.commands.send import delay_ms
 
     settings = load_settings(config, sets, bootstrap)
@@ -348,7 +348,7 @@ def export(
 ) -> None:
     """Write a node's RocksDB stores as Parquet, to be read by Spark. Nothing is locked."""
     require_extra()
-    from connectors.spark.rocks_export import export_rocks
+    from connectors.spark.reconcile.rocks_export import export_rocks
     from delayservice.store.shards import find_shards
 
     if not (state / "rocksdb").is_dir():

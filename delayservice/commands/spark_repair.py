@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.repairs import RepairDesk
-from connectors.spark.plan import Outcome, Plan, carry_out, decode_plan
+from connectors.spark.reconcile.plan import Outcome, Plan, carry_out, decode_plan
 from delayservice.commands.console import err, out, print_json
 from delayservice.core.repair import Report
 from delayservice.errors import DelayServiceError, KafkaEdgeError

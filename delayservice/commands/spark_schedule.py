@@ -27,7 +27,7 @@ from delayservice.commands.spark_session import (
 from delayservice.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from connectors.spark.schedule import Scheduled
+    from connectors.spark.schedule.run import Scheduled
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
@@ -103,14 +103,14 @@ def schedule(
     same id and content, is not written again.
     """
     require_extra()
-    from connectors.spark.row_mapping import Fields
-    from connectors.spark.schedule import (
+    from connectors.spark.schedule.mapping import Fields
+    from connectors.spark.schedule.run import (
         CONF,
         ScheduleOptions,
         read_rows,
         served_contracts,
     )
-    from connectors.spark.schedule import schedule as run
+    from connectors.spark.schedule.run import schedule as run
     from delayservice.contracts import allowlist_for, contract_for
 
     settings = load_settings(config, sets, bootstrap)

@@ -24,7 +24,7 @@ from delayservice.errors import DelayServiceError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from connectors.spark.progress import Say
+    from connectors.spark.common.progress import Say
 
 # Help is read more often than anything runs: Spark is imported by the command that needs it.
 # ruff: noqa: PLC0415
@@ -88,9 +88,9 @@ def running(
     require_extra()
     from pyspark.sql import SparkSession
 
-    from connectors.spark.failures import FAILURES, reason
-    from connectors.spark.progress import hush, shown
-    from connectors.spark.session import open_session
+    from connectors.spark.common.failures import FAILURES, reason
+    from connectors.spark.common.progress import hush, shown
+    from connectors.spark.common.session import open_session
 
     settings = {**usual, **dict(pairs("--conf", conf))}
     is_ours = SparkSession.getActiveSession() is None

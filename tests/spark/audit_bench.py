@@ -13,7 +13,7 @@ import tempfile
 import time
 
 from connectors.spark.audit import AuditOptions, audit
-from connectors.spark.session import open_session
+from connectors.spark.common.session import open_session
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.spark.made_history import MadeHistory
 

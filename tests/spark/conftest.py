@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.spark.session import open_session
+from connectors.spark.common.session import open_session
 
 _HERE = Path(__file__).parent
 

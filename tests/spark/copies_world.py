@@ -17,7 +17,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from connectors.kafka.clients import admin_client
-from connectors.spark.wheel_source import shard_name
+from connectors.spark.reconcile.wheel_source import shard_name
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.core.claims import Tenure
 from delayservice.core.codec import decode_payload

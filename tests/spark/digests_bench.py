@@ -25,8 +25,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
-from connectors.spark.reconcile import ReconcileOptions, reconcile
-from connectors.spark.session import open_session
+from connectors.spark.common.session import open_session
+from connectors.spark.reconcile.run import ReconcileOptions, reconcile
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor

@@ -20,7 +20,7 @@ from typing import Final, Self
 
 import pyspark
 
-from connectors.spark import session
+from connectors.spark.common import session
 from delayservice.dev import reaper
 from delayservice.dev.child import Child, Reaper
 from delayservice.dev.ports import LOOPBACK, free_ports

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.spark.audit import AuditOptions
 from connectors.spark.audit.stream import StreamOptions, start_audit
-from connectors.spark.session import open_session
+from connectors.spark.common.session import open_session
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.spark.made_history import MadeHistory
 

@@ -16,7 +16,7 @@ from connectors.spark.audit import AuditOptions, AuditResult, OffsetRange, audit
 from connectors.spark.audit.judge import (
     KINDS,
 )
-from connectors.spark.cut import Span, first_times
+from connectors.spark.common.cut import Span, first_times
 from delayservice.core.names import DELAY_SETTLES
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import DelayServiceError, KafkaEdgeError

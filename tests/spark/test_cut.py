@@ -12,9 +12,9 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from connectors.kafka.source import scan_partition
-from connectors.spark import newest
 from connectors.spark.audit import AuditOptions, audit
-from connectors.spark.cut import Cut, take_cut
+from connectors.spark.common import newest
+from connectors.spark.common.cut import Cut, take_cut
 from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import KafkaEdgeError

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.spark.digests import Expected
-from connectors.spark.plan import Step, decode_plan
-from connectors.spark.reconcile import ReconcileOptions, ReconcileResult, reconcile
+from connectors.spark.reconcile.digests import Expected
+from connectors.spark.reconcile.plan import Step, decode_plan
+from connectors.spark.reconcile.run import ReconcileOptions, ReconcileResult, reconcile
 from delayservice.core.digest import SLOT_MS
 from delayservice.core.digest_rows import Unreadable
 from delayservice.core.pending import NO_MARK

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connectors.kafka.repairs import RepairDesk
-from connectors.spark.digests import Expected
-from connectors.spark.plan import carry_out, decode_plan
-from connectors.spark.reconcile import ReconcileOptions, ReconcileResult, cluster_id, reconcile
+from connectors.spark.reconcile.digests import Expected
+from connectors.spark.reconcile.plan import carry_out, decode_plan
+from connectors.spark.reconcile.run import ReconcileOptions, ReconcileResult, cluster_id, reconcile
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.drill.replicas import flip_byte
 from delayservice.dev.service import ServiceProcess

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.spark import reconcile_slots, replicas
-from connectors.spark.digests import parse_keys
-from connectors.spark.plan import Step
-from connectors.spark.reconcile_slots import (
+from connectors.spark.reconcile.copies import UNREADABLE, Live
+from connectors.spark.reconcile.digests import parse_keys
+from connectors.spark.reconcile.plan import Step
+from connectors.spark.reconcile.run import copies as replicas
+from connectors.spark.reconcile.run import slots as reconcile_slots
+from connectors.spark.reconcile.slots import (
     FINDING,
     LOGGED,
     WRONG,
@@ -21,7 +23,6 @@ from connectors.spark.reconcile_slots import (
     slot_findings,
     told_in,
 )
-from connectors.spark.replicas import UNREADABLE, Live
 from delayservice.core.digest import HOUR_MS, SLOT_MS
 from delayservice.core.repair import Command, Detail, Report
 

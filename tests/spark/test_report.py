@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.spark.report import ReportOptions, report
-from connectors.spark.report_facts import Report
+from connectors.spark.report.facts import Report
+from connectors.spark.report.run import ReportOptions, report
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.integration.bench import SECRET, Bench, now_ms
 

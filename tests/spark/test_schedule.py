@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
-from connectors.spark.row_mapping import Fields, drafts
-from connectors.spark.schedule import (
+from connectors.spark.schedule.mapping import Fields, drafts
+from connectors.spark.schedule.run import (
     ID_DUPLICATE,
     Scheduled,
     ScheduleOptions,

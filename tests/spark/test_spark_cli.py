@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from connectors.kafka.log_ends import LATEST, offsets_of
-from connectors.spark.progress import shown
+from connectors.spark.common.progress import shown
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader, await_true

@@ -11,8 +11,8 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from connectors.spark import cut
 from connectors.spark.audit import AuditOptions, AuditResult, audit
+from connectors.spark.common import cut
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.spark.made_history import MadeHistory
 

@@ -11,8 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.stored import signed
-from connectors.spark.wheel_source import FORMAT, WheelOptions, read_wheel, shard_name
+from connectors.spark.reconcile.stored import signed
+from connectors.spark.reconcile.wheel_source import FORMAT, WheelOptions, read_wheel, shard_name
 from delayservice.core.codec import encode_payload
 from delayservice.core.digest import frame_hash
 from delayservice.dev.drill.replicas import flip_byte

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from connectors.spark.row_check import Judge, Rules
+from connectors.spark.schedule.check import Judge, Rules
 from delayservice.admin.changing import refuse_what_would_fail
 from delayservice.admin.models import Reschedule
 from delayservice.admin.problems import Refusal

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from connectors.spark.schedule import CONF
+from connectors.spark.schedule.run import CONF
 from delayservice.cli import app
 from delayservice.commands.spark_session import NEEDED, pairs
 from delayservice.core.codec import encode_payload

@@ -7,7 +7,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from connectors.spark.decode import (
+from connectors.spark.common.decode import (
     NO_KEY,
     ShardReader,
     claim_of,
@@ -16,7 +16,7 @@ from connectors.spark.decode import (
     rows_of,
     runs,
 )
-from connectors.spark.topics import java_options
+from connectors.spark.common.topics import java_options
 from delayservice.core.codec import Payload
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.copies import write_copy

@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from connectors.spark.cut import Cut, ShardCut, Span
-from connectors.spark.html import number, render
-from connectors.spark.report_facts import (
+from connectors.spark.common.cut import Cut, ShardCut, Span
+from connectors.spark.common.html import number, render
+from connectors.spark.report.facts import (
     DELAYS,
     LATENESS_BOUNDS_MS,
     NOTHING_LATE,
@@ -17,7 +17,7 @@ from connectors.spark.report_facts import (
     Report,
     Waiting,
 )
-from connectors.spark.report_page import class_names, continuous, page
+from connectors.spark.report.page import class_names, continuous, page
 from delayservice.core.contract import Contract, Contracts
 from delayservice.core.cursor import Cursor
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from connectors.spark.digests import GONE_MS, Comparison, CutRow, Expected, Retired, choose
+from connectors.spark.reconcile.digests import (
+    GONE_MS,
+    Comparison,
+    CutRow,
+    Expected,
+    Retired,
+    choose,
+)
 from delayservice.core.cursor import Cursor
 from delayservice.store.wheel.reading import Damage
 

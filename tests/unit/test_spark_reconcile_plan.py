@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from connectors.spark.plan import (
+from connectors.spark.reconcile.plan import (
     STEPS_MAX,
     Plan,
     PlanError,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from connectors.spark.rocks_export import export_rocks
-from connectors.spark.stored import SCHEMA, signed
+from connectors.spark.reconcile.rocks_export import export_rocks
+from connectors.spark.reconcile.stored import SCHEMA, signed
 from delayservice.core.codec import encode_payload
 from delayservice.core.digest import frame_hash
 from delayservice.errors import StoreError

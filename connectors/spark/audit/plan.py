@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 from connectors.spark.audit.frames import decide_by_ids, judge_records
 from connectors.spark.audit.judge import LOST, UNJUDGED, UNKNOWN_SOURCE
 from connectors.spark.audit.rules import DELETED, Rules, ShardRules
-from connectors.spark.cut import (
+from connectors.spark.common.cut import (
     Cut,
     LogStarts,
     ShardCut,
@@ -21,11 +21,11 @@ from connectors.spark.cut import (
     offsets_at,
     topic_policies,
 )
+from connectors.spark.common.topics import Place, read_topic
 from connectors.spark.ledger.facts import LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import LEDGER, NO_SHARD, Ledger
 from connectors.spark.ledger.sources import SourceRows
-from connectors.spark.topics import Place, read_topic
 from delayservice.core import names
 from delayservice.core.cursor import OFFSET_MAX
 from delayservice.errors import DelayServiceError

@@ -21,9 +21,9 @@ from connectors.kafka.clients import flush, producer_client
 from connectors.spark.audit.judge import FOUND, UNJUDGED
 from connectors.spark.audit.plan import FINDING, OffsetRange, Plan, Scope
 from connectors.spark.audit.verdicts import COUNT, JUDGED
-from connectors.spark.cut import Cut, take_cut
-from connectors.spark.files import delete_folder, write_text
-from connectors.spark.topics import java_options
+from connectors.spark.common.cut import Cut, take_cut
+from connectors.spark.common.files import delete_folder, write_text
+from connectors.spark.common.topics import java_options
 from delayservice.core.contract import Contracts
 from delayservice.core.targets import Allowlist
 from delayservice.errors import KafkaEdgeError

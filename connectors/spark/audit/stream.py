@@ -21,14 +21,14 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from connectors.spark.audit import FINDING, AuditOptions, audit
 from connectors.spark.audit.plan import OffsetRange
 from connectors.spark.audit.sums import BLOCK_BITS, SUMS, Sums, merged
-from connectors.spark.cut import Cut, take_cut
-from connectors.spark.files import is_there, read_text, write_text
+from connectors.spark.common.cut import Cut, take_cut
+from connectors.spark.common.files import is_there, read_text, write_text
+from connectors.spark.common.topics import Place, stream_topic
 from connectors.spark.ledger.facts import (
     LETTER,
     OUTCOME,
 )
 from connectors.spark.ledger.rows import Ledger
-from connectors.spark.topics import Place, stream_topic
 from delayservice.core.cursor import OFFSET_MAX
 
 SUSPECT: Final = "shard int, block long, balance long"

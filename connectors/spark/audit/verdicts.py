@@ -29,7 +29,7 @@ from connectors.spark.audit.judge import (
     line_of,
 )
 from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.decode import without_collector
+from connectors.spark.common.decode import without_collector
 from connectors.spark.ledger.facts import (
     DELIVERED,
     NAMED,

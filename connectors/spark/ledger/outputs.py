@@ -10,7 +10,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from connectors.spark.decode import Run, headers_of, key_hashes, runs, without_collector
+from connectors.spark.common.decode import Run, headers_of, key_hashes, runs, without_collector
+from connectors.spark.common.topics import Place
 from connectors.spark.ledger.facts import (
     DELIVERED,
     DISCLAIMED,
@@ -31,7 +32,6 @@ from connectors.spark.ledger.rows import (
     content_hash,
     pack,
 )
-from connectors.spark.topics import Place
 from delayservice.core import names
 from delayservice.core.aliases import STRIPPED
 from delayservice.core.codes import COPY_FORGED

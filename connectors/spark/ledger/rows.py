@@ -16,7 +16,8 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from connectors.spark.decode import NO_KEY, claim_of, envelope_of, waiting
+from connectors.spark.common.decode import NO_KEY, claim_of, envelope_of, waiting
+from connectors.spark.common.topics import Place
 from connectors.spark.ledger.facts import (
     ARRIVED,
     CONTINUED,
@@ -24,7 +25,6 @@ from connectors.spark.ledger.facts import (
     FORWARDED,
     OutputFacts,
 )
-from connectors.spark.topics import Place
 from delayservice.core.codec import packed_recurrence
 from delayservice.core.contract import Contracts
 from delayservice.core.copies import CONTINUES, Claim

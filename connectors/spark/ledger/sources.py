@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from connectors.spark.decode import (
+from connectors.spark.common.decode import (
     NO_KEY,
     Run,
     ShardReader,

@@ -32,7 +32,7 @@ from delayservice.errors import DelayServiceError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from connectors.spark.progress import Say
+    from connectors.spark.common.progress import Say
     from delayservice.dev.progress import Steps
 
 # The injector must not come near what is judged: Spark's jobs are imported when they are run.
@@ -261,8 +261,8 @@ def _disks(drill: Drill, spark: SparkSession, say: Say) -> str:
 
 
 def _reconcile(drill: Drill, spark: SparkSession, say: Say, folders: dict[str, str]) -> str:
-    from connectors.spark.digests import Expected
-    from connectors.spark.reconcile import ReconcileOptions, reconcile
+    from connectors.spark.reconcile.digests import Expected
+    from connectors.spark.reconcile.run import ReconcileOptions, reconcile
 
     names = drill.life.names
     options = ReconcileOptions(

@@ -17,11 +17,11 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit import AuditOptions
-from connectors.spark.cut import Cut, LogStarts, take_cut
-from connectors.spark.files import write_text
-from connectors.spark.pending import pending
-from connectors.spark.progress import Say
-from connectors.spark.report_facts import (
+from connectors.spark.common.cut import Cut, LogStarts, take_cut
+from connectors.spark.common.files import write_text
+from connectors.spark.common.progress import Say
+from connectors.spark.common.topics import read_topic
+from connectors.spark.report.facts import (
     DELAY_BOUNDS,
     DELAY_LONGER,
     DELAY_RECURRING,
@@ -37,8 +37,8 @@ from connectors.spark.report_facts import (
     Report,
     Waiting,
 )
-from connectors.spark.report_page import page
-from connectors.spark.topics import read_topic
+from connectors.spark.report.page import page
+from connectors.spark.report.pending import pending
 from delayservice.core import names
 from delayservice.core.contract import Contracts
 from delayservice.units import DAY_MS, MINUTE_MS

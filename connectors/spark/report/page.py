@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from connectors.spark import plots
-from connectors.spark.html import BAD, FIRST, SECOND, THIRD, Plot, Table, moment, render
-from connectors.spark.plots import Series
-from connectors.spark.report_facts import (
+from connectors.spark.common import plots
+from connectors.spark.common.html import BAD, FIRST, SECOND, THIRD, Plot, Table, moment, render
+from connectors.spark.common.plots import Series
+from connectors.spark.report.facts import (
     HOURS_MAX,
     LATENESS_BOUNDS_MS,
     Count,

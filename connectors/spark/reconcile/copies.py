@@ -18,13 +18,13 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark import digests
-from connectors.spark.cut import Cut, ShardCut
-from connectors.spark.digests import Comparison, Expected, silent
-from connectors.spark.plan import STEPS_AT_ONCE, Desk
-from connectors.spark.stored import signed
-from connectors.spark.topics import Place
-from connectors.spark.wheel_source import WheelOptions, read_wheel, shard_name
+from connectors.spark.common.cut import Cut, ShardCut
+from connectors.spark.common.topics import Place
+from connectors.spark.reconcile.digests import Comparison, Expected, silent
+from connectors.spark.reconcile.plan import STEPS_AT_ONCE, Desk
+from connectors.spark.reconcile import digests
+from connectors.spark.reconcile.stored import signed
+from connectors.spark.reconcile.wheel_source import WheelOptions, read_wheel, shard_name
 from delayservice.core.cursor import Cursor
 from delayservice.core.digest import SLOT_MS
 from delayservice.core.repair import Command, Detail

@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.cut import Cut, ShardCut
-from connectors.spark.decode import ShardReader, rows_of, runs
-from connectors.spark.topics import Place, read_topic
+from connectors.spark.common.cut import Cut, ShardCut
+from connectors.spark.common.decode import ShardReader, rows_of, runs
+from connectors.spark.common.topics import Place, read_topic
 from delayservice.core.entry import COPY, INVALID, SCHEDULE, Entry
 
 _NEVER_MARKED: Final = -1

@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.decode import ShardReader, rows_of, runs
-from connectors.spark.stored import signed
-from connectors.spark.topics import Place, read_topic
+from connectors.spark.common.decode import ShardReader, rows_of, runs
+from connectors.spark.common.topics import Place, read_topic
+from connectors.spark.reconcile.stored import signed
 from delayservice.core.codec import encode_payload
 from delayservice.core.contract import Contracts
 from delayservice.core.digest import frame_hash

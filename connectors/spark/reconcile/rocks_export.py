@@ -16,7 +16,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 
-from connectors.spark.stored import SCHEMA, ShardName
+from connectors.spark.reconcile.stored import SCHEMA, ShardName
 from delayservice.store.base import Frame
 from delayservice.store.rocks_view import RocksView, viewed_store
 from delayservice.store.shards import ShardFolder

@@ -13,7 +13,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from connectors.spark.html import FIGURE_INCHES, FIRST, MUTED, style, svg
+from connectors.spark.common.html import FIGURE_INCHES, FIRST, MUTED, style, svg
 from delayservice.units import DAY_MS
 
 _BAR_INCHES = 0.28

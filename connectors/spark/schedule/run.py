@@ -25,13 +25,13 @@ from pyspark.sql import functions as sf
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.targets import TargetTopics
-from connectors.spark.cut import settled_spans, take_cut
-from connectors.spark.failures import FAILURES, reason
-from connectors.spark.files import is_replaceable
-from connectors.spark.progress import Say
-from connectors.spark.row_check import Rules, check
-from connectors.spark.row_mapping import Fields, drafts
-from connectors.spark.topics import java_options, native_options, read_topic
+from connectors.spark.common.cut import settled_spans, take_cut
+from connectors.spark.common.failures import FAILURES, reason
+from connectors.spark.common.files import is_replaceable
+from connectors.spark.common.progress import Say
+from connectors.spark.common.topics import java_options, native_options, read_topic
+from connectors.spark.schedule.check import Rules, check
+from connectors.spark.schedule.mapping import Fields, drafts
 from delayservice.core import names
 from delayservice.core.contract import Contract
 from delayservice.core.targets import Allowlist

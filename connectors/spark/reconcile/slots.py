@@ -11,10 +11,10 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as sf
 
-from connectors.spark.digests import sum64
-from connectors.spark.logged import RECORDS
-from connectors.spark.plan import STEPS_MAX, Step
-from connectors.spark.replicas import slot_start
+from connectors.spark.reconcile.copies import slot_start
+from connectors.spark.reconcile.digests import sum64
+from connectors.spark.reconcile.logged import RECORDS
+from connectors.spark.reconcile.plan import STEPS_MAX, Step
 from delayservice.core.digest import HOUR_MS, SLOT_MS
 
 FINDING: Final = (

@@ -13,14 +13,14 @@ from matplotlib.patches import Rectangle
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.html import BAD, FIGURE_INCHES, Plot, Table, moment, render, style, svg
-from connectors.spark.plan import Step
-from connectors.spark.plots import bars
-from connectors.spark.reconcile_slots import COPY, KINDS
+from connectors.spark.common.html import BAD, FIGURE_INCHES, Plot, Table, moment, render, style, svg
+from connectors.spark.common.plots import bars
+from connectors.spark.reconcile.plan import Step
+from connectors.spark.reconcile.slots import COPY, KINDS
 from delayservice.core.digest import SLOT_MS
 
 if TYPE_CHECKING:
-    from connectors.spark.reconcile import ReconcileResult
+    from connectors.spark.reconcile.run import ReconcileResult
 
 COPIES_MAX: Final = 40
 COLUMNS: Final = 48

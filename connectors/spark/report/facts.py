@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from connectors.spark.cut import Cut
+from connectors.spark.common.cut import Cut
 from delayservice.units import DAY_MS, MINUTE_MS
 
 HOUR_MS: Final = 60 * MINUTE_MS

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
-from connectors.spark.topics import Place
+from connectors.spark.common.topics import Place
 from delayservice.core.cursor import Cursor
 from delayservice.store.wheel.reading import Damage
 

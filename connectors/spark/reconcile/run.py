@@ -23,15 +23,17 @@ from pyspark.sql import functions as sf
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.repairs import RepairDesk
-from connectors.spark import digests
-from connectors.spark.cut import Cut, take_cut
-from connectors.spark.digests import Comparison, Expected
-from connectors.spark.files import delete_folder, write_text
-from connectors.spark.logged import LogPart, pending_records
-from connectors.spark.plan import Plan, first_steps
-from connectors.spark.progress import Say
-from connectors.spark.reconcile_report import heat, page
-from connectors.spark.reconcile_slots import (
+from connectors.spark.common.cut import Cut, take_cut
+from connectors.spark.common.files import delete_folder, write_text
+from connectors.spark.common.progress import Say
+from connectors.spark.common.topics import Place, native_options, read_topic
+from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, served, slot_start
+from connectors.spark.reconcile.digests import Comparison, Expected
+from connectors.spark.reconcile.logged import LogPart, pending_records
+from connectors.spark.reconcile.page import heat, page
+from connectors.spark.reconcile.plan import Plan, first_steps
+from connectors.spark.reconcile import digests
+from connectors.spark.reconcile.slots import (
     COPY,
     FINDING,
     KINDS,
@@ -49,8 +51,6 @@ from connectors.spark.reconcile_slots import (
     told_in,
     wrong_slots,
 )
-from connectors.spark.replicas import Live, OnDisk, Replicas, served, slot_start
-from connectors.spark.topics import Place, native_options, read_topic
 from delayservice.core.digest import SLOT_MS
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import KafkaEdgeError

@@ -35,8 +35,8 @@ from connectors.kafka.clients import KafkaAdmin, admin_client, consumer_client
 from connectors.kafka.errors import answer_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, LATEST, offsets_of, offsets_since
 from connectors.kafka.source import SCAN_STALL_S, consumer_config, topic_ids
-from connectors.spark.newest import CheckpointLog, newest_checkpoints
-from connectors.spark.topics import Place, native_options
+from connectors.spark.common.newest import CheckpointLog, newest_checkpoints
+from connectors.spark.common.topics import Place, native_options
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import Cursor

@@ -1,0 +1,129 @@
+"""Spark sessions for the jobs: embedded in this process, or the one of ``spark-submit``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from delayservice.errors import DelayServiceError
+
+PACKAGES: Final = ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",)
+"""Packages that Spark needs, as Maven coordinates; ``spark-submit --packages`` takes them."""
+
+JAVA_VERSIONS: Final = (17, 21)
+"""Releases of Java that Spark 4.0 runs on."""
+
+SESSION: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.adaptive.enabled": "true",
+    }
+)
+"""Settings that the jobs rely on, wherever they run."""
+
+_EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.driver.memory": "2g",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }
+)
+_VERSION = re.compile(r'version "(\d+)')
+_ASK_TIMEOUT_S: Final = 30.0
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""``spark-submit`` starts Java first, and tells Python where it listens."""
+
+
+class SparkSetupError(DelayServiceError):
+    """Spark can't be started here."""
+
+
+def open_session(
+    app: str, *, master: str | None = None, conf: Mapping[str, str] = MappingProxyType({})
+) -> SparkSession:
+    """A session for one job; the caller stops it.
+
+    One that is active is used as it is, and under ``spark-submit`` master and packages are the
+    submitter's affair. Otherwise Spark runs in this process, on all cores unless ``master`` says
+    otherwise.
+
+    Args:
+        app: its name, for people.
+        master: ``local[n]``, ``spark://host:port`` or another of Spark's masters.
+        conf: more of Spark's settings; they win.
+
+    Raises:
+        SparkSetupError: no Java that Spark runs on.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    settings = dict(SESSION)
+    if _SUBMITTED not in os.environ:
+        os.environ["JAVA_HOME"] = str(java_home())
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        settings |= _EMBEDDED
+        settings["spark.jars.packages"] = ",".join(PACKAGES)
+        settings["spark.master"] = master or "local[*]"
+        settings["spark.sql.warehouse.dir"] = tempfile.gettempdir()
+    builder = SparkSession.builder.appName(app)
+    for name, value in {**settings, **conf}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def java_home() -> Path:
+    """The home of a Java that Spark runs on: of ``JAVA_HOME``, else of the path, else installed.
+
+    Raises:
+        SparkSetupError: there is none.
+    """
+    found: list[str] = []
+    for java in _javas():
+        version = _java_version(java)
+        if version in JAVA_VERSIONS:
+            return java.resolve().parents[1]
+        found.append(f"{java} is {'no Java' if version is None else f'Java {version}'}")
+    wanted = " or ".join(map(str, JAVA_VERSIONS))
+    raise SparkSetupError(
+        f"Spark needs Java {wanted}, and none was found ({'; '.join(found) or 'no java at all'}). "
+        "Install one, as with: apt-get install -y openjdk-17-jre-headless; or point JAVA_HOME at it"
+    )
+
+
+def _javas() -> Iterator[Path]:
+    """Return folders where a Java may be, the user's choice first."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield Path(home, "bin", "java")
+    on_path = shutil.which("java")
+    if on_path:
+        yield Path(on_path)
+    yield from sorted(Path("/usr/lib/jvm").glob("*/bin/java"))
+
+
+def _java_version(java: Path) -> int | None:
+    try:
+        told = subprocess.run(  # noqa: S603  # the user's own Java
+            [java, "-version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(told.stderr + told.stdout)
+    return int(match[1]) if match else None

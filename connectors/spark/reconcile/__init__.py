@@ -1,0 +1,1 @@
+"""Compare the copies that nodes hold, and plan repairs."""

@@ -1,0 +1,245 @@
+"""``spark.read.format("delayservice-wheel")``: the files of a node's wheel as a DataFrame.
+
+::
+
+    spark.dataSource.register(WheelSource)
+    spark.read.format("delayservice-wheel").load("/var/lib/delayservice/n1")
+
+For a disk, a backup of one, or beside a running node: nothing is locked or written
+(``delayservice.store.wheel.reading``). ``stored.DDL`` has the columns. Options, by name in any
+case:
+
+===================  ==============================================================================
+``path``             a node's state folder, its wheel folder, or the wheel of one worker
+``from_ms, to_ms``   ``from_ms <= key_ms < to_ms``; files, then blocks, of other keys are not read.
+                     The Python data source API of Spark 4.0 hands no filters down, so name them
+``topics``           JSON, names of topics by their ids: fills ``topic`` and ``source``, and other
+                     shards are left out
+``partitions``       JSON, a list of partitions: others are left out
+``mode``             ``permissive``: damage is a row with ``damage``; ``failfast``: an error
+``content``          ``false``: without keys, values and headers
+``hours_per_task``   an input partition reads so many hours of a shard, 1 unless given
+===================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from connectors.spark.reconcile.stored import DDL, ShardName
+from delayservice.core.times import DUE_STOP_MS
+from delayservice.errors import StoreError
+from delayservice.store.shards import ShardFolder, find_shards
+from delayservice.store.wheel.reading import (
+    EVERYTHING,
+    Bounds,
+    Damage,
+    Part,
+    hours_of,
+    load_state,
+    read_parts,
+)
+
+FORMAT: Final = "delayservice-wheel"
+
+_MODES: Final = ("permissive", "failfast")
+_UNTRUSTED: Final = (
+    "the horizon is missing, damaged or of an older format: a node starts the whole wheel over "
+    "from the log"
+)
+_T = TypeVar("_T")
+
+
+def shard_name(topic_id: str) -> str:
+    """The folder of a topic's shards, as ``delayservice.stores`` names it."""
+    return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class WheelOptions:
+    """Holds what a read of a wheel's files asks for; the module describes each option."""
+
+    path: str
+    bounds: Bounds = EVERYTHING
+    topics: Mapping[str, str] | None = None
+    """Names of topics by their ids."""
+    partitions: tuple[int, ...] | None = None
+    failfast: bool = False
+    content: bool = True
+    hours_per_task: int = 1
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> WheelOptions:
+        """From the options of a reader, which are text.
+
+        Raises:
+            StoreError: one of them can't be read.
+        """
+        mode = options.get("mode", "permissive").lower()
+        if "path" not in options or mode not in _MODES:
+            raise StoreError(
+                f'{FORMAT} needs a folder, load("…"), and mode permissive or failfast, not {mode!r}'
+            )
+        try:
+            return cls(
+                path=options["path"],
+                bounds=Bounds(
+                    int(options.get("from_ms", "0")), int(options.get("to_ms", f"{DUE_STOP_MS}"))
+                ),
+                topics=_json(options.get("topics"), dict[str, str]),
+                partitions=_json(options.get("partitions"), tuple[int, ...]),
+                failfast=mode == "failfast",
+                content=options.get("content", "true").lower() != "false",
+                hours_per_task=max(1, int(options.get("hours_per_task", "1"))),
+            )
+        except (ValueError, msgspec.MsgspecError) as exc:
+            raise StoreError(f"an option of {FORMAT} can't be read: {exc}") from exc
+
+    def to_options(self) -> dict[str, str]:
+        """The options of a reader that ``of`` reads back."""
+        options = {
+            "from_ms": str(self.bounds.from_ms),
+            "to_ms": str(self.bounds.to_ms),
+            "mode": _MODES[self.failfast],
+            "content": str(self.content).lower(),
+            "hours_per_task": str(self.hours_per_task),
+        }
+        for name, value in (("topics", self.topics), ("partitions", self.partitions)):
+            if value is not None:
+                options[name] = msgspec.json.encode(value).decode()
+        return options
+
+    def name_of(self, folder: ShardFolder) -> ShardName | None:
+        """Return what to call a shard, or None if it is not asked for. A wheel that can't be
+        trusted may have held any shard.
+        """
+        if folder.partition < 0:
+            return ShardName(folder.shard, folder.partition)
+        if self.partitions is not None and folder.partition not in self.partitions:
+            return None
+        if self.topics is None:
+            return ShardName(folder.shard, folder.partition)
+        names = {shard_name(topic_id): name for topic_id, name in self.topics.items()}
+        topic = names.get(folder.shard)
+        return None if topic is None else ShardName(folder.shard, folder.partition, topic)
+
+
+def _json(text: str | None, kind: type[_T]) -> _T | None:
+    return None if text is None else msgspec.json.decode(text, type=kind)
+
+
+def read_wheel(spark: SparkSession, options: WheelOptions) -> DataFrame:
+    """The rows of a node's wheels, or of one worker's."""
+    spark.dataSource.register(WheelSource)
+    reader = spark.read.format(FORMAT).options(**options.to_options())
+    return reader.load(options.path)
+
+
+class WheelSource(DataSource):
+    """Registers the format; see the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """See ``stored.DDL``."""
+        return DDL
+
+    def reader(self, schema: StructType) -> WheelReader:
+        """A reader; the schema is fixed.
+
+        Raises:
+            StoreError: an option is missing or can't be read.
+        """
+        del schema
+        return WheelReader(WheelOptions.of(self.options))
+
+
+@dataclass
+class Hours(InputPartition):
+    """Hours of one shard, each with its slots as the horizon had them when the read was planned."""
+
+    folder: ShardFolder
+    name: ShardName
+    hours: tuple[tuple[Part, ...], ...]
+
+
+@dataclass
+class Untrusted(InputPartition):
+    """A shard without a horizon that can be believed."""
+
+    name: ShardName
+
+
+class WheelReader(DataSourceReader):
+    """Plans input partitions on the driver and reads them on executors.
+
+    Args:
+        options: what is asked for.
+    """
+
+    def __init__(self, options: WheelOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """One for each hour of each shard, or for each ``hours_per_task`` of them. Reads horizons,
+        no slot file.
+
+        Raises:
+            StoreError: the folder holds no wheel, or may not be read.
+        """
+        planned: list[InputPartition] = []
+        for folder in find_shards(Path(self._options.path), ("wheel",)):
+            name = self._options.name_of(folder)
+            if name is not None:
+                planned += self._hours(folder, name)
+        return planned
+
+    def _hours(self, folder: ShardFolder, name: ShardName) -> Iterable[InputPartition]:
+        state = load_state(folder)
+        if state is None:
+            return [Untrusted(name)]
+        hours = tuple(hours_of(state.parts, self._options.bounds).values())
+        step = self._options.hours_per_task
+        return [Hours(folder, name, hours[at : at + step]) for at in range(0, len(hours), step)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Rows of a block at a time; damage as rows of its own.
+
+        Raises:
+            StoreError: something is damaged and the mode is ``failfast``, or may not be read.
+        """
+        if isinstance(partition, Untrusted):
+            damage = Damage(0, DUE_STOP_MS, 0, None, _UNTRUSTED)
+            yield self._damaged(partition.name, damage)
+        elif isinstance(partition, Hours):
+            for parts in partition.hours:
+                yield from self._read_hour(partition, parts)
+
+    def _read_hour(self, partition: Hours, parts: tuple[Part, ...]) -> Iterator[pa.RecordBatch]:
+        name, content = partition.name, self._options.content
+        for found in read_parts(partition.folder, parts, self._options.bounds):
+            if isinstance(found, Damage):
+                yield self._damaged(name, found)
+            else:
+                yield name.batch(found.slot_ms, found.frames, content=content)
+
+    def _damaged(self, name: ShardName, damage: Damage) -> pa.RecordBatch:
+        if self._options.failfast:
+            raise StoreError(
+                f"shard {name.shard}/{name.partition} is damaged: {damage.why}; read it in mode "
+                "permissive to see the rest, and repair it"
+            )
+        return name.damage_batch(damage)

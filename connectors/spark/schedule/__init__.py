@@ -1,0 +1,1 @@
+"""Write delayed records in bulk."""
