@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from connectors.spark.reconcile import copies as replicas
+from connectors.spark.reconcile import slots as reconcile_slots
 from connectors.spark.reconcile.copies import UNREADABLE, Live
 from connectors.spark.reconcile.digests import parse_keys
 from connectors.spark.reconcile.plan import Step
-from connectors.spark.reconcile.run import copies as replicas
-from connectors.spark.reconcile.run import slots as reconcile_slots
 from connectors.spark.reconcile.slots import (
     FINDING,
     LOGGED,

@@ -152,7 +152,7 @@ def moment(time_ms: int) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("connectors.spark"),
+        loader=PackageLoader("connectors.spark.common"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -20,9 +20,9 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.common.cut import Cut, ShardCut
 from connectors.spark.common.topics import Place
+from connectors.spark.reconcile import digests
 from connectors.spark.reconcile.digests import Comparison, Expected, silent
 from connectors.spark.reconcile.plan import STEPS_AT_ONCE, Desk
-from connectors.spark.reconcile import digests
 from connectors.spark.reconcile.stored import signed
 from connectors.spark.reconcile.wheel_source import WheelOptions, read_wheel, shard_name
 from delayservice.core.cursor import Cursor

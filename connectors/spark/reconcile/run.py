@@ -27,12 +27,12 @@ from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import delete_folder, write_text
 from connectors.spark.common.progress import Say
 from connectors.spark.common.topics import Place, native_options, read_topic
+from connectors.spark.reconcile import digests
 from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, served, slot_start
 from connectors.spark.reconcile.digests import Comparison, Expected
 from connectors.spark.reconcile.logged import LogPart, pending_records
 from connectors.spark.reconcile.page import heat, page
 from connectors.spark.reconcile.plan import Plan, first_steps
-from connectors.spark.reconcile import digests
 from connectors.spark.reconcile.slots import (
     COPY,
     FINDING,
