@@ -89,7 +89,7 @@ PARTITION_BY_KEY = -1
 _PARTITION_MAX = 2**31 - 1
 _FIRE_SINCE = _WINDOW_SINCE = _RECURRING_SINCE = 2
 """Versions of the contract."""
-_PLAIN_DIGITS_MAX = 15
+PLAIN_DIGITS_MAX = 15
 _TIME_AND_TARGET = 2
 _TIME_TARGET_AND_ID = 3
 _ID_AND_OP = 2
@@ -219,7 +219,7 @@ class RecordReader:
                         and len(identity) <= self._id_bytes_max
                     )
                 )
-                and len(text) <= _PLAIN_DIGITS_MAX
+                and len(text) <= PLAIN_DIGITS_MAX
                 and text.isdigit()
                 and 0 <= timestamp_ms < MAX_DELAY_MS_MAX
             ):

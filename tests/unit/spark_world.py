@@ -11,15 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
-from connectors.spark.audit.judge import CERTAIN, FOUND, UNJUDGED
+from connectors.spark.audit.court import COUNT, LINE, Court, IdCourt, Passed
+from connectors.spark.audit.findings import CERTAIN, FOUND, SETTLED, UNJUDGED
+from connectors.spark.audit.result import exit_status
 from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.audit.run import exit_status
-from connectors.spark.audit.verdicts import COUNT, LINE, PASSED, Court, IdCourt, Passed
-from connectors.spark.ledger.facts import LETTER, NEVER_MS, OUTCOME
+from connectors.spark.ledger.facts import DELIVERED, LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
-from connectors.spark.ledger.rows import SCHEMA, Ledger
+from connectors.spark.ledger.rows import SCHEMA, Ledger, name_hash
 from connectors.spark.ledger.sources import SourceRows
 from delayservice.core.codec import Payload
 from delayservice.core.contract import HOMES_VERSION, Contract, Contracts
@@ -43,7 +44,8 @@ OTHER = "to_b"
 LETTERS = "delay_dead_letter"
 OUTCOMES = "delay_outcomes"
 TOPICS = (LETTERS, OUTCOMES, DELAY, TARGET, OTHER)
-NUMBERS = {name: number for number, name in enumerate(TOPICS)}
+HASHES = {name: name_hash(name) for name in TOPICS}
+SHARDS = {(DELAY, number): name_hash(f"{DELAY}:{number}") for number in (0, 1)}
 SECRET = b"the cluster's secret"
 CONTRACT = Contract(version=2, roll_window_ms=10**9, allow=("to_*",))
 HOMES = replace(CONTRACT, version=HOMES_VERSION, id_partitions=2, allow=())
@@ -232,45 +234,25 @@ class World:
         contracts = Contracts([(0, self.contract), *turned])
         at_home = Contracts([(0, self.contract_at_home or self.contract)])
         here, there = len(self.logs[DELAY]) + self.markers, len(self.logs[HOME])
-        shards = (
-            ShardRules(
-                *(f"{DELAY}:0", self.cursor, self.cursor, self.start, here, here, contracts),
-                judged_from=self.start,
-                known_from=self.start,
-            ),
-            ShardRules(
-                *(f"{DELAY}:1", *(self.cursor_at_home,) * 2, 0, there, there, at_home),
-            ),
+        first = ShardRules(
+            *(f"{DELAY}:0", self.cursor, self.cursor, self.start, here, contracts),
+            judged_from=self.start,
         )
+        second = ShardRules(f"{DELAY}:1", *(self.cursor_at_home,) * 2, 0, there, at_home)
         rules = Rules(
-            shards=shards,
-            topics=TOPICS,
-            partitions=tuple(2 if name == DELAY else 1 for name in TOPICS),
-            read=frozenset(NUMBERS[name] for name in (LETTERS, OUTCOMES, TARGET, OTHER)),
-            dead_letter=NUMBERS[LETTERS],
-            outcomes=NUMBERS[OUTCOMES],
-            delay_topics=frozenset({NUMBERS[DELAY]}),
+            shards={SHARDS[DELAY, 0]: first, SHARDS[DELAY, 1]: second},
+            topics={number: name for name, number in HASHES.items()},
+            partitions={number: 2 if name == DELAY else 1 for name, number in HASHES.items()},
+            read=frozenset(HASHES[name] for name in (LETTERS, OUTCOMES, TARGET, OTHER)),
+            dead_letter=HASHES[LETTERS],
+            outcomes=HASHES[OUTCOMES],
+            delay_topics=frozenset({HASHES[DELAY]}),
             complete_since_ms={},
             seen_ms={},
             lag_ms=30_000,
         )
         rules = replace(rules, **self.rules)
-        rows = self._rows(contracts, at_home)
-        judged = _dicts(Court(rules).judge([rows]))
-        by_id = [r for r in judged if r["verdict"] == LINE or r["when"]]
-        by_id.sort(key=lambda r: (r["shard"], r["record_id"], r["offset"]))
-        passed = {
-            number: Passed(
-                (r["offset"], r["at_ms"])
-                for r in judged
-                if r["verdict"] == PASSED and r["shard"] == number
-            )
-            for number in range(len(shards))
-        }
-        certain = [r for r in judged if r["verdict"] in (FOUND, UNJUDGED) and r["when"] == CERTAIN]
-        if by_id:
-            court = IdCourt(rules, passed)
-            certain += _dicts(court.judge([pa.RecordBatch.from_pylist(by_id)]))
+        judged, certain = verdicts(self._rows(contracts, at_home), rules)
         findings = sorted(
             (r["kind"], r["target_offset"] if r["offset"] is None else _number(r))
             for r in certain
@@ -280,23 +262,18 @@ class World:
         counts = {r["kind"]: r["number"] for r in judged if r["verdict"] == COUNT}
         return Found(findings, unjudged, counts, exit_status(len(findings), len(unjudged)))
 
-    def _rows(self, contracts: Contracts, at_home: Contracts) -> pa.RecordBatch:
-        """The ledger, sorted as Spark sorts it."""
+    def _rows(self, contracts: Contracts, at_home: Contracts) -> list[pa.RecordBatch]:
+        """The ledger."""
         ledger = Ledger(
-            {(DELAY, 0): 0, (DELAY, 1): 1},
-            NUMBERS,
+            SHARDS,
+            HASHES,
             {(DELAY, 0): contracts, (DELAY, 1): at_home},
-            {0: (0, 2**63 - 1), 1: (0, 2**63 - 1)},
             {DELAY: 2},
             {LETTERS: LETTER, OUTCOMES: OUTCOME},
             self.secrets,
         )
         made = list(SourceRows(ledger).of(self._batches([DELAY, HOME])))
-        made += OutputRows(ledger).of(self._batches([LETTERS, OUTCOMES, TARGET, OTHER]))
-        table = pa.Table.from_batches(made, SCHEMA).sort_by(
-            [("shard", "ascending"), ("offset", "ascending"), ("role", "ascending")]
-        )
-        return table.combine_chunks().to_batches()[0]
+        return made + list(OutputRows(ledger).of(self._batches([LETTERS, OUTCOMES, TARGET, OTHER])))
 
     def _batches(self, topics: Iterable[str]) -> Iterable[pa.RecordBatch]:
         for topic in topics:
@@ -308,6 +285,23 @@ class World:
             yield batch_of_records(
                 _place_of(topic), [(first + n, *record) for n, record in enumerate(kept)]
             )
+
+
+def verdicts(
+    ledger: Iterable[pa.RecordBatch], rules: Rules
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the two judges: all of the first one, and what is certain at the end."""
+    table = pa.Table.from_batches(ledger, SCHEMA).sort_by(
+        [("shard", "ascending"), ("offset", "ascending"), ("role", "ascending")]
+    )
+    judged = _dicts(Court(rules).judge(table.combine_chunks().to_batches()))
+    passed = Passed(8, [(r["shard"], r["offset"] >> 8, _at_ms(r)) for r in judged if _at_ms(r)])
+    certain = [r for r in judged if r["verdict"] <= SETTLED and r["when"] == CERTAIN]
+    by_id = [r for r in judged if r["verdict"] == LINE or r["when"]]
+    by_id.sort(key=lambda r: (r["shard"], r["record_id"], r["offset"]))
+    if by_id:
+        certain += _dicts(IdCourt(rules, passed).judge([pa.RecordBatch.from_pylist(by_id)]))
+    return judged, certain
 
 
 def batch_of_records(
@@ -339,8 +333,16 @@ def _place_of(topic: str) -> tuple[str, int]:
 
 def _number(row: dict[str, Any]) -> int:
     """The offset that a finding is about, told apart by shard."""
-    number: int = row["offset"] + AT_HOME * row["shard"]
+    number: int = row["offset"] + AT_HOME * (row["shard"] == SHARDS[DELAY, 1])
     return number
+
+
+def _at_ms(row: dict[str, Any]) -> int:
+    """Return when a record without an id was delivered; 0: it was not."""
+    if row["verdict"] != SETTLED or row["record_id"] is not None:
+        return 0
+    settled = msgspec.msgpack.decode(row["packed"])
+    return int(settled[5]) if settled[3] == DELIVERED else 0
 
 
 def _dicts(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
@@ -349,4 +351,4 @@ def _dicts(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
 
 def deleted(topic: str) -> dict[str, Any]:
     """Rules where all that a topic held is gone, and when is not known."""
-    return {"complete_since_ms": {NUMBERS[topic]: (NEVER_MS,)}}
+    return {"complete_since_ms": {HASHES[topic]: (NEVER_MS,)}}

@@ -12,12 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connectors.spark.audit.judge import CERTAIN, FOUND
+from connectors.spark.audit.findings import FOUND
 from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.audit.verdicts import LINE, PASSED, Court, IdCourt, Passed
 from connectors.spark.ledger.facts import LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
-from connectors.spark.ledger.rows import SCHEMA, Ledger
+from connectors.spark.ledger.rows import Ledger, name_hash
 from connectors.spark.ledger.sources import SourceRows
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import Cursor
@@ -28,7 +27,7 @@ from delayservice.dev.drill.service import Shard
 from delayservice.dev.drill.users import Names, Users
 from delayservice.dev.drill.wire import Header, Place
 from delayservice.dev.drill.writing import Ends
-from tests.unit.spark_world import batch_of_records
+from tests.unit.spark_world import batch_of_records, verdicts
 
 PARTITIONS = 3
 RECORDS = 6_000
@@ -110,18 +109,18 @@ def _found(
     names: Names, life: Life, topics: Topics, letters: str, outcomes: str
 ) -> list[tuple[str, int, int]]:
     kept = sorted({topic for topic, _ in topics} | {letters, outcomes, *names.targets})
-    numbers = {topic: number for number, topic in enumerate(kept)}
     checkpoint = names.own("checkpoint")
     said: dict[int, Any] = {}
     for (topic, _), held in sorted(topics.items()):
         for _, _, key, value, _ in held if topic == checkpoint else ():
             said[int(key or b"")] = json.loads(value or b"")["shards"][names.delay]
     contracts = Contracts.from_json(said[0]["contracts"])
+    places = [(names.delay, number) for number in range(PARTITIONS)]
+    hashes = {name_hash(f"{topic}:{number}"): number for topic, number in places}
     ledger = Ledger(
-        {(names.delay, number): number for number in range(PARTITIONS)},
-        numbers,
-        {(names.delay, number): contracts for number in range(PARTITIONS)},
-        dict.fromkeys(range(PARTITIONS), (0, 2**63 - 1)),
+        dict(zip(places, hashes, strict=True)),
+        {topic: name_hash(topic) for topic in kept},
+        dict.fromkeys(places, contracts),
         {names.delay: PARTITIONS},
         {letters: LETTER, outcomes: OUTCOME},
         (names.secret,),
@@ -133,25 +132,13 @@ def _found(
             made += SourceRows(ledger).of([batch])
         elif place[0] != checkpoint:
             made += OutputRows(ledger).of([batch])
-    table = pa.Table.from_batches(made, SCHEMA).sort_by(
-        [("shard", "ascending"), ("offset", "ascending"), ("role", "ascending")]
-    )
     rules = _rules(names, life, said, contracts, kept, letters, outcomes, topics)
-    judged = [row for b in Court(rules).judge(table.to_batches()) for row in b.to_pylist()]
-    by_id = [row for row in judged if row["verdict"] == LINE or row["when"]]
-    by_id.sort(key=lambda row: (row["shard"], row["record_id"], row["offset"]))
-    passed = {
-        number: Passed(
-            (r["offset"], r["at_ms"])
-            for r in judged
-            if (r["verdict"], r["shard"]) == (PASSED, number)
-        )
-        for number in range(PARTITIONS)
-    }
-    certain = [row for row in judged if row["verdict"] == FOUND and row["when"] == CERTAIN]
-    for batch in IdCourt(rules, passed).judge([pa.RecordBatch.from_pylist(by_id)]):
-        certain += batch.to_pylist()
-    return sorted((row["kind"], row["shard"], row["offset"]) for row in certain)
+    _, certain = verdicts(made, rules)
+    return sorted(
+        (row["kind"], hashes[row["shard"]], row["offset"])
+        for row in certain
+        if row["verdict"] == FOUND
+    )
 
 
 def _rules(
@@ -164,23 +151,23 @@ def _rules(
     outcomes: str,
     topics: Topics,
 ) -> Rules:
-    shards = []
+    shards = {}
     for number in range(PARTITIONS):
         cursor = Cursor((said[number]["k"][0], said[number]["k"][1]), said[number]["h"])
         end = life.ends.next[names.delay, number]
         name = f"{names.delay}:{number}"
-        shards.append(ShardRules(name, cursor, cursor, 0, end, end, contracts))
+        shards[name_hash(name)] = ShardRules(name, cursor, cursor, 0, end, contracts)
     return Rules(
-        shards=tuple(shards),
-        topics=tuple(kept),
-        partitions=tuple(1 if topic in (letters, outcomes) else PARTITIONS for topic in kept),
-        read=frozenset(range(len(kept))),
-        dead_letter=kept.index(letters),
-        outcomes=kept.index(outcomes),
-        delay_topics=frozenset({kept.index(names.delay)}),
+        shards=shards,
+        topics={name_hash(topic): topic for topic in kept},
+        partitions={name_hash(t): 1 if t in (letters, outcomes) else PARTITIONS for t in kept},
+        read=frozenset(map(name_hash, kept)),
+        dead_letter=name_hash(letters),
+        outcomes=name_hash(outcomes),
+        delay_topics=frozenset({name_hash(names.delay)}),
         complete_since_ms={},
         seen_ms={
-            kept.index(topic): tuple(
+            name_hash(topic): tuple(
                 min((one[1] for one in topics.get((topic, n), ())), default=NEVER_MS)
                 for n in range(PARTITIONS)
             )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from connectors.spark.audit import plan
+from connectors.spark.audit import engine
 from connectors.spark.ledger.facts import NEVER_MS
 from delayservice.core.contract import Contract
 from delayservice.core.entry import CANCEL, FIRE, Headers
@@ -22,10 +22,10 @@ from tests.unit.spark_world import (
     AT_HOME,
     CONTRACT,
     DELAY,
+    HASHES,
     HOME,
     HOMES,
     LETTERS,
-    NUMBERS,
     OTHER,
     OUTCOMES,
     TARGET,
@@ -508,7 +508,7 @@ def never_sent_home(w: World) -> None:
 def sent_home_where_nothing_is_left(w: World) -> None:
     far(w)
     w.settled(T + 2 * HOUR)
-    w.rules = {"complete_since_ms": {NUMBERS[DELAY]: (0, NEVER_MS)}}
+    w.rules = {"complete_since_ms": {HASHES[DELAY]: (0, NEVER_MS)}}
 
 
 @case(("wrong_outcome", 0))
@@ -861,7 +861,7 @@ def fire_says_that_it_fired_what_waits_for_its_home(w: World) -> None:
 def left_behind_where_nobody_can_tell(w: World) -> None:
     """The beginning of the home partition is gone."""
     left_behind_by_what_it_waited_with(w)
-    w.rules = {"complete_since_ms": {NUMBERS[DELAY]: (0, NEVER_MS)}}
+    w.rules = {"complete_since_ms": {HASHES[DELAY]: (0, NEVER_MS)}}
 
 
 # What is believed.
@@ -987,7 +987,7 @@ def target_not_read(w: World) -> None:
 def behind_an_open_transaction(w: World) -> None:
     w.source(T, T + 10_000)
     w.settled(T + HOUR)
-    w.rules = {"open_places": frozenset({(3, 0)})}
+    w.rules = {"open_places": frozenset({(HASHES[TARGET], 0)})}
 
 
 @case(("overdue", 0), ("overdue", 1))
@@ -1034,7 +1034,7 @@ def target_with_the_clock_of_a_broker(w: World) -> None:
     record = w.source(T, T + 10_000)
     w.delivery(T + 9_600, record, T + 10_000)
     w.settled(T + HOUR)
-    w.rules = {"by_broker": frozenset({3})}
+    w.rules = {"by_broker": frozenset({HASHES[TARGET]})}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -1056,7 +1056,7 @@ def test_what_is_mirrored_or_redelivered_is_counted() -> None:
 
 
 def test_the_judge_shares_no_code_with_what_settles_records() -> None:
-    folder = Path(plan.__file__).parents[1]
+    folder = Path(engine.__file__).parents[1]
     modules = [path for part in ("ledger", "audit") for path in (folder / part).glob("*.py")]
     assert len(modules) > len(("ledger", "audit"))
     for path in modules:

@@ -10,20 +10,22 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from connectors.spark.audit.judge import (
+from connectors.spark.audit.court import COUNT, LINE, Court, IdCourt, Passed
+from connectors.spark.audit.findings import (
+    CARRIED,
     CERTAIN,
     FOUND,
     IF_MARKED,
     IF_OTHER,
     IF_UNMARKED,
+    SETTLED,
     UNJUDGED,
     UNLESS_MARKED,
     Finding,
-    as_refused,
-    judge,
 )
+from connectors.spark.audit.group import grouped
+from connectors.spark.audit.judge import judge
 from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.audit.verdicts import COUNT, LINE, Court, IdCourt, whole_groups
 from connectors.spark.ledger.facts import (
     COPIED,
     DELIVERED,
@@ -46,11 +48,11 @@ EARLIER = Cursor((1_000, 5), 100)
 LATER = Cursor((2_000, 5), 200)
 CONTRACTS = Contracts([(0, Contract(3)), (60, Contract(CONTRACT_VERSION))])
 """Records from offset 60 on have their targets judged when they are settled."""
-SHARD = ShardRules("delay_topic_any:0", EARLIER, LATER, 10, 300, 300, CONTRACTS)
+SHARD = ShardRules("delay_topic_any:0", EARLIER, LATER, 10, 300, CONTRACTS)
 RULES = Rules(
-    shards=(SHARD,),
-    topics=("letters", "other", "target"),
-    partitions=(1, 1, 4),
+    shards={0: SHARD},
+    topics={0: "letters", 1: "other", 2: "target"},
+    partitions={0: 1, 1: 1, 2: 4},
     read=frozenset({0, 1, 2}),
     dead_letter=0,
     outcomes=1,
@@ -72,7 +74,9 @@ def found(
     counts: Counter[str] | None = None,
 ) -> list[Finding]:
     offset = 50 if source is None else source.offset
-    return list(judge(source, outputs, 0, offset, rules, Counter() if counts is None else counts))
+    group = grouped(0, offset, source, outputs)
+    verdicts = judge(group, rules, Counter() if counts is None else counts)
+    return [one for one in verdicts if one.verdict in (FOUND, UNJUDGED)]
 
 
 def since(topic: int, at_ms: int) -> dict[int, tuple[int, ...]]:
@@ -195,7 +199,7 @@ def test_a_record_is_not_lost_where_its_outputs_may_have_been_deleted() -> None:
     (one,) = found(RECORD, rules=cut, counts=counts)
     assert (one.kind, one.verdict) == ("evidence_deleted", UNJUDGED)
     assert counts["not_checkable"] == 1
-    before = replace(cut, shards=(replace(SHARD, judged_from=51),))
+    before = replace(cut, shards={0: replace(SHARD, judged_from=51)})
     assert found(RECORD, rules=before) == []  # outside of the range that the verdict is for
     assert kinds(RECORD, rules=replace(RULES, complete_since_ms=since(TARGET, 900))) == ["lost"]
     assert kinds(RECORD, rules=replace(RULES, read=frozenset({0}))) == []
@@ -226,7 +230,7 @@ def test_a_copy_whose_canceller_may_have_expired_is_not_lost() -> None:
     copy = RECORD._replace(facts=of(kind=COPY, record_id=b"a", base=9))
     cut = replace(
         RULES,
-        shards=(replace(SHARD, known_from=10),),
+        shards={0: replace(SHARD, start=10)},
         complete_since_ms=since(0, 401),
     )
     assert decided(copy) == {("lost", FOUND)}
@@ -243,7 +247,7 @@ def test_a_record_is_settled_by_its_roll_from_its_key_on_and_not_from_when_it_is
 
 
 def test_outputs_of_a_topic_that_was_deleted_are_not_those_of_the_new_one() -> None:
-    anew = replace(RULES, shards=(replace(SHARD, born_ms=901),))
+    anew = replace(RULES, shards={0: replace(SHARD, born_ms=901)})
     young = DELIVERY._replace(at_ms=901, place=9)
     counts: Counter[str] = Counter()
     assert found(RECORD, DELIVERY, young, rules=anew, counts=counts) == []
@@ -255,10 +259,12 @@ def test_outputs_of_a_topic_that_was_deleted_are_not_those_of_the_new_one() -> N
 
 def test_outputs_of_records_that_are_not_there() -> None:
     assert kinds(None, DELIVERY) == ["unknown_source"]
-    expired = replace(RULES, shards=(replace(SHARD, start=51),))
+    expired = replace(RULES, shards={0: replace(SHARD, start=51)})
     assert kinds(None, DELIVERY, rules=expired) == []
-    outside = replace(RULES, shards=(replace(SHARD, end=50),))
-    assert kinds(None, DELIVERY, rules=outside) == []
+    beyond = replace(SHARD, end=50)
+    assert kinds(None, DELIVERY, rules=replace(RULES, shards={0: beyond})) == ["unknown_source"]
+    hidden = replace(RULES, shards={0: replace(beyond, is_open=True)})
+    assert kinds(None, DELIVERY, rules=hidden) == []
 
 
 REFUSED = RECORD._replace(key_ms=0, facts=of(kind=INVALID, code="time-missing"))
@@ -338,9 +344,47 @@ def test_a_copy_says_what_its_record_says() -> None:
 def test_a_believed_copy_is_forged_if_the_service_says_so() -> None:
     copy = PENDING._replace(facts=of(kind=COPY, is_verified=False))
     letter = told(LETTERED, code="copy-forged", whole_hash=5)
-    assert kinds(as_refused(copy, [letter]), letter) == []
+    assert kinds(copy, letter) == []
     verified = copy._replace(key_ms=900, facts=of(kind=COPY))
-    assert kinds(as_refused(verified, [letter]), letter) == ["wrong_outcome"]
+    assert kinds(verified, letter) == ["wrong_outcome"]
+
+
+# --- what becomes of a record --------------------------------------------------------------------
+
+
+def fates(source: Source | None, *outputs: Output, rules: Rules = RULES) -> list[tuple[int, int]]:
+    """Verdict and condition of what is kept for the next cut."""
+    group = grouped(0, 50 if source is None else source.offset, source, outputs)
+    verdicts = judge(replace(group, rows=[(0, 50)]), rules, Counter())
+    return [(one.verdict, one.when) for one in verdicts if one.verdict in (CARRIED, SETTLED)]
+
+
+def test_what_nothing_settles_yet_is_carried() -> None:
+    assert fates(PENDING) == [(CARRIED, CERTAIN)]
+    assert fates(RECORD) == [(SETTLED, CERTAIN)]  # lost
+    assert fates(RECORD, DELIVERY) == [(SETTLED, CERTAIN)]
+    named = PENDING._replace(facts=of(record_id=b"a"))
+    assert fates(named) == [(CARRIED, IF_UNMARKED), (SETTLED, IF_MARKED)]
+    hidden = replace(RULES, open_places=frozenset({(TARGET, n) for n in range(4)}))
+    assert fates(RECORD, rules=hidden) == [(CARRIED, CERTAIN)]
+    deleted = replace(RULES, complete_since_ms=since(TARGET, 901))
+    assert fates(RECORD, rules=deleted) == [(SETTLED, CERTAIN)]
+
+
+def test_what_is_ahead_of_its_checkpoint_or_its_source_is_carried() -> None:
+    output = DELIVERY._replace(due_ms=2_500, at_ms=2_500)
+    ahead = PENDING._replace(key_ms=2_500, due_ms=2_500)
+    assert fates(ahead, output) == [(SETTLED, CERTAIN)]
+    assert fates(ahead, output, rules=replace(RULES, unsettled_since_ms=2_499)) == [
+        (CARRIED, CERTAIN)
+    ]
+    copied = told(DELIVERY._replace(role=COPIED), base=-1)
+    short = replace(RULES, shards={0: replace(SHARD, end=50)})
+    assert fates(None, copied, rules=short) == [(CARRIED, CERTAIN)]
+    assert fates(None, copied) == []
+
+
+# --- by id ---------------------------------------------------------------------------------------
 
 
 def decided(source: Source, *outputs: Output, rules: Rules = RULES) -> set[tuple[str, int]]:
@@ -350,8 +394,8 @@ def decided(source: Source, *outputs: Output, rules: Rules = RULES) -> set[tuple
     certain = [one for one in rows if one["verdict"] in (FOUND, UNJUDGED) and not one["when"]]
     open_rows = [one for one in rows if one["verdict"] == LINE or one["when"]]
     batch = pa.RecordBatch.from_pylist(open_rows)
-    for made in IdCourt(rules, {}).judge([batch]):
-        certain += made.to_pylist()
+    for made in IdCourt(rules, Passed()).judge([batch]):
+        certain += [one for one in made.to_pylist() if one["verdict"] in (FOUND, UNJUDGED)]
     return {(one["kind"], one["verdict"]) for one in certain}
 
 
@@ -362,27 +406,13 @@ def row(source: Source) -> Values:
     s = source
     times = (s.key_ms, s.due_ms, s.written_ms)
     more = None if s.facts is PLAIN_SOURCE else pack(s.facts)
-    return (0, s.offset, SOURCE, *times, s.content, s.topic, -1, 0, -1, more)
+    return (0, s.offset, SOURCE, *times, s.content, s.topic, -1, 0, -1, 0, more)
 
 
 def delivered(offset: int, output: Output) -> Values:
     o = output
     place = (o.topic, o.partition, o.place)
-    return (0, offset, o.role, 0, o.due_ms, o.at_ms, o.content, *place, -1, None)
-
-
-def judged(
-    *batches: pa.RecordBatch, rules: Rules = RULES
-) -> tuple[set[tuple[str, int]], dict[str, int]]:
-    findings: set[tuple[str, int]] = set()
-    counts: dict[str, int] = {}
-    for batch in Court(rules).judge(batches):
-        for one in batch.to_pylist():
-            if one["verdict"] in (FOUND, UNJUDGED):
-                findings.add((one["kind"], one["offset"]))
-            elif one["verdict"] == COUNT:
-                counts[one["kind"]] = one["number"]
-    return findings, counts
+    return (0, offset, o.role, 0, o.due_ms, o.at_ms, o.content, *place, -1, 0, None)
 
 
 def test_rows_of_one_record_meet_across_batches() -> None:
@@ -392,33 +422,8 @@ def test_rows_of_one_record_meet_across_batches() -> None:
         for line in (row(RECORD._replace(offset=offset)), delivered(offset, DELIVERY))
     ]
     for cut in (1, 2, 39, 79):
-        findings, counts = judged(batch_of(rows[:cut]), batch_of(rows[cut:]))
-        assert findings == set()
+        batches = [batch_of(rows[:cut]), batch_of(rows[cut:])]
+        made = [one for batch in Court(RULES).judge(batches) for one in batch.to_pylist()]
+        counts = {one["kind"]: one["number"] for one in made if one["verdict"] == COUNT}
+        assert not [one for one in made if one["verdict"] in (FOUND, UNJUDGED)]
         assert (counts["sources"], counts["delivered"], counts["outputs"]) == (40, 40, 40)
-    groups = list(whole_groups([batch_of(rows[:3]), batch_of(rows[3:])]))
-    assert sum(batch.num_rows for batch in groups) == len(rows)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"content": 78},
-        {"due_ms": 901},
-        {"at_ms": 899},
-        {"topic": 1, "partition": 0},
-        {"role": COPIED},
-    ],
-)
-def test_columns_let_nothing_pass_that_the_judge_would_not(change: dict[str, Any]) -> None:
-    output = DELIVERY._replace(**change)
-    findings, _ = judged(batch_of([row(RECORD), delivered(50, output)]))
-    assert {kind for kind, _ in findings} == set(kinds(RECORD, output))
-    assert findings
-
-
-def test_columns_see_pending_and_lost_and_unsettled_records() -> None:
-    late = RECORD._replace(offset=60, key_ms=3_000, due_ms=900)
-    lines = [row(RECORD), row(late), delivered(60, DELIVERY), row(PENDING._replace(offset=70))]
-    findings, counts = judged(batch_of(lines))
-    assert findings == {("lost", 50), ("not_checkpointed", 60)}
-    assert counts["pending"] == 1

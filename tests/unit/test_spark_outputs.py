@@ -16,7 +16,6 @@ LEDGER = Ledger(
     shards={("delay_topic_any", 3): 0},
     topics={"letters": 0},
     contracts={},
-    ranges={0: (0, 100)},
     roles={"letters": LETTER},
 )
 WHY: Headers = [

@@ -33,14 +33,13 @@ class ShardRules:
         name: ``topic:partition``.
         earlier: its cursor before the ends of the logs were pinned.
         later: its cursor after that.
-        start: the first source offset that is looked at.
-        end: where they end, exclusive.
-        log_end: where the log ends: no more is known.
+        start: the first source offset whose record is known.
+        end: where its log ends: no more is known.
         contracts: what its records are read by.
         is_open: whether a producer's open transaction hides the end of its log, and so copies.
         is_level: whether it is of a level topic: copies of its records lie in other shards.
         judged_from: the first offset of the range that the verdict is for.
-        known_from: the first offset whose records with ids are known.
+        new_from: the first offset whose record no earlier cut has seen.
         born_ms: what was written before this settles none of its records: it is of a topic of the
             same name that was deleted, or of records that have expired.
     """
@@ -50,44 +49,44 @@ class ShardRules:
     later: Cursor
     start: int
     end: int
-    log_end: int
     contracts: Contracts
     is_open: bool = False
     is_level: bool = False
     judged_from: int = 0
-    known_from: int = 0
+    new_from: int = 0
     born_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules that records are judged by.
+    """The rules that records are judged by. Shards and topics are named as in the ledger.
 
     Attributes:
-        shards: by their numbers.
-        topics: names of all topics of the cluster, by their numbers.
+        shards: the shards that are judged.
+        topics: names of all topics of the cluster.
         partitions: how many partitions each of them has.
-        read: numbers of the topics that are read beside the delay topics.
-        dead_letter: number of the dead-letter topic.
-        outcomes: number of the outcome topic.
-        delay_topics: numbers of the delay topics.
-        complete_since_ms: by topic number and partition: from when on it holds all that was written
-            to it; missing: always.
+        read: the topics that are read beside the delay topics.
+        dead_letter: the dead-letter topic.
+        outcomes: the outcome topic.
+        delay_topics: the delay topics.
+        complete_since_ms: by topic and partition: from when on it holds all that was written to it;
+            missing: always.
         open_places: partitions of which a producer's open transaction hides the end.
-        compacted: numbers of targets that keep the last record of a key only.
-        by_broker: numbers of topics whose timestamps are the broker's.
-        seen_ms: by topic number: when each partition got its first record.
+        compacted: targets that keep the last record of a key only.
+        by_broker: topics whose timestamps are the broker's.
+        seen_ms: by topic: when each partition got its first record.
         late_ms: what is later than this is a finding; None: nothing is.
         early_ms: tolerance for early delivery, in ms.
         overdue_since_ms: what should have been settled before this instant, and is not, is overdue.
+        overdue_before_ms: the same of the cut before: what was overdue then was reported.
         grace_ms: how far outputs may be ahead of their checkpoint, in ms; 0: exactly once.
         unsettled_since_ms: an output that was written after this may be ahead of its checkpoint.
         lag_ms: how far H may lag behind the log while records are delivered on time, in ms.
     """
 
-    shards: tuple[ShardRules, ...]
-    topics: tuple[str, ...]
-    partitions: tuple[int, ...]
+    shards: Mapping[int, ShardRules]
+    topics: Mapping[int, str]
+    partitions: Mapping[int, int]
     read: frozenset[int]
     dead_letter: int
     outcomes: int
@@ -100,13 +99,21 @@ class Rules:
     late_ms: int | None = None
     early_ms: int = 0
     overdue_since_ms: int = -NEVER_MS
+    overdue_before_ms: int = -NEVER_MS
     grace_ms: int = 0
     unsettled_since_ms: int = NEVER_MS
     lag_ms: int = NEVER_MS
 
+    def topics_by_partitions(self) -> dict[int, list[int]]:
+        """Return the topics that are read, by how many partitions they have."""
+        found: dict[int, list[int]] = {}
+        for topic in self.read:
+            found.setdefault(self.partitions[topic], []).append(topic)
+        return found
+
     def topic(self, source: Source) -> str:
         """Name of the record's target topic."""
-        return self.topics[source.topic] if source.topic >= 0 else source.facts.target
+        return self.topics.get(source.topic, source.facts.target)
 
     def clocks_ms(self, topic: int) -> int:
         """Return how much earlier than the service's clock a topic's timestamps may be, in ms."""
@@ -149,7 +156,9 @@ class Rules:
 
     def unseen_target(self, source: Source, since_ms: int) -> str | None:
         """Return the same as ``unseen``, for deliveries only."""
-        if source.topic < 0:  # nothing can have been delivered to a topic that does not exist
+        if (
+            source.topic not in self.topics
+        ):  # nothing can have been delivered to a topic that does not exist
             return None
         if source.topic not in self.read:
             return NOT_READ

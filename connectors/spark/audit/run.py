@@ -1,219 +1,41 @@
 """The delivery audit: every settled record has exactly one settlement, and that is as it should be.
 
-One pass: source records and outputs become narrow rows (``ledger.rows``), one shuffle brings those
-of a record together (``plan``), and each group is judged where it lies (``verdicts``,
-``judge``). What depends on other records of the same id is decided in a second pass, which sees
-only those that bear one. The driver sees counts and a few rows to show, never the data.
+One engine (``engine``) makes steps. ``audit`` makes one, from the start of the logs to now; what
+``follow`` adds is that it makes another one from there, again and again. The driver sees counts
+and a few rows to show, never the data.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.kafka.clients import flush, producer_client
-from connectors.spark.audit.judge import FOUND, UNJUDGED
-from connectors.spark.audit.plan import FINDING, OffsetRange, Plan, Scope
-from connectors.spark.audit.verdicts import COUNT, JUDGED
+from connectors.spark.audit.engine import Engine, Step
+from connectors.spark.audit.evidence import Evidence, Past, gather, overdue_since_ms, rules_of
+from connectors.spark.audit.held import Held
+from connectors.spark.audit.options import AuditOptions, OffsetRange
+from connectors.spark.audit.publish import publish
+from connectors.spark.audit.result import SAMPLE_ROWS, AuditResult
+from connectors.spark.audit.rules import Rules
+from connectors.spark.audit.state import Log, Manifest, State
 from connectors.spark.common.cut import Cut, take_cut
-from connectors.spark.common.files import delete_folder, write_text
-from connectors.spark.common.topics import java_options
-from delayservice.core.contract import Contracts
-from delayservice.core.targets import Allowlist
-from delayservice.errors import KafkaEdgeError
+from connectors.spark.common.files import delete, write_text
+from connectors.spark.common.frames import kept
+from connectors.spark.ledger.rows import Ledger
+from delayservice.errors import DelayServiceError
 
-__all__ = ["FINDING", "AuditOptions", "AuditResult", "OffsetRange", "audit", "audit_at"]
-
-SAMPLE_ROWS: Final = 20
-VERSION: Final = 1
-"""Version of the records that are written to ``AuditOptions.topic``."""
-EXIT_FINDINGS: Final = 3
-EXIT_UNJUDGED: Final = 4
 NO_CHECKPOINT: Final = "no_checkpoint"
 NO_EVIDENCE: Final = "no_evidence"
-"""Reasons not to judge offsets, beside those in ``rules``: no checkpoint covers them, or retention
-has removed evidence of all of them."""
-_FLUSH_TIMEOUT_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class AuditOptions:
-    """Options of an audit.
-
-    Attributes:
-        client: options of librdkafka, ``bootstrap.servers`` at least.
-        out: folder or URL for the results, as Spark names them; what it holds is replaced.
-        checkpoint: the service's checkpoint topic.
-        dead_letter: its dead-letter topic.
-        outcomes: its outcome topic.
-        targets: target topics to read; none: every topic that a contract or ``allow`` allows.
-        allow: patterns of targets in the settings of the nodes, which judge records whose contract
-            has no allowlist; None: not known, so every topic is read that no rule reserves. What is
-            not read any more is not checkable.
-        all_topics: read every topic that is not Kafka's own, whatever is allowed.
-        never: further topics of the service, which are left out: they hold no outputs.
-        secrets: the cluster's secrets, to tell forged copies; none: copies are believed, but for
-            those that the service refused.
-        late_ms: report what is delivered later than this after it was due; None: nothing.
-        early_ms: report only what is early by more than this.
-        grace_ms: for ``at_least_once``: outputs younger than this may be ahead of the checkpoint,
-            and a delivery that comes again within this time after a crash is none too many.
-        overdue_ms: report what is not settled so long after its time had come; None: nothing.
-        lag_ms: how far H may lag behind the log while records are delivered on time: a cancel that
-            was written longer before a record was due wins.
-        delay_topics: delay topics that should be in the checkpoints, as far as they exist.
-        ranges: audit these source offsets only; none: all.
-        topic: write findings and a summary to this topic, too.
-    """
-
-    client: Mapping[str, str]
-    out: str
-    checkpoint: str = "delay_checkpoint"
-    dead_letter: str = "delay_dead_letter"
-    outcomes: str = "delay_outcomes"
-    targets: tuple[str, ...] = ()
-    allow: tuple[str, ...] | None = None
-    all_topics: bool = False
-    never: tuple[str, ...] = ()
-    secrets: tuple[bytes, ...] = field(default=(), repr=False)
-    late_ms: int | None = None
-    early_ms: int = 0
-    grace_ms: int = 0
-    overdue_ms: int | None = 600_000
-    lag_ms: int = 30_000
-    delay_topics: tuple[str, ...] = ()
-    ranges: tuple[OffsetRange, ...] = ()
-    topic: str | None = None
-
-    def choose(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """The topics to read beside the delay topics, of those that there are.
-
-        Raises:
-            KafkaEdgeError: one that is needed does not exist.
-        """
-        needed = {self.dead_letter, self.outcomes, *self.targets}
-        missing = sorted(needed - set(topics))
-        if missing:
-            raise KafkaEdgeError(
-                f"there is no topic {', '.join(missing)}: name dead letters and outcomes as the "
-                "service's settings topics.dead_letter and topics.outcomes do, and targets that "
-                "exist"
-            )
-        never = {self.checkpoint, f"{self.checkpoint}_claims", self.topic, *self.never}
-        if self.all_topics:
-            return needed | {t for t in topics if not t.startswith("__") and t not in never}
-        return needed if self.targets else needed | (self._allowed(contracts, topics) - never)
-
-    def _allowed(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """Topics that a record of any shard may be delivered to."""
-        rules = {contract for held in contracts for _, contract in held.entries()}
-        lists = [Allowlist.of_contract(one, "") for one in rules if one.has_allowlist]
-        if len(lists) < len(rules):
-            lists.append(Allowlist("", ["*"] if self.allow is None else self.allow))
-        return {t for t in topics if any(one.denial(t) is None for one in lists)}
-
-    @property
-    def scope(self) -> Scope:
-        """The part of these options that the plan needs."""
-        return Scope(
-            client=self.client,
-            dead_letter=self.dead_letter,
-            outcomes=self.outcomes,
-            secrets=self.secrets,
-            ranges=self.ranges,
-            late_ms=self.late_ms,
-            early_ms=self.early_ms,
-            grace_ms=self.grace_ms,
-            overdue_ms=self.overdue_ms,
-            lag_ms=self.lag_ms,
-        )
-
-    def path(self, name: str) -> str:
-        """Something in ``out``."""
-        return f"{self.out.rstrip('/')}/{name}"
-
-
-@dataclass(frozen=True, slots=True)
-class AuditResult:
-    """The result of an audit.
-
-    Attributes:
-        findings: how many of each kind; kinds without any are left out.
-        unjudged: records in the judged ranges that could not be judged, by the reason why.
-        judged: the offsets that the verdict is for.
-        counts: records by what became of them; ``docs/audit.md`` explains each.
-        records: source records that were audited.
-        outputs: what settles them, as far as it was read.
-        seconds: for all of it, the cut included.
-        rows_per_s: source records per second.
-        findings_path: the Parquet dataset.
-        unjudged_path: the same of records that could not be judged.
-        summary_path: the JSON file.
-        sample: the first findings, for people.
-        unjudged_sample: the first records that could not be judged.
-        cut: what it was judged at.
-        ranges: of offsets that were audited; none: all.
-    """
-
-    findings: Mapping[str, int]
-    unjudged: Mapping[str, int]
-    judged: tuple[OffsetRange, ...]
-    counts: Mapping[str, int]
-    records: int
-    outputs: int
-    seconds: float
-    rows_per_s: float
-    findings_path: str
-    unjudged_path: str
-    summary_path: str
-    sample: tuple[Mapping[str, Any], ...]
-    unjudged_sample: tuple[Mapping[str, Any], ...]
-    cut: Cut
-    ranges: tuple[OffsetRange, ...]
-
-    @property
-    def is_clean(self) -> bool:
-        """Return whether nothing was found, and everything in the ranges was judged."""
-        return not self.findings and not self.unjudged
-
-    @property
-    def status(self) -> int:
-        """The exit status of the command."""
-        return exit_status(len(self.findings), len(self.unjudged))
-
-    def to_json(self) -> dict[str, object]:
-        """Return the content of ``summary.json``."""
-        return {
-            "v": VERSION,
-            "kind": "summary",
-            "at_ms": self.cut.taken_ms,
-            "ranges": [[r.topic, r.partition, r.start, r.stop] for r in self.ranges],
-            "judged": [[r.topic, r.partition, r.start, r.stop] for r in self.judged],
-            "clean": self.is_clean,
-            "findings": dict(self.findings),
-            "unjudged": dict(self.unjudged),
-            "counts": dict(self.counts),
-            "records": self.records,
-            "outputs": self.outputs,
-            "seconds": round(self.seconds, 3),
-            "rows_per_s": round(self.rows_per_s),
-            "findings_path": self.findings_path,
-            "unjudged_path": self.unjudged_path,
-            "cut": self.cut.to_json(),
-        }
-
-
-def exit_status(findings: int, unjudged: int) -> int:
-    """Return 0: clean, 3: something is wrong, 4: nothing is, and something could not be judged."""
-    if findings:
-        return EXIT_FINDINGS
-    return EXIT_UNJUDGED if unjudged else 0
+SOURCE_DELETED: Final = "source_deleted"
+"""Reasons not to judge offsets, beside those in ``rules``: no checkpoint covers them; retention
+has removed evidence of all of them; or it removed them before they were read."""
 
 
 def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
@@ -224,10 +46,7 @@ def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
         DelayServiceError: a range is of no shard that is served.
     """
     began_s = time.monotonic()
-    cut = take_cut(
-        options.client, options.checkpoint, options.choose, expected=options.delay_topics
-    )
-    return audit_at(spark, options, cut, began_s)
+    return audit_at(spark, options, cut_of(options), began_s)
 
 
 def audit_at(
@@ -240,59 +59,236 @@ def audit_at(
         DelayServiceError: a range is of no shard that is served.
     """
     began_s = time.monotonic() if began_s is None else began_s
-    plan = Plan(spark, options.scope, cut)
-    work, all_of_it = options.path("judged"), options.path("verdicts")
-    plan.judged().write.mode("overwrite").parquet(work)
-    judged = spark.read.schema(JUDGED).parquet(work)
-    plan.findings(judged).write.mode("overwrite").parquet(all_of_it)
-    decided = spark.read.schema(f"{FINDING}, verdict int").parquet(all_of_it)
-    found = _written(decided, FOUND, options.path("findings"))
-    unjudged = _written(decided, UNJUDGED, options.path("unjudged"))
-    result = _result(options, plan, _sums(judged), found, unjudged, began_s)
-    delete_folder(spark, work)
-    delete_folder(spark, all_of_it)
-    write_text(spark, result.summary_path, json.dumps(result.to_json(), indent=2) + "\n")
+    _check_ranges(cut, options)
+    past = Past()
+    evidence = gather(options.client, cut, past)
+    rules = rules_of(cut, evidence, options.own, options.strictness, past)
+    work = options.path("work")
+    step = _engine(spark, options, cut, evidence, rules, work).run()
+    found = kept(_in_ranges(step.found, options), options.path("findings"))
+    unjudged = kept(_in_ranges(step.unjudged, options), options.path("unjudged"))
+    result = _result(options, cut, evidence, past, step, found, unjudged, began_s)
+    delete(work)
+    write_text(result.summary_path, json.dumps(result.to_json(), indent=2) + "\n")
     if options.topic is not None:
-        _publish(options, options.topic, found, result)
+        publish(options.client, options.topic, found, result)
     return result
 
 
-def _written(decided: DataFrame, verdict: int, path: str) -> DataFrame:
-    """Rows of one verdict, once they are written there."""
-    part = decided.where(sf.col("verdict") == verdict).drop("verdict")
-    part.write.mode("overwrite").parquet(path)
-    return decided.sparkSession.read.schema(FINDING).parquet(path)
+def cut_of(options: AuditOptions) -> Cut:
+    """Return a cut of the cluster, taken now.
+
+    Raises:
+        KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
+    """
+    return take_cut(
+        options.client, options.checkpoint, options.choose, expected=options.delay_topics
+    )
+
+
+def _engine(
+    spark: SparkSession,
+    options: AuditOptions,
+    cut: Cut,
+    evidence: Evidence,
+    rules: Rules,
+    work: str,
+) -> Engine:
+    ledger = Ledger.of(cut, *options.own, options.secrets)
+    return Engine(spark, options.client, work, cut, evidence, rules, ledger)
+
+
+# --- follow --------------------------------------------------------------------------------------
+
+
+class Following:
+    """An audit that goes on from cut to cut.
+
+    Args:
+        spark: the session.
+        options: what to audit; its ``out`` holds findings and the state.
+        from_start: begin with the records that are in the logs; otherwise with those that are
+            written from now on. It counts at the first cut only.
+
+    Raises:
+        DelayServiceError: the state can't be read.
+    """
+
+    def __init__(
+        self, spark: SparkSession, options: AuditOptions, *, from_start: bool = True
+    ) -> None:
+        self._spark = spark
+        self._options = options
+        self._from_start = from_start
+        self._state = State(spark, options.path("state"))
+        self.manifest = self._state.newest()
+        """The last cut."""
+        self._state.recover(self.manifest)
+
+    def step(self) -> AuditResult:
+        """Judge what has come since the last cut.
+
+        Raises:
+            KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
+        """
+        began_s = time.monotonic()
+        cut = cut_of(self._options)
+        before = self.manifest
+        number = before.number + 1
+        past = before.past(cut.topic_ids)
+        if not before.number and not self._from_start:
+            past = _from_now(cut)
+        evidence = gather(self._options.client, cut, past)
+        rules = rules_of(cut, evidence, self._options.own, self._options.strictness, past)
+        work = self._options.path(f"state/{number:08d}/work")
+        held = Held(self._state, before.runs, number, cut.taken_ms, rules, work)
+        step = _engine(self._spark, self._options, cut, evidence, rules, work).run(held)
+        folder = f"interval={number:08d}"
+        found = kept(step.found, self._options.path(f"findings/{folder}"))
+        unjudged = kept(step.unjudged, self._options.path(f"unjudged/{folder}"))
+        result = _result(self._options, cut, evidence, past, step, found, unjudged, began_s)
+        delete(work)
+        self.manifest = _manifest(before, cut, evidence, self._options, step, result)
+        self._state.commit(self.manifest)
+        write_text(result.summary_path, json.dumps(result.to_json(), indent=2) + "\n")
+        if self._options.topic is not None:
+            publish(self._options.client, self._options.topic, found, result)
+        return result
+
+
+def _from_now(cut: Cut) -> Past:
+    ends = {place: span.end for place, span in cut.spans.items()}
+    shards = {shard.place: shard.span.end for shard in cut.shards}
+    return Past(ends=ends, starts=shards, judged=shards)
+
+
+def _manifest(
+    before: Manifest,
+    cut: Cut,
+    evidence: Evidence,
+    options: AuditOptions,
+    step: Step,
+    result: AuditResult,
+) -> Manifest:
+    logs = tuple(
+        Log(
+            *place,
+            cut.topic_ids.get(place[0], ""),
+            span.end,
+            evidence.seen_ms.get(place, -1),
+            evidence.starts.get(place, -1),
+            evidence.judged.get(place, -1),
+        )
+        for place, span in sorted(cut.spans.items())
+    )
+    return Manifest(
+        number=before.number + 1,
+        taken_ms=cut.taken_ms,
+        overdue_ms=overdue_since_ms(cut, options.strictness),
+        logs=logs,
+        runs=step.runs,
+        findings=dict(Counter(before.findings) + Counter(result.findings)),
+        unjudged=dict(Counter(before.unjudged) + Counter(result.unjudged)),
+    )
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def _check_ranges(cut: Cut, options: AuditOptions) -> None:
+    """Check that each range is of a shard that is served.
+
+    Raises:
+        DelayServiceError: one is not.
+    """
+    unknown = sorted({one.place for one in options.ranges} - {s.place for s in cut.shards})
+    if unknown:
+        topic, partition = unknown[0]
+        known = ", ".join(shard.name for shard in cut.shards) or "none"
+        raise DelayServiceError(
+            f"{topic}:{partition} is no shard that the checkpoint knows; it knows {known}"
+        )
+
+
+def _in_ranges(found: DataFrame, options: AuditOptions) -> DataFrame:
+    """Return what is about the offsets that were asked for."""
+    if not options.ranges:
+        return found
+    is_asked: Column = sf.lit(False)  # noqa: FBT003  # a literal of Spark's
+    for one in options.ranges:
+        is_here = (sf.col("topic") == one.topic) & (sf.col("partition") == one.partition)
+        is_asked |= is_here & sf.col("offset").between(one.start, one.stop - 1)
+    return found.where(is_asked)
 
 
 def _result(
     options: AuditOptions,
-    plan: Plan,
-    counts: Mapping[str, int],
+    cut: Cut,
+    evidence: Evidence,
+    past: Past,
+    step: Step,
     found: DataFrame,
     unjudged: DataFrame,
     began_s: float,
 ) -> AuditResult:
-    findings, sample = _by_kind(found), _sample(found)
-    unknown, unknown_sample = _by_kind(unjudged), _sample(unjudged)
+    judged = tuple(_judged_ranges(cut, evidence, past, options))
+    found_by_kind, unjudged_by_kind = _by_kind(found), _by_kind(unjudged)
+    unjudged_by_kind |= _unread(cut, evidence, past, judged)
+    samples = (_sample(found), _sample(unjudged))
     seconds = time.monotonic() - began_s
-    records = counts.get("sources", 0)
+    records = step.counts.get("sources", 0)
     return AuditResult(
-        findings=findings,
-        unjudged=unknown | _unserved(plan),
-        judged=tuple(plan.judged_ranges),
-        counts=counts,
+        findings=found_by_kind,
+        unjudged=unjudged_by_kind,
+        judged=judged,
+        counts=step.counts,
         records=records,
-        outputs=counts.get("outputs", 0),
+        outputs=step.counts.get("outputs", 0),
         seconds=seconds,
         rows_per_s=records / seconds,
         findings_path=options.path("findings"),
         unjudged_path=options.path("unjudged"),
         summary_path=options.path("summary.json"),
-        sample=sample,
-        unjudged_sample=unknown_sample,
-        cut=plan.cut,
+        sample=samples[0],
+        unjudged_sample=samples[1],
+        cut=cut,
         ranges=tuple(options.ranges),
     )
+
+
+def _judged_ranges(
+    cut: Cut, evidence: Evidence, past: Past, options: AuditOptions
+) -> Iterator[OffsetRange]:
+    """Yield the offsets that the verdict is for: those of which all evidence still exists and that
+    no earlier cut has seen, or those that were asked for.
+    """
+    asked = {one.place: one for one in options.ranges}
+    for shard in cut.shards:
+        one = asked.get(shard.place, OffsetRange(*shard.place))
+        if asked and shard.place not in asked:
+            continue
+        start = max(evidence.judged[shard.place], past.ends.get(shard.place, 0), one.start)
+        stop = min(shard.span.end, one.stop)
+        yield replace(one, start=min(start, stop), stop=stop)
+
+
+def _unread(
+    cut: Cut, evidence: Evidence, past: Past, judged: tuple[OffsetRange, ...]
+) -> dict[str, int]:
+    """Return the number of offsets that can't be judged at all, by reason."""
+    unserved = sum(cut.unserved.values())
+    found = {NO_CHECKPOINT: unserved} if unserved or not cut.shards else {}
+    gaps = [
+        evidence.spans[shard.place].start - past.ends[shard.place]
+        for shard in cut.shards
+        if shard.place in past.ends
+    ]
+    if any(gap > 0 for gap in gaps):
+        found[SOURCE_DELETED] = sum(gap for gap in gaps if gap > 0)
+    held = sum(shard.span.end - shard.span.start for shard in cut.shards)
+    if held and not past.ends and not any(one.start < one.stop for one in judged):
+        found[NO_EVIDENCE] = held
+    return found
 
 
 def _by_kind(found: DataFrame) -> dict[str, int]:
@@ -300,48 +296,6 @@ def _by_kind(found: DataFrame) -> dict[str, int]:
     return {row["kind"]: row["count"] for row in rows}
 
 
-def _sample(found: DataFrame) -> tuple[Mapping[str, Any], ...]:
+def _sample(found: DataFrame) -> tuple[Mapping[str, object], ...]:
     rows = found.orderBy("topic", "partition", "offset").limit(SAMPLE_ROWS).collect()
     return tuple(row.asDict() for row in rows)
-
-
-def _unserved(plan: Plan) -> dict[str, int]:
-    """Return the number of offsets that can't be judged at all, by reason: no checkpoint covers
-    them, or no offset of their shard has all its evidence.
-    """
-    cut = plan.cut
-    unserved = sum(cut.unserved.values())
-    found = {NO_CHECKPOINT: unserved} if unserved or not cut.shards else {}
-    held = sum(shard.span.end - shard.span.start for shard in cut.shards)
-    if held and not any(chosen.start < chosen.stop for chosen in plan.judged_ranges):
-        found[NO_EVIDENCE] = held
-    return found
-
-
-def _sums(judged: DataFrame) -> dict[str, int]:
-    """The counts of all tasks together."""
-    sums = (
-        judged.where(sf.col("verdict") == COUNT)
-        .groupBy("kind")
-        .agg(sf.sum("number").alias("number"))
-    )
-    return {row["kind"]: row["number"] for row in sums.orderBy("kind").collect()}
-
-
-def _publish(options: AuditOptions, topic: str, found: DataFrame, result: AuditResult) -> None:
-    """Write findings by the executors, then the summary: all findings are there before it."""
-    columns = [sf.lit(VERSION).alias("v"), sf.lit("finding").alias("kind")]
-    columns.append(sf.col("kind").alias("finding"))
-    columns += [sf.col(name) for name in found.columns if name != "kind"]
-    found.select(sf.to_json(sf.struct(*columns)).alias("value")).write.format("kafka").options(
-        **java_options(options.client), topic=topic
-    ).save()
-    producer = producer_client(
-        {name: value for name, value in options.client.items() if not name.startswith("java.")}
-    )
-    producer.produce(topic, json.dumps(result.to_json()).encode())
-    if flush(producer, _FLUSH_TIMEOUT_S):
-        raise KafkaEdgeError(
-            f"the summary can't be written to {topic} within {_FLUSH_TIMEOUT_S:.0f} s; it is in "
-            f"{result.summary_path}"
-        )

@@ -83,6 +83,11 @@ class ShardCut:
         """``topic:partition``, as headers spell it."""
         return f"{self.topic}:{self.partition}"
 
+    @property
+    def place(self) -> Place:
+        """Topic and partition."""
+        return self.topic, self.partition
+
     def to_json(self) -> dict[str, object]:
         """For the summary of a job."""
         return {
@@ -109,6 +114,7 @@ class Cut:
         notes: what is not judged and why, a sentence each.
         open_places: logs that are read up to a transaction that stays open.
         unserved: offsets that partitions of delay topics hold and no checkpoint speaks of.
+        topic_ids: of all topics that are read.
     """
 
     taken_ms: int
@@ -119,6 +125,7 @@ class Cut:
     notes: tuple[str, ...] = ()
     open_places: frozenset[Place] = frozenset()
     unserved: Mapping[Place, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def spans(self) -> dict[Place, Span]:
@@ -199,14 +206,15 @@ def take_cut(
     others, hidden = desk.spans(_places(chosen - topics, partitions), open_wait_s)
     spans, also_hidden = desk.spans(_places(topics, partitions), open_wait_s)
     later = _served(desk.checkpoints(checkpoint, partitions))
-    ids = topic_ids(desk.admin, sorted(topics)) if topics else {}
+    asked = sorted(topics | chosen)
+    ids = topic_ids(desk.admin, asked) if asked else {}
     open_places = frozenset(hidden | also_hidden)
     notes = tuple(
         f"{topic}:{number} is read up to offset {(others | spans)[topic, number].end}: a "
         "transaction there stays open (find its producer with kafka-transactions.sh find-hanging)"
         for topic, number in sorted(open_places)
     )
-    cut = Cut(taken_ms, (), others, partitions, notes=notes, open_places=open_places)
+    cut = Cut(taken_ms, (), others, partitions, notes=notes, open_places=open_places, topic_ids=ids)
     return _with_shards(cut, served, later, spans, ids)
 
 
@@ -318,6 +326,8 @@ def first_times(
         KafkaEdgeError: nothing came for a minute.
     """
     waiting = {place: span for place, span in spans.items() if span.start < span.end}
+    if not waiting:
+        return {}
     options = {n: v for n, v in client.items() if not n.startswith("java.")}
     # One small fetch of each partition is all that is wanted.
     config = consumer_config(options, "spark-first") | {"fetch.message.max.bytes": 1_024}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import re
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -17,7 +18,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from delayservice.core.codec import Payload
 from delayservice.core.codes import COPY_FORGED
@@ -38,6 +38,7 @@ from delayservice.core.entry import (
 from delayservice.core.home import Arrived, Group, read_claimed_envelope
 from delayservice.core.home import waiting_group as group_of
 from delayservice.core.names import DELAY_HOME_MAC
+from delayservice.core.partitioner import murmur2
 from delayservice.core.record import RecordReader
 from delayservice.core.recurrence import recurrence_of
 from delayservice.core.topic_names import is_legal_topic
@@ -51,6 +52,11 @@ _SOURCE: Final = re.compile(rb".+:\d{1,9}:\d{1,18}")
 _PARTITION_MAX: Final = 2**31 - 1
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _MASK31: Final = 0x7FFFFFFF
+_signed_long: Final = struct.Struct("<q").pack
+
+
+class HashedValue(bytes):
+    """Stands for a value of which only the hash was kept: eight bytes (``ledger.rows``)."""
 
 
 class Run(NamedTuple):
@@ -89,17 +95,31 @@ def runs(batch: pa.RecordBatch) -> Iterator[Run]:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """The records of a batch as ``RecordReader`` takes them, headers as the service reads them."""
+    """Return the records of a batch as ``RecordReader`` takes them, headers as the service reads
+    them.
+    """
     return list(
         zip(
             batch.column("offset").to_pylist(),
             batch.column("timestamp_ms").to_pylist(),
             batch.column("key").to_pylist(),
-            batch.column("value").to_pylist(),
+            values_of(batch),
             headers_of(batch),
             strict=True,
         )
     )
+
+
+def values_of(batch: pa.RecordBatch) -> list[bytes | None]:
+    """Return the values of a batch; ``HashedValue`` where only a hash was kept."""
+    values: list[bytes | None] = batch.column("value").to_pylist()
+    if "value_hash" not in batch.schema.names:
+        return values
+    hashes = batch.column("value_hash").to_pylist()
+    return [
+        value if value is not None or hashed is None else HashedValue(_signed_long(hashed))
+        for value, hashed in zip(values, hashes, strict=True)
+    ]
 
 
 def headers_of(batch: pa.RecordBatch) -> list[Headers]:
@@ -186,7 +206,7 @@ def envelope_of(row: Row) -> Arrived | None:
     if arrived is None:
         return None
     is_sensible = _SHARD.fullmatch(arrived.shard) and _are_sensible((arrived.sent,))
-    return arrived if is_sensible else None
+    return arrived if is_sensible and arrived.settles <= OFFSET_MAX else None
 
 
 def waiting(payload: Payload) -> Group | None:
@@ -240,44 +260,11 @@ def _sensible(claim: Claim | None) -> Claim | None:
     return claim
 
 
-def key_hashes(keys: pa.BinaryArray) -> NDArray[np.int32]:
-    """31 bits of murmur2 of every key, which a partition is chosen by; ``NO_KEY`` where none.
-
-    Source: as ``delayservice.core.partitioner``, here over all keys of one length at a time.
+def key_hash(key: bytes | None) -> int:
+    """Return 31 bits of murmur2 of a key, which its partition is chosen by; ``NO_KEY``: it has
+    none.
     """
-    found = np.full(len(keys), NO_KEY, np.int32)
-    _, offsets_buffer, data_buffer = keys.buffers()
-    if data_buffer is None or offsets_buffer is None:
-        return found
-    offsets = np.frombuffer(offsets_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
-    data = np.frombuffer(data_buffer, np.uint8)
-    lengths = np.diff(offsets)
-    for length in np.unique(lengths).tolist():
-        if length:
-            rows = np.flatnonzero(lengths == length)
-            taken = data[offsets[:-1][rows, None] + np.arange(length)]
-            found[rows] = _murmur2(taken) & _MASK31
-    return found
-
-
-def _murmur2(keys: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """The hash of keys of one length, a row each."""
-    count, length = keys.shape
-    whole = length & ~3
-    multiplier = np.uint32(0x5BD1E995)
-    hashed = np.full(count, 0x9747B28C ^ length, np.uint32)
-    words = np.ascontiguousarray(keys[:, :whole]).view("<u4").reshape(count, whole // 4)
-    for word in words.T:
-        mixed = word * multiplier
-        mixed ^= mixed >> np.uint32(24)
-        hashed = hashed * multiplier ^ mixed * multiplier
-    if length > whole:
-        for at in range(length - whole):
-            hashed ^= keys[:, whole + at].astype(np.uint32) << np.uint32(8 * at)
-        hashed *= multiplier
-    hashed ^= hashed >> np.uint32(13)
-    hashed *= multiplier
-    return hashed ^ (hashed >> np.uint32(15))
+    return murmur2(key) & _MASK31 if key else NO_KEY
 
 
 def readers(

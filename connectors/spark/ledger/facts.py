@@ -18,10 +18,15 @@ CONTINUED: Final = 6
 NAMED: Final = 7
 FORWARDED: Final = 8
 ARRIVED: Final = 9
+REMEMBERED: Final = 10
 """Roles of ledger rows. ``DISCLAIMED`` names a copy or an envelope that the service found forged,
 ``CONTINUED`` the next occurrence of a schedule, as a row of the user's record, and ``ARRIVED`` an
 envelope with that record in it which settles another one, or none: these three settle nothing.
-``NAMED`` is a source record that is not judged, and may cancel one that is."""
+``NAMED`` is a source record that was judged before and may cancel one that was not, ``REMEMBERED``
+one that was judged before, with the place of what settled it."""
+
+SOURCES: Final = frozenset({SOURCE, NAMED, REMEMBERED})
+"""Roles of rows that are source records."""
 
 SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED, FORWARDED})
 """Roles that settle a record."""

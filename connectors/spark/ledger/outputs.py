@@ -1,16 +1,19 @@
-"""Rows of the ledger that outputs make: deliveries, dead letters and outcomes."""
+"""Rows of the ledger that outputs make: deliveries, dead letters and outcomes, read in Python.
+
+``native`` makes the rows of plain deliveries; what it leaves is read here.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
-from connectors.spark.common.decode import Run, headers_of, key_hashes, runs, without_collector
+from connectors.spark.common.decode import Run, key_hash, rows_of, runs, without_collector
 from connectors.spark.common.topics import Place
 from connectors.spark.ledger.facts import (
     DELIVERED,
@@ -22,9 +25,9 @@ from connectors.spark.ledger.facts import (
 from connectors.spark.ledger.rows import (
     FOREIGN,
     MALFORMED,
+    NO_ID,
     NO_SHARD,
     NOWHERE,
-    SCHEMA,
     UNMARKED,
     Ledger,
     Values,
@@ -39,10 +42,6 @@ from delayservice.core.copies import CONTINUES
 from delayservice.core.entry import Headers, Row
 
 _Content: TypeAlias = tuple[bytes | None, bytes | None, Headers]
-_Numbered: TypeAlias = tuple[int, _Content]
-"""A record and its place in the batch."""
-
-_PLAIN_END: Final = (names.DELAY_DUE_AT, names.DELAY_SOURCE, names.DELAY_SETTLES)
 _COUNT: Final = re.compile(rb"\d{1,18}")
 _OFFSET: Final = re.compile(rb"-?\d{1,18}")
 _SHARD: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249}):(\d{1,9})")
@@ -60,139 +59,80 @@ class OutputRows:
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Rows of what settles records that are judged, and counts of the rest."""
-        named = {f"{t}:{p}".encode(): number for (t, p), number in self.ledger.shards.items()}
+        """Yield rows of what settles records, and counts of the rest; batches as
+        ``topics.ROW_SCHEMA``.
+        """
         with without_collector():
             for batch in batches:
                 for run in runs(batch):
-                    yield _Outputs(self.ledger, named, run).rows()
+                    yield batch_of(list(_Outputs(self.ledger, run).rows()))
 
 
 class _Outputs:
-    """Rows of one partition's records that are not source records."""
+    """Rows of one partition's records that are not source records. What they say, any producer may
+    have written.
+    """
 
-    def __init__(self, ledger: Ledger, shards: Mapping[bytes, int], run: Run) -> None:
+    def __init__(self, ledger: Ledger, run: Run) -> None:
         self._ledger = ledger
-        self._shards = shards
         self._batch = run.batch
         self._role = ledger.roles.get(run.topic, DELIVERED)
         self._topic = ledger.topics[run.topic]
         self._partition = run.partition
-        self._unmarked = self._foreign = 0
-        self._found: list[int] = []
-        self._values: list[tuple[int, int, int, int, int, bytes | None]] = []
-        """``(shard, offset, role, due_ms, content, more)`` of each of ``_found``."""
-        self._others: list[Values] = []
 
-    def rows(self) -> pa.RecordBatch:
-        """All of them."""
-        keys = self._batch.column("key").to_pylist()
-        values = self._batch.column("value").to_pylist()
-        is_plain = self._take_plain if self._role == DELIVERED else _never
-        for record in enumerate(zip(keys, values, headers_of(self._batch), strict=True)):
-            if not is_plain(record):
-                self._take(record)
-        self._others += [
-            (NO_SHARD, what, 0, 0, 0, 0, 0, 0, 0, count, 0, None)
-            for what, count in ((UNMARKED, self._unmarked), (FOREIGN, self._foreign))
-            if count
-        ]
-        made = self._made()
-        return pa.concat_batches([made, batch_of(self._others)]) if self._others else made
+    def rows(self) -> Iterator[Values]:
+        counts: Counter[int] = Counter()
+        for row in rows_of(self._batch):
+            told = dict(row[4] or ())
+            if names.DELAY_SETTLES in told:
+                yield from self._of_marked(row, told, counts)
+            else:
+                counts[UNMARKED] += 1
+        for what, count in counts.items():
+            yield (NO_SHARD, what, *(0,) * 7, count, 0, NO_ID, None)
 
-    def _made(self) -> pa.RecordBatch:
-        taken = self._batch if len(self._found) == self._batch.num_rows else None
-        if taken is None:
-            taken = self._batch.take(pa.array(self._found, pa.int32()))
-        count = taken.num_rows
-        shard, offset, role, due_ms, content, more = (
-            zip(*self._values, strict=True) if count else ((),) * 6
-        )
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array(shard, pa.int32()),
-                pa.array(offset, pa.int64()),
-                pa.array(role, pa.int8()),
-                pa.array(np.zeros(count, np.int64)),
-                pa.array(due_ms, pa.int64()),
-                taken.column("timestamp_ms"),
-                pa.array(content, pa.int64()),
-                pa.array(np.full(count, self._topic, np.int32)),
-                pa.array(np.full(count, self._partition, np.int32)),
-                taken.column("offset"),
-                pa.array(key_hashes(taken.column("key"))),
-                pa.array(more, pa.binary()),
-            ],
-            schema=SCHEMA,
-        )
-
-    def _take_plain(self, record: _Numbered) -> bool:
-        """The short way: nearly all are plain deliveries, and end as every one of them does."""
-        at, (key, value, headers) = record
-        if len(headers) < len(_PLAIN_END):
-            return False
-        (due_name, due), (source_name, source), (settles_name, settles) = headers[-3:]
-        if (due_name, source_name, settles_name) != _PLAIN_END:
-            return False
-        if due is None or source is None or settles is None:
-            return False
-        are_numbers = _COUNT.fullmatch(due) and _COUNT.fullmatch(settles)
-        if not (are_numbers and source.endswith(b":" + settles)):
-            return False
-        shard = self._shards.get(source[: -len(settles) - 1])
-        if shard is None:
-            return False
-        offset = int(settles)
-        start, stop = self._ledger.ranges[shard]
-        if start <= offset < stop:
-            content = content_hash(key, value, headers[:-3])
-            self._found.append(at)
-            self._values.append((shard, offset, DELIVERED, int(due), content, None))
-        return True
-
-    def _take(self, record: _Numbered) -> None:
-        """The long way: any record. What it says, any producer may have written."""
-        at, content = record
-        headers = content[2]
-        told = dict(headers)
-        settles = told.get(names.DELAY_SETTLES)
-        if settles is None:
-            self._unmarked += 1
+    def _of_marked(
+        self, row: Row, told: Mapping[str, bytes | None], counts: Counter[int]
+    ) -> Iterator[Values]:
+        settles = told[names.DELAY_SETTLES]
+        if settles is None or not _OFFSET.fullmatch(settles) or int(settles) < CONTINUES:
+            yield self._note(row, MALFORMED, f"{names.DELAY_SETTLES} is no offset")
             return
-        if not _OFFSET.fullmatch(settles) or int(settles) < CONTINUES:
-            self._note(at, MALFORMED, f"{names.DELAY_SETTLES} is no offset")
-            return
-        offset = int(settles)
         place = self._place_of(told)
         if place is None:
-            self._note(at, MALFORMED, f"{names.DELAY_SETTLES} is there, and no place that it is of")
+            why = f"{names.DELAY_SETTLES} is there, and no place that it is of"
+            yield self._note(row, MALFORMED, why)
             return
         shard = self._ledger.shards.get(place)
         if shard is None:
-            self._take_foreign(at, place)
-        elif offset >= 0 and self._ledger.is_judged(shard, offset):
-            due_ms, hashed, facts = self._facts(told, content)
-            self._found.append(at)
-            self._values.append((shard, offset, self._role, due_ms, hashed, pack(facts)))
-            if self._role == LETTER and facts.code == COPY_FORGED:
-                self._disclaim(shard, offset, content)
+            yield from self._of_foreign(row, place, counts)
+        elif int(settles) >= 0:
+            yield from self._of_settlement(row, shard, int(settles), told)
 
-    def _take_foreign(self, at: int, place: Place) -> None:
-        """An output of a shard that is not judged, or that can't be."""
+    def _of_settlement(
+        self, row: Row, shard: int, offset: int, told: Mapping[str, bytes | None]
+    ) -> Iterator[Values]:
+        content = (row[2], row[3], row[4] or [])
+        due_ms, hashed, facts = self._facts(told, content)
+        what = (shard, offset, self._role, 0, due_ms, row[1], hashed, self._topic)
+        yield (*what, self._partition, row[0], key_hash(row[2]), NO_ID, pack(facts))
+        if self._role == LETTER and facts.code == COPY_FORGED:
+            yield from self._disclaimed(shard, offset, content)
+
+    def _of_foreign(self, row: Row, place: Place, counts: Counter[int]) -> Iterator[Values]:
+        """Yield what is wrong with an output of a shard that is not judged, or count it."""
         topic, partition = place
         count = self._ledger.partitions.get(topic)
         if count is None or partition < count:
-            self._foreign += 1
+            counts[FOREIGN] += 1
         else:
             why = f"it says that it settles a record of {topic}:{partition}, and there is no such"
-            self._note(at, NOWHERE, f"{why} partition")
+            yield self._note(row, NOWHERE, f"{why} partition")
 
-    def _note(self, at: int, what: int, why: str) -> None:
-        """A row about the output itself."""
-        offset = self._batch.column("offset")[at].as_py()
-        at_ms = self._batch.column("timestamp_ms")[at].as_py()
-        place = (self._topic, self._partition, offset)
-        self._others.append((NO_SHARD, what, 0, 0, 0, at_ms, 0, *place, 0, why.encode()))
+    def _note(self, row: Row, what: int, why: str) -> Values:
+        """Return a row about the output itself."""
+        place = (self._topic, self._partition, row[0])
+        return (NO_SHARD, what, 0, 0, 0, row[1], 0, *place, 0, NO_ID, why.encode())
 
     def _place_of(self, told: Mapping[str, bytes | None]) -> Place | None:
         """The shard that ``delay-settles`` is an offset of; None: that can't be read."""
@@ -236,19 +176,15 @@ class _Outputs:
         )
         return _number(asked, names.DELAY_AT), content_hash(key, value, own), facts
 
-    def _disclaim(self, shard: int, offset: int, content: _Content) -> None:
-        """The service says that the copy or envelope at ``offset`` is forged: what it claims does
-        not count.
+    def _disclaimed(self, shard: int, offset: int, content: _Content) -> Iterator[Values]:
+        """Yield what the copy or envelope at ``offset`` claims: the service says that it is forged,
+        so that does not count.
         """
         key, value, headers = content
         place = next(place for place, number in self._ledger.shards.items() if number == shard)
         forged: Row = (offset, 0, key, value, _written(headers))
         for values in self._ledger.said_by(place, forged):
-            self._others.append((*values[:2], DISCLAIMED, *values[3:]))
-
-
-def _never(_: _Numbered) -> bool:
-    return False
+            yield (*values[:2], DISCLAIMED, *values[3:])
 
 
 def _written(headers: Headers) -> Headers:

@@ -24,7 +24,7 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.repairs import RepairDesk
 from connectors.spark.common.cut import Cut, take_cut
-from connectors.spark.common.files import delete_folder, write_text
+from connectors.spark.common.files import delete, write_text
 from connectors.spark.common.progress import Say
 from connectors.spark.common.topics import Place, native_options, read_topic
 from connectors.spark.reconcile import digests
@@ -422,10 +422,10 @@ class _Reconciling:
 
     def _write(self, result: ReconcileResult, found: DataFrame) -> None:
         summary = json.dumps(result.to_json(), indent=2) + "\n"
-        write_text(self._spark, result.summary_path, summary)
-        write_text(self._spark, result.plan_path, result.plan.encode())
-        write_text(self._spark, result.report_path, page(result, heat(found)))
-        delete_folder(self._spark, self._options.path("work"))
+        write_text(result.summary_path, summary)
+        write_text(result.plan_path, result.plan.encode())
+        write_text(result.report_path, page(result, heat(found)))
+        delete(self._options.path("work"))
 
 
 def cluster_id(client: Mapping[str, str]) -> str:

@@ -136,8 +136,8 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> Report:
         seconds=round(time.monotonic() - began_s, 3),
         cut=cut,
     )
-    write_text(spark, options.path("report.json"), json.dumps(found.to_json(), ensure_ascii=False))
-    write_text(spark, options.path("report.html"), page(found))
+    write_text(options.path("report.json"), json.dumps(found.to_json(), ensure_ascii=False))
+    write_text(options.path("report.html"), page(found))
     return found
 
 

@@ -178,7 +178,7 @@ def schedule(
         DelayServiceError: the delay topic is missing, a row can't be read or a record not written.
     """
     started_s = time.monotonic()
-    if not is_replaceable(rows.sparkSession, options.rejected_path):
+    if not is_replaceable(options.rejected_path):
         raise InvalidRequestError(
             f"{options.rejected_path} holds what no former run wrote, and rejected rows would take "
             "its place: name another folder"

@@ -1,0 +1,397 @@
+"""Judges groups of the ledger on the executors, and then what depends on other records of an id."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from connectors.spark.audit.findings import (
+    CERTAIN,
+    FOUND,
+    IF_MARKED,
+    IF_OTHER,
+    IF_UNMARKED,
+    MALFORMED,
+    UNJUDGED,
+    UNKNOWN_SOURCE,
+    UNLESS_MARKED,
+    WRONG_OUTCOME,
+    Finding,
+)
+from connectors.spark.audit.group import Group, base_of, group_of, named_row
+from connectors.spark.audit.judge import judge
+from connectors.spark.audit.rules import Rules, ShardRules
+from connectors.spark.audit.settlement import elsewhere, own_place, place_at
+from connectors.spark.common.decode import without_collector
+from connectors.spark.ledger.facts import (
+    ARRIVED,
+    COPIED,
+    DELIVERED,
+    FORWARDED,
+    NEVER_MS,
+    Output,
+    Source,
+)
+from connectors.spark.ledger.ids import NONE, IdHistory, Line
+from connectors.spark.ledger.kinds import FOREIGN, settlement_name
+from connectors.spark.ledger.rows import COUNTED, NO_SHARD, NOWHERE
+from connectors.spark.ledger.rows import MALFORMED as MALFORMED_ROW
+from connectors.spark.ledger.rows import SCHEMA as LEDGER_SCHEMA
+from delayservice.core.entry import HOMEBOUND, INVALID
+
+JUDGED: Final = (
+    "kind string, shard long, offset long, source string, target long, target_partition int, "
+    "target_offset long, due_ms long, at_ms long, detail string, when byte, claim long, "
+    "record_id binary, base long, since_ms long, number long, verdict byte, aim long, packed binary"
+)
+"""Columns of the judges' rows. ``verdict`` is one of ``findings``, ``LINE`` or ``COUNT``
+(``number`` of ``kind``); ``packed`` is a line, or the row of the ledger of what is carried or
+settled."""
+
+LINE: Final = 4
+COUNT: Final = 5
+"""Verdicts beside those of ``findings``."""
+
+_SCHEMA: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("shard", pa.int64()),
+        ("offset", pa.int64()),
+        ("source", pa.string()),
+        ("target", pa.int64()),
+        ("target_partition", pa.int32()),
+        ("target_offset", pa.int64()),
+        ("due_ms", pa.int64()),
+        ("at_ms", pa.int64()),
+        ("detail", pa.string()),
+        ("when", pa.int8()),
+        ("claim", pa.int64()),
+        ("record_id", pa.binary()),
+        ("base", pa.int64()),
+        ("since_ms", pa.int64()),
+        ("number", pa.int64()),
+        ("verdict", pa.int8()),
+        ("aim", pa.int64()),
+        ("packed", pa.binary()),
+    ]
+)
+_ROWS_MAX: Final = 10_000
+"""Rows that are held as objects before they become a batch."""
+_BLOCK_BITS: Final = 13
+"""Records of so many neighbouring offsets, as a power of two, are judged by one task."""
+
+_Row: TypeAlias = dict[str, Any]
+_pack: Final = msgspec.msgpack.Encoder().encode
+_unpack: Final = msgspec.msgpack.Decoder().decode
+_unpack_line: Final = msgspec.msgpack.Decoder(Line).decode
+
+
+def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
+    """Return the verdicts on each record by itself, as ``JUDGED``.
+
+    Args:
+        rows: rows of ``LEDGER``, all of each record.
+        rules: what to judge by.
+        keeps: whether what is carried and settled is wanted, for a next cut.
+    """
+    return (
+        rows.repartition("shard", sf.shiftright("offset", _BLOCK_BITS))
+        .sortWithinPartitions("shard", "offset", "role")
+        .mapInArrow(Court(rules, keeps=keeps).judge, JUDGED)
+    )
+
+
+def decide_by_ids(judged: DataFrame, passed: Passed, rules: Rules) -> DataFrame:
+    """Return the verdicts that depend on other records of the same id, as certain ones.
+
+    Args:
+        judged: what ``judge_records`` made of all records that bear an id.
+        passed: when H had passed which offsets.
+        rules: what to judge by.
+    """
+    return (
+        judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
+        .repartition("shard", "record_id")
+        .sortWithinPartitions("shard", "record_id", "offset")
+        .mapInArrow(IdCourt(rules, passed).judge, JUDGED)
+    )
+
+
+def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the ledger that ``packed``, the only column, holds."""
+    for batch in batches:
+        rows = [_unpack(row) for row in batch.column(0).to_pylist()]
+        columns = list(zip(*rows, strict=True)) or [()] * len(LEDGER_SCHEMA)
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, LEDGER_SCHEMA, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=LEDGER_SCHEMA)
+
+
+# --- by record -----------------------------------------------------------------------------------
+
+
+class Court:
+    """Judges the sorted ledger. Sent to the executors as it is.
+
+    Args:
+        rules: what to judge by.
+        keeps: whether rows of what is carried and settled are made.
+    """
+
+    def __init__(self, rules: Rules, *, keeps: bool = True) -> None:
+        self._rules = rules
+        self._keeps = keeps
+        self._counts: Counter[str] = Counter()
+
+    def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        """Yield rows of ``JUDGED``, and at last the counts."""
+        rows = (row for batch in batches for row in zip(*_lists(batch), strict=True))
+        with without_collector():
+            groups = groupby(rows, lambda row: row[:2])
+            yield from _batches(
+                one
+                for (shard, _), group in groups
+                for one in (self._of_no_shard if shard == NO_SHARD else self._of_group)(list(group))
+            )
+        yield from _batches(
+            {"verdict": COUNT, "kind": kind, "shard": NO_SHARD, "number": number}
+            for kind, number in self._counts.items()
+        )
+
+    def _of_no_shard(self, rows: Sequence[Sequence[Any]]) -> Iterator[_Row]:
+        """Count what settles nothing, and find what says so in a wrong way."""
+        for _, what, _, _, _, at_ms, _, topic, partition, place, _, _, more in rows:
+            if what not in (MALFORMED_ROW, NOWHERE):
+                self._counts[COUNTED[what]] += place
+                continue
+            yield {
+                "verdict": FOUND,
+                "when": CERTAIN,
+                "kind": MALFORMED if what == MALFORMED_ROW else UNKNOWN_SOURCE,
+                "shard": NO_SHARD,
+                "target": topic,
+                "target_partition": partition,
+                "target_offset": place,
+                "at_ms": at_ms,
+                "detail": more.decode(),
+            }
+
+    def _of_group(self, rows: Sequence[Sequence[Any]]) -> Iterator[_Row]:
+        group = group_of(rows)
+        self._counts["outputs"] += len(group.settling) + len(group.successors)
+        found = list(judge(group, self._rules, self._counts))
+        yield from (_finding_row(f) for f in found if self._keeps or f.verdict <= UNJUDGED)
+        line = _line_of(group, found, self._rules)
+        if line is not None:
+            yield _line_row(group, *line)
+
+
+def _lists(batch: pa.RecordBatch) -> list[list[Any]]:
+    return [column.to_pylist() for column in batch.columns]
+
+
+def _finding_row(one: Finding) -> _Row:
+    row: _Row = {
+        "verdict": one.verdict,
+        "kind": one.kind,
+        "shard": one.shard,
+        "offset": one.offset,
+        "source": one.source,
+        "due_ms": one.due_ms if one.due_ms > 0 else None,
+        "detail": one.detail,
+        "when": one.when,
+        "claim": one.claim,
+        "record_id": one.record_id,
+        "base": one.base,
+        "since_ms": one.since_ms,
+        "aim": one.aim,
+        "packed": _pack(one.values) if one.values else None,
+    }
+    return row if one.output is None else row | _place_row(one.output)
+
+
+def _place_row(output: Output) -> _Row:
+    return {
+        "target": output.topic,
+        "target_partition": output.partition,
+        "target_offset": output.place,
+        "at_ms": output.at_ms,
+    }
+
+
+def _batches(rows: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
+    kept = iter(rows)
+    while some := list(islice(kept, _ROWS_MAX)):
+        yield pa.RecordBatch.from_pylist(some, schema=_SCHEMA)
+
+
+# --- lines of ids --------------------------------------------------------------------------------
+
+
+def _line_of(group: Group, found: Sequence[Finding], rules: Rules) -> tuple[bytes, Line] | None:
+    """Return id and line of a record; None: it bears no id."""
+    if group.named is not None:
+        record_id, line = group.named
+        return record_id, line._replace(is_home=line.is_home or bool(group.arrivals))
+    source = group.source
+    if source is None or source.facts.record_id is None or source.facts.kind == INVALID:
+        return None
+    return source.facts.record_id, _line(source, group, found, rules)
+
+
+def _line(source: Source, group: Group, found: Sequence[Finding], rules: Rules) -> Line:
+    """Return the record as a line of its id's history; with its settlement, if nothing is wrong
+    there.
+    """
+    facts = source.facts
+    line = Line(
+        *(source.offset, facts.kind, base_of(source), source.key_ms, source.written_ms),
+        acts=facts.acts if facts.kind in FOREIGN else facts.kind,
+        source=elsewhere(facts.origin, own_place(source, rules)),
+        is_home=bool(group.arrivals)
+        or any(one.role in (ARRIVED, FORWARDED) for one in group.settling)
+        or (facts.kind == HOMEBOUND and rules.unseen_home(source, source.written_ms) is not None),
+    )
+    is_wrong = any(one.verdict in (FOUND, UNJUDGED) and one.when == CERTAIN for one in found)
+    if not group.settling or is_wrong:
+        return line
+    own = [one for one in group.settling if one.role != DELIVERED or one.topic == source.topic]
+    if len({one.role for one in own}) != 1:  # a crash under at_least_once: either may be the first
+        return line
+    first, told = own[0], own[0].facts
+    return line._replace(
+        settlement=settlement_name(first.role, told.outcome),
+        at_ms=first.at_ms,
+        by=told.by,
+        copy_base=told.base if first.role == COPIED else NONE,
+        by_source=elsewhere(told.by_source, place_at(source, told.by, rules)),
+    )
+
+
+def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
+    """Return a line, and where its settlement is, for a finding about that."""
+    source = group.source
+    row: _Row = {
+        "verdict": LINE,
+        "shard": group.shard,
+        "offset": line.offset,
+        "source": "" if source is None else source.facts.origin,
+        "due_ms": None if source is None or source.due_ms <= 0 else source.due_ms,
+        "when": CERTAIN,
+        "record_id": record_id,
+        "packed": _pack(line),
+    }
+    return row | _place_row(group.settling[0]) if group.settling else row
+
+
+class Passed:
+    """The latest times at which H passed offsets, from the settlements of what lies behind them.
+
+    Args:
+        bits: size of a block of offsets, as a power of two.
+        blocks: ``(shard, block, when a record of it was settled at the earliest)``.
+    """
+
+    def __init__(self, bits: int = 0, blocks: Iterable[tuple[int, int, int]] = ()) -> None:
+        self._bits = bits
+        held: dict[int, list[tuple[int, int]]] = {}
+        for shard, block, at_ms in blocks:
+            held.setdefault(shard, []).append((block, at_ms))
+        self._shards = {shard: _suffix_minima(sorted(told)) for shard, told in held.items()}
+
+    def at_ms(self, shard: int, offset: int) -> int | None:
+        """Return the instant, epoch milliseconds; None: it is not known."""
+        blocks, at_ms = self._shards.get(shard, _NOTHING)
+        at = int(np.searchsorted(blocks, offset >> self._bits, side="right"))
+        return int(at_ms[at]) if at < len(blocks) else None
+
+
+_Minima: TypeAlias = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+_NOTHING: Final[_Minima] = (np.array([], np.int64), np.array([], np.int64))
+
+
+def _suffix_minima(held: Sequence[tuple[int, int]]) -> _Minima:
+    blocks, at_ms = (np.array(column, np.int64) for column in zip(*held, strict=True))
+    return blocks, np.minimum.accumulate(at_ms[::-1])[::-1]
+
+
+class IdCourt:
+    """Judges what depends on other records of the same id. Sent to the executors as it is.
+
+    Args:
+        rules: what to judge by.
+        passed: when H had passed which offsets.
+    """
+
+    def __init__(self, rules: Rules, passed: Passed) -> None:
+        self._rules = rules
+        self._passed = passed
+
+    def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        """Yield certain rows of ``JUDGED``, of rows that are sorted by shard, id and offset."""
+        rows = (row for batch in batches for row in batch.to_pylist())
+        with without_collector():
+            for (shard, name), group in groupby(rows, lambda row: (row["shard"], row["record_id"])):
+                yield from _batches(self._judge(shard, name, list(group)))
+
+    def _judge(self, shard: int, record_id: bytes, rows: Sequence[_Row]) -> Iterator[_Row]:
+        own = self._rules.shards[shard]
+        held = [row for row in rows if row["verdict"] == LINE]
+        lines = [_unpack_line(row["packed"]) for row in held]
+        history = IdHistory(lines, own.start)
+        unseen = {row["offset"] for row in rows if row["verdict"] == UNJUDGED}
+        for row in rows:
+            if row["verdict"] != LINE and self._is_true(row, own, history, unseen):
+                yield row | {"when": CERTAIN}
+        wrong = dict(history.judge(self._passed_ms(shard), self._rules.lag_ms))
+        for number, why in wrong.items():
+            source = held[number]["source"] or f"{own.name}:{held[number]['offset']}"
+            found = {"verdict": FOUND, "kind": WRONG_OUTCOME, "detail": why, "packed": None}
+            yield held[number] | found | {"source": source}
+        for number, line in enumerate(lines):
+            if number not in wrong and _may_matter(line, own):
+                yield _finding_row(named_row(shard, line, record_id))
+
+    def _passed_ms(self, shard: int) -> Callable[[int], int | None]:
+        def passed_ms(offset: int) -> int | None:
+            """Add how far outputs may be ahead of their checkpoint: that proves nothing yet."""
+            at_ms = self._passed.at_ms(shard, offset)
+            return None if at_ms is None else at_ms + self._rules.grace_ms
+
+        return passed_ms
+
+    def _is_true(
+        self, row: _Row, own: ShardRules, history: IdHistory, unseen: Container[int]
+    ) -> bool:
+        """Return whether a verdict that depends on the record's canceller is one. Where that may be
+        another one, before those that are known, a settlement that may be unseen is one.
+        """
+        canceller = history.canceller(row["base"])
+        is_known = history.is_certain(row["base"])
+        mark = NEVER_MS if canceller is None else canceller.offset
+        is_marked = mark < own.earlier.offset or (not is_known and row["offset"] in unseen)
+        is_before = row["claim"] in range(row["base"], own.start)
+        is_true: dict[int, bool] = {
+            IF_MARKED: is_marked,
+            IF_UNMARKED: not is_marked,
+            UNLESS_MARKED: is_known and mark >= own.later.offset,
+            IF_OTHER: mark != row["claim"] and (is_known or not is_before),
+        }
+        return is_true[row["when"]]
+
+
+def _may_matter(line: Line, own: ShardRules) -> bool:
+    """Return whether a line that is judged says something at the next cut: as a canceller of what
+    comes, or as what has yet to come home.
+    """
+    if not line.settlement:
+        return False
+    waits = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home
+    return waits or line.offset >= own.earlier.offset

@@ -1,0 +1,205 @@
+"""Facts of the cluster that a verdict rests on: how topics keep their records, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from connectors.spark.audit.rules import Rules, ShardRules
+from connectors.spark.common.cut import (
+    Cut,
+    Policy,
+    ShardCut,
+    Span,
+    first_times,
+    offsets_at,
+    topic_policies,
+)
+from connectors.spark.common.topics import Place
+from connectors.spark.ledger.facts import NEVER_MS
+from connectors.spark.ledger.rows import name_hash
+from delayservice.core import names
+
+CLOCKS_DIFFER_MS: Final = 600_000
+"""No output has a timestamp that is so much before its source record's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Facts that an earlier cut left.
+
+    Attributes:
+        ends: where it read each log to.
+        starts: the first offset of each shard whose record is known.
+        judged: the first offset of each shard that the verdicts are for.
+        seen_ms: when the partitions got their first records.
+        overdue_ms: what should have been settled before this instant was reported as overdue.
+    """
+
+    ends: Mapping[Place, int] = field(default_factory=dict)
+    starts: Mapping[Place, int] = field(default_factory=dict)
+    judged: Mapping[Place, int] = field(default_factory=dict)
+    seen_ms: Mapping[Place, int] = field(default_factory=dict)
+    overdue_ms: int = -NEVER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of the logs at one cut.
+
+    Attributes:
+        spans: the offsets of each log that are read.
+        starts: the first offset of each shard whose record is known.
+        judged: the first offset of each shard that the verdict is for.
+        seen_ms: when the partitions got their first records, as far as they have any.
+        complete_ms: from when on a partition holds all that was written to it; missing: always.
+        policies: how the topics keep their records.
+    """
+
+    spans: Mapping[Place, Span]
+    starts: Mapping[Place, int]
+    judged: Mapping[Place, int]
+    seen_ms: Mapping[Place, int]
+    complete_ms: Mapping[Place, int]
+    policies: Mapping[str, Policy]
+
+
+def gather(client: Mapping[str, str], cut: Cut, past: Past) -> Evidence:
+    """Return what is known of the logs at a cut, since an earlier one.
+
+    Raises:
+        KafkaEdgeError: the cluster can't be asked.
+    """
+    spans = {
+        place: Span(min(max(span.start, past.ends.get(place, 0)), span.end), span.end)
+        for place, span in cut.spans.items()
+    }
+    unseen = {place: span for place, span in cut.spans.items() if place not in past.seen_ms}
+    seen_ms = {**past.seen_ms, **first_times(client, unseen)}
+    gone = {p: s for p, s in cut.spans.items() if s.start > past.ends.get(p, 0)}
+    others = {place: span for place, span in gone.items() if place in cut.others}
+    complete_ms = dict.fromkeys(gone, NEVER_MS) | first_times(client, gone)
+    complete_ms |= dict.fromkeys(others, NEVER_MS)
+    complete_ms |= first_times(client, others, names.DELAY_SETTLES)
+    policies = topic_policies(client, {topic for topic, _ in cut.others})
+    starts = {s.place: past.starts.get(s.place, s.span.start) for s in cut.shards}
+    judged = _judged(client, cut, past, complete_ms, policies)
+    return Evidence(spans, starts, judged, seen_ms, complete_ms, policies)
+
+
+def _judged(
+    client: Mapping[str, str],
+    cut: Cut,
+    past: Past,
+    complete_ms: Mapping[Place, int],
+    policies: Mapping[str, Policy],
+) -> dict[Place, int]:
+    """Return the first offset of each shard of which all evidence still exists."""
+    since_ms = max(
+        (
+            at_ms
+            for (topic, _), at_ms in complete_ms.items()
+            if at_ms < NEVER_MS and topic in policies and not policies[topic].is_compacted
+        ),
+        default=0,
+    )
+    new = [shard for shard in cut.shards if shard.place not in past.judged]
+    found = offsets_at(client, [s.place for s in new], since_ms) if since_ms and new else {}
+    first = {
+        s.place: max(s.span.start, found.get(s.place, s.span.end)) if since_ms else s.span.start
+        for s in new
+    }
+    return {shard.place: past.judged.get(shard.place, -1) for shard in cut.shards} | first
+
+
+@dataclass(frozen=True, slots=True)
+class Strictness:
+    """How strictly outputs are judged; ``audit.AuditOptions`` describes each field."""
+
+    late_ms: int | None = None
+    early_ms: int = 0
+    grace_ms: int = 0
+    overdue_ms: int | None = 600_000
+    lag_ms: int = 30_000
+
+
+def rules_of(
+    cut: Cut,
+    evidence: Evidence,
+    own: tuple[str, str],
+    strictness: Strictness,
+    past: Past,
+) -> Rules:
+    """Return the rules that records are judged by.
+
+    Args:
+        cut: cursors and ends.
+        evidence: what is known of the logs.
+        own: the dead-letter topic and the outcome topic.
+        strictness: how strictly.
+        past: what the cut before left.
+    """
+    read = {topic for topic, _ in cut.others}
+    grace_ms, policies = strictness.grace_ms, evidence.policies
+    return Rules(
+        shards={name_hash(s.name): _shard_rules(s, cut, evidence, past) for s in cut.shards},
+        topics={name_hash(topic): topic for topic in cut.partitions},
+        partitions={name_hash(topic): count for topic, count in cut.partitions.items()},
+        read=_hashes(read),
+        dead_letter=name_hash(own[0]),
+        outcomes=name_hash(own[1]),
+        delay_topics=_hashes(cut.delay_topics),
+        complete_since_ms=_by_topic(cut, read, evidence.complete_ms, 0),
+        seen_ms=_by_topic(cut, read, evidence.seen_ms, NEVER_MS),
+        open_places=frozenset((name_hash(topic), number) for topic, number in cut.open_places),
+        compacted=_hashes(t for t in read - set(own) if policies[t].is_compacted),
+        by_broker=_hashes(t for t in read if policies[t].is_by_broker),
+        late_ms=strictness.late_ms,
+        early_ms=strictness.early_ms,
+        overdue_since_ms=overdue_since_ms(cut, strictness),
+        overdue_before_ms=past.overdue_ms,
+        grace_ms=grace_ms,
+        unsettled_since_ms=cut.taken_ms - grace_ms if grace_ms else NEVER_MS,
+        lag_ms=strictness.lag_ms,
+    )
+
+
+def overdue_since_ms(cut: Cut, strictness: Strictness) -> int:
+    """Return the instant before which a record should have been settled that is overdue now."""
+    overdue_ms = strictness.overdue_ms
+    return -NEVER_MS if overdue_ms is None else cut.taken_ms - overdue_ms
+
+
+def _shard_rules(shard: ShardCut, cut: Cut, evidence: Evidence, past: Past) -> ShardRules:
+    # Delay topics have the broker's times: the service serves no other ones.
+    first_ms = evidence.seen_ms.get(shard.place, cut.taken_ms)
+    return ShardRules(
+        shard.name,
+        shard.earlier,
+        shard.later,
+        evidence.starts[shard.place],
+        shard.span.end,
+        shard.contracts,
+        is_open=shard.place in cut.open_places,
+        is_level=any(contract.level_ms for _, contract in shard.contracts.entries()),
+        judged_from=evidence.judged[shard.place],
+        new_from=past.ends.get(shard.place, 0),
+        born_ms=first_ms - CLOCKS_DIFFER_MS,
+    )
+
+
+def _hashes(topics: Iterable[str]) -> frozenset[int]:
+    return frozenset(map(name_hash, topics))
+
+
+def _by_topic(
+    cut: Cut, topics: Collection[str], at_ms: Mapping[Place, int], default: int
+) -> dict[int, tuple[int, ...]]:
+    """Return instants by topic and partition."""
+    return {
+        name_hash(topic): tuple(
+            at_ms.get((topic, number), default) for number in range(cut.partitions[topic])
+        )
+        for topic in {*topics, *cut.delay_topics}
+    }

@@ -1,0 +1,183 @@
+"""The rows of the ledger about one record, as objects. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import msgspec
+
+from connectors.spark.audit.findings import CARRIED, CERTAIN, SETTLED, Finding, Remembered, Settled
+from connectors.spark.ledger.facts import (
+    ARRIVED,
+    CONTINUED,
+    DISCLAIMED,
+    LETTER,
+    NAMED,
+    PLAIN_OUTPUT,
+    PLAIN_SOURCE,
+    REMEMBERED,
+    SETTLING,
+    SOURCE,
+    SOURCES,
+    Output,
+    OutputFacts,
+    Source,
+    SourceFacts,
+)
+from connectors.spark.ledger.ids import Line
+from connectors.spark.ledger.rows import NO_ID, id_hash, pack
+from delayservice.core.codes import COPY_FORGED
+from delayservice.core.entry import INVALID
+
+_source_facts: Final = msgspec.msgpack.Decoder(SourceFacts).decode
+_output_facts: Final = msgspec.msgpack.Decoder(OutputFacts).decode
+_named: Final = msgspec.msgpack.Decoder(tuple[bytes, Line]).decode
+_remembered: Final = msgspec.msgpack.Decoder(Remembered).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One record and all that says that it settles, continues or brings home it.
+
+    Attributes:
+        shard: its shard.
+        offset: its offset.
+        source: the record; None: no such record is known, or it was judged before.
+        settled: of a record that was judged before: what settled it then.
+        details: of the same, where they were kept.
+        named: id and line of the record, if it was judged before and may cancel others.
+        settling: what settles it.
+        successors: occurrences that follow it, in the order in which they were begun.
+        arrivals: envelopes that bring it home without settling it.
+        mirrored: how many copies of dead letters or outcomes others made.
+    """
+
+    shard: int
+    offset: int
+    source: Source | None = None
+    settled: Settled | None = None
+    details: Remembered | None = None
+    named: tuple[bytes, Line] | None = None
+    settling: Sequence[Output] = ()
+    successors: Sequence[Output] = ()
+    arrivals: Sequence[Output] = ()
+    mirrored: int = 0
+    rows: Sequence[Sequence[Any]] = field(default=(), repr=False)
+
+    def carried(self, when: int = CERTAIN) -> Iterator[Finding]:
+        """Yield the rows as they are, for the next cut."""
+        record_id = None if self.source is None else self.source.facts.record_id
+        base = 0 if self.source is None else base_of(self.source)
+        for row in self.rows:
+            yield Finding(
+                "",
+                self.shard,
+                self.offset,
+                when=when,
+                record_id=record_id,
+                base=base,
+                verdict=CARRIED,
+                values=tuple(row),
+            )
+
+
+def group_of(rows: Sequence[Sequence[Any]]) -> Group:
+    """Return the group of some rows of ``LEDGER`` with the same shard and offset."""
+    shard, offset = rows[0][:2]
+    by_role = {row[2]: row for row in rows if row[2] in SOURCES}
+    source = _source(by_role[SOURCE]) if SOURCE in by_role else None
+    outputs = [_output(row) for row in rows if row[2] not in SOURCES]
+    group = grouped(shard, offset, source, outputs)
+    past = by_role.get(REMEMBERED)
+    return replace(
+        group,
+        settled=None if past is None else Settled(past[3], past[5], *past[7:10]),
+        details=None if past is None or past[12] is None else _remembered(past[12]),
+        named=_named(by_role[NAMED][12]) if NAMED in by_role else None,
+        rows=rows,
+    )
+
+
+def grouped(shard: int, offset: int, source: Source | None, outputs: Iterable[Output]) -> Group:
+    """Return the group of a record and what says that it settles it."""
+    said = sorted(outputs, key=lambda one: (one.at_ms, one.place))
+    forged = {place_of(one) for one in said if one.role == DISCLAIMED}
+    real = [one for one in said if place_of(one) not in forged]
+    settling = [one for one in real if one.role in SETTLING]
+    return Group(
+        shard,
+        offset,
+        source=None if source is None else _as_refused(source, said),
+        settling=[one for one in settling if not one.facts.is_mirror],
+        successors=[one for one in real if one.role == CONTINUED],
+        arrivals=[one for one in real if one.role == ARRIVED],
+        mirrored=sum(one.facts.is_mirror for one in settling),
+    )
+
+
+def place_of(output: Output) -> tuple[int, int, int]:
+    """Return topic, partition and offset of an output."""
+    return output.topic, output.partition, output.place
+
+
+def base_of(source: Source) -> int:
+    """Return the first offset at which the canceller of a record may be."""
+    return source.facts.base or source.offset + 1
+
+
+def named_row(shard: int, line: Line, record_id: bytes) -> Finding:
+    """Return a record that was judged and may still cancel others, for the next cut."""
+    values = (
+        *(shard, line.offset, NAMED, line.key_ms, 0, line.written_ms, 0, -1, -1, 0, -1),
+        *(id_hash(record_id), pack((record_id, line))),
+    )
+    return Finding("", shard, line.offset, verdict=CARRIED, values=values)
+
+
+def settled_row(
+    group: Group, settled: Settled, details: Remembered | None = None, when: int = CERTAIN
+) -> Finding:
+    """Return a record that was judged, to be remembered."""
+    values = (
+        *(group.shard, group.offset, REMEMBERED, settled.role, 0, settled.at_ms, 0),
+        *(settled.topic, settled.partition, settled.place, -1, NO_ID),
+        None if details is None else pack(details),
+    )
+    source = group.source
+    return Finding(
+        "",
+        group.shard,
+        group.offset,
+        when=when,
+        record_id=None if source is None else source.facts.record_id,
+        base=0 if source is None else base_of(source),
+        verdict=SETTLED,
+        values=values,
+    )
+
+
+def _as_refused(source: Source, outputs: Sequence[Output]) -> Source:
+    """Return a copy or envelope whose signature was not verified as the service saw it, which knows
+    the secret: forged, if it says so.
+    """
+    if source.facts.is_verified:
+        return source
+    for output in outputs:
+        if output.role == LETTER and output.facts.code == COPY_FORGED:
+            facts = SourceFacts(INVALID, code=COPY_FORGED)
+            return source._replace(key_ms=0, due_ms=0, content=output.facts.whole_hash, facts=facts)
+    return source
+
+
+def _source(row: Sequence[Any]) -> Source:
+    shard, offset, _, key_ms, due_ms, at_ms, content, topic, partition, _, key_hash, _, more = row
+    facts = PLAIN_SOURCE if more is None else _source_facts(more)
+    return Source(shard, offset, key_ms, due_ms, at_ms, content, topic, partition, facts, key_hash)
+
+
+def _output(row: Sequence[Any]) -> Output:
+    _, _, role, _, due_ms, at_ms, content, topic, partition, place, key_hash, _, more = row
+    facts = PLAIN_OUTPUT if more is None else _output_facts(more)
+    return Output(role, due_ms, at_ms, content, topic, partition, place, key_hash, facts)

@@ -1,0 +1,93 @@
+"""The result of an audit, and its exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from connectors.spark.audit.options import OffsetRange
+from connectors.spark.common.cut import Cut
+
+SAMPLE_ROWS: Final = 20
+VERSION: Final = 2
+"""Version of findings and summaries."""
+EXIT_FINDINGS: Final = 3
+EXIT_UNJUDGED: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """The result of an audit.
+
+    Attributes:
+        findings: how many of each kind; kinds without any are left out.
+        unjudged: records in the judged ranges that could not be judged, by the reason why.
+        judged: the offsets that the verdict is for.
+        counts: records by what became of them; ``docs/audit.md`` explains each.
+        records: source records that were audited.
+        outputs: what settles them, as far as it was read.
+        seconds: for all of it, the cut included.
+        rows_per_s: source records per second.
+        findings_path: the Parquet dataset.
+        unjudged_path: the same of records that could not be judged.
+        summary_path: the JSON file.
+        sample: the first findings, for people.
+        unjudged_sample: the first records that could not be judged.
+        cut: what it was judged at.
+        ranges: of offsets that were audited; none: all.
+    """
+
+    findings: Mapping[str, int]
+    unjudged: Mapping[str, int]
+    judged: tuple[OffsetRange, ...]
+    counts: Mapping[str, int]
+    records: int
+    outputs: int
+    seconds: float
+    rows_per_s: float
+    findings_path: str
+    unjudged_path: str
+    summary_path: str
+    sample: tuple[Mapping[str, Any], ...]
+    unjudged_sample: tuple[Mapping[str, Any], ...]
+    cut: Cut
+    ranges: tuple[OffsetRange, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Return whether nothing was found, and everything in the ranges was judged."""
+        return not self.findings and not self.unjudged
+
+    @property
+    def status(self) -> int:
+        """The exit status of the command."""
+        return exit_status(len(self.findings), len(self.unjudged))
+
+    def to_json(self) -> dict[str, object]:
+        """Return the content of ``summary.json``."""
+        return {
+            "v": VERSION,
+            "kind": "summary",
+            "at_ms": self.cut.taken_ms,
+            "ranges": [[r.topic, r.partition, r.start, r.stop] for r in self.ranges],
+            "judged": [[r.topic, r.partition, r.start, r.stop] for r in self.judged],
+            "clean": self.is_clean,
+            "findings": dict(self.findings),
+            "unjudged": dict(self.unjudged),
+            "counts": dict(self.counts),
+            "records": self.records,
+            "outputs": self.outputs,
+            "seconds": round(self.seconds, 3),
+            "rows_per_s": round(self.rows_per_s),
+            "findings_path": self.findings_path,
+            "unjudged_path": self.unjudged_path,
+            "cut": self.cut.to_json(),
+        }
+
+
+def exit_status(findings: int, unjudged: int) -> int:
+    """Return 0: clean, 3: something is wrong, 4: nothing is, and something could not be judged."""
+    if findings:
+        return EXIT_FINDINGS
+    return EXIT_UNJUDGED if unjudged else 0

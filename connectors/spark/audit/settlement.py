@@ -1,0 +1,392 @@
+"""The judge of one settlement: whether it is the one that its record asks for. Pure.
+
+Source: ``docs/header-contract.md``, and "Proof from the topics" in ``docs/guarantees.md``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from connectors.spark.audit.findings import (
+    ALTERED,
+    CERTAIN,
+    EARLY,
+    IF_OTHER,
+    LATE,
+    MISSING_CODE,
+    UNJUDGED,
+    WRONG_OUTCOME,
+    WRONG_TARGET,
+    Finding,
+)
+from connectors.spark.audit.group import base_of
+from connectors.spark.audit.rules import OPEN, Rules
+from connectors.spark.ledger.facts import (
+    COPIED,
+    DELIVERED,
+    FORWARDED,
+    LETTER,
+    Output,
+    Source,
+)
+from connectors.spark.ledger.ids import NONE
+from connectors.spark.ledger.kinds import (
+    FOREIGN,
+    KIND_NAMES,
+    PENDING,
+    SETTLEMENTS,
+    WAITING,
+    settlement_name,
+)
+from connectors.spark.ledger.successors import same_recurrence
+from delayservice.core.codes import (
+    CONTROL_LOST,
+    CRON_INVALID,
+    HEADER_INVALID,
+    SLOT_FULL,
+    TARGET_DENIED,
+    TARGET_DOWN,
+    TARGET_REFUSED,
+    TARGET_UNAUTHORIZED,
+    TARGET_UNKNOWN,
+    TOO_LARGE,
+    ZONE_INVALID,
+)
+from delayservice.core.entry import CANCEL, FIRE, HOMEBOUND, INVALID, SCHEDULE
+
+HEADERS_UNREADABLE: Final = "headers_unreadable"
+"""Reason not to judge a record: Java decodes its header names differently from the service."""
+
+EXPIRY_MS: Final = 1_000
+"""Allowed delivery after ``delay-expires-at``, in ms: the time that a transaction takes."""
+
+_AT_DELIVERY: Final = frozenset(
+    {
+        TARGET_UNKNOWN,
+        TARGET_UNAUTHORIZED,
+        TARGET_REFUSED,
+        TARGET_DOWN,
+        SLOT_FULL,
+        TOO_LARGE,
+    }
+)
+"""Codes of dead letters that any record which keeps the contract may have."""
+_ON_THE_WAY: Final = frozenset({TOO_LARGE, TARGET_REFUSED, CONTROL_LOST})
+"""Codes of dead letters that a record may have which has to go home."""
+_DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired"}
+"""The outcome of a control that settled something where it lies, by its kind."""
+
+
+def problems(
+    source: Source, output: Output, rules: Rules, counts: Counter[str]
+) -> Iterator[Finding]:
+    """Return the findings of the output by itself."""
+    facts, told = source.facts, output.facts
+    settlement = SETTLEMENTS.get(settlement_name(output.role, told.outcome))
+    if facts.code == HEADER_INVALID and output.role == DELIVERED:
+        yield from unseen(source, HEADERS_UNREADABLE, rules, counts, CERTAIN)
+        counts["not_checkable"] += 1
+    elif output.role == LETTER and not told.code:
+        detail = "a dead letter without delay-error: its cause is not known"
+        yield finding_of(MISSING_CODE, source, output, rules, detail)
+    elif settlement is None:
+        detail = f"{KIND_NAMES[facts.kind]} can't have the outcome {told.outcome or '(none)'}"
+        yield finding_of(WRONG_OUTCOME, source, output, rules, detail)
+    elif facts.kind not in settlement.of:
+        detail = f"{KIND_NAMES[facts.kind]} was {settlement.verb}"
+        yield finding_of(WRONG_OUTCOME, source, output, rules, detail)
+    elif output.role == DELIVERED:
+        yield from _delivery(source, output, rules, counts)
+    elif output.role == LETTER:
+        yield from _letter(source, output, rules)
+        yield from _sourced(source, output, rules)
+    elif output.role in (COPIED, FORWARDED):
+        yield from (gone_home if facts.kind in FOREIGN else _copied)(source, output, rules)
+    else:
+        yield from _told(source, output, rules)
+
+
+def _told(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    """Return whether an outcome that records of this kind may have is this one's."""
+    facts, outcome = source.facts, output.facts.outcome
+    if facts.kind == HOMEBOUND and outcome != _DEEDS.get(facts.acts):
+        detail = f"{KIND_NAMES[facts.acts]} was {SETTLEMENTS[outcome].verb}"
+        yield finding_of(WRONG_OUTCOME, source, output, rules, detail)
+    elif outcome == "expired":
+        yield from _expired(source, output, rules)
+    elif SETTLEMENTS[outcome].by is not None and facts.kind in PENDING:
+        yield _claimed(source, output, rules)
+    else:
+        yield from _sourced(source, output, rules)
+
+
+def _delivery(
+    source: Source, output: Output, rules: Rules, counts: Counter[str]
+) -> Iterator[Finding]:
+    yield from _misplaced(source, output, rules, counts)
+    yield from _changed(source, output, rules)
+    if source.facts.is_armed:
+        yield from _mistimed(source, output, rules)
+    if output.facts.by >= 0:
+        yield _claimed(source, output, rules)
+
+
+def _changed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    if source.content != output.content:
+        detail = "its key, value or own headers are not those that the record asks for"
+        yield finding_of(ALTERED, source, output, rules, detail)
+        return
+    if source.facts.is_armed and source.due_ms != output.due_ms:
+        detail = f"it says that it was due at {output.due_ms}, and it was at {source.due_ms}"
+        yield finding_of(ALTERED, source, output, rules, detail)
+        return
+    origin = output.facts.origin or own_place(source, rules)
+    if source.facts.is_armed and origin != origin_of(source, rules):
+        detail = f"its delay-source is {origin}, not {origin_of(source, rules)}"
+        yield finding_of(ALTERED, source, output, rules, detail)
+
+
+def _sourced(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    """Return whether a dead letter or a control's outcome names where its record was written."""
+    told, wanted = output.facts.origin, origin_of(source, rules)
+    if told and source.facts.is_armed and told != wanted:
+        detail = f"its delay-source is {told}, not {wanted}"
+        yield finding_of(ALTERED, source, output, rules, detail)
+
+
+def _misplaced(
+    source: Source, output: Output, rules: Rules, counts: Counter[str]
+) -> Iterator[Finding]:
+    if output.topic != source.topic:
+        since_ms = max(source.key_ms, source.written_ms)
+        reason = rules.unseen_target(source, since_ms)
+        if reason is not None:  # it may be a consumer's copy of a delivery that can't be seen
+            yield from unseen(source, reason, rules, counts, CERTAIN)
+            return
+        detail = f"its target is {rules.topic(source)}"
+        yield finding_of(WRONG_TARGET, source, output, rules, detail)
+    elif source.partition >= 0 and output.partition != source.partition:
+        detail = f"its target is partition {source.partition} of {rules.topic(source)}"
+        yield finding_of(WRONG_TARGET, source, output, rules, detail)
+    elif source.partition < 0 and not rules.may_hold(
+        output.topic, output.partition, output.key_hash, output.at_ms
+    ):
+        count = rules.partitions[output.topic]
+        detail = f"its key belongs in partition {output.key_hash % count}"
+        yield finding_of(WRONG_TARGET, source, output, rules, detail)
+
+
+def _mistimed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    was_fired = output.facts.by >= 0 or _may_be_fired(source, rules)
+    early_ms = source.due_ms - output.at_ms
+    if early_ms > rules.early_allowed_ms(output.topic) and not was_fired:
+        yield finding_of(EARLY, source, output, rules, f"by {early_ms} ms")
+    late_ms = output.at_ms - max(source.due_ms, source.written_ms)
+    if rules.late_ms is not None and late_ms > rules.late_ms:
+        detail = f"by {late_ms} ms, and {rules.late_ms} are allowed"
+        yield finding_of(LATE, source, output, rules, detail)
+    expires_ms = source.facts.expires_ms
+    if expires_ms is None:
+        return
+    is_due_later = source.due_ms > expires_ms and not was_fired
+    if is_due_later or output.at_ms > expires_ms + EXPIRY_MS:
+        detail = f"delivered at {output.at_ms}, and its delay-expires-at is {expires_ms}"
+        yield finding_of(WRONG_OUTCOME, source, output, rules, detail)
+
+
+def _may_be_fired(source: Source, rules: Rules) -> bool:
+    """Return whether a fire may have been parked as this copy, which does not say so. The canceller
+    of such a copy comes after the fire; before that, it comes after the user's record.
+    """
+    facts = source.facts
+    if facts.attempt == 1 or facts.record_id is None:
+        return False
+    return origin_of(source, rules).partition("#")[0] != place_at(
+        source, base_of(source) - 1, rules
+    )
+
+
+def _letter(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    facts, told = source.facts, output.facts
+    expected = _codes(source, rules)
+    if told.code not in expected:
+        instead = f", which is {facts.code}" if facts.kind == INVALID else ""
+        detail = f"{KIND_NAMES[facts.kind]}{instead} was dead-lettered as {told.code}"
+        yield finding_of(WRONG_OUTCOME, source, output, rules, detail)
+        return
+    if facts.code == HEADER_INVALID:  # its headers can't be read, neither there nor here
+        return
+    if told.is_bare and told.says_bare:
+        return
+    if facts.kind == HOMEBOUND and facts.acts != SCHEDULE:  # it would have gone without content
+        return
+    is_as_written = facts.kind in (INVALID, *FOREIGN)
+    held = told.whole_hash if is_as_written else output.content
+    if held != source.content:
+        detail = "the dead letter's key, value or headers are not the record's"
+        yield finding_of(ALTERED, source, output, rules, detail)
+    elif not is_as_written:
+        yield from _asked_again(source, output, rules)
+
+
+def _asked_again(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    """Return whether the dead letter of a valid record says again what that asked for."""
+    facts, told = source.facts, output.facts
+    asked = [
+        ("target", rules.topic(source), told.target),
+        ("id", facts.record_id, told.record_id),
+        ("expiry", facts.expires_ms, told.expires_ms),
+    ]
+    if facts.is_armed:
+        asked.append(("due time", source.due_ms, output.due_ms))
+    lost = [name for name, wanted, found in asked if wanted != found]
+    if lost:
+        detail = f"the dead letter does not say again the record's {', '.join(lost)}"
+        yield finding_of(ALTERED, source, output, rules, detail)
+
+
+def _codes(source: Source, rules: Rules) -> Collection[str]:
+    """Codes of dead letters that a record may have. Where its contract has an allowlist, a denied
+    target makes it invalid.
+    """
+    if source.facts.kind == INVALID:
+        return {source.facts.code}
+    if source.facts.kind in FOREIGN:
+        return _ON_THE_WAY
+    codes = set(_AT_DELIVERY)
+    if not rules.shards[source.shard].contracts.at(source.offset).has_allowlist:
+        codes.add(TARGET_DENIED)
+    if source.facts.recur:
+        codes |= {CRON_INVALID, ZONE_INVALID}
+    if source.facts.record_id is not None:
+        codes.add(CONTROL_LOST)
+    return codes
+
+
+def _expired(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    expires_ms = source.facts.expires_ms
+    if expires_ms is None or output.at_ms < expires_ms - rules.clocks_ms(output.topic):
+        detail = f"expired at {output.at_ms}, and its delay-expires-at is {expires_ms}"
+        yield finding_of(WRONG_OUTCOME, source, output, rules, detail)
+
+
+def _copied(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    facts, told = source.facts, output.facts
+    yield from _changed(source, output, rules)
+    lost = [
+        name
+        for name, is_kept in (
+            ("id", facts.record_id == told.record_id),
+            ("expiry", facts.expires_ms == told.expires_ms),
+            ("recurrence", same_recurrence(facts.recur, told.recur)),
+        )
+        if not is_kept
+    ]
+    if lost:
+        detail = f"it was requeued with another {', '.join(lost)} than it has"
+        yield finding_of(ALTERED, source, output, rules, detail)
+    if (told.target, told.target_partition) != (rules.topic(source), source.partition):
+        detail = f"the copy names {told.target}, the record {rules.topic(source)}"
+        yield finding_of(WRONG_TARGET, source, output, rules, detail)
+    yield from _based(source, output, rules)
+
+
+def _based(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    """Return whether the search for a copy's canceller begins where it may."""
+    told = output.facts
+    if told.base != NONE and not base_of(source) <= told.base <= output.place:
+        detail = f"it was requeued with the base {told.base}, which is {base_of(source)} at least"
+        yield finding_of(ALTERED, source, output, rules, detail)
+
+
+def _claimed(source: Source, output: Output, rules: Rules) -> Finding:
+    """Return whether the canceller that an output names is the record's: to be looked up."""
+    by = output.facts.by
+    detail = f"it names offset {by} as what settled it, and that is not its canceller"
+    when = IF_OTHER if source.facts.record_id is not None else CERTAIN
+    return finding_of(WRONG_OUTCOME, source, output, rules, detail, when)
+
+
+def gone_home(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+    """Return whether what went or waits to go home is what was written, and goes to its home."""
+    facts, told = source.facts, output.facts
+    asked = [
+        ("content", source.content, output.content),
+        ("operation", facts.acts, told.acts),
+        ("first timestamp", facts.first_ms, told.first_ms),
+        ("source", origin_of(source, rules), told.origin),
+    ]
+    if output.role == COPIED:
+        asked.append(("id", facts.record_id, told.record_id))
+    if output.role == COPIED and facts.kind == WAITING:
+        asked.append(("company", facts.group, told.group))
+    changed = [name for name, wanted, found in asked if wanted != found]
+    if changed:
+        detail = f"it goes home with another {', '.join(changed)} than it has"
+        yield finding_of(ALTERED, source, output, rules, detail)
+    home = (rules.topic(source), source.partition)
+    found = (rules.topics[output.topic], output.partition)
+    if output.role == COPIED:
+        found = (told.target, told.target_partition)
+    if found != home:
+        detail = f"its id is at home in {home[0]}:{home[1]}, not in {found[0]}:{found[1]}"
+        yield finding_of(WRONG_TARGET, source, output, rules, detail)
+    yield from _based(source, output, rules)
+
+
+def unseen(
+    source: Source, reason: str, rules: Rules, counts: Counter[str], when: int
+) -> Iterator[Finding]:
+    """Yield a record whose settlement may be where nothing can be read, as not judged."""
+    if reason == OPEN:
+        counts[OPEN] += when == CERTAIN
+    elif source.offset >= rules.shards[source.shard].judged_from:
+        detail = "it is settled, and what settles it may be where nothing could be read"
+        yield finding_of(reason, source, None, rules, detail, when)._replace(verdict=UNJUDGED)
+
+
+def finding_of(
+    kind: str,
+    source: Source,
+    output: Output | None,
+    rules: Rules,
+    detail: str,
+    when: int = CERTAIN,
+) -> Finding:
+    """Return a finding about a record, and its output where one is meant."""
+    return Finding(
+        kind,
+        source.shard,
+        source.offset,
+        origin_of(source, rules),
+        output,
+        source.due_ms,
+        detail,
+        when,
+        -1 if output is None else output.facts.by,
+        source.facts.record_id,
+        base_of(source),
+    )
+
+
+def own_place(source: Source, rules: Rules) -> str:
+    """Return the place of a record in the form of ``delay-source``."""
+    return place_at(source, source.offset, rules)
+
+
+def place_at(source: Source, offset: int, rules: Rules) -> str:
+    """Return an offset of the record's shard in the form of ``delay-source``."""
+    return f"{rules.shards[source.shard].name}:{offset}"
+
+
+def origin_of(source: Source, rules: Rules) -> str:
+    """``delay-source`` of the record."""
+    return source.facts.origin or own_place(source, rules)
+
+
+def elsewhere(origin: str, place: str) -> str:
+    """Return ``delay-source`` without the number of an occurrence; empty: it is its own place."""
+    written = origin.partition("#")[0]
+    return "" if written == place else written
