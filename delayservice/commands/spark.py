@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -31,17 +32,17 @@ from delayservice.commands.spark_session import (
     told_to_stop,
 )
 from delayservice.contracts import allowed_patterns
-from delayservice.errors import DelayServiceError
+from delayservice.errors import DelayServiceError, KafkaEdgeError
 
 if TYPE_CHECKING:
     from connectors.spark.audit import AuditOptions, AuditResult
+    from connectors.spark.audit.state import Manifest
     from delayservice.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported by the command.
 # ruff: noqa: PLC0415
 
 EXIT_ERROR: Final = 1
-_LOOK_EVERY_S: Final = 0.5
 
 app = typer.Typer(
     help="Prove, compare, report and schedule with Spark, here or on a cluster.",
@@ -106,6 +107,7 @@ def audit(
     from_start: Annotated[
         bool, typer.Option("--from-start", help="With --follow: begin at the start of the logs.")
     ] = False,
+    interval: Annotated[str, typer.Option(help="With --follow: time from cut to cut.")] = "1m",
     master: MasterOption = None,
     conf: ConfOption = None,
     bootstrap: BootstrapOption = None,
@@ -145,17 +147,11 @@ def audit(
     )
     with running("audit", master, conf, as_json=as_json) as job:
         if follow:
-            left = _follow(job, options, from_start=from_start)
-        else:
-            job.say("auditing")
-            found = run(job.spark, options)
-    if follow:
-        path = options.path("findings")
-        if as_json:
-            print_json({"v": 1, "kind": "follow", "findings": left, "findings_path": path})
-        else:
-            _show_findings(left, (), path)
-        raise typer.Exit(EXIT_FINDINGS if left else 0)
+            interval_s = delay_ms("--interval", interval) / 1_000
+            status = _follow(job, options, interval_s, from_start=from_start, as_json=as_json)
+            raise typer.Exit(status)
+        job.say("auditing")
+        found = run(job.spark, options)
     if as_json:
         print_json(found.to_json())
     else:
@@ -453,22 +449,44 @@ def _show_findings(
     out.print(f"all of them are in {path}", style="dim", markup=False)
 
 
-def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> dict[str, int]:
-    """Audit as records come; what stands at the end. The next run with the same ``--out`` goes on
-    where this one ends.
+def _follow(
+    job: Running, options: AuditOptions, interval_s: float, *, from_start: bool, as_json: bool
+) -> int:
+    """Judge what comes, each interval, until the process is told to stop; return the exit status.
+    The next run with the same ``--out`` goes on where this one ends.
     """
-    from connectors.spark.audit.stream import StreamOptions, standing, start_audit
+    from connectors.spark.audit import Following
+    from connectors.spark.audit.result import exit_status
 
-    query = start_audit(job.spark, StreamOptions(options, from_start=from_start))
-    job.say(f"auditing what comes; findings go to {options.path('findings')}")
+    following = Following(job.spark, options, from_start=from_start)
     with told_to_stop() as stop:
-        while query.isActive and not stop.wait(_LOOK_EVERY_S):
-            pass
-    failure = query.exception()
-    query.stop()
-    if failure is not None:
-        raise failure
-    return standing(job.spark, options)
+        while not stop.is_set():
+            next_s = time.monotonic() + interval_s
+            job.say("auditing what has come")
+            try:
+                found = following.step()
+            except KafkaEdgeError as exc:
+                print_error(f"{exc}; it is tried again in {interval_s:.0f} s")
+            else:
+                _show_interval(following.manifest, found, as_json=as_json)
+            job.say("waiting for the next interval")
+            stop.wait(max(0.0, next_s - time.monotonic()))
+    manifest = following.manifest
+    return exit_status(len(manifest.findings), len(manifest.unjudged))
+
+
+def _show_interval(manifest: Manifest, found: AuditResult, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found.to_json())
+        return
+    wrong, unjudged = sum(found.findings.values()), sum(found.unjudged.values())
+    out.print(
+        f"interval {manifest.number}: {found.records:,} records, {found.outputs:,} outputs, "
+        f"{found.counts.get('pending', 0):,} pending, {wrong:,} findings, {unjudged:,} not judged, "
+        f"{found.seconds:.1f} s"
+    )
+    _show_rows(found.sample)
+    _show_rows(found.unjudged_sample)
 
 
 def _usual_grace(settings: Settings) -> str:

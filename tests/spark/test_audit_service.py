@@ -183,7 +183,7 @@ def test_whatever_the_service_did_is_clean(
     spark: SparkSession, history: History, tmp_path: Path, secrets: tuple[bytes, ...]
 ) -> None:
     result = audited(spark, history, tmp_path, *secrets)
-    assert not result.findings, result.sample
+    assert not result.findings, [dict(r) for r in result.sample]
     counts = result.counts
     assert counts["delivered"] >= 1_200
     assert counts["copied"] >= 4
@@ -204,6 +204,6 @@ def test_what_retention_deleted_is_counted_and_not_taken_for_lost(
     for future in bench.admin.delete_records(places).values():
         future.result(30)
     result = audited(spark, history, tmp_path)
-    assert not result.findings, result.sample
+    assert not result.findings, [dict(r) for r in result.sample]
     assert result.counts["not_checkable"] > 0
     assert result.counts["source_expired"] > 0

@@ -201,7 +201,8 @@ def test_a_record_is_not_lost_where_its_outputs_may_have_been_deleted() -> None:
     assert counts["not_checkable"] == 1
     before = replace(cut, shards={0: replace(SHARD, judged_from=51)})
     assert found(RECORD, rules=before) == []  # outside of the range that the verdict is for
-    assert kinds(RECORD, rules=replace(RULES, complete_since_ms=since(TARGET, 900))) == ["lost"]
+    assert kinds(RECORD, rules=replace(RULES, complete_since_ms=since(TARGET, 900))) == []
+    assert kinds(RECORD, rules=replace(RULES, complete_since_ms=since(TARGET, 899))) == ["lost"]
     assert kinds(RECORD, rules=replace(RULES, read=frozenset({0}))) == []
     letters = replace(RULES, complete_since_ms=since(0, NEVER_MS))
     assert kinds(RECORD, rules=letters) == []

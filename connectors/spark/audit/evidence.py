@@ -105,7 +105,8 @@ def _judged(
         default=0,
     )
     new = [shard for shard in cut.shards if shard.place not in past.judged]
-    found = offsets_at(client, [s.place for s in new], since_ms) if since_ms and new else {}
+    # From the next millisecond on: of this one, retention may have taken some records.
+    found = offsets_at(client, [s.place for s in new], since_ms + 1) if since_ms and new else {}
     first = {
         s.place: max(s.span.start, found.get(s.place, s.span.end)) if since_ms else s.span.start
         for s in new

@@ -181,8 +181,9 @@ class Rules:
         numbers = list(partitions)
         if any((topic, number) in self.open_places for number in numbers):
             return OPEN
+        # Of one millisecond, retention may have taken some records and left others.
         if complete_ms is None or all(
-            complete_ms[number] <= since_ms for number in numbers if number < len(complete_ms)
+            complete_ms[number] < since_ms for number in numbers if number < len(complete_ms)
         ):
             return None
         return DELETED

@@ -129,10 +129,13 @@ def headers_of(batch: pa.RecordBatch) -> list[Headers]:
     read the record's headers. It cuts a name at a zero byte, which Java does not.
     """
     column = batch.column("headers")
-    names = column.values.field("key")
+    bounds = column.offsets.to_pylist()
+    first = bounds[0]
+    flat = column.values.slice(first, bounds[-1] - first)  # of a slice of a batch, its own only
+    names = flat.field("key")
     odd = any("\0" in name or _REPLACEMENT in name for name in pc.unique(names).to_pylist())
-    pairs = list(zip(names.to_pylist(), column.values.field("value").to_pylist(), strict=True))
-    found = [pairs[start:stop] for start, stop in pairwise(column.offsets.to_pylist())]
+    pairs = list(zip(names.to_pylist(), flat.field("value").to_pylist(), strict=True))
+    found = [pairs[start - first : stop - first] for start, stop in pairwise(bounds)]
     return [_as_service_reads(headers) for headers in found] if odd else found
 
 

@@ -156,7 +156,7 @@ class _Outputs:
             facts = OutputFacts(origin, outcome=outcome, by=by, by_source=by_source)
             return due_ms, 0, facts
         if self._role != LETTER:
-            own = [header for header in headers if header[0] not in _SERVICE]
+            own = _own(headers)
             by = _number(told, names.DELAY_FIRED_BY)
             facts = OutputFacts(origin, by=by, is_mirror=_is_mirror(headers, told))
             return due_ms, content_hash(key, value, own), facts
@@ -185,6 +185,12 @@ class _Outputs:
         forged: Row = (offset, 0, key, value, _written(headers))
         for values in self._ledger.said_by(place, forged):
             yield (*values[:2], DISCLAIMED, *values[3:])
+
+
+def _own(headers: Headers) -> Headers:
+    """Return the headers of a delivery without the service's: of each name the last one."""
+    last = {name: at for at, (name, _) in enumerate(headers) if name in _SERVICE}
+    return [header for at, header in enumerate(headers) if last.get(header[0]) != at]
 
 
 def _written(headers: Headers) -> Headers:

@@ -287,6 +287,6 @@ def _signed(hashed: int) -> int:
 
 def batch_of(values: Sequence[Values]) -> pa.RecordBatch:
     """Rows as a batch."""
-    columns: list[Sequence[Any]] = list(zip(*values, strict=True))
+    columns: list[Sequence[Any]] = list(zip(*values, strict=True)) or [()] * len(SCHEMA)
     arrays = [pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

@@ -1,0 +1,134 @@
+"""An audit that follows: found is what one audit finds, each finding once, wherever it is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from connectors.spark.audit import AuditOptions, AuditResult, Following, audit
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.spark.made_history import MadeHistory
+
+MINUTE = 60_000
+
+
+@pytest.fixture
+def history(cluster: EmbeddedCluster) -> Iterator[MadeHistory]:
+    with MadeHistory(cluster.bootstrap) as made:
+        yield made
+
+
+def options(h: MadeHistory, out: Path, **more: object) -> AuditOptions:
+    return AuditOptions(
+        client=h.client,
+        out=str(out),
+        checkpoint=h.checkpoint,
+        dead_letter=h.dead_letter,
+        outcomes=h.outcomes,
+        overdue_ms=None,
+        **more,  # type: ignore[arg-type]  # a test's own
+    )
+
+
+def found_in(spark: SparkSession, out: Path) -> list[tuple[str, int]]:
+    rows = spark.read.option("recursiveFileLookup", value=True).parquet(str(out / "findings"))
+    return sorted((row["kind"], row["offset"]) for row in rows.collect())
+
+
+def step(following: Following) -> AuditResult:
+    """One step, by an audit that was started again: it has nothing but its state."""
+    return Following(following._spark, following._options).step()
+
+
+def test_what_is_pending_is_carried_until_it_is_settled(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    soon_ms, later_ms = h.now_ms + MINUTE, h.now_ms + 100 * MINUTE
+    first, second, third = (h.source(due) for due in (soon_ms, soon_ms, later_ms))
+    h.settled(h.now_ms)
+    following = Following(spark, options(h, tmp_path))
+    found = step(following)
+    assert (found.records, found.counts["pending"], found.findings) == (3, 3, {})
+
+    h.delivery(first, soon_ms)
+    h.delivery(third, later_ms, at_ms=soon_ms)  # early, and out of its turn
+    h.settled(soon_ms + 1)
+    found = step(following)
+    assert found.findings == {"early": 1, "lost": 1, "not_checkpointed": 1}
+    assert found_in(spark, tmp_path) == [
+        ("early", third),
+        ("lost", second),
+        ("not_checkpointed", third),
+    ]
+    h.settled(later_ms + 1)
+    found = step(following)
+    assert (found.findings, found.counts.get("pending", 0)) == ({}, 0)
+
+
+def test_what_comes_late_for_a_record_that_was_judged_is_found(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    due_ms = h.now_ms - MINUTE
+    sound, doubled, lost, mirrored = (h.source(due_ms) for _ in range(4))
+    for one in (sound, doubled, mirrored):
+        h.delivery(one, due_ms)
+    h.settled(h.now_ms)
+    following = Following(spark, options(h, tmp_path))
+    assert step(following).findings == {"lost": 1}
+    h.delivery(doubled, due_ms)
+    h.delivery(lost, due_ms)
+    h.delivery(mirrored, due_ms, topic=h.other)
+    h.settled(h.now_ms)
+    found = step(following)
+    assert found.findings == {"duplicated": 1, "wrong_outcome": 1}
+    assert found.counts["mirrored"] == 1
+    assert found_in(spark, tmp_path) == [
+        ("duplicated", doubled),
+        ("lost", lost),
+        ("wrong_outcome", lost),
+    ]
+
+
+def test_cancels_find_what_was_pending_at_an_earlier_cut(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    due_ms = h.now_ms + 100 * MINUTE
+    told, ignored = (h.source(due_ms, ("delay-id", name)) for name in (b"a", b"b"))
+    h.settled(h.now_ms)
+    following = Following(spark, options(h, tmp_path))
+    assert step(following).counts["pending"] == 2
+    cancels = [
+        h.write(h.delay, [("delay-id", name), ("delay-op", b"cancel")], value=None)
+        for name in (b"a", b"b")
+    ]
+    h.outcome("cancelled", told, by=cancels[0])
+    h.outcome("cancelled", cancels[0])
+    h.outcome("not_pending", cancels[1])
+    h.settled(h.now_ms)
+    found = step(following)
+    assert found.findings == {"lost": 1}
+    h.settled(due_ms + 1)
+    assert step(following).findings == {}
+    assert found_in(spark, tmp_path) == [("lost", ignored)]
+    assert audit(spark, options(h, tmp_path / "once")).findings == {"lost": 1}
+
+
+def test_an_output_that_is_ahead_waits_for_its_checkpoint(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    due_ms = h.now_ms - MINUTE
+    record = h.source(due_ms)
+    h.delivery(record, due_ms, at_ms=h.now_ms + MINUTE)
+    h.settled(due_ms - 1)
+    following = Following(spark, options(h, tmp_path, grace_ms=MINUTE))
+    assert step(following).findings == {}
+    h.settled(h.now_ms)
+    found = step(following)
+    assert (found.findings, found.counts["delivered"]) == ({}, 1)

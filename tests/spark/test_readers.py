@@ -1,0 +1,250 @@
+"""Plain records read by column expressions are read as Python reads them, whatever they hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from connectors.spark.common.topics import ROW_SCHEMA
+from connectors.spark.ledger.facts import DELIVERED, LETTER, OUTCOME, OutputFacts
+from connectors.spark.ledger.native import (
+    DOUBTFUL,
+    KEYED,
+    ORDINARY,
+    PLAIN,
+    classified_outputs,
+    classified_sources,
+    ledger_of,
+)
+from connectors.spark.ledger.outputs import OutputRows
+from connectors.spark.ledger.rows import COLUMNS, Ledger, name_hash, pack, value_hash
+from connectors.spark.ledger.sources import SourceRows
+from delayservice.core.aliases import KNOWN
+from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
+from delayservice.core.names import HOME_NAMES
+
+DELAY, LEVEL, LETTERS, OUTCOMES = "delay_topic_any", "delay_topic_1", "letters", "outcomes"
+TARGETS = ("to_a", "to_b", "other")
+T = 1_790_000_000_000
+OLD = Contract(version=2, roll_window_ms=10**9, allow=("to_*",))
+NEW = Contract(version=CONTRACT_VERSION, roll_window_ms=10**8, roll_spread_ms=10**6)
+STRICT = replace(
+    NEW, past_due="dead-letter", max_delay_ms=10**7, header_bytes_max=256, id_bytes_max=64
+)
+CONTRACTS = {
+    (DELAY, 0): Contracts([(0, OLD), (100, NEW)]),
+    (DELAY, 1): Contracts([(0, STRICT)]),
+    (LEVEL, 0): Contracts([(0, replace(NEW, level_ms=5_000))]),
+}
+TOPICS = (DELAY, LEVEL, LETTERS, OUTCOMES, *TARGETS)
+LEDGER = Ledger(
+    shards={place: name_hash(f"{place[0]}:{place[1]}") for place in CONTRACTS},
+    topics={name: name_hash(name) for name in TOPICS},
+    contracts=CONTRACTS,
+    partitions={DELAY: 2, LEVEL: 1},
+    roles={LETTERS: LETTER, OUTCOMES: OUTCOME},
+)
+RECORDS = 20_000
+
+Header = tuple[str, bytes | None]
+Row = tuple[str, int, int, int, bytes | None, bytes | None, list[Header] | None]
+
+
+def test_source_records(spark: SparkSession) -> None:
+    rng = random.Random(1)
+    rows = [source(rng, offset) for offset in range(RECORDS)]
+    records = frame(spark, rows)
+    classified = classified_sources(records, LEDGER).persist()
+    readings = count_readings(classified)
+    assert min(readings[PLAIN], readings[KEYED], readings[DOUBTFUL]) > RECORDS // 20
+    wanted = read(SourceRows(LEDGER).of(batches(rows)))
+    assert_same(rows_of(ledger_of(classified, LEDGER, of_sources=True)), wanted)
+
+
+def test_outputs(spark: SparkSession) -> None:
+    rng = random.Random(2)
+    rows = [output(rng, offset) for offset in range(RECORDS)]
+    classified = classified_outputs(frame(spark, rows), LEDGER).persist()
+    readings = count_readings(classified)
+    assert min(readings[n] for n in (PLAIN, KEYED, DOUBTFUL, ORDINARY)) > RECORDS // 20
+    made = rows_of(ledger_of(classified, LEDGER, of_sources=False))
+    wanted = [plain_more(row) for row in read(OutputRows(LEDGER).of(batches(rows)))]
+    assert_same(settling(made), settling(wanted))
+
+
+def test_a_value_of_which_only_the_hash_was_kept_has_the_same_content(
+    spark: SparkSession,
+) -> None:
+    rng = random.Random(3)
+    rows = [source(rng, offset) for offset in range(2_000)]
+    whole = rows_of(
+        ledger_of(classified_sources(frame(spark, rows), LEDGER), LEDGER, of_sources=True)
+    )
+    is_kept = [row[5] is None or b"keep" in row[5] for row in rows]
+    hashes = [
+        None
+        if kept or row[5] is None
+        else int.from_bytes(value_hash(row[5]), "little", signed=True)
+        for row, kept in zip(rows, is_kept, strict=True)
+    ]
+    emptied = [
+        (*row[:5], row[5] if kept else None, row[6])
+        for row, kept in zip(rows, is_kept, strict=True)
+    ]
+    schema = f"{ROW_SCHEMA}, value_hash long"
+    told = [(*row, hashed) for row, hashed in zip(emptied, hashes, strict=True)]
+    records = spark.createDataFrame(told, schema)
+    made = rows_of(ledger_of(classified_sources(records, LEDGER), LEDGER, of_sources=True))
+    assert_same(made, whole)
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def source(rng: random.Random, offset: int) -> Row:
+    place = rng.choice([(DELAY, 0), (DELAY, 0), (DELAY, 1), (LEVEL, 0)])
+    at = rng.choice([("delay-at", moment(rng)), ("delay-after", delay(rng))])
+    headers: list[Header] = [at, ("delay-target-topic", rng.choice(TARGETS[:2]).encode())]
+    for _ in range(rng.randrange(3)):
+        headers.insert(rng.randrange(len(headers) + 1), own(rng))
+    if rng.random() < 0.3:
+        spoil(rng, headers)
+    kept: list[Header] | None = None if rng.random() < 0.02 else headers
+    return (*place, offset, at_ms(rng), content(rng), content(rng), kept)
+
+
+def mostly(rng: random.Random, usual: Any, *odd: Any) -> Any:
+    return usual if rng.random() < 0.9 else rng.choice(odd)
+
+
+def at_ms(rng: random.Random) -> int:
+    return int(mostly(rng, T, 0, -1, 2**52))
+
+
+def moment(rng: random.Random) -> bytes:
+    due = b"%d" % (T + rng.randrange(2 * 10**8))
+    odd = [b"%d" % (T - 5), b"1790000000", b"0", b"12 ", b"1e9", b"2026-09-21T00:00:00Z"]
+    return bytes(mostly(rng, due, *odd))
+
+
+def delay(rng: random.Random) -> bytes:
+    odd = [b"PT30S", b"30s", b"-1", b"", b"9" * 15, b"9" * 16, b"5\n", b"\xff", b"0", "٣".encode()]
+    return bytes(mostly(rng, b"%d" % rng.randrange(2 * 10**8), *odd))
+
+
+def own(rng: random.Random) -> Header:
+    odd = [
+        "trace",
+        "delay-due-at",
+        "delay-settles",
+        "UNIQ_KEY",
+        "a\0b",
+        "\N{REPLACEMENT CHARACTER}",
+    ]
+    return str(mostly(rng, "trace", "", *odd)), content(rng)
+
+
+def spoil(rng: random.Random, headers: list[Header]) -> None:
+    """Add, repeat, empty or drop a header that means something."""
+    special = rng.choice(sorted(KNOWN | HOME_NAMES))
+    chosen = rng.randrange(len(headers))
+    edits = [
+        lambda: headers.append((special, content(rng))),
+        lambda: headers.append(headers[chosen]),
+        lambda: headers.__setitem__(chosen, (headers[chosen][0], None)),
+        lambda: headers.pop(chosen),
+        lambda: headers.__setitem__(chosen, (headers[chosen][0], rng.choice([b"other", b"none"]))),
+    ]
+    rng.choice(edits)()
+
+
+def content(rng: random.Random) -> bytes | None:
+    return rng.choice([None, b"", b"v", b"keep this", rng.randbytes(rng.randrange(40))])
+
+
+def output(rng: random.Random, offset: int) -> Row:
+    shard = str(mostly(rng, f"{DELAY}:{rng.randrange(2)}", f"{LEVEL}:0", "elsewhere:0", "no:7"))
+    settles = bytes(mostly(rng, b"%d" % rng.randrange(100), b"-1", b"x", b"9" * 18, b"9" * 19))
+    named = settles if rng.random() < 0.9 else b"3"
+    headers = [own(rng) for _ in range(rng.randrange(3))]
+    told: list[Header] = [
+        ("delay-due-at", mostly(rng, b"%d" % T, b"", b"soon")),
+        ("delay-source", shard.encode() + b":" + named),
+        ("delay-settles", settles),
+    ]
+    if rng.random() < 0.3:
+        told = rng.sample(told, rng.randrange(4))
+    if rng.random() < 0.2:
+        told.append(rng.choice([("delay-id", b"a"), ("delay-error", b"x"), own(rng)]))
+    topic = rng.choice([*TARGETS, LETTERS, OUTCOMES])
+    kept: list[Header] | None = None if rng.random() < 0.02 else [*headers, *told]
+    return (topic, 0, offset, T, content(rng), content(rng), kept)
+
+
+# --- both readers --------------------------------------------------------------------------------
+
+
+def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
+    return spark.createDataFrame(rows, ROW_SCHEMA)
+
+
+def batches(rows: list[Row]) -> Iterable[pa.RecordBatch]:
+    columns = list(zip(*rows, strict=True))
+    shaped = [
+        None if held is None else [{"key": name, "value": value} for name, value in held]
+        for held in columns[6]
+    ]
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    kinds = (pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.binary(), pa.binary())
+    arrays = [pa.array(c, k) for c, k in zip(columns[:6], kinds, strict=True)]
+    names = ["topic", "partition", "offset", "timestamp_ms", "key", "value", "headers"]
+    yield pa.RecordBatch.from_arrays([*arrays, pa.array(shaped, kind)], names=names)
+
+
+def count_readings(classified: DataFrame) -> dict[int, int]:
+    return {row[0]: row[1] for row in classified.groupBy("reading").count().collect()}
+
+
+def read(made: Iterable[pa.RecordBatch]) -> list[tuple[Any, ...]]:
+    return sorted(
+        (tuple(row[name] for name in COLUMNS) for batch in made for row in batch.to_pylist()),
+        key=repr,
+    )
+
+
+def rows_of(ledger: DataFrame) -> list[tuple[Any, ...]]:
+    rows = [tuple(bytes(v) if isinstance(v, bytearray) else v for v in r) for r in ledger.collect()]
+    return sorted(rows, key=repr)
+
+
+def assert_same(made: list[tuple[Any, ...]], wanted: list[tuple[Any, ...]]) -> None:
+    """Compare so that a failure shows one row, and not a diff of thousands."""
+    assert len(made) == len(wanted)
+    for one, other in zip(made, wanted, strict=True):
+        assert one == other
+
+
+def plain_more(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Python packs the facts of a plain delivery, too; they say nothing but its own place."""
+    for place, shard in LEDGER.shards.items():
+        origin = f"{place[0]}:{place[1]}:{row[1]}"
+        if row[2] == DELIVERED and (row[0], row[12]) == (shard, pack(OutputFacts(origin))):
+            return (*row[:12], None)
+    return row
+
+
+def settling(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Rows of records that are judged: native and Python count the others apart."""
+    return sorted((plain_more(row) for row in rows if row[0] != -1 or row[1] > 1), key=repr)
+
+
+@pytest.fixture(autouse=True)
+def _cleared(spark: SparkSession) -> Iterable[None]:
+    yield
+    spark.catalog.clearCache()
