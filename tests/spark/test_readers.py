@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -154,7 +154,7 @@ def spoil(rng: random.Random, headers: list[Header]) -> None:
     """Add, repeat, empty or drop a header that means something."""
     special = rng.choice(sorted(KNOWN | HOME_NAMES))
     chosen = rng.randrange(len(headers))
-    edits = [
+    edits: list[Callable[[], object]] = [
         lambda: headers.append((special, content(rng))),
         lambda: headers.append(headers[chosen]),
         lambda: headers.__setitem__(chosen, (headers[chosen][0], None)),

@@ -44,6 +44,9 @@ class Past:
     overdue_ms: int = -NEVER_MS
 
 
+NO_PAST: Final = Past()
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What is known of the logs at one cut.
@@ -65,7 +68,16 @@ class Evidence:
     policies: Mapping[str, Policy]
 
 
-def gather(client: Mapping[str, str], cut: Cut, past: Past) -> Evidence:
+def all_of(cut: Cut) -> Evidence:
+    """Return evidence by which every log of a cut is whole from its start on, and no target is
+    compacted.
+    """
+    starts = {shard.place: shard.span.start for shard in cut.shards}
+    policies = {topic: Policy(is_compacted=False, is_by_broker=False) for topic, _ in cut.others}
+    return Evidence(cut.spans, starts, starts, dict.fromkeys(cut.spans, 0), {}, policies)
+
+
+def gather(client: Mapping[str, str], cut: Cut, past: Past = NO_PAST) -> Evidence:
     """Return what is known of the logs at a cut, since an earlier one.
 
     Raises:
@@ -83,7 +95,11 @@ def gather(client: Mapping[str, str], cut: Cut, past: Past) -> Evidence:
     complete_ms |= dict.fromkeys(others, NEVER_MS)
     complete_ms |= first_times(client, others, names.DELAY_SETTLES)
     policies = topic_policies(client, {topic for topic, _ in cut.others})
-    starts = {s.place: past.starts.get(s.place, s.span.start) for s in cut.shards}
+    # What retention took before it was read is not known.
+    starts = {
+        s.place: s.span.start if s.place in gone else past.starts.get(s.place, s.span.start)
+        for s in cut.shards
+    }
     judged = _judged(client, cut, past, complete_ms, policies)
     return Evidence(spans, starts, judged, seen_ms, complete_ms, policies)
 
@@ -125,36 +141,30 @@ class Strictness:
     lag_ms: int = 30_000
 
 
-def rules_of(
-    cut: Cut,
-    evidence: Evidence,
-    own: tuple[str, str],
-    strictness: Strictness,
-    past: Past,
-) -> Rules:
+def rules_of(cut: Cut, evidence: Evidence, strictness: Strictness, past: Past = NO_PAST) -> Rules:
     """Return the rules that records are judged by.
 
     Args:
         cut: cursors and ends.
         evidence: what is known of the logs.
-        own: the dead-letter topic and the outcome topic.
         strictness: how strictly.
         past: what the cut before left.
     """
     read = {topic for topic, _ in cut.others}
+    own = {cut.dead_letter, cut.outcomes}
     grace_ms, policies = strictness.grace_ms, evidence.policies
     return Rules(
         shards={name_hash(s.name): _shard_rules(s, cut, evidence, past) for s in cut.shards},
         topics={name_hash(topic): topic for topic in cut.partitions},
         partitions={name_hash(topic): count for topic, count in cut.partitions.items()},
         read=_hashes(read),
-        dead_letter=name_hash(own[0]),
-        outcomes=name_hash(own[1]),
+        dead_letter=name_hash(cut.dead_letter),
+        outcomes=name_hash(cut.outcomes),
         delay_topics=_hashes(cut.delay_topics),
         complete_since_ms=_by_topic(cut, read, evidence.complete_ms, 0),
         seen_ms=_by_topic(cut, read, evidence.seen_ms, NEVER_MS),
         open_places=frozenset((name_hash(topic), number) for topic, number in cut.open_places),
-        compacted=_hashes(t for t in read - set(own) if policies[t].is_compacted),
+        compacted=_hashes(t for t in read - own if policies[t].is_compacted),
         by_broker=_hashes(t for t in read if policies[t].is_by_broker),
         late_ms=strictness.late_ms,
         early_ms=strictness.early_ms,

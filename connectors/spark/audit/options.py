@@ -105,11 +105,6 @@ class AuditOptions:
         return {t for t in topics if any(one.denial(t) is None for one in lists)}
 
     @property
-    def own(self) -> tuple[str, str]:
-        """The dead-letter topic and the outcome topic."""
-        return self.dead_letter, self.outcomes
-
-    @property
     def strictness(self) -> Strictness:
         """How strictly outputs are judged."""
         return Strictness(self.late_ms, self.early_ms, self.grace_ms, self.overdue_ms, self.lag_ms)

@@ -18,12 +18,19 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.engine import Engine, Step
-from connectors.spark.audit.evidence import Evidence, Past, gather, overdue_since_ms, rules_of
+from connectors.spark.audit.evidence import (
+    NO_PAST,
+    Evidence,
+    Past,
+    gather,
+    overdue_since_ms,
+    rules_of,
+)
 from connectors.spark.audit.held import Held
+from connectors.spark.audit.logs import KafkaLogs, Logs
 from connectors.spark.audit.options import AuditOptions, OffsetRange
 from connectors.spark.audit.publish import publish
 from connectors.spark.audit.result import SAMPLE_ROWS, AuditResult
-from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.state import Log, Manifest, State
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import delete, write_text
@@ -59,15 +66,32 @@ def audit_at(
         DelayServiceError: a range is of no shard that is served.
     """
     began_s = time.monotonic() if began_s is None else began_s
+    evidence = gather(options.client, cut)
+    logs = KafkaLogs(spark, options.client, evidence)
+    return audited(spark, options, cut, evidence, logs, began_s)
+
+
+def audited(
+    spark: SparkSession,
+    options: AuditOptions,
+    cut: Cut,
+    evidence: Evidence,
+    logs: Logs,
+    began_s: float,
+) -> AuditResult:
+    """Audit logs at a cut, and write the results; ``began_s``: as ``audit_at`` has it.
+
+    Raises:
+        DelayServiceError: a range is of no shard that is served.
+    """
     _check_ranges(cut, options)
-    past = Past()
-    evidence = gather(options.client, cut, past)
-    rules = rules_of(cut, evidence, options.own, options.strictness, past)
+    rules = rules_of(cut, evidence, options.strictness)
     work = options.path("work")
-    step = _engine(spark, options, cut, evidence, rules, work).run()
+    ledger = Ledger.of(cut, options.secrets)
+    step = Engine(spark, logs, work, cut, evidence, rules, ledger).run()
     found = kept(_in_ranges(step.found, options), options.path("findings"))
     unjudged = kept(_in_ranges(step.unjudged, options), options.path("unjudged"))
-    result = _result(options, cut, evidence, past, step, found, unjudged, began_s)
+    result = _result(options, cut, evidence, NO_PAST, step, found, unjudged, began_s)
     delete(work)
     write_text(result.summary_path, json.dumps(result.to_json(), indent=2) + "\n")
     if options.topic is not None:
@@ -81,21 +105,10 @@ def cut_of(options: AuditOptions) -> Cut:
     Raises:
         KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
     """
-    return take_cut(
+    cut = take_cut(
         options.client, options.checkpoint, options.choose, expected=options.delay_topics
     )
-
-
-def _engine(
-    spark: SparkSession,
-    options: AuditOptions,
-    cut: Cut,
-    evidence: Evidence,
-    rules: Rules,
-    work: str,
-) -> Engine:
-    ledger = Ledger.of(cut, *options.own, options.secrets)
-    return Engine(spark, options.client, work, cut, evidence, rules, ledger)
+    return replace(cut, dead_letter=options.dead_letter, outcomes=options.outcomes)
 
 
 # --- follow --------------------------------------------------------------------------------------
@@ -139,10 +152,12 @@ class Following:
         if not before.number and not self._from_start:
             past = _from_now(cut)
         evidence = gather(self._options.client, cut, past)
-        rules = rules_of(cut, evidence, self._options.own, self._options.strictness, past)
+        rules = rules_of(cut, evidence, self._options.strictness, past)
         work = self._options.path(f"state/{number:08d}/work")
         held = Held(self._state, before.runs, number, cut.taken_ms, rules, work)
-        step = _engine(self._spark, self._options, cut, evidence, rules, work).run(held)
+        logs = KafkaLogs(self._spark, self._options.client, evidence)
+        ledger = Ledger.of(cut, self._options.secrets)
+        step = Engine(self._spark, logs, work, cut, evidence, rules, ledger).run(held)
         folder = f"interval={number:08d}"
         found = kept(step.found, self._options.path(f"findings/{folder}"))
         unjudged = kept(step.unjudged, self._options.path(f"unjudged/{folder}"))

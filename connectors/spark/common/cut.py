@@ -115,6 +115,8 @@ class Cut:
         open_places: logs that are read up to a transaction that stays open.
         unserved: offsets that partitions of delay topics hold and no checkpoint speaks of.
         topic_ids: of all topics that are read.
+        dead_letter: the dead-letter topic.
+        outcomes: the outcome topic.
     """
 
     taken_ms: int
@@ -126,6 +128,8 @@ class Cut:
     open_places: frozenset[Place] = frozenset()
     unserved: Mapping[Place, int] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
+    dead_letter: str = "delay_dead_letter"
+    outcomes: str = "delay_outcomes"
 
     @property
     def spans(self) -> dict[Place, Span]:

@@ -72,23 +72,23 @@ def read_topic(
     return _as_rows(spark.read.format("kafka").options(**options).load())
 
 
-def stream_topic(
-    spark: SparkSession, client: Mapping[str, str], starts: Offsets, records_max: int
+def stream_topics(
+    spark: SparkSession, client: Mapping[str, str], topics: Collection[str], records_max: int
 ) -> DataFrame:
-    """Records of partitions as they come, as ``read_topic``.
+    """Return the records of topics as they come, as ``read_topic`` does: from the start of the logs
+    on in the first run, later from where Spark's own checkpoint says.
 
     Args:
         spark: the session.
         client: options of librdkafka.
-        starts: where each partition begins, in the first run; later ones go on from Spark's own
-            checkpoint.
+        topics: what to read, partitions that are added later included.
         records_max: of one micro-batch.
     """
     options = {
         **java_options(client),
         **_FETCH,
-        "assign": _by_topic({place: place[1] for place in starts}, as_list=True),
-        "startingOffsets": _by_topic(starts),
+        "subscribe": ",".join(topics),
+        "startingOffsets": "earliest",
         "maxOffsetsPerTrigger": str(records_max),
         "includeHeaders": "true",
         "failOnDataLoss": "false",

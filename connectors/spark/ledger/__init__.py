@@ -1,1 +1,36 @@
 """The expected outcome of each source record, derived from the log, and what settles it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+
+from connectors.spark.common.cut import Cut
+from connectors.spark.ledger.native import classified_outputs, classified_sources, ledger_of
+from connectors.spark.ledger.rows import LEDGER, Ledger
+
+__all__ = ["LEDGER", "ledger"]
+
+
+def ledger(
+    sources: DataFrame, outputs: DataFrame, cut: Cut, secrets: Sequence[bytes] = ()
+) -> DataFrame:
+    """Return the ledger of records at a cut.
+
+    Args:
+        sources: the records of the delay topics: ``topic``, ``partition``, ``offset``,
+            ``timestamp_ms``, ``key``, ``value`` and ``headers`` as Spark's Kafka source has them
+            (``topics.ROW_SCHEMA``), and ``value_hash`` where only the hash of a value was kept. Any
+            table with these columns serves. It is read three times: persist it if that costs.
+        outputs: the same of the targets, the dead-letter topic and the outcome topic.
+        cut: cursors, contracts and ends.
+        secrets: the cluster's, to tell forged copies; none: copies are believed.
+
+    Returns:
+        Rows of ``LEDGER``.
+    """
+    reading = Ledger.of(cut, secrets)
+    return ledger_of(classified_sources(sources, reading), reading, of_sources=True).unionByName(
+        ledger_of(classified_outputs(outputs, reading), reading, of_sources=False)
+    )

@@ -132,7 +132,7 @@ class Ledger:
     secrets: Sequence[bytes] = ()
 
     @classmethod
-    def of(cls, cut: Cut, dead_letter: str, outcomes: str, secrets: Sequence[bytes] = ()) -> Ledger:
+    def of(cls, cut: Cut, secrets: Sequence[bytes] = ()) -> Ledger:
         """Return the parameters for the shards of a cut."""
         shards = {shard.place: shard for shard in cut.shards}
         return cls(
@@ -140,7 +140,7 @@ class Ledger:
             topics={name: name_hash(name) for name in cut.partitions},
             contracts={place: shard.contracts for place, shard in shards.items()},
             partitions={topic: cut.partitions[topic] for topic in cut.delay_topics},
-            roles={dead_letter: LETTER, outcomes: OUTCOME},
+            roles={cut.dead_letter: LETTER, cut.outcomes: OUTCOME},
             secrets=tuple(secrets),
         )
 

@@ -1,0 +1,6 @@
+"""Keeps records of a delay service as Parquet, so that it can be audited when they are gone."""
+
+from connectors.spark.archive.reading import ARCHIVE, Archive, audit_archive
+from connectors.spark.archive.run import ArchiveOptions, start_archive
+
+__all__ = ["ARCHIVE", "Archive", "ArchiveOptions", "audit_archive", "start_archive"]

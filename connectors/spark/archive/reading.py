@@ -1,0 +1,172 @@
+"""An archive as it lies in its folder, and as an audit reads it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from connectors.spark.audit import snapshot
+from connectors.spark.audit.evidence import Evidence
+from connectors.spark.audit.options import AuditOptions
+from connectors.spark.audit.result import AuditResult
+from connectors.spark.audit.rules import Rules
+from connectors.spark.audit.run import audited
+from connectors.spark.common.cut import Cut, Span
+from connectors.spark.common.files import names_in, read_text, write_text
+from connectors.spark.common.topics import ROW_SCHEMA, Place
+from delayservice.errors import DelayServiceError
+
+ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
+"""Columns of an archive: those of Kafka's records, and the hash of the value (Spark's
+``xxhash64``), which is kept where the value is not."""
+
+VERSION: Final = 1
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What an archive knows of one batch.
+
+    Attributes:
+        ends: topic, partition, and how far the batch reads.
+        cut: a cut that was taken after that was decided, as ``snapshot`` encodes it.
+        v: version of the format.
+    """
+
+    ends: list[tuple[str, int, int]]
+    cut: str
+    v: int = VERSION
+
+    def ends_by_place(self) -> dict[Place, int]:
+        """Return how far the batch reads each log."""
+        return {(topic, partition): end for topic, partition, end in self.ends}
+
+
+class Archive:
+    """A folder with batches.
+
+    Args:
+        path: folder or URL.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path.rstrip("/")
+
+    def folder(self, number: int) -> str:
+        """Return the folder of a batch."""
+        return f"{self._path}/records/batch={number:08d}"
+
+    def commit(self, number: int, facts: Facts) -> None:
+        """Write down that a batch is there."""
+        text = msgspec.json.encode(facts).decode()
+        write_text(f"{self._path}/batches/{number:08d}.json", text)
+
+    def facts_before(self, number: int) -> Facts | None:
+        """Return the facts of the batch before; None: it is the first one."""
+        numbers = [one for one in self.numbers() if one < number]
+        return self._facts(numbers[-1]) if numbers else None
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all batches."""
+        return [int(name.partition(".")[0]) for name in names_in(f"{self._path}/batches")]
+
+    def _facts(self, number: int) -> Facts:
+        path = f"{self._path}/batches/{number:08d}.json"
+        try:
+            found = msgspec.json.decode(read_text(path) or "", type=Facts)
+        except msgspec.MsgspecError as exc:
+            raise DelayServiceError(f"{path} can't be read: {exc}") from exc
+        if found.v != VERSION:
+            raise DelayServiceError(f"{path} is of version {found.v}, and this reads {VERSION}")
+        return found
+
+    def cut(self) -> tuple[Cut, Evidence]:
+        """Return the newest cut that can be judged.
+
+        The later cursors are those of the newest batch. The earlier ones were read before the ends
+        of all logs were, and the archive has to reach those ends.
+
+        Raises:
+            DelayServiceError: there is none yet.
+        """
+        facts = [self._facts(number) for number in self.numbers()]
+        cuts = [snapshot.decode(one.cut) for one in facts]
+        ends = facts[-1].ends_by_place() if facts else {}
+        for cut, evidence in reversed(cuts):
+            if all(span.end <= ends.get(place, 0) for place, span in cut.spans.items()):
+                return _joined((cut, evidence), cuts, ends)
+        raise DelayServiceError(
+            f"{self._path} does not reach any cut yet: let the archive write another batch"
+        )
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return all records, as ``ARCHIVE``."""
+        paths = [self.folder(number) for number in self.numbers()]
+        return spark.read.schema(ARCHIVE).parquet(*paths)
+
+
+def _joined(
+    chosen: tuple[Cut, Evidence], cuts: list[tuple[Cut, Evidence]], ends: Mapping[Place, int]
+) -> tuple[Cut, Evidence]:
+    """Return a cut of what an archive holds: with its ends, the cursors of ``chosen`` as the
+    earlier ones, and those of the newest cut as the later ones.
+    """
+    cut, evidence = chosen
+    newest, (_, first) = cuts[-1][0], cuts[0]
+    later = {shard.place: shard for shard in newest.shards}
+    complete_ms: dict[Place, int] = {}
+    for _, one in cuts:
+        complete_ms |= one.complete_ms
+    spans = {
+        place: Span(first.spans[place].start if place in first.spans else 0, ends[place])
+        for place in cut.spans
+    }
+    shards = tuple(
+        replace(
+            shard,
+            later=later[shard.place].later,
+            contracts=later[shard.place].contracts,
+            span=spans[shard.place],
+        )
+        for shard in cut.shards
+        if shard.place in later and later[shard.place].topic_id == shard.topic_id
+    )
+    others = {place: spans[place] for place in cut.others}
+    whole = replace(cut, shards=shards, others=others)
+    known = replace(evidence, spans=spans, complete_ms=complete_ms)
+    return whole, known
+
+
+def audit_archive(spark: SparkSession, options: AuditOptions, path: str) -> AuditResult:
+    """Audit what an archive holds; no cluster is asked.
+
+    Raises:
+        DelayServiceError: the archive can't be read, or does not reach a cut yet; a range is of no
+            shard that was served.
+    """
+    began_s = time.monotonic()
+    archive = Archive(path)
+    cut, evidence = archive.cut()
+    return audited(spark, options, cut, evidence, ArchivedLogs(archive.read(spark)), began_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedLogs:
+    """The logs of an archive, as an audit reads them (``audit.logs.Logs``)."""
+
+    records_kept: DataFrame
+
+    def records(self, places: Iterable[Place]) -> DataFrame:
+        """See ``Logs``."""
+        topics = {topic for topic, _ in places}
+        return self.records_kept.where(sf.col("topic").isin(*topics, ""))
+
+    def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
+        """See ``Logs``: an archive keeps what it has."""
+        del rules
+        return decided

@@ -1,0 +1,130 @@
+"""Writes what comes to a delay service's topics into an archive, by Structured Streaming.
+
+Each batch is a folder of Parquet and a file of facts: how far the batch reads each log, and a cut
+that was taken after that was decided. Spark's own checkpoint says which batches are done; one that
+is made again takes the place of its folder and file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.spark.archive.reading import Archive, Facts
+from connectors.spark.audit import snapshot
+from connectors.spark.audit.evidence import NO_PAST, Past, gather
+from connectors.spark.audit.options import AuditOptions
+from connectors.spark.audit.run import cut_of
+from connectors.spark.common.files import read_text
+from connectors.spark.common.topics import stream_topics
+from connectors.spark.ledger.native import RECORD
+from delayservice.core.names import COPY_NAMES, HOME_NAMES
+from delayservice.errors import DelayServiceError
+
+_RECORDS_MAX: Final = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOptions:
+    """Options of an archive.
+
+    Attributes:
+        audit: which topics are read, as an audit reads them; its ``out`` is the archive.
+        interval_ms: time from batch to batch; 0: read what is there, and end.
+        values: keep the values of all records; otherwise only their hashes, but for the service's
+            own copies.
+        records_max: of one batch.
+    """
+
+    audit: AuditOptions
+    interval_ms: int = 60_000
+    values: bool = False
+    records_max: int = _RECORDS_MAX
+
+
+def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuery:
+    """Begin to write, or go on where the last run with the same ``out`` stopped.
+
+    Returns:
+        The running query; the caller awaits or stops it.
+
+    Raises:
+        KafkaEdgeError: the cluster can't be read.
+    """
+    audit = options.audit
+    cut = cut_of(audit)
+    topics = sorted({topic for topic, _ in cut.spans})
+    records = stream_topics(spark, audit.client, topics, options.records_max)
+    writer = (
+        records.select(*_kept(options))
+        .writeStream.queryName("delay archive")
+        .option("checkpointLocation", audit.path("state"))
+        .foreachBatch(_Batches(options).write)
+    )
+    if options.interval_ms:
+        return writer.trigger(processingTime=f"{options.interval_ms} milliseconds").start()
+    return writer.trigger(availableNow=True).start()
+
+
+def _kept(options: ArchiveOptions) -> list[Column]:
+    """Return the columns of ``ARCHIVE``. What the service wrote into a value has to be read."""
+    is_kept = sf.exists("headers", lambda one: one["key"].isin(*COPY_NAMES, *HOME_NAMES))
+    value = sf.col("value") if options.values else sf.when(is_kept, sf.col("value"))
+    hashed = sf.when(sf.col("value").isNotNull(), sf.xxhash64("value"))
+    made = {"value": value.alias("value"), "value_hash": hashed.alias("value_hash")}
+    return [made.get(name, sf.col(name)) for name in (*RECORD, "value_hash")]
+
+
+class _Batches:
+    """Writes batches, on the driver's side."""
+
+    def __init__(self, options: ArchiveOptions) -> None:
+        self._options = options
+        self._archive = Archive(options.audit.out)
+
+    def write(self, records: DataFrame, number: int) -> None:
+        """Write one batch."""
+        ends = self._ends(number)
+        records.sortWithinPartitions("topic", "partition", "offset").write.mode(
+            "overwrite"
+        ).parquet(self._archive.folder(number))
+        cut = cut_of(replace(self._options.audit, targets=()))
+        evidence = gather(self._options.audit.client, cut, self._past(number, cut.topic_ids))
+        self._archive.commit(number, Facts(ends, snapshot.encode(cut, evidence)))
+
+    def _past(self, number: int, topic_ids: Mapping[str, str]) -> Past:
+        """Return the facts that the batch before left."""
+        before = self._archive.facts_before(number)
+        if before is None:
+            return NO_PAST
+        cut, evidence = snapshot.decode(before.cut)
+        same = {topic for topic, known in cut.topic_ids.items() if topic_ids.get(topic) == known}
+        return Past(
+            ends={place: end for place, end in before.ends_by_place().items() if place[0] in same},
+            starts={p: at for p, at in evidence.starts.items() if p[0] in same},
+            judged={p: at for p, at in evidence.judged.items() if p[0] in same},
+            seen_ms={p: at for p, at in evidence.seen_ms.items() if p[0] in same},
+        )
+
+    def _ends(self, number: int) -> list[tuple[str, int, int]]:
+        """Return how far a batch reads each log, which Spark wrote down before it began.
+
+        Raises:
+            DelayServiceError: Spark's file is not as this knows it.
+        """
+        path = self._options.audit.path(f"state/offsets/{number}")
+        lines = (read_text(path) or "").splitlines()
+        try:
+            told = json.loads(lines[-1])
+            return [(t, int(p), end) for t, ends in told.items() for p, end in ends.items()]
+        except (IndexError, ValueError, AttributeError) as exc:
+            raise DelayServiceError(
+                f"{path} does not say how far batch {number} reads ({exc}): is it of another "
+                "version of Spark?"
+            ) from exc

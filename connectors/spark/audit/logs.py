@@ -1,0 +1,103 @@
+"""The logs that an audit reads: of a cluster, or of an archive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from connectors.spark.audit.evidence import Evidence
+from connectors.spark.audit.findings import LOST, UNJUDGED, UNKNOWN_SOURCE
+from connectors.spark.audit.rules import DELETED, Rules
+from connectors.spark.common.cut import LogStarts, Span, first_times
+from connectors.spark.common.topics import Place, read_topic
+from connectors.spark.ledger.facts import NEVER_MS
+from connectors.spark.ledger.rows import name_hash
+from delayservice.core import names
+
+_TASK_RECORDS: Final = 1_000_000
+_TASKS_MIN: Final = 8
+
+
+class Logs(Protocol):
+    """What is read."""
+
+    def records(self, places: Iterable[Place]) -> DataFrame:
+        """Return the records of some partitions, as ``topics.ROW_SCHEMA``."""
+
+    def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
+        """Return verdicts without what is only missing because retention went on while the logs
+        were read: of what is lost is not known any more.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaLogs:
+    """The logs of a cluster, in the spans of the evidence.
+
+    Attributes:
+        spark: the session.
+        client: options of librdkafka.
+        evidence: which offsets to read.
+    """
+
+    spark: SparkSession
+    client: Mapping[str, str]
+    evidence: Evidence
+
+    def records(self, places: Iterable[Place]) -> DataFrame:
+        """See ``Logs``."""
+        chosen = {place: self.evidence.spans[place] for place in places}
+        count = sum(span.end - span.start for span in chosen.values())
+        return read_topic(
+            self.spark,
+            self.client,
+            {topic for topic, _ in chosen},
+            {place: span.start for place, span in chosen.items()},
+            {place: span.end for place, span in chosen.items()},
+            max(_TASKS_MIN, count // _TASK_RECORDS + 1),
+        )
+
+    def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
+        """See ``Logs``."""
+        spans = self.evidence.spans
+        starts = LogStarts(self.client).of(spans.keys())
+        moved = {p: starts[p] for p, span in spans.items() if starts[p] > span.start}
+        for (topic, number), start in moved.items():
+            is_gone = (sf.col("shard") == name_hash(f"{topic}:{number}")) & (
+                sf.col("offset") < start
+            )
+            decided = decided.where(~(is_gone & (sf.col("kind") == UNKNOWN_SOURCE)))
+        gone = {
+            place: replace(spans[place], start=start, end=max(spans[place].end, start))
+            for place, start in moved.items()
+            if name_hash(place[0]) in rules.read
+        }
+        return self._unless_unseen(decided, gone, rules) if gone else decided
+
+    def _unless_unseen(
+        self, decided: DataFrame, gone: Mapping[Place, Span], rules: Rules
+    ) -> DataFrame:
+        """Return verdicts with those of lost records as unjudged whose settlement may have been in
+        what is gone.
+        """
+        settled_ms = first_times(self.client, gone, names.DELAY_SETTLES)
+        since_ms: dict[int, int] = {}
+        for place in gone:
+            topic = name_hash(place[0])
+            at_ms = settled_ms.get(place, NEVER_MS)
+            since_ms[topic] = max(at_ms, since_ms.get(topic, 0))
+        own = (rules.dead_letter, rules.outcomes)
+        bound = sf.lit(max((since_ms.get(topic, 0) for topic in own), default=0))
+        for topic, at_ms in since_ms.items():
+            bound = sf.greatest(bound, sf.when(sf.col("aim") == topic, sf.lit(at_ms)).otherwise(0))
+        is_unseen = (sf.col("kind") == LOST) & (sf.col("since_ms") <= bound)
+        return decided.withColumns(
+            {
+                "verdict": sf.when(is_unseen, sf.lit(UNJUDGED)).otherwise(sf.col("verdict")),
+                "kind": sf.when(is_unseen, sf.lit(DELETED)).otherwise(sf.col("kind")),
+            }
+        )

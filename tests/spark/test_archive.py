@@ -1,0 +1,105 @@
+"""An archive is audited when the topics are gone, and finds what an audit of the topics found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+from connectors.spark.archive import ARCHIVE, Archive, ArchiveOptions, audit_archive, start_archive
+from connectors.spark.audit import AuditOptions, AuditResult, audit
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.spark.made_defects import LATE_MS, OVERDUE_MS, PARTITIONS, inject
+from tests.spark.made_history import MadeHistory
+
+MINUTE = 60_000
+
+
+@pytest.fixture
+def history(cluster: EmbeddedCluster) -> Iterator[MadeHistory]:
+    with MadeHistory(cluster.bootstrap, PARTITIONS) as made:
+        yield made
+
+
+def options(h: MadeHistory, out: Path) -> AuditOptions:
+    return AuditOptions(
+        client=h.client,
+        out=str(out),
+        checkpoint=h.checkpoint,
+        dead_letter=h.dead_letter,
+        outcomes=h.outcomes,
+        late_ms=LATE_MS,
+        overdue_ms=OVERDUE_MS,
+    )
+
+
+def written(spark: SparkSession, h: MadeHistory, path: Path, *, values: bool = False) -> None:
+    query = start_archive(spark, ArchiveOptions(options(h, path), 0, values=values))
+    query.awaitTermination()
+
+
+def found_in(spark: SparkSession, result: AuditResult) -> set[tuple[object, ...]]:
+    rows = spark.read.parquet(result.findings_path).collect()
+    return {
+        tuple(row[name] for name in ("id", "kind", "topic", "offset", "detail")) for row in rows
+    }
+
+
+def test_the_archive_of_defects_has_the_findings_of_the_topics(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    inject(history)
+    live = audit(spark, options(history, tmp_path / "live"))
+    written(spark, history, tmp_path / "archive")
+    admin = AdminClient({**history.client})
+    gone = [history.delay, history.target, history.dead_letter, history.outcomes]
+    for future in admin.delete_topics([*gone, history.checkpoint]).values():
+        future.result(30)
+    nowhere = replace(options(history, tmp_path / "later"), client={})
+    later = audit_archive(spark, nowhere, str(tmp_path / "archive"))
+    assert later.findings == live.findings
+    assert found_in(spark, later) == found_in(spark, live)
+    assert later.counts == live.counts
+
+
+def test_batches_are_added_and_values_are_kept_where_they_are_asked_for(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    due_ms = h.now_ms - MINUTE
+    first = h.source(due_ms, value=b"one")
+    h.delivery(first, due_ms, value=b"one")
+    h.settled(h.now_ms)
+    path = tmp_path / "archive"
+    written(spark, h, path, values=True)
+    second, third = (h.source(due_ms, value=b"two") for _ in range(2))
+    h.delivery(third, due_ms, value=b"three")
+    h.settled(h.now_ms)
+    written(spark, h, path, values=True)
+    rows = spark.read.schema(ARCHIVE).parquet(f"{path}/records").where(f"topic = '{h.delay}'")
+    values = sorted((row["offset"], bytes(row["value"])) for row in rows.collect())
+    assert values == [(first, b"one"), (second, b"two"), (third, b"two")]
+    result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
+    assert result.findings == {"altered": 1, "lost": 1}
+    assert Archive(str(path)).numbers() == [0, 1]
+
+
+def test_a_batch_that_is_made_again_takes_the_place_of_the_first(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    """As after a crash between the batch and Spark's own note that it is done."""
+    h = history
+    due_ms = h.now_ms - MINUTE
+    h.delivery(h.source(due_ms), due_ms)
+    h.settled(h.now_ms)
+    path = tmp_path / "archive"
+    written(spark, h, path)
+    for note in (path / "state" / "commits").glob("*0*"):
+        note.unlink()
+    written(spark, h, path)
+    result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
+    assert (result.findings, result.records, result.counts["delivered"]) == ({}, 1, 1)
