@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -26,6 +27,7 @@ from delayservice.commands.spark_session import (
     ConfOption,
     MasterOption,
     Running,
+    await_query,
     pairs,
     require_extra,
     running,
@@ -108,6 +110,10 @@ def audit(
         bool, typer.Option("--from-start", help="With --follow: begin at the start of the logs.")
     ] = False,
     interval: Annotated[str, typer.Option(help="With --follow: time from cut to cut.")] = "1m",
+    archived: Annotated[
+        str | None,
+        typer.Option("--archive", help="Audit an archive, by its folder or URL, and no cluster."),
+    ] = None,
     master: MasterOption = None,
     conf: ConfOption = None,
     bootstrap: BootstrapOption = None,
@@ -120,30 +126,20 @@ def audit(
     Findings are written as Parquet, each with its offset.
     """
     require_extra()
-    from connectors.spark.audit import AuditOptions
+    from connectors.spark.archive import audit_archive
     from connectors.spark.audit import audit as run
     from delayservice.commands.send import delay_ms
 
     settings = load_settings(config, sets, bootstrap)
-    topics = settings.topics
-    options = AuditOptions(
-        client=settings.kafka.client_config("consumer"),
-        out=output,
-        checkpoint=topics.checkpoint,
-        dead_letter=topics.dead_letter,
-        outcomes=topics.outcomes,
-        targets=tuple(targets or ()),
-        allow=allowed_patterns(settings),
+    options = replace(
+        _audit_options(settings, output, targets),
         all_topics=all_topics,
-        never=topics.own,
-        secrets=_secrets(settings),
         late_ms=None if late is None else delay_ms("--late", late),
         early_ms=delay_ms("--early", early),
         grace_ms=delay_ms("--grace", grace or _usual_grace(settings)),
         overdue_ms=delay_ms("--overdue", overdue),
         lag_ms=delay_ms("--lag", lag),
-        delay_topics=(*topics.delay, *settings.levels.by_topic),
-        topic=topics.audit if publish else None,
+        topic=settings.topics.audit if publish else None,
     )
     with running("audit", master, conf, as_json=as_json) as job:
         if follow:
@@ -151,7 +147,10 @@ def audit(
             status = _follow(job, options, interval_s, from_start=from_start, as_json=as_json)
             raise typer.Exit(status)
         job.say("auditing")
-        found = run(job.spark, options)
+        if archived is None:
+            found = run(job.spark, options)
+        else:
+            found = audit_archive(job.spark, options, archived)
     if as_json:
         print_json(found.to_json())
     else:
@@ -161,6 +160,52 @@ def audit(
             err.print(f"not audited: {note}", style="yellow", markup=False)
         _show_judged(found)
     raise typer.Exit(found.status)
+
+
+@app.command(
+    epilog="Examples: [bold]delayservice spark archive -c delayservice.toml --out s3a://ops/delay[/]"
+    "\n\n[bold]delayservice spark archive -b localhost:9092 --once[/]"
+)
+def archive(
+    *,
+    output: Annotated[str, typer.Option("--out", help="Folder or URL of the archive.")] = (
+        "delay-archive"
+    ),
+    targets: _Targets = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Write what is there, and end; otherwise until Ctrl-C.")
+    ] = False,
+    interval: Annotated[str, typer.Option(help="Time from batch to batch.")] = "1m",
+    values: Annotated[
+        bool, typer.Option("--values", help="Keep values; otherwise only their hashes.")
+    ] = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+    bootstrap: BootstrapOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep sources, deliveries, outcomes and dead letters as Parquet, to audit them later.
+
+    Started again with the same --out, it goes on where it stopped.
+    """
+    require_extra()
+    from connectors.spark.archive import ArchiveOptions, start_archive
+    from delayservice.commands.send import delay_ms
+
+    settings = load_settings(config, sets, bootstrap)
+    interval_ms = 0 if once else delay_ms("--interval", interval)
+    options = ArchiveOptions(_audit_options(settings, output, targets), interval_ms, values)
+    with running("archive", master, conf, as_json=as_json) as job:
+        query = start_archive(job.spark, options)
+        job.say(f"writing to {output}")
+        batches = await_query(query)
+    if as_json:
+        print_json({"v": 1, "kind": "archive", "batches": batches, "path": output})
+    else:
+        out.print(f"{batches:,} batches written to ", end="")
+        out.print(output, style="bold green", markup=False)
 
 
 @app.command(
@@ -487,6 +532,25 @@ def _show_interval(manifest: Manifest, found: AuditResult, *, as_json: bool) -> 
     )
     _show_rows(found.sample)
     _show_rows(found.unjudged_sample)
+
+
+def _audit_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
+    """Return the options of an audit that settings give."""
+    from connectors.spark.audit import AuditOptions
+
+    topics = settings.topics
+    return AuditOptions(
+        client=settings.kafka.client_config("consumer"),
+        out=output,
+        checkpoint=topics.checkpoint,
+        dead_letter=topics.dead_letter,
+        outcomes=topics.outcomes,
+        targets=tuple(targets or ()),
+        allow=allowed_patterns(settings),
+        never=topics.own,
+        secrets=_secrets(settings),
+        delay_topics=(*topics.delay, *settings.levels.by_topic),
+    )
 
 
 def _usual_grace(settings: Settings) -> str:

@@ -23,6 +23,7 @@ from delayservice.errors import DelayServiceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from connectors.spark.common.progress import Say
 
@@ -39,6 +40,7 @@ _STRAY: Final = Path("artifacts")
 """Spark 4.0.0 makes this in the working directory, whether it needs it or not."""
 _JAVA_END_S: Final = 60.0
 _STDERR: Final = 2
+_LOOK_EVERY_S: Final = 0.5
 _LOG_TAIL_CHARS: Final = 4_000
 
 MasterOption = Annotated[
@@ -156,6 +158,22 @@ def told_to_stop() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def await_query(query: StreamingQuery) -> int:
+    """Wait until a query ends or the process is told to stop, and return how many batches it wrote.
+
+    Raises:
+        StreamingQueryException: it failed.
+    """
+    with told_to_stop() as stop:
+        while query.isActive and not stop.wait(_LOOK_EVERY_S):
+            pass
+    failure, progress = query.exception(), query.lastProgress
+    query.stop()
+    if failure is not None:
+        raise failure
+    return 0 if progress is None else progress["batchId"] + 1
 
 
 def _end_java() -> None:

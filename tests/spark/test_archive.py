@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +20,7 @@ from tests.spark.made_defects import LATE_MS, OVERDUE_MS, PARTITIONS, inject
 from tests.spark.made_history import MadeHistory
 
 MINUTE = 60_000
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -103,3 +107,27 @@ def test_a_batch_that_is_made_again_takes_the_place_of_the_first(
     written(spark, h, path)
     result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
     assert (result.findings, result.records, result.counts["delivered"]) == ({}, 1, 1)
+
+
+@pytest.mark.parametrize("remote", ["", "local[2]"])
+def test_a_notebook_judges_it_also_over_spark_connect(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path, remote: str
+) -> None:
+    h = history
+    due_ms = h.now_ms - MINUTE
+    h.delivery(h.source(due_ms), due_ms)
+    h.delivery(h.source(due_ms, ("delay-id", b"a")), due_ms, at_ms=due_ms - 1)
+    h.source(due_ms)
+    h.settled(h.now_ms)
+    written(spark, h, tmp_path / "archive")
+    script = str(ROOT / "examples/audit_notebook.py")
+    notebook = [sys.executable, script, str(tmp_path / "archive")]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/client", "PYSPARK_PYTHON": sys.executable}
+    env |= {"SPARK_REMOTE": remote} if remote else {}
+    done = subprocess.run(
+        notebook, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    cells = [tuple(line.strip("|").replace(" ", "").split("|")) for line in done.stdout.split("\n")]
+    assert {("true", "early", "1"), ("true", "lost", "1")} <= set(cells)
+    assert sum(cell[0] == "true" for cell in cells) == 2

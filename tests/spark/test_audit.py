@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, OffsetRange, audit
-from connectors.spark.audit.findings import KINDS
+from connectors.spark.audit.verdicts import KINDS
 from connectors.spark.common.cut import Span, first_times
 from delayservice.core.names import DELAY_SETTLES
 from delayservice.dev.cluster import EmbeddedCluster

@@ -15,9 +15,9 @@ import msgspec
 import pyarrow as pa
 
 from connectors.spark.audit.court import COUNT, LINE, Court, IdCourt, Passed
-from connectors.spark.audit.findings import CERTAIN, FOUND, SETTLED, UNJUDGED
 from connectors.spark.audit.result import exit_status
 from connectors.spark.audit.rules import Rules, ShardRules
+from connectors.spark.audit.verdicts import CERTAIN, FOUND, SETTLED, UNJUDGED
 from connectors.spark.ledger.facts import DELIVERED, LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import SCHEMA, Ledger, name_hash

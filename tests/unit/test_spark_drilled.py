@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connectors.spark.audit.findings import FOUND
 from connectors.spark.audit.rules import Rules, ShardRules
+from connectors.spark.audit.verdicts import FOUND
 from connectors.spark.ledger.facts import LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import Ledger, name_hash

@@ -11,7 +11,10 @@ import pytest
 from msgspec import structs
 
 from connectors.spark.audit.court import COUNT, LINE, Court, IdCourt, Passed
-from connectors.spark.audit.findings import (
+from connectors.spark.audit.group import grouped
+from connectors.spark.audit.judge import judge
+from connectors.spark.audit.rules import Rules, ShardRules
+from connectors.spark.audit.verdicts import (
     CARRIED,
     CERTAIN,
     FOUND,
@@ -23,9 +26,6 @@ from connectors.spark.audit.findings import (
     UNLESS_MARKED,
     Finding,
 )
-from connectors.spark.audit.group import grouped
-from connectors.spark.audit.judge import judge
-from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.ledger.facts import (
     COPIED,
     DELIVERED,

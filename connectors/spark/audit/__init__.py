@@ -1,9 +1,10 @@
 """The delivery audit: holds what settles records against what the log demands."""
 
-from connectors.spark.audit.findings import FINDING
+from connectors.spark.audit.frames import findings
 from connectors.spark.audit.options import AuditOptions, OffsetRange
 from connectors.spark.audit.result import AuditResult
 from connectors.spark.audit.run import Following, audit, audit_at
+from connectors.spark.audit.verdicts import FINDING
 
 __all__ = [
     "FINDING",
@@ -13,4 +14,5 @@ __all__ = [
     "OffsetRange",
     "audit",
     "audit_at",
+    "findings",
 ]

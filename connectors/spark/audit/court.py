@@ -13,7 +13,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.findings import (
+from connectors.spark.audit.group import Group, base_of, group_of, named_row
+from connectors.spark.audit.judge import judge
+from connectors.spark.audit.rules import Rules, ShardRules
+from connectors.spark.audit.settlement import elsewhere, own_place, place_at
+from connectors.spark.audit.verdicts import (
     CERTAIN,
     FOUND,
     IF_MARKED,
@@ -26,10 +30,6 @@ from connectors.spark.audit.findings import (
     WRONG_OUTCOME,
     Finding,
 )
-from connectors.spark.audit.group import Group, base_of, group_of, named_row
-from connectors.spark.audit.judge import judge
-from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.audit.settlement import elsewhere, own_place, place_at
 from connectors.spark.common.decode import without_collector
 from connectors.spark.ledger.facts import (
     ARRIVED,
@@ -52,13 +52,13 @@ JUDGED: Final = (
     "target_offset long, due_ms long, at_ms long, detail string, when byte, claim long, "
     "record_id binary, base long, since_ms long, number long, verdict byte, aim long, packed binary"
 )
-"""Columns of the judges' rows. ``verdict`` is one of ``findings``, ``LINE`` or ``COUNT``
+"""Columns of the judges' rows. ``verdict`` is one of ``verdicts``, ``LINE`` or ``COUNT``
 (``number`` of ``kind``); ``packed`` is a line, or the row of the ledger of what is carried or
 settled."""
 
 LINE: Final = 4
 COUNT: Final = 5
-"""Verdicts beside those of ``findings``."""
+"""Verdicts beside those of ``verdicts``."""
 
 _SCHEMA: Final = pa.schema(
     [

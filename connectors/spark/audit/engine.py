@@ -23,13 +23,13 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.audit.court import COUNT, LINE, Passed, judge_records
 from connectors.spark.audit.evidence import Evidence
-from connectors.spark.audit.findings import FOUND, UNJUDGED
 from connectors.spark.audit.frames import decide, named, odd_rows, passed
 from connectors.spark.audit.held import Held
 from connectors.spark.audit.logs import Logs
 from connectors.spark.audit.match import PENDING, SOUND, match
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.state import Run
+from connectors.spark.audit.verdicts import FOUND, UNJUDGED
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.frames import kept
 from connectors.spark.ledger.native import (
@@ -46,7 +46,7 @@ class Step:
     """The result of a step.
 
     Attributes:
-        found: findings, as ``findings.FINDING``.
+        found: findings, as ``verdicts.FINDING``.
         unjudged: the same of what could not be judged.
         counts: records by what became of them.
         runs: what the next step reads.

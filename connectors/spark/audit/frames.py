@@ -13,9 +13,9 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.audit.court import COUNT, LINE, Passed, decide_by_ids, judge_records
 from connectors.spark.audit.evidence import Evidence, Strictness, all_of, rules_of
-from connectors.spark.audit.findings import CERTAIN, FOUND, UNJUDGED, with_ids
 from connectors.spark.audit.match import ODD, SOUND, UNMATCHED, match, unpaired
 from connectors.spark.audit.rules import Rules
+from connectors.spark.audit.verdicts import CERTAIN, FOUND, UNJUDGED, with_ids
 from connectors.spark.common.cut import Cut
 from connectors.spark.ledger.facts import NAMED
 from connectors.spark.ledger.rows import NO_SHARD, name_hash

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from connectors.spark.audit.findings import CARRIED, CERTAIN, SETTLED, Finding, Remembered, Settled
+from connectors.spark.audit.verdicts import CARRIED, CERTAIN, SETTLED, Finding, Remembered, Settled
 from connectors.spark.ledger.facts import (
     ARRIVED,
     CONTINUED,

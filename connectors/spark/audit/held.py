@@ -9,11 +9,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.court import ledger_rows
-from connectors.spark.audit.findings import CARRIED, SETTLED
 from connectors.spark.audit.match import PENDING, SOUND, UNMATCHED, of_records, remembered
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.state import GONE, HISTORY, OPEN, Run, State, bucket_of
 from connectors.spark.audit.state import PENDING as PENDING_RUN
+from connectors.spark.audit.verdicts import CARRIED, SETTLED
 from connectors.spark.common.frames import kept
 from connectors.spark.ledger.facts import SOURCE
 from connectors.spark.ledger.rows import COLUMNS, LEDGER, NO_ID

@@ -12,7 +12,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from connectors.spark.audit.findings import (
+from connectors.spark.audit.group import Group, place_of, settled_row
+from connectors.spark.audit.rules import OPEN, Rules, ShardRules
+from connectors.spark.audit.settlement import (
+    finding_of,
+    gone_home,
+    origin_of,
+    problems,
+    unseen,
+)
+from connectors.spark.audit.verdicts import (
     ALTERED,
     CERTAIN,
     DUPLICATED,
@@ -30,15 +39,6 @@ from connectors.spark.audit.findings import (
     Finding,
     Remembered,
     Settled,
-)
-from connectors.spark.audit.group import Group, place_of, settled_row
-from connectors.spark.audit.rules import OPEN, Rules, ShardRules
-from connectors.spark.audit.settlement import (
-    finding_of,
-    gone_home,
-    origin_of,
-    problems,
-    unseen,
 )
 from connectors.spark.ledger.facts import (
     ARRIVED,

@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.evidence import Evidence
-from connectors.spark.audit.findings import LOST, UNJUDGED, UNKNOWN_SOURCE
 from connectors.spark.audit.rules import DELETED, Rules
+from connectors.spark.audit.verdicts import LOST, UNJUDGED, UNKNOWN_SOURCE
 from connectors.spark.common.cut import LogStarts, Span, first_times
 from connectors.spark.common.topics import Place, read_topic
 from connectors.spark.ledger.facts import NEVER_MS

@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from connectors.spark.audit.findings import (
+from connectors.spark.audit.group import base_of
+from connectors.spark.audit.rules import OPEN, Rules
+from connectors.spark.audit.verdicts import (
     ALTERED,
     CERTAIN,
     EARLY,
@@ -21,8 +23,6 @@ from connectors.spark.audit.findings import (
     WRONG_TARGET,
     Finding,
 )
-from connectors.spark.audit.group import base_of
-from connectors.spark.audit.rules import OPEN, Rules
 from connectors.spark.ledger.facts import (
     COPIED,
     DELIVERED,
