@@ -60,6 +60,8 @@ NOT_TYPED: Final = (
     Listed("docs/client.md", "pip install", "tests/integration/test_packages.py installs it"),
     Listed("docs/spark.md", "pip install", _PACKAGE),
     Listed("docs/spark.md", "delayservice spark schedule s3a:", "needs an object store"),
+    Listed("docs/audit.md", "delayservice spark archive --config", "needs an object store"),
+    Listed("docs/audit.md", "delayservice spark audit --archive", "needs an object store"),
     Listed("docs/spark.md", "spark-submit", _SUBMIT),
     Listed("docs/spark.md", "python3.11 -m venv", _SUBMIT),
     Listed("docs/spark.md", "env/bin/", _SUBMIT),
@@ -70,7 +72,7 @@ _FRAGMENT = "a fragment: what it stands in is the reader's own"
 
 PYTHON_NOT_RUN: Final = (
     Listed("docs/audit.md", "from connectors.spark.audit import", "Spark: run by make night"),
-    Listed("docs/audit.md", "from connectors.spark.audit.stream import", _FRAGMENT),
+    Listed("docs/audit.md", "from connectors.spark.audit import AuditOptions, F", _FRAGMENT),
     Listed("docs/client.md", "from datetime import", _RECIPE),
     Listed("docs/client.md", "from kafka_delay_client import LevelProducer", "needs levels"),
     Listed("docs/client.md", '"""Ships orders.', "tests/integration/test_retry_ladder.py runs it"),

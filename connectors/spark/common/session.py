@@ -28,6 +28,9 @@ SESSION: Final[Mapping[str, str]] = MappingProxyType(
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.adaptive.enabled": "true",
+        "spark.sql.maxConcurrentOutputFileWriters": "16",
+        "spark.sql.codegen.hugeMethodLimit": "8000",
+        "spark.sql.execution.arrow.maxBytesPerBatch": "67108864",
     }
 )
 """Settings that the jobs rely on, wherever they run."""
