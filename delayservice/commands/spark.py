@@ -241,8 +241,8 @@ def reconcile(
         out.print(f"{len(found.compared):,} shards compared in {found.seconds:,.0f} s")
         for note in found.notes:
             err.print(note, style="yellow", markup=False)
-        _show_findings(found.findings, found.sample, found.findings_path)
-        out.print(f"page {found.report_path}\nplan {found.plan_path}", markup=False)
+        _show_findings(found.findings, found.sample, found.paths["findings"])
+        out.print(f"page {found.paths['report']}\nplan {found.paths['plan']}", markup=False)
     raise typer.Exit(0 if found.is_clean else EXIT_FINDINGS)
 
 

@@ -80,7 +80,8 @@ PYTHON_NOT_RUN: Final = (
         "docs/levels.md", "import os", "needs levels; tests/integration/test_levels.py has them"
     ),
     Listed("docs/migration.md", "producer.produce(", _FRAGMENT),
-    Listed("docs/reconcile.md", "from connectors.spark.reconcile.wheel_source", _FRAGMENT),
+    Listed("docs/reconcile.md", "from connectors.spark.reconcile.store_source", _FRAGMENT),
+    Listed("docs/reconcile.md", "from connectors.spark.reconcile.compare", _FRAGMENT),
 )
 """Blocks of Python that begin so, and why the pages' test does not run them; all are compiled."""
 

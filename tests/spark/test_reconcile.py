@@ -19,6 +19,7 @@ from delayservice.dev.drill.replicas import flip_byte
 from delayservice.store.wheel.reading import load_state
 from tests.conftest import MakeTopic
 from tests.spark.copies_world import (
+    RECORDS,
     World,
     spoiled,
     unmarked,
@@ -50,7 +51,7 @@ def options(world: World, out: Path, **more: object) -> ReconcileOptions:
 
 def found(spark: SparkSession, result: ReconcileResult) -> set[tuple[object, ...]]:
     """``(kind, node, partition, offset)`` of every finding."""
-    rows = spark.read.parquet(result.findings_path).collect()
+    rows = spark.read.parquet(result.paths["findings"]).collect()
     places = [(row["kind"], row["node"], row["partition"], row["offset"]) for row in rows]
     assert len(set(places)) == len(places)
     return set(places)
@@ -121,7 +122,7 @@ def test_copies_that_agree_are_clean_and_their_plan_is_empty(
     assert found(spark, result) == set()
     assert result.is_clean
     assert result.plan.steps == ()
-    assert result.slots_differing > 0
+    assert result.counts.slots_differing > 0
     assert "All copies agree" in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -157,7 +158,7 @@ def test_what_lies_below_the_logs_start_is_neither_extra_nor_repaired(
     assert found(spark, result) == {("missing", "n3", 0, lost)}
     assert [(step.node, step.why) for step in result.plan.steps] == [("n3", "1 missing")]
     old = [frame for frame in world.pending(0) if frame[1] < first]
-    assert result.unjudged == 2 * len(old) > 0
+    assert result.counts.unjudged == 2 * len(old) > 0
     assert any("below the start" in note for note in result.notes)
 
 
@@ -198,11 +199,27 @@ def test_running_nodes_are_compared_by_digests_and_asked_for_details(
         partition=1,
         start_ms=slot[0],
         stop_ms=slot[1],
+        topic_id=world.topic_id,
         first_offset=1,
         stop_offset=9,
         why="1 damaged",
     )
     assert broken_step in result.plan.steps
+
+
+def test_the_log_is_read_from_where_what_differs_may_have_been_written(
+    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    aged, lost = 200, 203
+    world = World(cluster.bootstrap, make_topic, aged=aged)
+    folders = {node: str(tmp_path / node) for node in ("n1", "n2")}
+    for node in folders:
+        world.keep(tmp_path / node, 1, world.shape(1))
+    world.keep(tmp_path / "n1", 0, world.shape(0))
+    world.keep(tmp_path / "n2", 0, spoiled(world.shape(0), without(lost)))
+    result = reconcile(spark, options(world, tmp_path / "out", folders=folders))
+    assert found(spark, result) == {("missing", "n2", 0, lost)}
+    assert result.counts.log_offsets == RECORDS - aged
 
 
 def test_nodes_that_do_not_answer_leave_a_finding_of_the_slot(

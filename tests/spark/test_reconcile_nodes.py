@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.kafka.repairs import RepairDesk
+from connectors.kafka.repairs import RepairDesk, cluster_id
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.plan import carry_out, decode_plan
-from connectors.spark.reconcile.run import ReconcileOptions, ReconcileResult, cluster_id, reconcile
+from connectors.spark.reconcile.run import ReconcileOptions, ReconcileResult, reconcile
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.drill.replicas import flip_byte
 from delayservice.dev.service import ServiceProcess
@@ -129,7 +129,7 @@ def pair(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Pair]:
 
 def found(spark: SparkSession, result: ReconcileResult) -> set[tuple[object, ...]]:
     """``(kind, node, partition, offset)`` of every finding."""
-    rows = spark.read.parquet(result.findings_path).collect()
+    rows = spark.read.parquet(result.paths["findings"]).collect()
     return {(row["kind"], row["node"], row["partition"], row["offset"]) for row in rows}
 
 
@@ -157,7 +157,9 @@ def test_what_a_disk_lost_is_found_repaired_and_clean_again(
     assert found(spark, on_disk) - {("damaged", "n1", 1, None)} == found(spark, wrong)
     client = {"bootstrap.servers": pair.cluster.bootstrap}
     plan = decode_plan((tmp_path / "wrong" / "plan.json").read_bytes())
-    outcome = carry_out(plan, RepairDesk(client, pair.bench.repairs), cluster_id(client))
+    outcome = carry_out(
+        plan, RepairDesk(client, pair.bench.repairs), cluster_id(client), now_ms=now_ms()
+    )
     assert outcome.is_complete, outcome
     assert outcome.done == len(plan.steps)
     pair.await_cuts("a cut after the repair")

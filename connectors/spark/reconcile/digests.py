@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
 from connectors.spark.common.topics import Place
+from connectors.spark.reconcile.plan import Copy
 from delayservice.core.cursor import Cursor
 from delayservice.store.wheel.reading import Damage
 
@@ -33,7 +34,7 @@ SUMS: Final = (
 
 _CUT: Final = (
     "topic_id string, life string, cut bigint, cut_ms bigint, k array<bigint>, h bigint, "
-    "stored bigint, from_ms bigint, count bigint, hash string, scanned_ms bigint, "
+    "stored bigint, from_ms bigint, count bigint, hash string, pending bigint, scanned_ms bigint, "
     "behind boolean, role string, store string, "
     "damaged array<struct<start_ms: bigint, stop_ms: bigint, first_offset: bigint, "
     "stop_offset: bigint, why: string>>"
@@ -43,13 +44,12 @@ _COPY: Final = ("node", "topic", "partition")
 _LOW: Final = 0xFFFF_FFFF
 _HEX_HALF: Final = 8
 
-Copy: TypeAlias = tuple[str, str, int]
-"""Node, topic and partition."""
-
 
 @dataclass(frozen=True, slots=True)
 class CutRow:
-    """What a cut row says; ``row`` is its own offset in the digest topic, ``hash`` is signed."""
+    """The fields of a cut row; ``row`` is its own offset in the digest topic, ``hash`` is signed.
+    ``pending`` is None in rows of older versions.
+    """
 
     node: str
     topic: str
@@ -69,6 +69,7 @@ class CutRow:
     role: str
     store: str
     damaged: tuple[Damage, ...] = ()
+    pending: int | None = None
 
     @property
     def copy(self) -> Copy:
@@ -93,13 +94,21 @@ class Expected:
         nodes: of every shard, if ``replicas`` is 0; else the nodes that there are. Copies of other
             nodes are not looked at; none: all that report are.
         replicas: copies of each shard at least.
-        behind_ms: a copy whose newest cut is so much older than another's is behind. A cut of
-            which the copy says that it has not come so far does not count.
+        behind_ms: a copy whose newest cut is so much older than another's is behind, and so is one
+            with a cut of that age while the slice goes on. A cut of which the copy says that it has
+            not come so far does not count.
     """
 
     nodes: tuple[str, ...] = ()
     replicas: int = 0
     behind_ms: int = 600_000
+
+
+class Served(NamedTuple):
+    """A shard as it is served now: the topic's id, and its cursor before the digests were read."""
+
+    topic_id: str
+    cursor: Cursor
 
 
 @dataclass(slots=True)
@@ -117,7 +126,11 @@ class Comparison:
         rows: their cut rows, if it is by digests.
         damaged: what a node could not read of its copy.
         behind: nodes whose copy can't be compared, and why.
+        stale: those of them that are behind only because the slice goes on, and their newest cuts.
         silent: nodes without a report, ``""`` for one of unknown name, and why.
+        owners: nodes that deliver; of copies on disks any may.
+        pending: records that wait, by the copy that has the most.
+        records: of these, those that are compared with another copy or the log.
     """
 
     topic: str
@@ -130,7 +143,11 @@ class Comparison:
     rows: list[CutRow] = field(default_factory=list)
     damaged: dict[str, tuple[Damage, ...]] = field(default_factory=dict)
     behind: dict[str, str] = field(default_factory=dict)
+    stale: dict[str, int] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
+    owners: set[str] = field(default_factory=set)
+    pending: int = 0
+    records: int = 0
 
     @property
     def place(self) -> Place:
@@ -147,6 +164,8 @@ class Comparison:
             "k": list(self.cursor.key),
             "h": self.cursor.offset,
             "from_ms": self.from_ms,
+            "pending": self.pending,
+            "records": self.records,
             "compared": self.nodes,
             "behind": self.behind,
             "silent": self.silent,
@@ -163,26 +182,33 @@ class Comparison:
 
 
 def choose(
-    rows: Iterable[CutRow | Retired], topic_ids: Mapping[Place, str], expected: Expected
+    rows: Iterable[CutRow | Retired],
+    shards: Mapping[Place, Served],
+    expected: Expected,
+    now_ms: int,
 ) -> list[Comparison]:
     """For each shard the newest cut that its copies have in common.
 
     Args:
         rows: of the copies, some of the newest of each.
-        topic_ids: the shards to compare, with the id of the topic that is served now.
+        shards: what is compared.
         expected: which copies should be there.
+        now_ms: the time by the brokers' clocks, as far as is known.
     """
     copies: dict[Copy, list[CutRow | Retired]] = {}
     for row in sorted(rows, key=lambda row: -row.row):
         copies.setdefault((row.node, row.topic, row.partition), []).append(row)
     found = []
-    for place, topic_id in sorted(topic_ids.items()):
+    for place, shard in sorted(shards.items()):
         lives = {
-            copy[0]: _this_life(told, topic_id)
+            copy[0]: _this_life(told, shard.topic_id)
             for copy, told in copies.items()
             if copy[1:] == place and (not expected.nodes or copy[0] in expected.nodes)
         }
-        found.append(_compare(place, {n: told for n, told in lives.items() if told}, expected))
+        known = {node: told for node, told in sorted(lives.items()) if told}
+        one = _compare(place, known, expected)
+        _leave_out_stale(one, known, shard.cursor, now_ms - expected.behind_ms)
+        found.append(one)
     return found
 
 
@@ -202,19 +228,26 @@ def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
 def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expected) -> Comparison:
     newest_ms = max((told[0].cut_ms for told in lives.values()), default=0)
     gone = _gone(lives, newest_ms - max(GONE_MS, expected.behind_ms))
-    there = {node: told for node, told in sorted(lives.items()) if node not in gone}
+    there = {node: told for node, told in lives.items() if node not in gone}
     found = Comparison(*place, silent={**silent(there.keys(), expected), **gone})
+    found.damaged = {node: told[0].damaged for node, told in there.items() if told[0].damaged}
+    found.owners = {node for node, told in there.items() if told[0].role == "owner"}
+    found.pending = max((told[0].pending or told[0].count for told in there.values()), default=0)
     usable: dict[str, dict[int, CutRow]] = {}
     for node, told in there.items():
-        if told[0].damaged:
-            found.damaged[node] = told[0].damaged
         if why := _behind(told, newest_ms - expected.behind_ms, newest_ms):
             found.behind[node] = why
         else:
             usable[node] = {row.cut: row for row in told if not row.behind}
+    _choose_cut(found, usable)
+    return found
+
+
+def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -> None:
+    """Choose the cut that most copies have."""
     shared = Counter(cut for cuts in usable.values() for cut in cuts)
     if not shared:
-        return found
+        return
     cut = max(shared, key=lambda cut: (shared[cut], cut))
     for node, cuts in usable.items():
         if cut in cuts:
@@ -225,7 +258,18 @@ def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expe
     found.cut, found.cut_ms = cut, found.rows[0].cut_ms
     found.cursor = found.rows[0].cursor
     found.from_ms = max(row.from_ms for row in found.rows)
-    return found
+
+
+def _leave_out_stale(
+    found: Comparison, lives: Mapping[str, Sequence[CutRow]], cursor: Cursor, since_ms: int
+) -> None:
+    """Leave out copies that have published nothing since then although the slice goes on."""
+    for node in list(found.nodes):
+        newest = lives[node][0]
+        if newest.cut_ms < since_ms and newest.cursor != cursor:
+            age_s = (since_ms - newest.cut_ms) // 1000
+            found.leave_out(node, f"its newest cut is {age_s} s too old, and the slice goes on")
+            found.stale[node] = newest.cut
 
 
 def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str]:

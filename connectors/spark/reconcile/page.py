@@ -15,8 +15,9 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.common.html import BAD, FIGURE_INCHES, Plot, Table, moment, render, style, svg
 from connectors.spark.common.plots import bars
+from connectors.spark.reconcile.compare import COPY
 from connectors.spark.reconcile.plan import Step
-from connectors.spark.reconcile.slots import COPY, KINDS
+from connectors.spark.reconcile.slots import KINDS
 from delayservice.core.digest import SLOT_MS
 
 if TYPE_CHECKING:
@@ -85,13 +86,16 @@ def page(result: ReconcileResult, where: Heat | None) -> str:
 
 
 def _facts(result: ReconcileResult) -> list[tuple[str, object]]:
+    counts = result.counts
     return [
         ("findings", sum(result.findings.values())),
         ("shards", len(result.compared)),
         ("copies compared", sum(len(one.nodes) for one in result.compared)),
-        ("digest rows", result.slot_rows),
-        ("slots held against the log", result.slots_differing),
-        ("records that the log can't judge", result.unjudged),
+        ("records compared", counts.records),
+        ("of pending", counts.pending),
+        ("digest rows", counts.slot_rows),
+        ("slots held against the log", counts.slots_differing),
+        ("records that the log can't judge", counts.unjudged),
         ("steps of the plan", len(result.plan.steps)),
         ("seconds", round(result.seconds, 1)),
     ]
@@ -164,7 +168,9 @@ def _sample(result: ReconcileResult) -> Table:
         for row in result.sample
     ]
     total = sum(result.findings.values())
-    note = f"{len(rows)} of {total} findings; all are in {result.findings_path}." if rows else ""
+    note = (
+        f"{len(rows)} of {total} findings; all are in {result.paths['findings']}." if rows else ""
+    )
     return Table("The first findings", columns, rows, note)
 
 

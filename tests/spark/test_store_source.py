@@ -11,15 +11,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
+from connectors.spark.reconcile.store_source import FORMAT, StoreOptions, read_store, shard_name
 from connectors.spark.reconcile.stored import signed
-from connectors.spark.reconcile.wheel_source import FORMAT, WheelOptions, read_wheel, shard_name
 from delayservice.core.codec import encode_payload
 from delayservice.core.digest import frame_hash
 from delayservice.dev.drill.replicas import flip_byte
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.shards import ShardFolder
-from delayservice.store.wheel import Wheel
-from delayservice.store.wheel import WheelOptions as WheelOptionsOfStore
+from delayservice.store.wheel import Wheel, WheelOptions
 from delayservice.store.wheel.reading import Bounds, load_state
 
 START_MS = 1_795_226_400_000  # an hour
@@ -40,7 +39,7 @@ def a_frame(offset: int) -> Frame:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A node's state folder with two shards, one of them in use."""
     state = tmp_path_factory.mktemp("n1")
-    wheel = Wheel(state / "wheel" / "0", WheelOptionsOfStore(slot_ms=HOUR_MS))
+    wheel = Wheel(state / "wheel" / "0", WheelOptions(slot_ms=HOUR_MS))
     stores = [wheel.shard(shard_name(TOPIC_ID), partition) for partition in (0, 1)]
     for store in stores:
         store.open()
@@ -60,20 +59,20 @@ def file_of(shard: ShardFolder, number: int) -> str:
 
 
 def test_each_hour_of_a_shard_is_an_input_partition(spark: SparkSession, node: Path) -> None:
-    rows = read_wheel(spark, WheelOptions(str(node)))
+    rows = read_store(spark, str(node))
     assert rows.rdd.getNumPartitions() == 2 * HOURS
     hours = rows.select(
         (sf.col("key_ms") / HOUR_MS).cast("long"), "partition", sf.spark_partition_id()
     )
     assert hours.distinct().count() == 2 * HOURS
-    coarse = read_wheel(spark, WheelOptions(str(node), hours_per_task=3))
+    coarse = read_store(spark, str(node), StoreOptions(hours_per_task=3))
     assert coarse.rdd.getNumPartitions() == 4
     assert coarse.count() == 2_000
 
 
 def test_every_column_says_what_the_store_holds(spark: SparkSession, node: Path) -> None:
-    options = WheelOptions(str(node), topics=TOPICS, partitions=(1,))
-    found = {row["offset"]: row for row in read_wheel(spark, options).collect()}
+    options = StoreOptions(topics=TOPICS, partitions=(1,))
+    found = {row["offset"]: row for row in read_store(spark, str(node), options).collect()}
     assert sorted(found) == list(range(1_000))
     for offset, row in found.items():
         frame = a_frame(offset)
@@ -101,13 +100,13 @@ def test_every_column_says_what_the_store_holds(spark: SparkSession, node: Path)
 
 def test_a_time_range_and_shards_are_chosen_by_options(spark: SparkSession, node: Path) -> None:
     bounds = Bounds(START_MS + HOUR_MS + 5, START_MS + 2 * HOUR_MS)
-    rows = read_wheel(spark, WheelOptions(str(node), bounds, content=False))
+    rows = read_store(spark, str(node), StoreOptions(bounds, content=False))
     expected = [f for f in map(a_frame, range(1_000)) if bounds.from_ms <= f[0] < bounds.to_ms]
     assert rows.rdd.getNumPartitions() == 2
     assert rows.count() == 2 * len(expected) > 0
     assert rows.where("value is not null or headers is not null").count() == 0
-    others = WheelOptions(str(node), topics={"other": "delay_topic_other"})
-    assert read_wheel(spark, others).count() == 0
+    others = StoreOptions(topics={"other": "delay_topic_other"})
+    assert read_store(spark, str(node), others).count() == 0
 
 
 def test_damage_is_a_row_or_an_error_as_the_mode_says(
@@ -118,7 +117,7 @@ def test_damage_is_a_row_or_an_error_as_the_mode_says(
     shard = ShardFolder(str(copy), shard_name(TOPIC_ID), 0)
     Path(copy, file_of(shard, 0)).unlink()
     flip_byte(shard, START_MS + HOUR_MS)
-    rows = read_wheel(spark, WheelOptions(str(copy))).cache()
+    rows = read_store(spark, str(copy)).cache()
     damaged = rows.where("damage is not null").orderBy("slot_start_ms", "partition").collect()
     assert [(row["partition"], row["slot_start_ms"]) for row in damaged] == [
         (0, START_MS),
@@ -136,15 +135,15 @@ def test_damage_is_a_row_or_an_error_as_the_mode_says(
         has_mark = row["slot_start_ms"] == START_MS
         assert row["stop_offset"] == (1_001 if has_mark else max(lost) + 1)
     with pytest.raises(PySparkException, match="is damaged"):
-        read_wheel(spark, WheelOptions(str(copy), failfast=True)).count()
+        read_store(spark, str(copy), StoreOptions(failfast=True)).count()
     (copy / "horizon").write_bytes(b"garbage")
-    (untrusted,) = read_wheel(spark, WheelOptions(str(copy))).collect()
-    assert "starts the whole wheel over" in untrusted["damage"]
+    (untrusted,) = read_store(spark, str(copy)).collect()
+    assert "whole store over from the log" in untrusted["damage"]
     assert (untrusted["first_offset"], untrusted["stop_offset"]) == (0, None)
 
 
 def test_wrong_options_say_what_is_wrong(spark: SparkSession, node: Path) -> None:
-    read_wheel(spark, WheelOptions(str(node)))
+    read_store(spark, str(node))
     with pytest.raises(PySparkException, match="mode permissive or failfast"):
         spark.read.format(FORMAT).option("mode", "perhaps").load(str(node)).count()
     with pytest.raises(PySparkException, match="holds no shard"):
