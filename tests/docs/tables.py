@@ -52,6 +52,11 @@ NOT_TYPED: Final = (
     Listed("docs/operations.md", "delayservice zookeeper rights", _LOGINS),
     Listed("docs/operations.md", "delayservice zookeeper pin", _PINNED),
     Listed("docs/operations.md", "delayservice zookeeper unpin", _PINNED),
+    Listed(
+        "docs/reconcile.md",
+        "delayservice spark reconcile -c",
+        "goes on until Ctrl-C; tests/spark/test_reconcile_follow.py starts it",
+    ),
     Listed("docs/page.md", "ssh", "needs a second machine"),
     Listed(_BENCHES, "delayservice bench burst", "needs a broker with TLS of yours"),
     Listed(_BENCHES, "delayservice bench failover", _MINUTES),

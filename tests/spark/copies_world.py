@@ -77,6 +77,7 @@ class World:
         self.checkpoint = self.make_topic("checkpoint", partitions=1 if self.shares else PARTITIONS)
         self.digests = self.make_topic("digests")
         self.repairs = self.make_topic("repairs")
+        self.audit = self.make_topic("audit")
         self.now_ms = int(time.time() * 1_000)
         self.start_ms = (self.now_ms // HOUR_MS + 2) * HOUR_MS
         self.producer = Producer({**self.client, "enable.idempotence": True, "linger.ms": 20})

@@ -26,6 +26,7 @@ from connectors.spark.common.cut import Cut, ShardCut, take_cut
 from connectors.spark.common.files import delete_folder, write_text
 from connectors.spark.common.pending import LogPart, before, sift, uncancelled, written_since_ms
 from connectors.spark.common.progress import Say
+from connectors.spark.common.publish import publish
 from connectors.spark.common.topics import Place, native_options
 from connectors.spark.reconcile.compare import (
     COPY,
@@ -58,6 +59,9 @@ from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import KafkaEdgeError
 
 SAMPLE_ROWS: Final = 20
+PUBLISHED_MAX: Final = 100
+"""Findings that are published at most: a comparison that goes on finds them again each time."""
+_ORDER: Final = ["kind", *COPY, "slot_start_ms", "offset"]
 _LOGGED: Final = "topic string, partition int, offset bigint, slot_start_ms bigint"
 
 
@@ -81,6 +85,7 @@ class ReconcileOptions:
         behind_records: a copy on a disk that lacks more of the log than this is behind.
         answer_timeout_s: how long to wait for another answer of a node.
         min_partitions: tasks at least that read a topic.
+        topic: write findings and a summary to this topic, too.
     """
 
     client: Mapping[str, str]
@@ -96,6 +101,7 @@ class ReconcileOptions:
     behind_records: int = 100_000
     answer_timeout_s: float = 60.0
     min_partitions: int = 8
+    topic: str | None = None
 
     def path(self, name: str) -> str:
         """Something in ``out``."""
@@ -198,7 +204,30 @@ def reconcile(
         KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
         StoreError: a folder holds no store, or may not be read.
     """
+    result = compare_copies(spark, options, say)
+    conclude(spark, options, result)
+    return result
+
+
+def compare_copies(spark: SparkSession, options: ReconcileOptions, say: Say) -> ReconcileResult:
+    """Compare as ``reconcile`` does; the summary is left to ``conclude``."""
     return _Reconciling(spark, options, say).run()
+
+
+def conclude(
+    spark: SparkSession,
+    options: ReconcileOptions,
+    result: ReconcileResult,
+    repairs: Mapping[str, object] | None = None,
+) -> None:
+    """Write the summary, and publish it with the findings; ``repairs``: made by the comparison."""
+    summary = {**result.to_json(), **({} if repairs is None else {"repairs": repairs})}
+    write_text(spark, result.paths["summary"], json.dumps(summary, indent=2) + "\n")
+    if options.topic is not None:
+        del summary["shards"]  # there may be thousands, and a record must stay small
+        found = spark.read.schema(FINDING).parquet(result.paths["findings"])
+        first = found.orderBy(*_ORDER).limit(PUBLISHED_MAX)
+        publish(options.client, options.topic, ("copy_finding", first), summary)
 
 
 class _Reconciling:
@@ -433,7 +462,6 @@ class _Reconciling:
             one.records for one in replicas.compared if options.deep or len(one.nodes) > 1
         )
         kinds = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
-        order = ["kind", *COPY, "slot_start_ms", "offset"]
         return ReconcileResult(
             findings={kind: kinds[kind] for kind in KINDS if kind in kinds},
             counts=counts,
@@ -441,15 +469,13 @@ class _Reconciling:
             read_s=self._read_s,
             paths={name: options.path(file) for name, file in _FILES.items()},
             plan=plan,
-            sample=tuple(r.asDict() for r in found.orderBy(*order).limit(SAMPLE_ROWS).collect()),
+            sample=tuple(r.asDict() for r in found.orderBy(*_ORDER).limit(SAMPLE_ROWS).collect()),
             compared=tuple(replicas.compared),
             wrong=frozenset(tuple(row) for row in found.select(*COPY).distinct().collect()),
             notes=notes,
         )
 
     def _write(self, result: ReconcileResult, found: DataFrame) -> None:
-        summary = json.dumps(result.to_json(), indent=2) + "\n"
-        write_text(self._spark, result.paths["summary"], summary)
         write_text(self._spark, result.paths["plan"], result.plan.encode())
         write_text(self._spark, result.paths["report"], page(result, heat(found)))
         delete_folder(self._spark, self._options.path("work"))
