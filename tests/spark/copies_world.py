@@ -30,11 +30,14 @@ from delayservice.core.pending import NO_MARK, Frame
 from delayservice.core.record import RecordReader
 from delayservice.core.repair import Command, Detail, Report, decode_message, encode_message
 from delayservice.core.storing import additions
+from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.shards import ShardFolder
-from delayservice.store.wheel import Wheel, WheelOptions
+from delayservice.store.wheel import WheelOptions
 from tests.conftest import MakeTopic
 from tests.described import topic_id_of
+from tests.rocks import LoneRocks
+from tests.wheels import LoneStore
 
 PARTITIONS = 2
 RECORDS = 300
@@ -180,11 +183,15 @@ class World:
         """The records that are pending, by the reference store."""
         return [frame for frame in self.shape(partition)[0] if frame[2] == NO_MARK]
 
-    def keep(self, state: Path, partition: int, shape: Shape) -> ShardFolder:
+    def keep(self, state: Path, partition: int, shape: Shape, kind: str = "wheel") -> ShardFolder:
         """A copy on a disk; where it is."""
         frames, stop = shape
-        folder = ShardFolder(str(state / "wheel" / "0"), shard_name(self.topic_id), partition)
-        store = Wheel(Path(folder.path), HOURLY).shard(folder.shard, partition)
+        folder = ShardFolder(str(state / kind / "0"), shard_name(self.topic_id), partition)
+        path, place = Path(folder.path), (folder.shard, partition)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store: Store = LoneStore(path, HOURLY, place=place)
+        if kind == "rocksdb":
+            store = LoneRocks(path, place=place)
         store.open()
         plain = [(*frame[:2], NO_MARK, frame[3]) for frame in frames]
         marks = [(b"id", *frame[:3]) for frame in frames if frame[2] != NO_MARK]

@@ -126,6 +126,32 @@ def test_copies_that_agree_are_clean_and_their_plan_is_empty(
     assert "All copies agree" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_rocksdb_copies_are_compared_as_wheels_are(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    """Beside a wheel: a store with another content under a right id, and one that does not open."""
+    named = next(frame[1] for frame in world.pending(0) if frame[1] % 10 == 0)
+    folders = {node: str(tmp_path / node) for node in ("n1", "n2", "n3")}
+    for partition in range(2):
+        world.keep(tmp_path / "n1", partition, world.shape(partition))
+    spoils = [without(3), with_other_value(named)]
+    world.keep(tmp_path / "n2", 0, spoiled(world.shape(0), *spoils), "rocksdb")
+    world.keep(tmp_path / "n2", 1, world.shape(1), "rocksdb")
+    broken = world.keep(tmp_path / "n3", 0, world.shape(0), "rocksdb")
+    for table in Path(broken.path).glob("db/*.sst"):
+        table.write_bytes(b"garbage")
+    result = reconcile(spark, options(world, tmp_path / "out", folders=folders))
+    assert found(spark, result) == {
+        ("missing", "n2", 0, 3),
+        ("different", "n2", 0, named),
+        ("silent", "n3", 0, None),
+        ("silent", "n3", 1, None),
+        ("damaged", "n3", -1, None),  # of which shards is not known
+    }
+    pending = sum(len(world.pending(partition)) for partition in range(2))
+    assert (result.counts.records, result.counts.pending) == (pending, pending)
+
+
 @pytest.mark.night
 def test_all_copies_may_be_wrong_together_and_the_log_is_right(
     spark: SparkSession, world: World, tmp_path: Path

@@ -1,4 +1,4 @@
-"""The wheel's files as a DataFrame of Spark: the columns, the options, the input partitions."""
+"""Stores as data frames of Spark: the columns, the options, the input partitions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.reconcile.store_source import FORMAT, StoreOptions, read_store, shard_name
-from connectors.spark.reconcile.stored import signed
+from connectors.spark.reconcile.store_source import (
+    FORMAT,
+    StoreOptions,
+    reach_of,
+    read_store,
+    shard_name,
+)
+from connectors.spark.reconcile.stored import SCHEMA, signed
 from delayservice.core.codec import encode_payload
 from delayservice.core.digest import frame_hash
 from delayservice.dev.drill.replicas import flip_byte
 from delayservice.store.base import NO_MARK, Frame
+from delayservice.store.rocks_database import RocksDatabase
+from delayservice.store.rocksdb import RocksStore
 from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel import Wheel, WheelOptions
 from delayservice.store.wheel.reading import Bounds, load_state
@@ -148,3 +156,53 @@ def test_wrong_options_say_what_is_wrong(spark: SparkSession, node: Path) -> Non
         spark.read.format(FORMAT).option("mode", "perhaps").load(str(node)).count()
     with pytest.raises(PySparkException, match="holds no shard"):
         spark.read.format(FORMAT).load(str(node / "nothing")).count()
+
+
+# --- RocksDB -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rocks(tmp_path: Path) -> Path:
+    """A state folder with two shards in one database, the second one in use."""
+    (tmp_path / "rocksdb").mkdir()
+    database = RocksDatabase(tmp_path / "rocksdb" / "0", None)
+    stores = [RocksStore(database, shard_name(TOPIC_ID), partition) for partition in (0, 1)]
+    for store in stores:
+        store.open()
+        given = [a_frame(offset) for offset in range(1_000)]
+        store.append(given, [], [], 1_000)
+        store.append([], [], [(b"id-20", *given[20][:2], 1_000)], 1_001)
+        store.sync()
+    for store in stores:
+        store.close()
+    return tmp_path
+
+
+def test_rocksdb_is_read_as_the_wheel_is(spark: SparkSession, node: Path, rocks: Path) -> None:
+    bounds = Bounds(START_MS + HOUR_MS + 5, START_MS + 2 * HOUR_MS)
+    asked = StoreOptions(bounds, topics=TOPICS)
+    columns = [name for name in SCHEMA.names if name not in ("slot_start_ms", "slot_stop_ms")]
+    found, expected = (
+        read_store(spark, str(path), asked).select(columns).orderBy("partition", "offset").collect()
+        for path in (rocks, node)
+    )
+    assert found == expected
+    assert len(found) > 100
+    one = StoreOptions(topics=TOPICS, partitions=(1,), content=False)
+    assert read_store(spark, str(rocks), one).where("value is null").count() == 1_000
+    assert [stop for _, stop in reach_of(rocks)] == [1_001, 1_001]
+
+
+def test_a_database_that_is_damaged_is_damage_of_each_shard_or_an_error(
+    spark: SparkSession, rocks: Path
+) -> None:
+    for table in (rocks / "rocksdb" / "0").glob("db/*.sst"):
+        data = bytearray(table.read_bytes())
+        data[len(data) // 3] ^= 1
+        table.write_bytes(bytes(data))
+    damaged = read_store(spark, str(rocks)).where("damage is not null").collect()
+    assert {(row["slot_start_ms"], row["first_offset"], row["stop_offset"]) for row in damaged} == {
+        (0, 0, None)
+    }
+    with pytest.raises(PySparkException, match="is damaged"):
+        read_store(spark, str(rocks), StoreOptions(failfast=True)).count()

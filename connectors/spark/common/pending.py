@@ -184,7 +184,7 @@ class _Sieve:
                     readers[place] = ShardReader(*place, part.contracts, self.secrets)
                 entries = readers[place].read(rows_of(rows))
                 kept = [row for e in entries if (row := self._row(part, e)) is not None]
-                yield self._batch(place, kept)
+                yield batch_of([(*place, *row) for row in kept], self.facts.whole)
 
     def _row(self, part: LogPart, entry: Entry) -> tuple[object, ...] | None:
         """Columns from ``key_ms`` on; None: the record has nothing to say here."""
@@ -202,8 +202,9 @@ class _Sieve:
             return None
         return None, offset, record_id, canceller, None, *(None for _ in self.facts.schema)
 
-    def _batch(self, place: Place, rows: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
-        schema = self.facts.whole
-        columns = list(zip(*((*place, *row) for row in rows), strict=True)) or [()] * len(schema)
-        arrays = [pa.array(c, field.type) for c, field in zip(columns, schema, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+def batch_of(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as a batch."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -151,7 +151,7 @@ class Live:
         cuts = digests.newest_cuts(self._rows)
         self.compared = digests.choose(cuts, shards, self.expected, now_ms)
         self._hours = digests.hours_at(self.spark, self._rows, self.compared)
-        self._summed = digests.hour_sums(digests.parse_hours(self._hours)).persist()
+        self._summed = digests.hour_sums(self._hours).persist()
         totals = digests.totals(self._summed)
         self.slots = sum(slots for slots, _, _ in totals.values())
         for one in self.compared:
@@ -188,7 +188,7 @@ class Live:
             differing = digests.differing_hours(self.spark, self._summed, self.compared)
             hours = hours.join(sf.broadcast(differing), [*SHARD, "hour_ms"], "left_semi")
         kept = sf.broadcast(copies_of(self.spark, self.compared))
-        return digests.slot_sums(digests.parse_hours(hours)).join(kept, COPY)
+        return digests.slot_sums(hours).join(kept, COPY)
 
     def look_again(self) -> None:
         """See ``Replicas``: a slice that was idle may have gone on just before it was read."""

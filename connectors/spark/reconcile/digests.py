@@ -7,15 +7,21 @@ which there are many, stay in Spark. ``docs/reconcile.md`` has the format.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
+from xxhash import xxh3_64_intdigest
 
+from connectors.spark.common.pending import batch_of
 from connectors.spark.common.topics import Place
 from connectors.spark.reconcile.plan import Copy
+from connectors.spark.reconcile.stored import signed
 from delayservice.core.cursor import Cursor
 from delayservice.store.wheel.reading import Damage
 
@@ -39,9 +45,20 @@ _CUT: Final = (
     "damaged array<struct<start_ms: bigint, stop_ms: bigint, first_offset: bigint, "
     "stop_offset: bigint, why: string>>"
 )
-_HOUR: Final = "life string, cut bigint, slot_ms bigint, slots array<array<string>>"
 _COPY: Final = ("node", "topic", "partition")
+_SHARD_FIELDS: Final = [("node", pa.string()), ("topic", pa.string()), ("partition", pa.int32())]
+_LONG: Final = pa.int64()
+_HOUR_SUMS: Final = pa.schema(
+    [
+        *_SHARD_FIELDS,
+        *((name, _LONG) for name in ("hour_ms", "slots", "records", "hash", "print")),
+    ]
+)
+_SLOT_SUMS: Final = pa.schema(
+    [*_SHARD_FIELDS, *((name, _LONG) for name in ("slot_start_ms", "count", "hash"))]
+)
 _LOW: Final = 0xFFFF_FFFF
+_MASK: Final = 2**64 - 1
 _HEX_HALF: Final = 8
 
 
@@ -362,8 +379,7 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
         compared: what is compared.
 
     Returns:
-        ``node, topic, partition, hour_ms, from_ms``, and for ``parse_hours`` what the rows say and
-        what they must.
+        ``node, topic, partition, hour_ms, from_ms``, and what the rows say and must say.
     """
     cuts = [
         (*row.copy, row.life, row.row, row.cut, one.from_ms) for one in compared for row in one.rows
@@ -382,41 +398,91 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
     return known.join(sf.broadcast(last), "row", "left_semi").where("value is not null")
 
 
-def parse_hours(hours: DataFrame) -> DataFrame:
-    """Parse the rows of hours.
+class _Hour(msgspec.Struct):
+    """The row of an hour."""
 
-    Returns:
-        ``node, topic, partition, hour_ms, from_ms, slot_ms, slots`` with ``slots`` an array of
-        ``[index, count, hash]`` as text.
-    """
-    return (
-        hours.withColumn("said", sf.from_json("value", _HOUR))
-        .where("said.life = cut_life and said.cut <= at_cut")
-        .select(*_COPY, "hour_ms", "from_ms", "said.slot_ms", "said.slots")
-    )
+    life: str
+    cut: int
+    slot_ms: int
+    slots: msgspec.Raw
+
+
+_Slots: TypeAlias = list[tuple[int, int, int]]
+"""``(index, count, hash)`` of each."""
+_decode_hour = msgspec.json.Decoder(_Hour).decode
+_decode_slots = msgspec.json.Decoder(list[tuple[int, int, str]]).decode
 
 
 def hour_sums(hours: DataFrame) -> DataFrame:
-    """One row for each hour of a copy; ``hours``: as ``parse_hours`` gives them.
+    """Sum up hours; ``hours``: as ``hours_at`` gives them.
 
     Returns:
         ``node, topic, partition, hour_ms``; ``slots``, ``records`` and signed ``hash`` of all of
         it, to be held against the cut row; ``print``, which is the same for the same slots, of
         those that are compared, null if none is.
     """
-    slot = sf.col("slot")
-    start = sf.col("hour_ms") + slot[0].cast("bigint") * sf.col("slot_ms")
-    print_ = sf.when(start >= sf.col("from_ms"), sf.xxhash64("slot_ms", "slot"))
-    return (
-        hours.select(*_COPY, "hour_ms", "from_ms", "slot_ms", sf.explode("slots").alias("slot"))
-        .groupBy(*_COPY, "hour_ms")
-        .agg(
-            sf.count("*").alias("slots"),
-            sf.sum(slot[1].cast("bigint")).alias("records"),
-            sum64(from_hex(slot[2])).alias("hash"),
-            sum64(print_).alias("print"),
-        )
-    )
+    return hours.mapInArrow(_sum_hours, from_arrow_schema(_HOUR_SUMS))
+
+
+def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = [
+            (
+                *(*copy, hour_ms, len(slots)),
+                sum([count for _, count, _ in slots]),
+                signed(sum([hashed for _, _, hashed in slots]) & _MASK),
+                _print(said, _compared(slots, said.slot_ms, from_ms - hour_ms), len(slots)),
+            )
+            for copy, hour_ms, from_ms, said, slots in _hours_in(batch)
+        ]
+        yield batch_of(rows, _HOUR_SUMS)
+
+
+def slot_sums(hours: DataFrame) -> DataFrame:
+    """``SUMS`` of hours, a row for each slot that is compared; ``hours``: as ``hours_at`` gives
+    them.
+    """
+    return hours.mapInArrow(_sum_slots, SUMS)
+
+
+def _sum_slots(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = [
+            (*copy, hour_ms + index * said.slot_ms, count, signed(hashed))
+            for copy, hour_ms, from_ms, said, slots in _hours_in(batch)
+            for index, count, hashed in _compared(slots, said.slot_ms, from_ms - hour_ms)
+        ]
+        yield batch_of(rows, _SLOT_SUMS)
+
+
+def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _Slots]]:
+    """Hours that belong to the cut, with what they say; others are of another life, or later."""
+    columns = (*_COPY, "hour_ms", "from_ms", "value", "cut_life", "at_cut")
+    for node, topic, partition, hour_ms, from_ms, value, life, cut in zip(
+        *(batch.column(name).to_pylist() for name in columns), strict=True
+    ):
+        try:
+            said = _decode_hour(value)
+            slots = [(n, count, int(hashed, 16)) for n, count, hashed in _decode_slots(said.slots)]
+        except (msgspec.DecodeError, ValueError):  # the rest doesn't make up the cut: it is behind
+            continue
+        if said.life == life and said.cut <= cut:
+            yield (node, topic, partition), hour_ms, from_ms, said, slots
+
+
+def _compared(slots: _Slots, slot_ms: int, first_ms: int) -> _Slots:
+    """The slots of an hour that begin at ``first_ms`` of it or later."""
+    return slots if first_ms <= 0 else [slot for slot in slots if slot[0] * slot_ms >= first_ms]
+
+
+def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
+    """A hash of the slots that are compared; of all of them, of the text that the node wrote: nodes
+    write the same text for the same slots.
+    """
+    text = bytes(said.slots)
+    if len(compared) < filled:
+        text = msgspec.json.encode([(n, count, f"{hashed:016x}") for n, count, hashed in compared])
+    return signed(xxh3_64_intdigest(text, said.slot_ms)) if compared else None
 
 
 def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
@@ -456,22 +522,6 @@ def differing_hours(
         )
         .where("rows < copies or least != most")
         .select("topic", "partition", "hour_ms")
-    )
-
-
-def slot_sums(hours: DataFrame) -> DataFrame:
-    """Hours, as ``parse_hours`` gives them, as ``SUMS``: a row for each slot that is compared."""
-    start = sf.col("hour_ms") + sf.col("slot")[0].cast("bigint") * sf.col("slot_ms")
-    return (
-        hours.select(*_COPY, "hour_ms", "from_ms", "slot_ms", sf.explode("slots").alias("slot"))
-        .withColumn("slot_start_ms", start)
-        .where("slot_start_ms >= from_ms")
-        .select(
-            *_COPY,
-            "slot_start_ms",
-            sf.col("slot")[1].cast("bigint").alias("count"),
-            from_hex(sf.col("slot")[2]).alias("hash"),
-        )
     )
 
 
