@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.plan import Step, decode_plan
 from connectors.spark.reconcile.run import ReconcileOptions, ReconcileResult, reconcile
+from delayservice.core.cursor import Cursor
 from delayservice.core.digest import SLOT_MS
 from delayservice.core.digest_rows import Unreadable
 from delayservice.core.pending import NO_MARK
@@ -246,6 +247,26 @@ def test_the_log_is_read_from_where_what_differs_may_have_been_written(
     result = reconcile(spark, options(world, tmp_path / "out", folders=folders))
     assert found(spark, result) == {("missing", "n2", 0, lost)}
     assert result.counts.log_offsets == RECORDS - aged
+
+
+def test_copies_that_all_stand_still_are_behind_unless_they_report_meanwhile(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    right = [world.shape(partition)[0] for partition in range(2)]
+    for partition, frames in enumerate(right):
+        for node in ("n1", "n2"):
+            world.publish(node, partition, frames, cut_ms=world.now_ms - 3_600_000)
+    world.commit(Cursor((world.now_ms, 8), RECORDS))
+
+    def say(what: str) -> None:
+        if what == "comparing slots":
+            for node in ("n1", "n2"):
+                world.publish(node, 1, right[1])
+
+    result = reconcile(spark, options(world, tmp_path / "out"), say)
+    assert found(spark, result) == {("behind", "n1", 0, None), ("behind", "n2", 0, None)}
+    assert "the slice goes on" in result.sample[0]["detail"]
+    assert (result.counts.records, result.counts.pending > 0) == (0, True)
 
 
 def test_nodes_that_do_not_answer_leave_a_finding_of_the_slot(

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connectors.kafka.repairs import RepairDesk, cluster_id
+from connectors.spark.reconcile import plan
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
 from connectors.spark.reconcile.guard import IS_OVER_LIMIT, IS_OWNERS
@@ -215,12 +216,12 @@ def test_what_a_disk_lost_is_found_repaired_and_clean_again(
     # Of the empty slice a node that has never been stopped has written no horizon.
     assert {one for one in found(spark, on_disk) if one[2] == 0} == found(spark, wrong)
     client = {"bootstrap.servers": pair.cluster.bootstrap}
-    plan = decode_plan((tmp_path / "wrong" / "plan.json").read_bytes())
+    made = decode_plan((tmp_path / "wrong" / "plan.json").read_bytes())
     outcome = carry_out(
-        plan, RepairDesk(client, pair.bench.repairs), cluster_id(client), now_ms=now_ms()
+        made, RepairDesk(client, pair.bench.repairs), cluster_id(client), now_ms=now_ms()
     )
     assert outcome.is_complete, outcome
-    assert outcome.done == len(plan.steps)
+    assert outcome.done == len(made.steps)
     pair.await_cuts("a cut after the repair")
     after = reconcile(spark, pair.options(tmp_path / "after", deep=True))
     assert after.is_clean, after.sample
@@ -228,8 +229,12 @@ def test_what_a_disk_lost_is_found_repaired_and_clean_again(
 
 
 def test_a_replica_is_repaired_by_itself_and_once_the_limit_is_reached_no_more(
-    spark: SparkSession, pair: Pair, tmp_path: Path
+    spark: SparkSession, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A wheel by ranges, a RocksDB store as a whole."""
+    is_whole = pair.store == "rocksdb"
+    if is_whole:
+        monkeypatch.setattr(plan, "RANGES_MAX", 1)
     node = pair.with_role("replica")
     pair.restart(node, pair.spoil)
     clean = list[ReconcileResult]()
@@ -238,6 +243,8 @@ def test_a_replica_is_repaired_by_itself_and_once_the_limit_is_reached_no_more(
         if result.is_clean and not clean:
             clean.append(result)
             assert (repairs.made, repairs.failed, repairs.has_stopped) == (1, 0, True)
+            done = {event["command"] for event in pair.nodes[node].events("command_done")}
+            assert done == {"detail", "scan", "rebuild_copy" if is_whole else "rebuild"}
             pair.restart(node, pair.spoil)
             return False
         if not clean:
