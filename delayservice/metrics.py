@@ -278,6 +278,26 @@ class AuditFacts(msgspec.Struct):
     findings: dict[str, int]
 
 
+class ReconcileFacts(msgspec.Struct):
+    """What the newest comparison of copies came to.
+
+    Attributes:
+        at_ms: when, epoch milliseconds.
+        findings: how many of each kind.
+        records: pending records that were compared.
+        pending: all of them.
+        repairs: how many the process that compares has made.
+        is_stopped: it makes no more, for their number is used up.
+    """
+
+    at_ms: int
+    findings: dict[str, int]
+    records: int
+    pending: int
+    repairs: int = 0
+    is_stopped: bool = False
+
+
 class PauseFact(msgspec.Struct):
     """A target, as a pattern, or a delay topic that is paused (``kind``): since when, and why."""
 
@@ -314,6 +334,7 @@ class _Packing(msgspec.Struct):
     turn_s: float = 0.0
     worker: WorkerMetrics = msgspec.field(default_factory=WorkerMetrics)
     pinned: str = ""
+    copies: ReconcileFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +357,7 @@ class Snapshot:
             its slices is that old.
         worker: what belongs to no slice.
         pinned: why owners stay where they are; empty: they don't have to.
+        copies: the newest comparison of copies; known to one worker of a node.
     """
 
     pid: int
@@ -351,6 +373,7 @@ class Snapshot:
     turn_s: float = 0.0
     worker: WorkerMetrics = field(default_factory=WorkerMetrics)
     pinned: str = ""
+    copies: ReconcileFacts | None = None
 
     @property
     def slices(self) -> Collection[SliceMetrics]:
@@ -383,13 +406,14 @@ def encode_snapshot(
     turn_s: float = 0.0,
     worker: WorkerMetrics | None = None,
     pinned: str = "",
+    copies: ReconcileFacts | None = None,
 ) -> bytes:
     """Pack a worker's slices, each from ``encode_slice``, for ``MetricsHub.update``; ``pid`` is the
     worker's own.
     """
     packed = [msgspec.Raw(packed) for packed in slices]
     told = list(problems), disk_used_percent, audit, slices_there, pauses, topics_age_s
-    more = verdict, turn_s, worker or WorkerMetrics(), pinned
+    more = verdict, turn_s, worker or WorkerMetrics(), pinned, copies
     return _encode(_Packing(pid, _STARTED_NS, packed, *told, *more))
 
 
@@ -428,6 +452,7 @@ def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING)
         packing.turn_s,
         packing.worker,
         packing.pinned,
+        packing.copies,
     )
 
 

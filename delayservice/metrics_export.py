@@ -27,6 +27,7 @@ from delayservice.metrics import (
     Counters,
     Histogram,
     PauseFacts,
+    ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
 )
@@ -95,6 +96,7 @@ class NodeFacts:
     """Records that wait in the slices that this node owns, by delay topic."""
     worker_totals: Mapping[int, WorkerMetrics] = field(default_factory=dict)
     """Counts that belong to no slice, by worker, since the node started."""
+    copies: ReconcileFacts | None = None
     pauses: PauseFacts | None = None
     """None before a worker has heard what is paused."""
     topics_age_s: float | None = None
@@ -116,6 +118,7 @@ def export(facts: NodeFacts) -> Iterator[Metric]:
     yield from _gauges(facts.slices)
     yield from _of_topics(facts.topics)
     yield from _of_audit(facts.audit)
+    yield from _of_copies(facts.copies)
     yield from _of_pauses(facts.pauses)
     yield from _counters(facts.totals)
     yield from _histograms(facts.totals)
@@ -184,6 +187,33 @@ def _of_audit(audit: AuditFacts | None) -> Iterator[Metric]:
         for kind, count in sorted(audit.findings.items()):
             found.add_metric([kind], count)
     yield from (at, records, found)
+
+
+def _of_copies(copies: ReconcileFacts | None) -> Iterator[Metric]:
+    at = GaugeMetricFamily(
+        "delay_reconcile_timestamp_seconds",
+        "Time of the newest comparison of copies; absent before the first.",
+    )
+    found = GaugeMetricFamily(
+        "delay_reconcile_findings",
+        "What it found, by kind; absent when all copies agree.",
+        labels=["kind"],
+    )
+    texts = {
+        "delay_reconcile_records": "Pending records that it compared.",
+        "delay_reconcile_pending": "Pending records that there were.",
+        "delay_reconcile_repairs": "Copies of slices that the comparing process has rebuilt.",
+        "delay_reconcile_stopped": "1 when it rebuilds no more, for their number is used up.",
+    }
+    gauges = [GaugeMetricFamily(name, text) for name, text in texts.items()]
+    if copies is not None:
+        at.add_metric([], copies.at_ms / _MS)
+        for kind, count in sorted(copies.findings.items()):
+            found.add_metric([kind], count)
+        values = copies.records, copies.pending, copies.repairs, int(copies.is_stopped)
+        for gauge, value in zip(gauges, values, strict=True):
+            gauge.add_metric([], value)
+    yield from (at, found, *gauges)
 
 
 def _of_pauses(pauses: PauseFacts | None) -> Iterator[Metric]:

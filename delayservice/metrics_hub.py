@@ -298,9 +298,9 @@ class MetricsHub:
                 )
                 for index, worker in sorted(self._workers.items())
             ]
-            audits = [worker.snapshot.audit for worker in self._workers.values()]
-            audit = next((found for found in audits if found is not None), None)
             snapshots = [worker.snapshot for worker in self._workers.values()]
+            audit = next((one.audit for one in snapshots if one.audit is not None), None)
+            copies = next((one.copies for one in snapshots if one.copies is not None), None)
             problems = dict.fromkeys(text for one in snapshots for text in one.problems)
             slices_there = max((one.slices_there for one in snapshots), default=None)
             pauses = self._newest_pauses()
@@ -328,6 +328,7 @@ class MetricsHub:
             topics=_topics_of(slices),
             worker_totals=worker_totals,
             pauses=pauses,
+            copies=copies,
             topics_age_s=topics_age_s,
             unelectable=unelectable,
         )

@@ -191,7 +191,9 @@ class Topics(Section):
     repairs: Topic = Field(
         default="delay_repairs", description="Holds what copies are asked to do, and the answers."
     )
-    audit: Topic = Field(default="delay_audit", description="Holds what audits found.")
+    audit: Topic = Field(
+        default="delay_audit", description="Holds what audits and comparisons of copies found."
+    )
     pauses: Topic = Field(
         default="delay_pauses", description="Holds which targets and delay topics are paused."
     )

@@ -57,7 +57,7 @@ from delayservice.lanes.level import FetchAhead, LevelLane
 from delayservice.lanes.limits import limits_of
 from delayservice.lanes.slice import Slice
 from delayservice.lanes.worker_loop import WorkerLoop
-from delayservice.metrics import AuditFacts, encode_snapshot
+from delayservice.metrics import AuditFacts, ReconcileFacts, encode_snapshot
 from delayservice.paused import pause_facts
 from delayservice.settings import Settings
 from delayservice.settings_report import secret_values
@@ -369,13 +369,17 @@ class Worker:
             paused = pause_facts(self._pauses.newest)
             verdict, turn_s = self._watch.verdict, self._thread.turn_s
             rest = paused, self._topics.age_s, (verdict.cause.value, verdict.reason), turn_s
-            more = self._thread.worker_metrics, self._ownership.pinned()
+            more = self._thread.worker_metrics, self._ownership.pinned(), self._copies_facts
             publish(encode_snapshot(os.getpid(), slices, *told, *rest, *more))
 
     @property
     def _audit_facts(self) -> AuditFacts | None:
         news = self._audits.newest if self._audits is not None else None
         return None if news is None else AuditFacts(news.at_ms, news.records, news.findings)
+
+    @property
+    def _copies_facts(self) -> ReconcileFacts | None:
+        return None if self._audits is None else self._audits.copies
 
     def _problems(self) -> list[str]:
         unheard = [self._pauses.problem] if self._pauses.problem else []

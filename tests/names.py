@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 import kafka_delay_client
 from connectors.spark import audit
+from connectors.spark.reconcile import compare, plan
 from delayservice.cli import app
 from delayservice.core import checkpoint, claims, codes, contract, copies, digest_rows, home, names
 from delayservice.core.outcome import OUTCOME_NAMES
@@ -50,6 +51,8 @@ def collect() -> dict[str, list[str]]:
         "Python imports": [
             *(f"kafka_delay_client.{name}" for name in kafka_delay_client.__all__),
             *(f"connectors.spark.audit.{name}" for name in audit.__all__),
+            "connectors.spark.reconcile.compare.compare",
+            "connectors.spark.reconcile.store_source.StoreSource",
         ],
     }
     return {kind: sorted(set(texts)) for kind, texts in found.items()}
@@ -79,6 +82,8 @@ def _versions() -> list[str]:
         f"copy {copies.COPY_VERSION}",
         f"digest row {digest_rows.VERSION}",
         f"envelope {home.ENVELOPE_VERSION}",
+        f"findings of copies {compare.FINDINGS_VERSION}",
+        f"repair plan {plan.VERSION}",
         f"wheel {block.VERSION}",
     ]
 

@@ -1,4 +1,4 @@
-"""The newest result of the Spark audit, for the metrics of a node."""
+"""The newest results of the Spark audit and of the comparison of copies, for a node's metrics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import structlog
 from confluent_kafka import Consumer, TopicPartition
 
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
+from delayservice.metrics import ReconcileFacts
 
-_LOOK_BACK: Final = 10_000
-"""Records before the end among which the newest summary is looked for; findings come before it."""
+_LOOK_BACK: Final = 50_000
+"""Records before the end among which the newest summaries are looked for: findings come before
+each, and comparisons of copies may come every minute."""
 
 _log = structlog.get_logger(__name__)
 
@@ -64,7 +66,22 @@ class _Said(AuditSummary, tag_field="kind", tag="summary"):
     """Return the summary in a record of the audit topic; other kinds of records hold none."""
 
 
-_decode = msgspec.json.Decoder(_Said).decode
+class _Repairs(msgspec.Struct, frozen=True):
+    made: int
+    stopped: bool
+
+
+class _Compared(msgspec.Struct, tag_field="kind", tag="reconcile"):
+    """The summary of a comparison of copies in such a record."""
+
+    at_ms: int
+    findings: dict[str, int]
+    records: int
+    pending: int
+    repairs: _Repairs = _Repairs(0, stopped=False)
+
+
+_decode = msgspec.json.Decoder(_Said | _Compared).decode
 
 
 class AuditWatcher:
@@ -77,6 +94,7 @@ class AuditWatcher:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.newest: AuditSummary | None = None
+        self.copies: ReconcileFacts | None = None
         self._summaries = AuditSummaries()
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
@@ -88,7 +106,12 @@ class AuditWatcher:
     def take(self, key: bytes | None, value: bytes | None) -> None:  # noqa: ARG002  # as the protocol
         """Take a summary; leave out findings, and what is newer than this version."""
         with suppress(msgspec.DecodeError, ValueError):
-            self._summaries.add(_decode(value or b""))
+            said = _decode(value or b"")
+            if isinstance(said, _Compared):
+                told = said.at_ms, said.findings, said.records, said.pending
+                self.copies = ReconcileFacts(*told, said.repairs.made, said.repairs.stopped)
+                return
+            self._summaries.add(said)
             self.newest = self._summaries.together()
 
     def at_end(self) -> None:

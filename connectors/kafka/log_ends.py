@@ -119,6 +119,23 @@ def offsets_since(admin: AdminClient, places: Collection[Place], time_ms: int) -
     return {place: offset for place, offset in found.items() if offset >= 0}
 
 
+def newest_time_ms(admin: AdminClient, places: Collection[Place]) -> int:
+    """Return the latest timestamp of any record of these logs, epoch milliseconds; where the
+    brokers stamp records, their clocks are that far at least. -1: there are no records.
+
+    Raises:
+        KafkaEdgeError: the cluster does not say.
+    """
+    spec: OffsetSpec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+    asked: dict[TopicPartition, Any] = admin.list_offsets(
+        {TopicPartition(*place): spec for place in places}, request_timeout=ASK_TIMEOUT_S
+    )
+    try:
+        return max(int(answer_of(future, ASK_TIMEOUT_S).timestamp) for future in asked.values())
+    except KafkaException as exc:
+        raise KafkaEdgeError(f"when records were written can't be asked: {exc}") from exc
+
+
 def _asked(
     admin: AdminClient,
     places: Collection[Place],

@@ -1,22 +1,27 @@
-"""Ask the nodes something about their copies, and hear the answers: the other end of ``copies``."""
+"""Commands to the nodes about their copies, and their reports: the other end of ``copies``."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from connectors.kafka.clients import consumer_client, flush, producer_client, values_of
+from connectors.kafka.clients import (
+    admin_client,
+    consumer_client,
+    flush,
+    producer_client,
+    values_of,
+)
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.source import consumer_config
-from delayservice.core.repair import Command, Detail, Report, decode_message, encode_message
+from delayservice.core.repair import Command, Report, decode_message, encode_message
 from delayservice.errors import KafkaEdgeError
 
 _WAIT_S: Final = 0.2
-
-Answer = Report | Detail
 
 
 class RepairDesk:
@@ -25,15 +30,19 @@ class RepairDesk:
     Args:
         client: options of the client, as ``Kafka.client_config`` gives them.
         topic: the repair topic.
+        stop: ends the waiting.
     """
 
-    def __init__(self, client: Mapping[str, str], topic: str) -> None:
+    def __init__(
+        self, client: Mapping[str, str], topic: str, stop: threading.Event | None = None
+    ) -> None:
         self._client = client
         self._topic = topic
+        self._stop = stop or threading.Event()
 
-    def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Answer]:
-        """Write ``commands``, and give their answers as they come, until each has its report or the
-        time is over: what has none then was not answered.
+    def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
+        """Write ``commands``, and give their reports as they come, until each has one or the time
+        is over: what has none then was not answered.
 
         Raises:
             KafkaEdgeError: the topic can't be written or read.
@@ -42,22 +51,24 @@ class RepairDesk:
         consumer = consumer_client(consumer_config(self._client, "repair-desk"))
         try:
             self._go_to_end(consumer)
-            self._write(commands)
+            self.send(commands)
             deadline_s = time.monotonic() + timeout_s
-            while open_steps and time.monotonic() < deadline_s:
-                for answer in self._answers(consumer):
-                    step = (answer.plan, answer.step)
+            while open_steps and time.monotonic() < deadline_s and not self._stop.is_set():
+                for report in self._reports(consumer):
+                    step = (report.plan, report.step)
                     if step in open_steps:
-                        if isinstance(answer, Report):
-                            open_steps.discard(step)
-                        yield answer
+                        open_steps.discard(step)
+                        yield report
         except KafkaException as exc:
-            raise KafkaEdgeError(
-                f"topic {self._topic} can't be used: {exc}; digests must be enabled on the nodes, "
-                "and the repairing user needs Read and Write on it"
-            ) from exc
+            raise self._unusable(exc) from exc
         finally:
             consumer.close()
+
+    def _unusable(self, exc: KafkaException) -> KafkaEdgeError:
+        return KafkaEdgeError(
+            f"topic {self._topic} can't be used: {exc}; digests must be enabled on the nodes, "
+            "and the repairing user needs Read and Write on it"
+        )
 
     def _go_to_end(self, consumer: Consumer) -> None:
         place = TopicPartition(self._topic, 0)
@@ -65,7 +76,12 @@ class RepairDesk:
         place.offset = end
         consumer.assign([place])
 
-    def _write(self, commands: Sequence[Command]) -> None:
+    def send(self, commands: Sequence[Command]) -> None:
+        """Write ``commands``; the caller looks for their answers.
+
+        Raises:
+            KafkaEdgeError: the topic can't be written.
+        """
         failed: list[KafkaError] = []
 
         def report(error: KafkaError | None, _message: object) -> None:
@@ -78,11 +94,25 @@ class RepairDesk:
             producer.produce(self._topic, value, command.plan.encode(), on_delivery=report)
             producer.poll(0)
         if flush(producer, ASK_TIMEOUT_S) or failed:
-            raise KafkaException(failed[0] if failed else KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
+            timed_out = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 (its public name)
+            raise self._unusable(KafkaException(failed[0] if failed else timed_out))
 
     @staticmethod
-    def _answers(consumer: Consumer) -> Iterator[Answer]:
+    def _reports(consumer: Consumer) -> Iterator[Report]:
         for value in values_of(consumer.consume(1_000, _WAIT_S)):
             said = decode_message(value)
-            if isinstance(said, Report | Detail):
+            if isinstance(said, Report):
                 yield said
+
+
+def cluster_id(client: Mapping[str, str]) -> str:
+    """Return the id of a Kafka cluster: a plan is made for one.
+
+    Raises:
+        KafkaEdgeError: it does not answer.
+    """
+    admin = admin_client(client)
+    try:
+        return str(admin.list_topics(timeout=ASK_TIMEOUT_S).cluster_id)
+    except KafkaException as exc:
+        raise KafkaEdgeError(f"the cluster does not say its id: {admin.explain(exc)}") from exc

@@ -67,6 +67,9 @@ _Targets = Annotated[
 _Out = Annotated[
     str, typer.Option("--out", help="Folder or URL of the results; former ones are replaced.")
 ]
+_Publish = Annotated[
+    bool, typer.Option("--publish", help="Findings go to the topic `topics.audit`, too.")
+]
 
 
 @app.command(
@@ -100,9 +103,7 @@ def audit(
             show_default="1m under at_least_once, else 0",
         ),
     ] = None,
-    publish: Annotated[
-        bool, typer.Option("--publish", help="Findings go to the topic `topics.audit`, too.")
-    ] = False,
+    publish: _Publish = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on with what is written from now on, until Ctrl-C.")
     ] = False,
@@ -210,6 +211,7 @@ def archive(
 
 @app.command(
     epilog="Examples: [bold]delayservice spark reconcile -c delayservice.toml[/]"
+    "\n\n[bold]delayservice spark reconcile -c delayservice.toml --follow --repair 10[/]"
     "\n\n[bold]delayservice spark reconcile --folder n1=/backup/n1 --folder n2=/backup/n2 -b B[/]"
     f"\n\n{STATUS}"
 )
@@ -247,6 +249,22 @@ def reconcile(
         bool, typer.Option("--details/--no-details", help="Ask nodes for records that differ.")
     ] = True,
     behind: Annotated[str, typer.Option(help="Age from which a copy is behind.")] = "10m",
+    publish: _Publish = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Compare and publish again and again, until Ctrl-C.")
+    ] = False,
+    interval: Annotated[
+        str, typer.Option(help="With --follow: from one comparison to the next.")
+    ] = "1m",
+    repairs: Annotated[
+        int,
+        typer.Option(
+            "--repair",
+            min=0,
+            metavar="N",
+            help="With --follow: rebuild wrong copies of replicas, N times at most; 0: only plan.",
+        ),
+    ] = 0,
     master: MasterOption = None,
     conf: ConfOption = None,
     bootstrap: BootstrapOption = None,
@@ -259,8 +277,11 @@ def reconcile(
     from connectors.spark.reconcile.digests import Expected
     from connectors.spark.reconcile.run import ReconcileOptions
     from connectors.spark.reconcile.run import reconcile as run
+    from delayservice.commands import spark_follow
     from delayservice.commands.send import delay_ms
 
+    if repairs and (folders or not follow):
+        raise typer.BadParameter("it needs --follow, and no --folder", param_hint="--repair")
     settings = load_settings(config, sets, bootstrap)
     options = ReconcileOptions(
         client=settings.kafka.client_config("consumer"),
@@ -273,8 +294,13 @@ def reconcile(
         deep=deep,
         details=details,
         secrets=_secrets(settings),
+        topic=settings.topics.audit if publish or follow else None,
     )
     with running("reconcile", master, conf, as_json=as_json) as job:
+        if follow:
+            interval_s = delay_ms("--interval", interval) / 1_000
+            status = spark_follow.run(job, options, interval_s, repairs, as_json=as_json)
+            raise typer.Exit(status)
         found = run(job.spark, options, job.say)
     if as_json:
         print_json(found.to_json())
@@ -282,8 +308,8 @@ def reconcile(
         out.print(f"{len(found.compared):,} shards compared in {found.seconds:,.0f} s")
         for note in found.notes:
             err.print(note, style="yellow", markup=False)
-        _show_findings(found.findings, found.sample, found.findings_path)
-        out.print(f"page {found.report_path}\nplan {found.plan_path}", markup=False)
+        _show_findings(found.findings, found.sample, found.paths["findings"])
+        out.print(f"page {found.paths['report']}\nplan {found.paths['plan']}", markup=False)
     raise typer.Exit(0 if found.is_clean else EXIT_FINDINGS)
 
 

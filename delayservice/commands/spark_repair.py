@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 
-from confluent_kafka import KafkaException
-
-from connectors.kafka.clients import admin_client
-from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from connectors.kafka.repairs import RepairDesk
+from connectors.kafka.repairs import RepairDesk, cluster_id
 from connectors.spark.reconcile.plan import Outcome, Plan, carry_out, decode_plan
 from delayservice.commands.console import err, out, print_json
 from delayservice.core.repair import Report
-from delayservice.errors import DelayServiceError, KafkaEdgeError
+from delayservice.errors import DelayServiceError
 from delayservice.settings import Settings
 
 
@@ -34,7 +31,10 @@ def run(settings: Settings, path: Path, *, is_dry: bool, timeout_s: float, as_js
         return True
     client = settings.kafka.client_config("producer")
     desk = RepairDesk(client, settings.topics.repairs)
-    outcome = carry_out(plan, desk, _cluster_id(client), _progress, timeout_s=timeout_s)
+    now_ms = time.time_ns() // 1_000_000
+    outcome = carry_out(
+        plan, desk, cluster_id(client), _progress, now_ms=now_ms, timeout_s=timeout_s
+    )
     _tell(plan, outcome, as_json=as_json)
     return outcome.is_complete
 
@@ -44,15 +44,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as exc:
         raise DelayServiceError(f"{path} can't be read: {exc.strerror or exc}") from exc
-
-
-def _cluster_id(client: dict[str, str]) -> str:
-    admin = admin_client(client)
-    try:
-        found = admin.list_topics(timeout=ASK_TIMEOUT_S)
-    except KafkaException as exc:
-        raise KafkaEdgeError(f"no broker answers: {admin.explain(exc)}") from exc
-    return str(found.cluster_id)
 
 
 def _show(plan: Plan, *, as_json: bool) -> None:

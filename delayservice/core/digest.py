@@ -28,6 +28,8 @@ LATER_MAX: Final = 50_000
 until H has come so far: a copy that stores on while the slice has no owner must stay bounded."""
 
 _NEAR_SLOTS: Final = 2
+NEAR_MS: Final = _NEAR_SLOTS * SLOT_MS
+"""Slots that begin so near to K's are left out."""
 _MASK: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 

@@ -61,6 +61,8 @@ class CutFacts(NamedTuple):
         stored: S of the copy.
         from_ms: slots below are not in the rows.
         totals: hours, records and hash of all rows together.
+        pending: records that wait in the copy, those in slots below ``from_ms`` included; about,
+            for the minute that K is in counts as a whole.
         scanned_ms: when the last complete scan of the disk began; 0: there was none yet.
         behind: the copy has not come as far as the cut, so its rows say nothing.
         role: ``owner`` or ``replica``.
@@ -77,6 +79,7 @@ class CutFacts(NamedTuple):
     stored: int
     from_ms: int
     totals: tuple[int, int, int]
+    pending: int
     scanned_ms: int
     behind: bool
     role: str
@@ -120,6 +123,7 @@ def cut_row(place: Place, facts: CutFacts) -> Row:
             "hours": hours,
             "count": count,
             "hash": f"{hashed:016x}",
+            "pending": facts.pending,
             "scanned_ms": facts.scanned_ms,
             "behind": facts.behind,
             "role": facts.role,

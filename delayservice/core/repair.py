@@ -1,8 +1,9 @@
 """The records of the repair topic: commands to the nodes, and their answers. JSON.
 
-``scan``     read the copy of a shard from the disk, and publish a cut after that
-``detail``   write the keys, marks and hashes of a range, to be compared record by record
-``rebuild``  put a range aside and read it again from the delay topic
+``scan``          read the copy of a shard from the disk, and publish a cut after that
+``detail``        write the keys, marks and hashes of a range, to be compared record by record
+``rebuild``       put a range aside and read it again from the delay topic
+``rebuild_copy``  start the store of a shard over from the delay topic; replicas only
 
 The one who carries out a plan writes its commands, one after another, and waits for the reports.
 """
@@ -16,7 +17,7 @@ import msgspec
 
 VERSION: Final = 1
 
-Verb = Literal["scan", "detail", "rebuild"]
+Verb = Literal["scan", "detail", "rebuild", "rebuild_copy"]
 
 DetailRow = tuple[int, int, int, str]
 """``(key_ms, offset, mark, hash)``; the hash, 16 hexadecimal digits, is that of the payload."""
@@ -38,6 +39,9 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
         stop_offset: end of these offsets, for people: a node reads on to the end of the log, for
             what cancels them may lie anywhere. 0: not known.
         expires_ms: not to be begun later than this.
+        topic_id: id of the delay topic that is meant; a node that serves another one of that name
+            refuses. Empty: any.
+        replica_only: the owner of the slice refuses.
         v: version of the format.
     """
 
@@ -52,6 +56,8 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
     first_offset: int = 0
     stop_offset: int = 0
     expires_ms: int
+    topic_id: str = ""
+    replica_only: bool = False
     v: int = VERSION
 
 

@@ -57,7 +57,8 @@ class CopyKeeper:
         if self._task is None and self._commands:
             command = self._commands.popleft()
             lane = lanes.get(command.topic)
-            self._task = _Task(command, lane, self._carry_out(command, lane))
+            steps = self._carry_out(command, lane, is_owner=is_owner)
+            self._task = _Task(command, lane, steps)
         task = self._task
         if task is None:
             return
@@ -74,11 +75,18 @@ class CopyKeeper:
 
     # --- commands ------------------------------------------------------------------------------
 
-    def _carry_out(self, command: Command, lane: AnyLane | None) -> Iterator[None]:
+    def _carry_out(
+        self, command: Command, lane: AnyLane | None, *, is_owner: bool
+    ) -> Iterator[None]:
+        place = f"{command.topic}:{command.partition}"
         if command.expires_ms < self._clock.wall_ms():
             self._failed(command, "it had expired when its turn came")
         elif not isinstance(lane, Lane):
-            self._failed(command, f"{command.topic}:{command.partition} is not kept here")
+            self._failed(command, f"{place} is not kept here")
+        elif command.topic_id not in ("", lane.topic_id):
+            self._failed(command, f"{command.topic} was made anew since: compare again")
+        elif is_owner and (command.replica_only or command.command == "rebuild_copy"):
+            self._failed(command, f"this node delivers {place}, and only replicas are rebuilt so")
         elif command.command == "scan":
             self.digests.ask_scan(command.topic, lambda: self._done(command, 0))
         elif command.command == "detail":
@@ -120,13 +128,19 @@ class CopyKeeper:
     def _rebuild(self, command: Command, lane: Lane) -> Iterator[None]:
         frames = 0
         try:
-            for found in lane.repair(command.start_ms, command.stop_ms, command.first_offset):
+            for found in self._rebuilding(command, lane):
                 frames = found
                 yield
         except KafkaEdgeError as exc:  # what is stored is as it was
             self._failed(command, str(exc))
             return
         self.digests.ask_scan(command.topic, lambda: self._done(command, frames))
+
+    @staticmethod
+    def _rebuilding(command: Command, lane: Lane) -> Iterator[int]:
+        if command.command == "rebuild_copy":
+            return lane.start_over()
+        return lane.repair(command.start_ms, command.stop_ms, command.first_offset)
 
     # --- answers -------------------------------------------------------------------------------
 

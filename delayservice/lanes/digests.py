@@ -199,6 +199,7 @@ class SliceDigests:
             stored=digest.stored,
             from_ms=digest.from_ms,
             totals=totals,
+            pending=totals[1] + copy.store.near if is_exact else copy.store.stats().pending,
             scanned_ms=copy.scanned_ms,
             behind=not is_exact,
             role="owner" if is_owner else "replica",

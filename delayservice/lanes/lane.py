@@ -28,6 +28,7 @@ from delayservice.core.record import RecordReader
 from delayservice.core.settle import Routes, Settler, Verdicts
 from delayservice.core.shard import CopyScan, MayRead, Shard, at_will
 from delayservice.core.storing import is_user_record
+from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import KafkaEdgeError, LogTruncatedError, SlotDamagedError
 from delayservice.lanes.log_proof import LogProof
 from delayservice.lanes.lost import report_lost
@@ -589,6 +590,31 @@ class Lane:
             self._rebuild(start_ms, again.stop_ms, frames)
             done, start_ms = done + len(frames), again.stop_ms
             yield done
+
+    def start_over(self) -> Iterator[int]:
+        """Have a replica's whole store read again from the log, once every record of it was seen to
+        be there; yields while it looks.
+
+        Raises:
+            KafkaEdgeError: the store holds records that the log no longer has, and may hold the
+                last copy of them; or the node has become the owner meanwhile.
+        """
+        bounds = self._source.bounds(self.place)
+        k, h = self.shard.committed
+        scanner, after, end = self.store.scanner(), k, (DUE_STOP_MS, OFFSET_MAX)
+        while after < end:
+            held, after, _ = scanner.read_on(after, end, _CHUNK_RECORDS)
+            if any(o < bounds.start and not 0 <= mark < h for _, o, mark, _ in held):
+                raise KafkaEdgeError(
+                    f"the copy holds pending records below offset {bounds.start}, where the log "
+                    "starts: rebuild ranges of it, which keeps them"
+                )
+            yield 0
+        if self.shard.owned:
+            raise KafkaEdgeError(f"this node delivers {self.topic}:{self.partition} by now")
+        self.reset_store()
+        self._position = -1
+        self.follow(self._fit_to_log(self.shard.committed, bounds))
 
     def _reread(self, again: Rereading, start_ms: int, first_offset: int) -> Iterator[int]:
         """Read what is in a range of keys, up to what is stored when it ends."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from delayservice.core.census import MINUTE_MS, Census
 from delayservice.core.codec import decode_payload
 from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.digest import ShardDigest
+from delayservice.core.digest import NEAR_MS, ShardDigest
 from delayservice.core.digest_rows import Unreadable
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import SlotDamagedError
@@ -55,6 +55,17 @@ class DigestingStore(Store):
         self._scanner: Scanner | None = None
         self._scan_after: Key | None = None
         self._found: list[Unreadable] = []
+
+    @property
+    def near(self) -> int:
+        """Return how many records have keys from K on in slots that the digest leaves out, about:
+        all of the minute that K is in; 0 while the census is not known.
+        """
+        if self.cursor is None or self.census is None:
+            return 0
+        stop_ms = self.digest.from_ms
+        first_ms = max(self.cursor.key[0] // MINUTE_MS * MINUTE_MS, stop_ms - NEAR_MS)
+        return sum(map(self._census.in_minute, range(first_ms, stop_ms, MINUTE_MS)))
 
     # --- digest --------------------------------------------------------------------------------
 

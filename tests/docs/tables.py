@@ -52,6 +52,11 @@ NOT_TYPED: Final = (
     Listed("docs/operations.md", "delayservice zookeeper rights", _LOGINS),
     Listed("docs/operations.md", "delayservice zookeeper pin", _PINNED),
     Listed("docs/operations.md", "delayservice zookeeper unpin", _PINNED),
+    Listed(
+        "docs/reconcile.md",
+        "delayservice spark reconcile -c",
+        "goes on until Ctrl-C; tests/spark/test_reconcile_follow.py starts it",
+    ),
     Listed("docs/page.md", "ssh", "needs a second machine"),
     Listed(_BENCHES, "delayservice bench burst", "needs a broker with TLS of yours"),
     Listed(_BENCHES, "delayservice bench failover", _MINUTES),
@@ -82,7 +87,8 @@ PYTHON_NOT_RUN: Final = (
         "docs/levels.md", "import os", "needs levels; tests/integration/test_levels.py has them"
     ),
     Listed("docs/migration.md", "producer.produce(", _FRAGMENT),
-    Listed("docs/reconcile.md", "from connectors.spark.reconcile.wheel_source", _FRAGMENT),
+    Listed("docs/reconcile.md", "from connectors.spark.reconcile.store_source", _FRAGMENT),
+    Listed("docs/reconcile.md", "from connectors.spark.reconcile.compare", _FRAGMENT),
 )
 """Blocks of Python that begin so, and why the pages' test does not run them; all are compiled."""
 

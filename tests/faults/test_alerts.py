@@ -396,6 +396,30 @@ def test_audit_findings_and_audit_old(call: Call) -> None:
         night.is_over("DelayAuditFindings")
 
 
+def test_copies_that_differ_are_old_news_or_are_not_repaired_any_more(call: Call) -> None:
+    with call.night() as night:
+        producer = Producer({"bootstrap.servers": night.stage.cluster.bootstrap})
+
+        def publish(at_ms: int, findings: dict[str, int], *, stopped: bool = False) -> None:
+            """As ``delayservice spark reconcile --follow --repair 1`` does."""
+            said = {"kind": "reconcile", "at_ms": at_ms, "findings": findings}
+            said |= {"records": 9, "pending": 9, "repairs": {"made": 1, "stopped": stopped}}
+            producer.produce("delay_audit", json.dumps(said).encode(), partition=0)
+            assert producer.flush(30) == 0
+
+        now_ms = time.time_ns() // 1_000_000
+        publish(now_ms - 26 * 3_600_000, {})
+        night.fires("DelayReconcileOld")
+        publish(now_ms, {"missing": 2}, stopped=True)
+        firing = night.fires("DelayReconcileFindings")
+        assert firing.labels["kind"] == "missing"
+        assert "healthy" in night.machine(firing).look("DelayReconcileFindings")
+        night.machine(night.fires("DelayRepairsStopped")).look("DelayRepairsStopped")
+        night.is_over("DelayReconcileOld")
+        publish(now_ms + 1, {})
+        night.is_over("DelayReconcileFindings", "DelayRepairsStopped")
+
+
 # --- the machines --------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from delayservice.core.codec import encode_payload
 from delayservice.core.contract import Contracts
 from delayservice.core.digest import frame_hash
 from delayservice.core.record import RecordReader
-from delayservice.core.repair import Command, Detail, Report, Verb
+from delayservice.core.repair import Command, Detail, DetailRow, Report, Verb, decode_message
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.integration.bench import SECRET, Bench, await_true, now_ms
 
@@ -108,7 +108,7 @@ class Copy:
 
     # --- what it is asked ------------------------------------------------------------------------
 
-    def ask(self, verb: Verb, **facts: int) -> list[Report | Detail]:
+    def ask(self, verb: Verb, **facts: Any) -> list[Report]:
         command = Command(
             plan=uuid.uuid4().hex,
             step=1,
@@ -121,6 +121,13 @@ class Copy:
         )
         desk = RepairDesk({"bootstrap.servers": self.bench.bootstrap}, self.bench.repairs)
         return list(desk.ask([command], 60))
+
+    def told(self) -> list[DetailRow]:
+        """The records of all answers."""
+        answers = [
+            decode_message(seen.value or b"") for seen in self.bench.read_all(self.bench.repairs)
+        ]
+        return [row for answer in answers if isinstance(answer, Detail) for row in answer.rows]
 
 
 @pytest.fixture
@@ -160,13 +167,13 @@ def test_a_node_publishes_what_the_log_says_is_pending_and_repairs_what_its_disk
         first_offset=damage["first_offset"],
         stop_offset=damage["stop_offset"],
     )
-    assert [(a.status, a.frames > 0) for a in rebuilt if isinstance(a, Report)] == [("done", True)]
+    assert [(report.status, report.frames > 0) for report in rebuilt] == [("done", True)]
     cut = copy.cut()
     assert cut is not None
     assert cut["damaged"] == []
     assert copy.slots() == expected
     assert list((copy.bench.folder / "state").rglob("quarantine/*"))
-    details = copy.ask("detail", start_ms=copy.due_ms, stop_ms=copy.due_ms + RECORDS * SPACING_MS)
-    rows = [row for answer in details if isinstance(answer, Detail) for row in answer.rows]
+    copy.ask("detail", start_ms=copy.due_ms, stop_ms=copy.due_ms + RECORDS * SPACING_MS)
+    rows = copy.told()
     assert [row[1] for row in rows] == list(range(RECORDS))
     assert sum(row[2] >= 0 for row in rows) == 20

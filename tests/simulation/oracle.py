@@ -778,8 +778,21 @@ class Oracle:
                 is_due = shard.contracts and at_ms < due_by_ms
                 _require(not is_due, f"{shard.name} offset {record.offset} is late")
 
+    def check_reach(self) -> None:
+        """No record waits longer than the widest roll window of its shard's contracts, from when it
+        was appended: Spark reads the log from the time on that follows from that.
+        """
+        for shard in self.shards.values():
+            widest_ms = max((window_ms for _, window_ms, *_ in shard.contracts), default=0)
+            for record in shard.placed.values():
+                if shard.contracts and (record.op == COPY or not record.wish.level_ms):
+                    waits_ms = shard.key_of(record)[0] - record.timestamp_ms
+                    reach = f"{shard.name} offset {record.offset} waits {waits_ms} ms"
+                    _require(waits_ms <= widest_ms + EARLY_MS_MAX, f"{reach}, window {widest_ms}")
+
     def check_chains(self) -> None:
         """Once drained: every user record, and every occurrence, has exactly one final outcome."""
+        self.check_reach()
         final: dict[str, list[str]] = {}
         for shard in self.shards.values():
             for record in shard.placed.values():

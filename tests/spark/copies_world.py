@@ -17,7 +17,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from connectors.kafka.clients import admin_client
-from connectors.spark.reconcile.wheel_source import shard_name
+from connectors.spark.reconcile.store_source import shard_name
 from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.core.claims import Tenure
 from delayservice.core.codec import decode_payload
@@ -30,17 +30,26 @@ from delayservice.core.pending import NO_MARK, Frame
 from delayservice.core.record import RecordReader
 from delayservice.core.repair import Command, Detail, Report, decode_message, encode_message
 from delayservice.core.storing import additions
+from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.shards import ShardFolder
-from delayservice.store.wheel import Wheel, WheelOptions
+from delayservice.store.wheel import WheelOptions
 from tests.conftest import MakeTopic
 from tests.described import topic_id_of
+from tests.rocks import LoneRocks
+from tests.wheels import LoneStore
 
 PARTITIONS = 2
 RECORDS = 300
 FAR_MS = 10**15
+NEAR = 5
+"""Records that copies report beside those in their rows: they are due too soon."""
 HOURLY = WheelOptions(slot_ms=3_600_000)
-CONTRACTS = Contracts([(0, Contract(allow=("orders",), roll_window_ms=2**40, max_delay_ms=2**40))])
+WINDOW_MS = 2 * 86_400_000
+AGED_MS = 5 * WINDOW_MS
+CONTRACTS = Contracts(
+    [(0, Contract(allow=("orders",), roll_window_ms=WINDOW_MS, max_delay_ms=2**40))]
+)
 BUSY = 1_500
 """Commits of a slice after which another's newest checkpoint lies far behind the end."""
 
@@ -58,6 +67,8 @@ class World:
     shares: bool = False
     """All slices share one partition of the checkpoint topic; else each has one, as in older
     clusters."""
+    aged: int = 0
+    """Records below this offset were written long ago, and are settled."""
     cuts: dict[int, int] = field(default_factory=dict)
     """Offset of the newest checkpoint by slice."""
     client: dict[str, str] = field(init=False)
@@ -69,14 +80,17 @@ class World:
         self.checkpoint = self.make_topic("checkpoint", partitions=1 if self.shares else PARTITIONS)
         self.digests = self.make_topic("digests")
         self.repairs = self.make_topic("repairs")
+        self.audit = self.make_topic("audit")
         self.now_ms = int(time.time() * 1_000)
         self.start_ms = (self.now_ms // HOUR_MS + 2) * HOUR_MS
         self.producer = Producer({**self.client, "enable.idempotence": True, "linger.ms": 20})
         self.rows = {number: self._records(number) for number in range(PARTITIONS)}
         for number, rows in self.rows.items():
-            for _, _, key, value, headers in rows:
+            for _, at_ms, key, value, headers in rows:
                 named: list[tuple[str, str | bytes | None]] = [*(headers or [])]
-                self.producer.produce(self.delay, value, key, number, headers=named)
+                self.producer.produce(
+                    self.delay, value, key, number, timestamp=at_ms, headers=named
+                )
         self.producer.flush()
         self.topic_id = topic_id_of(admin_client(self.client), self.delay)
         self.commit(self.cursor)
@@ -93,7 +107,8 @@ class World:
             elif offset % 10 == 0:
                 headers.append(name)
             value = b"value %d of %d" % (offset, partition)
-            rows.append((offset, self.now_ms, b"key", value, list(headers)))
+            at_ms = self.now_ms - AGED_MS if offset < self.aged else self.now_ms
+            rows.append((offset, at_ms, b"key", value, list(headers)))
         return rows
 
     @property
@@ -160,7 +175,7 @@ class World:
         store = MemoryStore()
         store.open()
         for entry in entries:
-            added = additions([entry], START_KEY, store.latest_unmarked, {})
+            added = additions([entry], self.cursor.key, store.latest_unmarked, {})
             store.append(added.frames, added.named, added.marks, entry[0] + 1)
         return list(store.scan(START_KEY, FAR_MS)), stop
 
@@ -168,11 +183,15 @@ class World:
         """The records that are pending, by the reference store."""
         return [frame for frame in self.shape(partition)[0] if frame[2] == NO_MARK]
 
-    def keep(self, state: Path, partition: int, shape: Shape) -> ShardFolder:
+    def keep(self, state: Path, partition: int, shape: Shape, kind: str = "wheel") -> ShardFolder:
         """A copy on a disk; where it is."""
         frames, stop = shape
-        folder = ShardFolder(str(state / "wheel" / "0"), shard_name(self.topic_id), partition)
-        store = Wheel(Path(folder.path), HOURLY).shard(folder.shard, partition)
+        folder = ShardFolder(str(state / kind / "0"), shard_name(self.topic_id), partition)
+        path, place = Path(folder.path), (folder.shard, partition)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store: Store = LoneStore(path, HOURLY, place=place)
+        if kind == "rocksdb":
+            store = LoneRocks(path, place=place)
         store.open()
         plain = [(*frame[:2], NO_MARK, frame[3]) for frame in frames]
         marks = [(b"id", *frame[:3]) for frame in frames if frame[2] != NO_MARK]
@@ -215,6 +234,7 @@ class World:
             stored=RECORDS,
             from_ms=(self.now_ms // SLOT_MS + 2) * SLOT_MS,
             totals=totals,
+            pending=totals[1] + NEAR,
             scanned_ms=0,
             behind=behind,
             role="replica",

@@ -65,6 +65,7 @@ def rows_of(
         stored=1,
         from_ms=now_ms,
         totals=(hours, count, hashed % 2**64),
+        pending=count,
         scanned_ms=0,
         behind=False,
         role="replica",
@@ -152,11 +153,11 @@ def main() -> None:
         spark_cpu_s = cpu_s(jvm_of(spark))
         spark.stop()
     figures = {
-        "slot_rows": result.slot_rows,
-        "slots_differing": result.slots_differing,
+        "slot_rows": result.counts.slot_rows,
+        "slots_differing": result.counts.slots_differing,
         "spoilt": SPOILT,
         "seconds": round(result.seconds, 1),
-        "slot_rows_per_s": round(result.slot_rows / result.seconds),
+        "slot_rows_per_s": round(result.counts.slot_rows / result.seconds),
         "filled_s": round(filled_s, 1),
         "steps": steps,
         "spark_cpu_s": round(spark_cpu_s),

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.plan import Step, decode_plan
 from connectors.spark.reconcile.run import ReconcileOptions, ReconcileResult, reconcile
+from delayservice.core.cursor import Cursor
 from delayservice.core.digest import SLOT_MS
 from delayservice.core.digest_rows import Unreadable
 from delayservice.core.pending import NO_MARK
@@ -19,6 +20,7 @@ from delayservice.dev.drill.replicas import flip_byte
 from delayservice.store.wheel.reading import load_state
 from tests.conftest import MakeTopic
 from tests.spark.copies_world import (
+    RECORDS,
     World,
     spoiled,
     unmarked,
@@ -50,7 +52,7 @@ def options(world: World, out: Path, **more: object) -> ReconcileOptions:
 
 def found(spark: SparkSession, result: ReconcileResult) -> set[tuple[object, ...]]:
     """``(kind, node, partition, offset)`` of every finding."""
-    rows = spark.read.parquet(result.findings_path).collect()
+    rows = spark.read.parquet(result.paths["findings"]).collect()
     places = [(row["kind"], row["node"], row["partition"], row["offset"]) for row in rows]
     assert len(set(places)) == len(places)
     return set(places)
@@ -121,8 +123,34 @@ def test_copies_that_agree_are_clean_and_their_plan_is_empty(
     assert found(spark, result) == set()
     assert result.is_clean
     assert result.plan.steps == ()
-    assert result.slots_differing > 0
+    assert result.counts.slots_differing > 0
     assert "All copies agree" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_rocksdb_copies_are_compared_as_wheels_are(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    """Beside a wheel: a store with another content under a right id, and one that does not open."""
+    named = next(frame[1] for frame in world.pending(0) if frame[1] % 10 == 0)
+    folders = {node: str(tmp_path / node) for node in ("n1", "n2", "n3")}
+    for partition in range(2):
+        world.keep(tmp_path / "n1", partition, world.shape(partition))
+    spoils = [without(3), with_other_value(named)]
+    world.keep(tmp_path / "n2", 0, spoiled(world.shape(0), *spoils), "rocksdb")
+    world.keep(tmp_path / "n2", 1, world.shape(1), "rocksdb")
+    broken = world.keep(tmp_path / "n3", 0, world.shape(0), "rocksdb")
+    for table in Path(broken.path).glob("db/*.sst"):
+        table.write_bytes(b"garbage")
+    result = reconcile(spark, options(world, tmp_path / "out", folders=folders))
+    assert found(spark, result) == {
+        ("missing", "n2", 0, 3),
+        ("different", "n2", 0, named),
+        ("silent", "n3", 0, None),
+        ("silent", "n3", 1, None),
+        ("damaged", "n3", -1, None),  # of which shards is not known
+    }
+    pending = sum(len(world.pending(partition)) for partition in range(2))
+    assert (result.counts.records, result.counts.pending) == (pending, pending)
 
 
 @pytest.mark.night
@@ -157,7 +185,7 @@ def test_what_lies_below_the_logs_start_is_neither_extra_nor_repaired(
     assert found(spark, result) == {("missing", "n3", 0, lost)}
     assert [(step.node, step.why) for step in result.plan.steps] == [("n3", "1 missing")]
     old = [frame for frame in world.pending(0) if frame[1] < first]
-    assert result.unjudged == 2 * len(old) > 0
+    assert result.counts.unjudged == 2 * len(old) > 0
     assert any("below the start" in note for note in result.notes)
 
 
@@ -198,11 +226,47 @@ def test_running_nodes_are_compared_by_digests_and_asked_for_details(
         partition=1,
         start_ms=slot[0],
         stop_ms=slot[1],
+        topic_id=world.topic_id,
         first_offset=1,
         stop_offset=9,
         why="1 damaged",
     )
     assert broken_step in result.plan.steps
+
+
+def test_the_log_is_read_from_where_what_differs_may_have_been_written(
+    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    aged, lost = 200, 203
+    world = World(cluster.bootstrap, make_topic, aged=aged)
+    folders = {node: str(tmp_path / node) for node in ("n1", "n2")}
+    for node in folders:
+        world.keep(tmp_path / node, 1, world.shape(1))
+    world.keep(tmp_path / "n1", 0, world.shape(0))
+    world.keep(tmp_path / "n2", 0, spoiled(world.shape(0), without(lost)))
+    result = reconcile(spark, options(world, tmp_path / "out", folders=folders))
+    assert found(spark, result) == {("missing", "n2", 0, lost)}
+    assert result.counts.log_offsets == RECORDS - aged
+
+
+def test_copies_that_all_stand_still_are_behind_unless_they_report_meanwhile(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    right = [world.shape(partition)[0] for partition in range(2)]
+    for partition, frames in enumerate(right):
+        for node in ("n1", "n2"):
+            world.publish(node, partition, frames, cut_ms=world.now_ms - 3_600_000)
+    world.commit(Cursor((world.now_ms, 8), RECORDS))
+
+    def say(what: str) -> None:
+        if what == "comparing slots":
+            for node in ("n1", "n2"):
+                world.publish(node, 1, right[1])
+
+    result = reconcile(spark, options(world, tmp_path / "out"), say)
+    assert found(spark, result) == {("behind", "n1", 0, None), ("behind", "n2", 0, None)}
+    assert "the slice goes on" in result.sample[0]["detail"]
+    assert (result.counts.records, result.counts.pending > 0) == (0, True)
 
 
 def test_nodes_that_do_not_answer_leave_a_finding_of_the_slot(

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.spark.reconcile import copies as replicas
 from connectors.spark.reconcile import slots as reconcile_slots
-from connectors.spark.reconcile.copies import UNREADABLE, Live
-from connectors.spark.reconcile.digests import parse_keys
+from connectors.spark.reconcile.compare import COPIES, FINDING, HELD, LOGGED, compare
+from connectors.spark.reconcile.details import UNREADABLE, Details, Range
 from connectors.spark.reconcile.plan import Step
-from connectors.spark.reconcile.slots import (
-    FINDING,
-    LOGGED,
-    WRONG,
-    plan_steps,
-    ranges_of,
-    record_findings,
-    slot_findings,
-    told_in,
-)
+from connectors.spark.reconcile.slots import WRONG, plan_steps, ranges_of, slot_findings
 from delayservice.core.digest import HOUR_MS, SLOT_MS
-from delayservice.core.repair import Command, Detail, Report
 
 LOG_START, BELOW = 10, 100
-TOLD = "node string, topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
+PLACES = "node string, topic string, partition int, slot_start_ms bigint"
+SLOTTED = f"{LOGGED}, slot_start_ms bigint"
 
 
 def shards(spark: SparkSession, log_start: int = LOG_START) -> DataFrame:
-    columns = "topic string, partition int, below bigint, log_start bigint"
-    return spark.createDataFrame([("any", 0, BELOW, log_start)], columns)
+    columns = "topic string, partition int, topic_id string, below bigint, log_start bigint"
+    return spark.createDataFrame([("any", 0, "id", BELOW, log_start)], columns)
 
 
 def held(node: str, *offsets: int) -> list[tuple[object, ...]]:
@@ -51,7 +40,7 @@ def steps_of(
 ) -> list[Step]:
     return plan_steps(
         spark.createDataFrame(found, FINDING),
-        spark.createDataFrame([], LOGGED),
+        spark.createDataFrame([], SLOTTED),
         spark.createDataFrame(damaged, UNREADABLE),
         shards(spark),
     )
@@ -60,10 +49,10 @@ def steps_of(
 def test_only_what_the_log_can_judge_is_found_and_repaired(spark: SparkSession) -> None:
     """Of n1 and n2 the log knows all that it can; n3 lacks a record, and n4 does not answer."""
     logged = spark.createDataFrame(
-        [("any", 0, HOUR_MS + n, n, n, n, HOUR_MS) for n in (10, 11)], LOGGED
+        [("any", 0, HOUR_MS + n, n, n, HOUR_MS) for n in (10, 11)], SLOTTED
     )
     told = spark.createDataFrame(
-        [*held("n2", 3, 10, 11), *held("n3", 3, 10), *held("n1", 3, 4)], TOLD
+        [*held("n2", 3, 10, 11), *held("n3", 3, 10), *held("n1", 3, 4)], HELD
     )
     wrong = spark.createDataFrame(
         [(node, "any", 0, HOUR_MS, count, 2) for node, count in (("n2", 3), ("n3", 2), ("n4", 3))],
@@ -72,20 +61,36 @@ def test_only_what_the_log_can_judge_is_found_and_repaired(spark: SparkSession) 
     silent = spark.createDataFrame(
         [("n4", "any", 0, HOUR_MS, HOUR_MS + SLOT_MS, None, None, "silent")], UNREADABLE
     )
-    asked = wrong.where("node != 'n4'")
-    theirs = told_in(asked, told, shards(spark).select("topic", "partition", "log_start"))
-    assert {(r["node"], r["offset"]) for r in theirs.where("not is_judged").collect()} == {
-        ("n2", 3),
-        ("n3", 3),
-    }
-    records = record_findings(asked, logged, theirs)
-    found = records.union(slot_findings(wrong, records, theirs, silent))
+    starts = shards(spark).select("topic", "partition", "log_start")
+    asked = wrong.where("node != 'n4'").join(starts, ["topic", "partition"])
+    records = compare(told, logged, asked.drop("count", "log_count"))
+    below = spark.createDataFrame([("n2", "any", 0, HOUR_MS)], PLACES)
+    found = records.union(slot_findings(wrong, records, below, silent))
     assert {(row["kind"], row["node"], row["offset"]) for row in found.collect()} == {
         ("missing", "n3", 11),
         ("extra", "n4", None),
     }
     (step,) = plan_steps(found, logged, spark.createDataFrame([], UNREADABLE), shards(spark))
-    assert (step.node, step.why, step.first_offset) == ("n3", "1 missing", 10)
+    assert (step.node, step.topic_id, step.why, step.first_offset) == ("n3", "id", "1 missing", 10)
+
+
+def test_whole_copies_are_held_against_the_log_as_a_library(spark: SparkSession) -> None:
+    """Of n1 all is right, n2 has nothing at all, n3 one record too many and another content."""
+    logged = spark.createDataFrame([("any", 0, HOUR_MS + n, n, n) for n in (10, 11)], LOGGED)
+    told = [*held("n1", 3, 10, 11), *held("n3", 10, 12), ("n3", "any", 0, HOUR_MS + 11, 11, 7)]
+    copies = [(node, "any", 0, LOG_START) for node in ("n1", "n2", "n3")]
+    found = compare(
+        spark.createDataFrame(told, HELD), logged, spark.createDataFrame(copies, COPIES)
+    )
+    assert {(row["kind"], row["node"], row["offset"]) for row in found.collect()} == {
+        ("missing", "n2", 10),
+        ("missing", "n2", 11),
+        ("different", "n3", 11),
+        ("extra", "n3", 12),
+    }
+    (row,) = found.where("kind = 'different'").collect()
+    assert (row["slot_start_ms"], row["slot_stop_ms"]) == (HOUR_MS, HOUR_MS + SLOT_MS)
+    assert found.schema == spark.createDataFrame([], FINDING).schema
 
 
 def test_a_slot_that_nobody_can_judge_whole_is_no_step(spark: SparkSession) -> None:
@@ -95,7 +100,7 @@ def test_a_slot_that_nobody_can_judge_whole_is_no_step(spark: SparkSession) -> N
     assert [step.why for step in steps] == ["1 missing", "1 extra"]
     young = plan_steps(
         spark.createDataFrame(whole, FINDING),
-        spark.createDataFrame([], LOGGED),
+        spark.createDataFrame([], SLOTTED),
         spark.createDataFrame([], UNREADABLE),
         shards(spark, log_start=0),
     )
@@ -130,41 +135,31 @@ def test_of_too_many_steps_one_more_than_a_plan_has_is_told(
     assert [step.start_ms // HOUR_MS for step in steps_of(spark, slots)] == [1, 2, 3]
 
 
-class _Answering:
-    """Nodes without any records: every range is told at once."""
+class _Asked(Details):
+    """Nodes without any records that answer at once, but for one range."""
 
-    def __init__(self) -> None:
-        self.asked: list[Command] = []
+    asked: Sequence[Range] = ()
 
-    def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report | Detail]:
-        assert timeout_s > 0
-        self.asked += commands
-        for one in commands:
-            yield Report(
-                plan=one.plan,
-                step=one.step,
-                node=one.node,
-                status="done",
-                detail="",
-                frames=0,
-                at_ms=0,
-            )
+    def ask(self, ranges: Sequence[Range]) -> tuple[DataFrame, list[tuple[Range, str]]]:
+        self.asked = ranges
+        return self.spark.createDataFrame([], f"{HELD}, mark bigint"), [(ranges[0], "busy")]
 
 
-def test_nodes_are_asked_about_so_many_ranges_and_the_others_are_not_known(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_of_too_many_ranges_the_wrong_ones_are_asked_for_and_the_others_are_not_known(
+    spark: SparkSession,
 ) -> None:
-    monkeypatch.setattr(replicas, "RANGES_MAX", 2)
-    slots = [2 * hour * HOUR_MS + part for hour in range(1, 6) for part in (0, 10 * SLOT_MS)]
-    wrong = spark.createDataFrame([("n1", "any", 0, slot, 1, 2) for slot in slots], WRONG)
-    rows = parse_keys(spark.createDataFrame([], "key binary, value binary, offset bigint"))
-    desk = _Answering()
-    live = Live(spark, rows, [], desk, str(tmp_path / "details"), 5.0)
-    told, unanswered = live.records(ranges_of(wrong))
-    assert told.isEmpty()
-    asked = [(one.start_ms, one.stop_ms) for one in desk.asked]
     hours = [2 * hour * HOUR_MS for hour in range(1, 6)]
-    assert asked == [(hour_ms, hour_ms + 11 * SLOT_MS) for hour_ms in hours[:2]]
-    left = unanswered.orderBy("slot_start_ms").collect()
-    assert [row["slot_start_ms"] for row in left] == hours[2:]
-    live.close()
+    slots = [
+        ("n1", "any", 0, start + part, start >= hours[3])
+        for start in hours
+        for part in (0, 10 * SLOT_MS)
+    ]
+    ranges = ranges_of(spark.createDataFrame(slots, f"{PLACES}, is_wrong boolean"))
+    details = _Asked(spark, {"bootstrap.servers": "localhost:1"}, "repairs", 1.0, ranges_max=3)
+    told, unanswered = details.of(ranges)
+    assert told.isEmpty()
+    asked = [(one.start_ms, one.stop_ms) for one in details.asked]
+    assert asked == [(start, start + 11 * SLOT_MS) for start in [*hours[3:], hours[0]]]
+    left = {(row["slot_start_ms"], row["why"]) for row in unanswered.collect()}
+    not_asked = "the node was not asked for details"
+    assert left == {(hours[3], "busy"), *((start, not_asked) for start in hours[1:3])}

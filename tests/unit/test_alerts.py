@@ -17,6 +17,7 @@ from delayservice.metrics import (
     AuditFacts,
     PauseFact,
     PauseFacts,
+    ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
     encode_slice,
@@ -68,7 +69,10 @@ def full_hub() -> MetricsHub:
     hub = MetricsHub(load(None, ["node.workers=2"], {}))
     pauses = PauseFacts([PauseFact("target", "orders*", 1, "")], {"target": 1}, None)
     told = (["a topic is unfit"], 12.0, AuditFacts(1, 2, {"lost": 3}), 4, pauses, 1.0)
-    hub.update(0, encode_snapshot(1, [encode_slice(metrics)], *told, worker=worker()))
+    copies = ReconcileFacts(1, {"missing": 3}, 4, 5)
+    hub.update(
+        0, encode_snapshot(1, [encode_slice(metrics)], *told, worker=worker(), copies=copies)
+    )
     return hub
 
 

@@ -1,4 +1,7 @@
-from connectors.kafka.audits import AuditSummaries, AuditSummary
+import json
+
+from connectors.kafka.audits import AuditSummaries, AuditSummary, AuditWatcher
+from delayservice.metrics import ReconcileFacts
 
 ONE, OTHER = (("delay_topic_any", 0, 0, 8_192),), (("delay_topic_any", 1, 0, 8_192),)
 
@@ -29,3 +32,21 @@ def test_a_range_that_is_audited_again_counts_once() -> None:
     mended = AuditSummary(3, 3, {}, ONE)
     assert together(first, again) == AuditSummary(2, 0, {"lost": 1})
     assert together(first, again, mended) == AuditSummary(3, 0, {})
+
+
+def test_audits_and_comparisons_of_copies_are_heard_from_one_topic() -> None:
+    watcher = AuditWatcher("delay_audit")
+    audit = {"kind": "summary", "at_ms": 1, "records": 9, "findings": {"lost": 1}}
+    compared = {"kind": "reconcile", "at_ms": 2, "findings": {}, "records": 4, "pending": 5}
+    repairs = {"repairs": {"made": 3, "stopped": True, "left": {}, "failed": 0}}
+    for said in (
+        {**compared, **repairs},
+        audit,
+        {"kind": "copy_finding", "finding": "missing", "offset": 7},
+        {**compared, "at_ms": "soon"},
+    ):
+        watcher.take(None, json.dumps(said).encode())
+    assert watcher.newest == AuditSummary(1, 9, {"lost": 1})
+    assert watcher.copies == ReconcileFacts(2, {}, 4, 5, 3, is_stopped=True)
+    watcher.take(None, json.dumps({**compared, "at_ms": 3}).encode())
+    assert watcher.copies == ReconcileFacts(3, {}, 4, 5)

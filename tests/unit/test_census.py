@@ -55,6 +55,18 @@ def total(store: DigestingStore, start_ms: int = START_MS) -> int:
     return sum(count for _, _, count in store.lumps(start_ms, END_MS))
 
 
+def test_what_is_too_near_for_the_digest_is_counted_beside_it(tmp_path: Path) -> None:
+    store = opened("memory", tmp_path)
+    store.append([frame(n, 30_000 * n) for n in range(10)], [], [], 10)
+    assert store.near == 0  # no cursor is known
+    store.prune(Cursor((START_MS + MINUTE_MS, 0), 10))
+    store.digest.follow(Cursor((START_MS + MINUTE_MS, 0), 10))
+    sums = store.digest.sums
+    assert sums is not None
+    assert (store.near, sums.totals()[1]) == (4, 4)
+    store.close()
+
+
 @every_store
 def test_what_is_parked_shows_by_target_until_its_second_is_over(kind: str, tmp_path: Path) -> None:
     store = opened(kind, tmp_path)

@@ -15,7 +15,7 @@ from delayservice.lanes.copies import CopyKeeper
 from delayservice.lanes.digests import SliceDigests
 from delayservice.lanes.lane import Lane
 
-TOPIC, NOW_MS = "delay_topic_any", 1_000
+TOPIC, TOPIC_ID, NOW_MS = "delay_topic_any", "id", 1_000
 
 
 class Keeper:
@@ -26,6 +26,7 @@ class Keeper:
         self.digests = create_autospec(SliceDigests, instance=True)
         self.digests.is_reading = False
         self.lane = create_autospec(Lane, instance=True)
+        self.lane.topic_id = TOPIC_ID
         self.lanes: dict[str, Any] = {TOPIC: self.lane}
         clock = SimpleNamespace(wall_ms=lambda: NOW_MS)
         self.keeper = CopyKeeper(self.digests, self, "n1", cast("Any", clock))
@@ -35,7 +36,7 @@ class Keeper:
         assert isinstance(said, Report)
         self.said.append(said)
 
-    def ask(self, verb: Verb, expires_ms: int = NOW_MS + 1) -> None:
+    def ask(self, verb: Verb, expires_ms: int = NOW_MS + 1, **more: Any) -> None:
         self.keeper.ask(
             Command(
                 plan="p",
@@ -45,11 +46,12 @@ class Keeper:
                 topic=TOPIC,
                 partition=0,
                 expires_ms=expires_ms,
+                **more,
             )
         )
 
-    def turn(self) -> None:
-        self.keeper.turn(self.lanes, is_owner=False)
+    def turn(self, *, is_owner: bool = False) -> None:
+        self.keeper.turn(self.lanes, is_owner=is_owner)
 
     @property
     def why(self) -> str:
@@ -108,3 +110,42 @@ def test_what_has_expired_or_is_not_kept_here_is_not_begun(keeper: Keeper) -> No
     keeper.turn()
     assert "not kept here" in keeper.why
     assert not keeper.lane.repair.called
+
+
+def test_an_owner_does_what_is_not_for_replicas_only(keeper: Keeper) -> None:
+    keeper.lane.repair.return_value = iter([1])
+    keeper.ask("rebuild", replica_only=True)
+    keeper.turn(is_owner=True)
+    assert "this node delivers" in keeper.why
+    assert not keeper.lane.repair.called
+    keeper.ask("rebuild", replica_only=True)
+    keeper.turn()
+    assert keeper.lane.repair.called
+    keeper.turn()
+    keeper.ask("rebuild")
+    keeper.turn(is_owner=True)
+    assert keeper.lane.repair.call_count == 2
+
+
+def test_a_whole_copy_is_rebuilt_on_a_replica_and_never_on_the_owner(keeper: Keeper) -> None:
+    keeper.lane.start_over.return_value = iter([0])
+    keeper.ask("rebuild_copy")
+    keeper.turn(is_owner=True)
+    assert "this node delivers" in keeper.why
+    assert not keeper.lane.start_over.called
+    keeper.ask("rebuild_copy")
+    keeper.turn()
+    keeper.turn()
+    keeper.digests.ask_scan.call_args.args[1]()
+    assert keeper.said[-1].status == "done"
+
+
+def test_a_topic_that_was_made_anew_is_not_touched(keeper: Keeper) -> None:
+    keeper.lane.repair.return_value = iter([1])
+    keeper.ask("rebuild", topic_id="another")
+    keeper.turn()
+    assert "made anew" in keeper.why
+    assert not keeper.lane.repair.called
+    keeper.ask("rebuild", topic_id=TOPIC_ID)
+    keeper.turn()
+    assert keeper.lane.repair.called

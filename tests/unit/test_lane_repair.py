@@ -14,6 +14,7 @@ from delayservice.core.entry import Headers, Row
 from delayservice.core.pending import Frame
 from delayservice.core.settle import Routes
 from delayservice.cron import cron_time
+from delayservice.errors import KafkaEdgeError
 from delayservice.lanes import repair
 from delayservice.lanes.lane import Lane
 from delayservice.lanes.ports import Bounds, Place, Run, Source
@@ -156,6 +157,45 @@ def test_what_k_has_passed_is_not_brought_back(lane: Lane) -> None:
     lose(lane, START_MS, START_MS + 3 * HOUR_MS)
     list(lane.repair(START_MS, START_MS + 3 * HOUR_MS, 0))
     assert min(frame[0] for frame in held(lane)) == START_MS + 2 * HOUR_MS
+
+
+def test_a_whole_copy_is_read_again_from_the_log(lane: Lane, log: Log) -> None:
+    before = held(lane)
+    lose(lane, START_MS + HOUR_MS, START_MS + 2 * HOUR_MS)
+    list(lane.start_over())
+    assert held(lane) == []
+    assert lane.shard.wanted == 0
+    lane.ingest(log.run(0, RECORDS))
+    assert held(lane) == before
+
+
+@pytest.mark.parametrize(
+    ("key_ms", "is_kept"), [(START_MS, True), (START_MS + 2 * HOUR_MS, False)], ids=["last", "past"]
+)
+def test_a_whole_copy_that_may_hold_the_last_of_a_record_is_kept(
+    lane: Lane, log: Log, key_ms: int, *, is_kept: bool
+) -> None:
+    """The log starts in the middle of the second hour; records that K has passed are no reason."""
+    lane.follow(Cursor((key_ms, 0), RECORDS))
+    log.start = 30
+    before = held(lane)
+    if is_kept:
+        with pytest.raises(KafkaEdgeError, match="below offset 30"):
+            list(lane.start_over())
+        assert held(lane) == before
+    else:
+        list(lane.start_over())
+        assert (held(lane), lane.shard.wanted) == ([], 30)
+
+
+def test_an_owners_copy_is_never_started_over(lane: Lane, log: Log) -> None:
+    steps = lane.start_over()
+    next(steps)
+    lane.take_over(Cursor(), log.bounds(lane.place))
+    before = held(lane)
+    with pytest.raises(KafkaEdgeError, match="this node delivers"):
+        list(steps)
+    assert (held(lane), lane.shard.owned) == (before, True)
 
 
 def test_a_mark_that_is_set_meanwhile_on_what_the_log_no_longer_has_is_kept(

@@ -24,6 +24,7 @@ from delayservice.metrics import (
     Counters,
     PauseFact,
     PauseFacts,
+    ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
     decode_snapshot,
@@ -252,6 +253,27 @@ def test_metrics_and_status_are_served(served: tuple[MetricsHub, str]) -> None:
     assert get(f"{url}/status", "POST")[0] == 405
 
 
+def test_what_was_last_found_of_copies_is_told_by_the_worker_that_hears_it() -> None:
+    collecting = hub()
+    copies = ReconcileFacts(1_500, {"missing": 3}, 4, 5, 2, is_stopped=True)
+    collecting.update(0, encode_snapshot(1, [encode_slice(busy())], copies=copies))
+    collecting.update(1, encode_snapshot(2, []))
+    shown = {
+        sample.name: (sample.labels, sample.value)
+        for family in export(collecting.facts())
+        for sample in family.samples
+        if sample.name.startswith("delay_reconcile_")
+    }
+    assert shown == {
+        "delay_reconcile_timestamp_seconds": ({}, 1.5),
+        "delay_reconcile_findings": ({"kind": "missing"}, 3),
+        "delay_reconcile_records": ({}, 4),
+        "delay_reconcile_pending": ({}, 5),
+        "delay_reconcile_repairs": ({}, 2),
+        "delay_reconcile_stopped": ({}, 1),
+    }
+
+
 def test_nothing_listens_when_the_address_is_empty() -> None:
     assert hub(listen="").serve() is None
 
@@ -263,13 +285,15 @@ def test_an_address_that_is_taken_is_told(served: tuple[MetricsHub, str]) -> Non
 
 def test_the_documentation_lists_exactly_what_is_exported() -> None:
     collecting = hub()
-    audit = AuditFacts(1, 2, {"lost": 3})
+    audit, copies = AuditFacts(1, 2, {"lost": 3}), ReconcileFacts(1, {"missing": 3}, 4, 5)
     pauses = PauseFacts([PauseFact("target", "orders*", 1, "")], {"target": 1}, None)
     verdict = ("loop_hangs", "the loop's turn has lasted 9 s")
     worker = WorkerMetrics()
     worker.observe_target("delay_topic_any", "orders", histogram_of([1]))
     told = [encode_slice(busy())]
-    snapshot = encode_snapshot(1, told, audit=audit, pauses=pauses, verdict=verdict, worker=worker)
+    snapshot = encode_snapshot(
+        1, told, audit=audit, pauses=pauses, verdict=verdict, worker=worker, copies=copies
+    )
     collecting.update(0, snapshot)
     exported = set()
     for family in export(collecting.facts()):

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from connectors.spark.common.cut import Cut, ShardCut, Span
-from connectors.spark.common.html import number, render
+from connectors.spark.common.page import Page, Section, bars, number, write_page
 from connectors.spark.report.facts import (
     DELAYS,
     LATENESS_BOUNDS_MS,
@@ -149,9 +149,12 @@ def test_early_records_are_said_aloud() -> None:
     assert "before their due time." not in Tags(page(made())).text
 
 
-def test_a_fact_that_is_missing_is_an_error_and_no_blank() -> None:
-    with pytest.raises(Exception, match="report"):
-        render("report.html")
+def test_bars_without_a_value_and_names_that_are_too_long_are_drawn() -> None:
+    chart = bars("Counts", ("name", "records"), [("a" * 99, 5_000_000), ("b", None)])
+    text = write_page(Page("t", "h", "l", [], [Section("s", charts=[chart])], "f"))
+    assert "a" * 99 in Tags(text).text
+    assert f">{'a' * 12}…{'a' * 13}<" in text
+    assert ">3M<" in text
 
 
 def test_classes_of_lateness_have_a_name_each() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from connectors.spark.reconcile.digests import (
     GONE_MS,
+    NO_CURSOR,
     Comparison,
     CutRow,
     Expected,
     Retired,
+    Served,
     choose,
 )
 from delayservice.core.cursor import Cursor
@@ -36,14 +38,20 @@ def a_cut(
         hash=0,
         scanned_ms=0,
         behind=behind,
-        role="replica",
+        role=str(more.get("role", "replica")),
+        pending=more.get("pending"),  # type: ignore[arg-type] # a number
         store="wheel",
         damaged=(Damage(1, 2, 3, 4, "crc"),) if more.get("damaged") else (),
     )
 
 
-def only(rows: list[CutRow | Retired], expected: Expected | None = None) -> Comparison:
-    (found,) = choose(rows, {PLACE: TOPIC_ID}, expected or Expected())
+def only(
+    rows: list[CutRow | Retired],
+    expected: Expected | None = None,
+    cursor: Cursor = NO_CURSOR,
+    now_ms: int = 0,
+) -> Comparison:
+    (found,) = choose(rows, {PLACE: Served(TOPIC_ID, cursor)}, expected or Expected(), now_ms)
     return found
 
 
@@ -134,3 +142,19 @@ def test_damage_is_what_the_newest_cut_says() -> None:
         [a_cut("n1", 1, 1, damaged=True), a_cut("n2", 1, 2, damaged=True), a_cut("n2", 2, 3)]
     )
     assert list(found.damaged) == ["n1"]
+
+
+def test_copies_that_all_stand_still_while_the_slice_goes_on_are_behind() -> None:
+    """By the brokers' clock: compared with each other, none of them is older than another."""
+    rows: list[CutRow | Retired] = [a_cut("n1", 5, 5), a_cut("n2", 5, 6)]
+    now_ms, gone_on = 5 * 60_000 + 600_001, Cursor((6, 0), 6)
+    found = only(rows, cursor=gone_on, now_ms=now_ms)
+    assert (found.nodes, list(found.behind), found.stale) == ([], ["n1", "n2"], {"n1": 5, "n2": 5})
+    assert only(rows, cursor=gone_on, now_ms=now_ms - 1).nodes == ["n1", "n2"]
+    idle = only(rows, cursor=Cursor((5, 0), 5), now_ms=now_ms)
+    assert (idle.nodes, idle.behind) == (["n1", "n2"], {})
+
+
+def test_the_owner_and_what_waits_are_as_the_newest_cuts_say() -> None:
+    found = only([a_cut("n1", 1, 1, role="owner", pending=7), a_cut("n2", 1, 2, pending=9)])
+    assert (found.owners, found.pending) == ({"n1"}, 9)

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from connectors.spark.reconcile.plan import (
+    AGE_MAX_MS,
+    RANGES_MAX,
     STEPS_MAX,
     Plan,
     PlanError,
@@ -16,11 +18,12 @@ from connectors.spark.reconcile.plan import (
     decode_plan,
     first_steps,
 )
-from delayservice.core.repair import Command, Detail, Report
+from delayservice.core.repair import Command, Report
 
 STEP = Step(
     node="n1",
     topic="any",
+    topic_id="id",
     partition=3,
     start_ms=60_000,
     stop_ms=120_000,
@@ -28,7 +31,8 @@ STEP = Step(
     stop_offset=9,
     why="1 missing",
 )
-PLAN = Plan(id="p", cluster="c", made_ms=1, steps=(STEP,) * 70)
+NOW_MS = 1_000
+PLAN = Plan(id="p", cluster="c", made_ms=NOW_MS, steps=(STEP,) * 70)
 
 
 class Nodes:
@@ -39,7 +43,7 @@ class Nodes:
         self.at_once: list[int] = []
         self._silent, self._failing = silent, failing
 
-    def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report | Detail]:
+    def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
         assert timeout_s > 0
         self.asked += commands
         self.at_once.append(len(commands))
@@ -89,8 +93,8 @@ def test_what_is_no_plan_and_other_versions_are_refused() -> None:
 
 
 def test_a_plan_has_so_many_steps_and_says_that_there_are_more() -> None:
-    assert first_steps([STEP] * STEPS_MAX) == ((STEP,) * STEPS_MAX, [])
-    steps, (note,) = first_steps([STEP] * (STEPS_MAX + 1))
+    assert first_steps([STEP] * STEPS_MAX, {STEP.copy}) == ((STEP,) * STEPS_MAX, [])
+    steps, (note,) = first_steps([STEP] * (STEPS_MAX + 1), {STEP.copy})
     assert len(steps) == STEPS_MAX
     assert "compare again" in note
 
@@ -103,7 +107,9 @@ def test_an_end_that_nobody_knows_is_allowed() -> None:
 
 def test_every_step_is_sent_and_every_report_told() -> None:
     nodes, told = Nodes(), list[tuple[int, int]]()
-    outcome = carry_out(PLAN, nodes, "c", lambda done, total, _: told.append((done, total)))
+    outcome = carry_out(
+        PLAN, nodes, "c", lambda done, total, _: told.append((done, total)), now_ms=NOW_MS
+    )
     assert outcome.is_complete
     assert (outcome.done, outcome.frames) == (70, 140)
     assert told == [(done, 70) for done in range(71)]
@@ -111,12 +117,12 @@ def test_every_step_is_sent_and_every_report_told() -> None:
     assert [command.step for command in nodes.asked] == list(range(70))
     first = nodes.asked[0]
     assert (first.plan, first.command, first.node, first.partition) == ("p", "rebuild", "n1", 3)
-    assert (first.start_ms, first.stop_ms) == (60_000, 120_000)
+    assert (first.start_ms, first.stop_ms, first.topic_id) == (60_000, 120_000, "id")
     assert (first.first_offset, first.stop_offset) == (5, 9)
 
 
 def test_steps_that_failed_or_had_no_report_are_told() -> None:
-    outcome = carry_out(PLAN, Nodes(silent=[4], failing=[33]), "c")
+    outcome = carry_out(PLAN, Nodes(silent=[4], failing=[33]), "c", now_ms=NOW_MS)
     assert not outcome.is_complete
     assert (outcome.done, outcome.failed, outcome.silent) == (68, {33: "disk"}, (4,))
 
@@ -124,5 +130,33 @@ def test_steps_that_failed_or_had_no_report_are_told() -> None:
 def test_a_plan_for_another_cluster_is_not_carried_out() -> None:
     nodes = Nodes()
     with pytest.raises(PlanError, match="made for cluster c"):
-        carry_out(PLAN, nodes, "other")
+        carry_out(PLAN, nodes, "other", now_ms=NOW_MS)
     assert nodes.asked == []
+
+
+def test_a_copy_with_many_ranges_is_rebuilt_as_a_whole_where_that_is_allowed() -> None:
+    other = msgspec.structs.replace(STEP, node="n2")
+    many = [STEP] * (RANGES_MAX + 1) + [other] * RANGES_MAX
+    steps, _ = first_steps(many, set())
+    assert [(one.command, one.node) for one in steps[:2]] == [
+        ("rebuild_copy", "n1"),
+        ("rebuild", "n2"),
+    ]
+    assert len(steps) == 1 + RANGES_MAX
+    assert (steps[0].why, steps[0].topic_id) == (f"{RANGES_MAX + 1} ranges differ", "id")
+    assert decode_plan(Plan(id="p", cluster="c", made_ms=1, steps=steps).encode()).steps == steps
+    assert first_steps(many, {STEP.copy})[0] == tuple(many)
+
+
+def test_a_plan_is_carried_out_until_it_is_a_day_old() -> None:
+    nodes = Nodes()
+    with pytest.raises(PlanError, match="24 hours old"):
+        carry_out(PLAN, nodes, "c", now_ms=NOW_MS + AGE_MAX_MS + 1)
+    assert nodes.asked == []
+    assert carry_out(PLAN, nodes, "c", now_ms=NOW_MS + AGE_MAX_MS).is_complete
+
+
+def test_nodes_are_told_to_spare_the_owners_copy_where_that_is_asked_for() -> None:
+    nodes = Nodes()
+    carry_out(PLAN, nodes, "c", now_ms=NOW_MS, replica_only=True)
+    assert all(command.replica_only for command in nodes.asked)

@@ -7,14 +7,21 @@ which there are many, stay in Spark. ``docs/reconcile.md`` has the format.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
+from xxhash import xxh3_64_intdigest
 
+from connectors.spark.common.pending import batch_of
 from connectors.spark.common.topics import Place
+from connectors.spark.reconcile.plan import Copy
+from connectors.spark.reconcile.stored import signed
 from delayservice.core.cursor import Cursor
 from delayservice.store.wheel.reading import Damage
 
@@ -33,23 +40,33 @@ SUMS: Final = (
 
 _CUT: Final = (
     "topic_id string, life string, cut bigint, cut_ms bigint, k array<bigint>, h bigint, "
-    "stored bigint, from_ms bigint, count bigint, hash string, scanned_ms bigint, "
+    "stored bigint, from_ms bigint, count bigint, hash string, pending bigint, scanned_ms bigint, "
     "behind boolean, role string, store string, "
     "damaged array<struct<start_ms: bigint, stop_ms: bigint, first_offset: bigint, "
     "stop_offset: bigint, why: string>>"
 )
-_HOUR: Final = "life string, cut bigint, slot_ms bigint, slots array<array<string>>"
 _COPY: Final = ("node", "topic", "partition")
+_SHARD_FIELDS: Final = [("node", pa.string()), ("topic", pa.string()), ("partition", pa.int32())]
+_LONG: Final = pa.int64()
+_HOUR_SUMS: Final = pa.schema(
+    [
+        *_SHARD_FIELDS,
+        *((name, _LONG) for name in ("hour_ms", "slots", "records", "hash", "print")),
+    ]
+)
+_SLOT_SUMS: Final = pa.schema(
+    [*_SHARD_FIELDS, *((name, _LONG) for name in ("slot_start_ms", "count", "hash"))]
+)
 _LOW: Final = 0xFFFF_FFFF
+_MASK: Final = 2**64 - 1
 _HEX_HALF: Final = 8
-
-Copy: TypeAlias = tuple[str, str, int]
-"""Node, topic and partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutRow:
-    """What a cut row says; ``row`` is its own offset in the digest topic, ``hash`` is signed."""
+    """The fields of a cut row; ``row`` is its own offset in the digest topic, ``hash`` is signed.
+    ``pending`` is None in rows of older versions.
+    """
 
     node: str
     topic: str
@@ -69,6 +86,7 @@ class CutRow:
     role: str
     store: str
     damaged: tuple[Damage, ...] = ()
+    pending: int | None = None
 
     @property
     def copy(self) -> Copy:
@@ -93,13 +111,21 @@ class Expected:
         nodes: of every shard, if ``replicas`` is 0; else the nodes that there are. Copies of other
             nodes are not looked at; none: all that report are.
         replicas: copies of each shard at least.
-        behind_ms: a copy whose newest cut is so much older than another's is behind. A cut of
-            which the copy says that it has not come so far does not count.
+        behind_ms: a copy whose newest cut is so much older than another's is behind, and so is one
+            with a cut of that age while the slice goes on. A cut of which the copy says that it has
+            not come so far does not count.
     """
 
     nodes: tuple[str, ...] = ()
     replicas: int = 0
     behind_ms: int = 600_000
+
+
+class Served(NamedTuple):
+    """A shard as it is served now: the topic's id, and its cursor before the digests were read."""
+
+    topic_id: str
+    cursor: Cursor
 
 
 @dataclass(slots=True)
@@ -117,7 +143,11 @@ class Comparison:
         rows: their cut rows, if it is by digests.
         damaged: what a node could not read of its copy.
         behind: nodes whose copy can't be compared, and why.
+        stale: those of them that are behind only because the slice goes on, and their newest cuts.
         silent: nodes without a report, ``""`` for one of unknown name, and why.
+        owners: nodes that deliver; of copies on disks any may.
+        pending: records that wait, by the copy that has the most.
+        records: of these, those that are compared with another copy or the log.
     """
 
     topic: str
@@ -130,7 +160,11 @@ class Comparison:
     rows: list[CutRow] = field(default_factory=list)
     damaged: dict[str, tuple[Damage, ...]] = field(default_factory=dict)
     behind: dict[str, str] = field(default_factory=dict)
+    stale: dict[str, int] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
+    owners: set[str] = field(default_factory=set)
+    pending: int = 0
+    records: int = 0
 
     @property
     def place(self) -> Place:
@@ -147,6 +181,8 @@ class Comparison:
             "k": list(self.cursor.key),
             "h": self.cursor.offset,
             "from_ms": self.from_ms,
+            "pending": self.pending,
+            "records": self.records,
             "compared": self.nodes,
             "behind": self.behind,
             "silent": self.silent,
@@ -163,26 +199,33 @@ class Comparison:
 
 
 def choose(
-    rows: Iterable[CutRow | Retired], topic_ids: Mapping[Place, str], expected: Expected
+    rows: Iterable[CutRow | Retired],
+    shards: Mapping[Place, Served],
+    expected: Expected,
+    now_ms: int,
 ) -> list[Comparison]:
     """For each shard the newest cut that its copies have in common.
 
     Args:
         rows: of the copies, some of the newest of each.
-        topic_ids: the shards to compare, with the id of the topic that is served now.
+        shards: what is compared.
         expected: which copies should be there.
+        now_ms: the time by the brokers' clocks, as far as is known.
     """
     copies: dict[Copy, list[CutRow | Retired]] = {}
     for row in sorted(rows, key=lambda row: -row.row):
         copies.setdefault((row.node, row.topic, row.partition), []).append(row)
     found = []
-    for place, topic_id in sorted(topic_ids.items()):
+    for place, shard in sorted(shards.items()):
         lives = {
-            copy[0]: _this_life(told, topic_id)
+            copy[0]: _this_life(told, shard.topic_id)
             for copy, told in copies.items()
             if copy[1:] == place and (not expected.nodes or copy[0] in expected.nodes)
         }
-        found.append(_compare(place, {n: told for n, told in lives.items() if told}, expected))
+        known = {node: told for node, told in sorted(lives.items()) if told}
+        one = _compare(place, known, expected)
+        _leave_out_stale(one, known, shard.cursor, now_ms - expected.behind_ms)
+        found.append(one)
     return found
 
 
@@ -202,19 +245,26 @@ def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
 def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expected) -> Comparison:
     newest_ms = max((told[0].cut_ms for told in lives.values()), default=0)
     gone = _gone(lives, newest_ms - max(GONE_MS, expected.behind_ms))
-    there = {node: told for node, told in sorted(lives.items()) if node not in gone}
+    there = {node: told for node, told in lives.items() if node not in gone}
     found = Comparison(*place, silent={**silent(there.keys(), expected), **gone})
+    found.damaged = {node: told[0].damaged for node, told in there.items() if told[0].damaged}
+    found.owners = {node for node, told in there.items() if told[0].role == "owner"}
+    found.pending = max((told[0].pending or told[0].count for told in there.values()), default=0)
     usable: dict[str, dict[int, CutRow]] = {}
     for node, told in there.items():
-        if told[0].damaged:
-            found.damaged[node] = told[0].damaged
         if why := _behind(told, newest_ms - expected.behind_ms, newest_ms):
             found.behind[node] = why
         else:
             usable[node] = {row.cut: row for row in told if not row.behind}
+    _choose_cut(found, usable)
+    return found
+
+
+def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -> None:
+    """Choose the cut that most copies have."""
     shared = Counter(cut for cuts in usable.values() for cut in cuts)
     if not shared:
-        return found
+        return
     cut = max(shared, key=lambda cut: (shared[cut], cut))
     for node, cuts in usable.items():
         if cut in cuts:
@@ -225,7 +275,18 @@ def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expe
     found.cut, found.cut_ms = cut, found.rows[0].cut_ms
     found.cursor = found.rows[0].cursor
     found.from_ms = max(row.from_ms for row in found.rows)
-    return found
+
+
+def _leave_out_stale(
+    found: Comparison, lives: Mapping[str, Sequence[CutRow]], cursor: Cursor, since_ms: int
+) -> None:
+    """Leave out copies that have published nothing since then although the slice goes on."""
+    for node in list(found.nodes):
+        newest = lives[node][0]
+        if newest.cut_ms < since_ms and newest.cursor != cursor:
+            age_s = (since_ms - newest.cut_ms) // 1000
+            found.leave_out(node, f"its newest cut is {age_s} s too old, and the slice goes on")
+            found.stale[node] = newest.cut
 
 
 def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str]:
@@ -318,8 +379,7 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
         compared: what is compared.
 
     Returns:
-        ``node, topic, partition, hour_ms, from_ms``, and for ``parse_hours`` what the rows say and
-        what they must.
+        ``node, topic, partition, hour_ms, from_ms``, and what the rows say and must say.
     """
     cuts = [
         (*row.copy, row.life, row.row, row.cut, one.from_ms) for one in compared for row in one.rows
@@ -338,41 +398,91 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
     return known.join(sf.broadcast(last), "row", "left_semi").where("value is not null")
 
 
-def parse_hours(hours: DataFrame) -> DataFrame:
-    """Parse the rows of hours.
+class _Hour(msgspec.Struct):
+    """The row of an hour."""
 
-    Returns:
-        ``node, topic, partition, hour_ms, from_ms, slot_ms, slots`` with ``slots`` an array of
-        ``[index, count, hash]`` as text.
-    """
-    return (
-        hours.withColumn("said", sf.from_json("value", _HOUR))
-        .where("said.life = cut_life and said.cut <= at_cut")
-        .select(*_COPY, "hour_ms", "from_ms", "said.slot_ms", "said.slots")
-    )
+    life: str
+    cut: int
+    slot_ms: int
+    slots: msgspec.Raw
+
+
+_Slots: TypeAlias = list[tuple[int, int, int]]
+"""``(index, count, hash)`` of each."""
+_decode_hour = msgspec.json.Decoder(_Hour).decode
+_decode_slots = msgspec.json.Decoder(list[tuple[int, int, str]]).decode
 
 
 def hour_sums(hours: DataFrame) -> DataFrame:
-    """One row for each hour of a copy; ``hours``: as ``parse_hours`` gives them.
+    """Sum up hours; ``hours``: as ``hours_at`` gives them.
 
     Returns:
         ``node, topic, partition, hour_ms``; ``slots``, ``records`` and signed ``hash`` of all of
         it, to be held against the cut row; ``print``, which is the same for the same slots, of
         those that are compared, null if none is.
     """
-    slot = sf.col("slot")
-    start = sf.col("hour_ms") + slot[0].cast("bigint") * sf.col("slot_ms")
-    print_ = sf.when(start >= sf.col("from_ms"), sf.xxhash64("slot_ms", "slot"))
-    return (
-        hours.select(*_COPY, "hour_ms", "from_ms", "slot_ms", sf.explode("slots").alias("slot"))
-        .groupBy(*_COPY, "hour_ms")
-        .agg(
-            sf.count("*").alias("slots"),
-            sf.sum(slot[1].cast("bigint")).alias("records"),
-            sum64(from_hex(slot[2])).alias("hash"),
-            sum64(print_).alias("print"),
-        )
-    )
+    return hours.mapInArrow(_sum_hours, from_arrow_schema(_HOUR_SUMS))
+
+
+def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = [
+            (
+                *(*copy, hour_ms, len(slots)),
+                sum([count for _, count, _ in slots]),
+                signed(sum([hashed for _, _, hashed in slots]) & _MASK),
+                _print(said, _compared(slots, said.slot_ms, from_ms - hour_ms), len(slots)),
+            )
+            for copy, hour_ms, from_ms, said, slots in _hours_in(batch)
+        ]
+        yield batch_of(rows, _HOUR_SUMS)
+
+
+def slot_sums(hours: DataFrame) -> DataFrame:
+    """``SUMS`` of hours, a row for each slot that is compared; ``hours``: as ``hours_at`` gives
+    them.
+    """
+    return hours.mapInArrow(_sum_slots, SUMS)
+
+
+def _sum_slots(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = [
+            (*copy, hour_ms + index * said.slot_ms, count, signed(hashed))
+            for copy, hour_ms, from_ms, said, slots in _hours_in(batch)
+            for index, count, hashed in _compared(slots, said.slot_ms, from_ms - hour_ms)
+        ]
+        yield batch_of(rows, _SLOT_SUMS)
+
+
+def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _Slots]]:
+    """Hours that belong to the cut, with what they say; others are of another life, or later."""
+    columns = (*_COPY, "hour_ms", "from_ms", "value", "cut_life", "at_cut")
+    for node, topic, partition, hour_ms, from_ms, value, life, cut in zip(
+        *(batch.column(name).to_pylist() for name in columns), strict=True
+    ):
+        try:
+            said = _decode_hour(value)
+            slots = [(n, count, int(hashed, 16)) for n, count, hashed in _decode_slots(said.slots)]
+        except (msgspec.DecodeError, ValueError):  # the rest doesn't make up the cut: it is behind
+            continue
+        if said.life == life and said.cut <= cut:
+            yield (node, topic, partition), hour_ms, from_ms, said, slots
+
+
+def _compared(slots: _Slots, slot_ms: int, first_ms: int) -> _Slots:
+    """The slots of an hour that begin at ``first_ms`` of it or later."""
+    return slots if first_ms <= 0 else [slot for slot in slots if slot[0] * slot_ms >= first_ms]
+
+
+def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
+    """A hash of the slots that are compared; of all of them, of the text that the node wrote: nodes
+    write the same text for the same slots.
+    """
+    text = bytes(said.slots)
+    if len(compared) < filled:
+        text = msgspec.json.encode([(n, count, f"{hashed:016x}") for n, count, hashed in compared])
+    return signed(xxh3_64_intdigest(text, said.slot_ms)) if compared else None
 
 
 def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
@@ -412,22 +522,6 @@ def differing_hours(
         )
         .where("rows < copies or least != most")
         .select("topic", "partition", "hour_ms")
-    )
-
-
-def slot_sums(hours: DataFrame) -> DataFrame:
-    """Hours, as ``parse_hours`` gives them, as ``SUMS``: a row for each slot that is compared."""
-    start = sf.col("hour_ms") + sf.col("slot")[0].cast("bigint") * sf.col("slot_ms")
-    return (
-        hours.select(*_COPY, "hour_ms", "from_ms", "slot_ms", sf.explode("slots").alias("slot"))
-        .withColumn("slot_start_ms", start)
-        .where("slot_start_ms >= from_ms")
-        .select(
-            *_COPY,
-            "slot_start_ms",
-            sf.col("slot")[1].cast("bigint").alias("count"),
-            from_hex(sf.col("slot")[2]).alias("hash"),
-        )
     )
 
 

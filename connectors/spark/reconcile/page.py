@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING, Final
 
-from markupsafe import Markup
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.axes import Axes
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.common.html import BAD, FIGURE_INCHES, Plot, Table, moment, render, style, svg
-from connectors.spark.common.plots import bars
-from connectors.spark.reconcile.plan import Step
-from connectors.spark.reconcile.slots import COPY, KINDS
+from connectors.spark.common.page import (
+    BAD,
+    Chart,
+    Page,
+    Section,
+    Table,
+    bars,
+    moment,
+    write_page,
+)
+from connectors.spark.reconcile.compare import COPY
 from delayservice.core.digest import SLOT_MS
 
 if TYPE_CHECKING:
+    from connectors.spark.reconcile.plan import Step
     from connectors.spark.reconcile.run import ReconcileResult
 
 COPIES_MAX: Final = 40
@@ -29,6 +34,12 @@ _ROW_INCHES: Final = 0.22
 _AXIS_INCHES: Final = 1.0
 _TICKS: Final = 5
 _PALEST: Final = 0.3
+_AGREE: Final = "Every copy that was compared holds what the others hold, and nothing is missing."
+_DIFFER: Final = "Which copy is right is what the delay topics say, not what most copies hold."
+_REPAIR: Final = (
+    "Each step has a node put a range aside and read it again from the delay topic. Look at it "
+    "first: delayservice spark repair {} shows what it would do, and does it with --yes."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,84 +81,85 @@ def heat(found: DataFrame) -> Heat | None:
 
 def page(result: ReconcileResult, where: Heat | None) -> str:
     """The page, one HTML file."""
-    return render(
-        "reconcile.html",
-        result=result,
-        made_ms=result.plan.made_ms,
-        facts=_facts(result),
-        plots=[*_kinds(result), *([] if where is None else [_heat_plot(where)])],
-        sample=_sample(result),
-        copies=_copies(result),
-        absent=_absent(result),
-        steps=_steps(result.plan.steps),
-        notes=result.notes,
+    passed = f"{result.counts.slots_passed} slots became due while this ran; what differed there"
+    notes = [f"{passed} is left out."] if result.counts.slots_passed else []
+    sections = [_findings(result, where)] if result.findings else []
+    sections += [_repair(result)] if result.plan.steps else []
+    return write_page(
+        Page(
+            title="Copies compared",
+            heading="All copies agree" if result.is_clean else "Copies differ",
+            lead=f"Compared at {moment(result.plan.made_ms)} UTC. Cluster {result.plan.cluster}. "
+            f"{_AGREE if result.is_clean else ''}",
+            facts=_facts(result),
+            warnings=[] if result.is_clean else [_DIFFER],
+            notes=[*notes, *(f"Not compared: {note}." for note in result.notes)],
+            sections=[*sections, _copies(result)],
+            footer=f"Plan {result.plan.id}. Findings: {result.paths['findings']}.",
+        )
     )
 
 
 def _facts(result: ReconcileResult) -> list[tuple[str, object]]:
+    counts = result.counts
     return [
         ("findings", sum(result.findings.values())),
         ("shards", len(result.compared)),
         ("copies compared", sum(len(one.nodes) for one in result.compared)),
-        ("digest rows", result.slot_rows),
-        ("slots held against the log", result.slots_differing),
-        ("records that the log can't judge", result.unjudged),
+        ("records compared", counts.records),
+        ("of pending", counts.pending),
+        ("digest rows", counts.slot_rows),
+        ("slots held against the log", counts.slots_differing),
+        ("records that the log can't judge", counts.unjudged),
         ("steps of the plan", len(result.plan.steps)),
         ("seconds", round(result.seconds, 1)),
     ]
 
 
-def _kinds(result: ReconcileResult) -> list[Plot]:
-    found = [(kind, result.findings[kind]) for kind in KINDS if kind in result.findings]
-    if not found:
-        return []
-    caption = "Findings by kind"
-    image = bars([kind for kind, _ in found], [count for _, count in found], caption, colour=BAD)
-    return [Plot(caption, image, Table(caption, ("kind", "findings"), found))]
+def _findings(result: ReconcileResult, where: Heat | None) -> Section:
+    kinds = list(result.findings.items())
+    charts = [bars("Findings by kind", ("kind", "findings"), kinds, colour=BAD)]
+    charts += [] if where is None else [heat_map(where)]
+    return Section("Findings", charts=charts, tables=[_sample(result)])
 
 
-def _heat_plot(where: Heat) -> Plot:
-    caption = "Where copies differ, by the time at which records are due"
-    minutes = where.width_ms // SLOT_MS
-    note = f"A column is {minutes} min wide. Darker is more."
-    if where.left_out:
-        note += f" {where.left_out} copies with fewer findings are left out."
-    rows = [
-        (f"{node} {topic}:{partition}", moment(where.start_ms + at * where.width_ms), count)
-        for (node, topic, partition), counts in zip(where.copies, where.counts, strict=True)
+def heat_map(where: Heat) -> Chart:
+    """A row for each copy, a column for each stretch of time; the more findings the darker."""
+    names = [f"{node} {topic}:{partition}" for node, topic, partition in where.copies]
+    cells = [
+        (row, at, count)
+        for row, counts in enumerate(where.counts)
         for at, count in enumerate(counts)
         if count
     ]
-    table = Table(caption, ("copy", "from (UTC)", "findings"), rows, note)
-    return Plot(f"{caption}. {note}", heat_map(where, caption), table)
+    note = f"A column is {where.width_ms // SLOT_MS} min wide. Darker is more."
+    if where.left_out:
+        note += f" {where.left_out} copies with fewer findings are left out."
+    table = Table(
+        "Where copies differ, by the time at which records are due",
+        ("copy", "from (UTC)", "findings"),
+        [(names[row], _column(where, at), count) for row, at, count in cells],
+        note,
+    )
 
-
-def heat_map(where: Heat, label: str) -> Markup:
-    """A row for each copy, a column for each stretch of time; the more findings the darker."""
-    height = _AXIS_INCHES + _ROW_INCHES * len(where.copies)
-    most = max(max(counts) for counts in where.counts)
-    with style():
-        figure = Figure(figsize=(FIGURE_INCHES[0], height), layout="constrained")
-        axes = figure.add_subplot()
-        for row, counts in enumerate(where.counts):
-            for at, count in enumerate(counts):
-                if count:
-                    share = log(1 + count) / log(1 + most)
-                    alpha = _PALEST + (1 - _PALEST) * share
-                    cell = Rectangle((at, row), 1, 1, facecolor=BAD, alpha=alpha, linewidth=0)
-                    axes.add_patch(cell)
+    def draw(axes: Axes) -> None:
+        most = max(count for _, _, count in cells)
+        for row, at, count in cells:
+            alpha = _PALEST + (1 - _PALEST) * log(1 + count) / log(1 + most)
+            axes.barh(row, 1, 1, at, align="edge", color=BAD, alpha=alpha, linewidth=0)
         axes.set_xlim(0, COLUMNS)
-        axes.set_ylim(len(where.copies), 0)
-        axes.set_yticks(
-            [row + 0.5 for row in range(len(where.copies))],
-            [f"{node} {topic}:{partition}" for node, topic, partition in where.copies],
-        )
+        axes.set_ylim(len(names), 0)
+        axes.set_yticks([row + 0.5 for row in range(len(names))], names)
         ticks = [COLUMNS * tick // (_TICKS - 1) for tick in range(_TICKS)]
-        texts = [moment(where.start_ms + at * where.width_ms)[5:] for at in ticks]
-        axes.set_xticks(ticks, texts, rotation=20)
+        axes.set_xticks(ticks, [_column(where, at)[5:] for at in ticks], rotation=20)
         axes.set_xlabel("due, UTC")
         axes.grid(visible=False)
-        return svg(figure, label)
+
+    return Chart(table, draw, _AXIS_INCHES + _ROW_INCHES * len(names))
+
+
+def _column(where: Heat, at: int) -> str:
+    return moment(where.start_ms + at * where.width_ms)
 
 
 def _sample(result: ReconcileResult) -> Table:
@@ -164,7 +176,7 @@ def _sample(result: ReconcileResult) -> Table:
         for row in result.sample
     ]
     total = sum(result.findings.values())
-    note = f"{len(rows)} of {total} findings; all are in {result.findings_path}." if rows else ""
+    note = f"{len(rows)} of {total} findings; all are in {result.paths['findings']}."
     return Table("The first findings", columns, rows, note)
 
 
@@ -173,7 +185,32 @@ def _when(key_ms: int | None, slot_ms: int | None) -> str | None:
     return moment(time_ms) if time_ms else None
 
 
-def _copies(result: ReconcileResult) -> Table:
+def _repair(result: ReconcileResult) -> Section:
+    columns = ("node", "step", "shard", "from (UTC)", "to (UTC)", "offsets", "why")
+    rows = [
+        (
+            step.node,
+            step.command,
+            f"{step.topic}:{step.partition}",
+            *_bounds(step),
+            step.why,
+        )
+        for step in result.plan.steps[:STEPS_MAX]
+    ]
+    left = len(result.plan.steps) - len(rows)
+    note = f"{left} more are in plan.json." if left else ""
+    lead = _REPAIR.format(result.paths["plan"])
+    return Section("Repair", lead, tables=[Table("The repair plan", columns, rows, note)])
+
+
+def _bounds(step: Step) -> tuple[str | None, str | None, str]:
+    if step.command == "rebuild_copy":
+        return None, None, "all"
+    offsets = f"{step.first_offset} to {step.stop_offset}"
+    return moment(step.start_ms), moment(step.stop_ms), offsets
+
+
+def _copies(result: ReconcileResult) -> Section:
     columns = ("shard", "cut", "cut written (UTC)", "H", "compared from (UTC)", "copies")
     rows = [
         (
@@ -186,31 +223,14 @@ def _copies(result: ReconcileResult) -> Table:
         )
         for one in result.compared
     ]
-    return Table("What was compared, and at which checkpoint", columns, rows)
-
-
-def _absent(result: ReconcileResult) -> Table:
-    rows = [
+    absent = [
         (f"{one.topic}:{one.partition}", node or None, kind, why)
         for one in result.compared
         for kind, said in (("behind", one.behind), ("silent", one.silent))
         for node, why in sorted(said.items())
     ]
-    return Table("Copies that could not be compared", ("shard", "node", "kind", "why"), rows)
-
-
-def _steps(steps: Sequence[Step]) -> Table:
-    columns = ("node", "shard", "from (UTC)", "to (UTC)", "offsets", "why")
-    rows = [
-        (
-            step.node,
-            f"{step.topic}:{step.partition}",
-            moment(step.start_ms),
-            moment(step.stop_ms),
-            f"{step.first_offset} to {step.stop_offset}",
-            step.why,
-        )
-        for step in steps[:STEPS_MAX]
-    ]
-    left = len(steps) - len(rows)
-    return Table("The repair plan", columns, rows, f"{left} more are in plan.json." if left else "")
+    tables = [Table("What was compared, and at which checkpoint", columns, rows)]
+    if absent:
+        names = ("shard", "node", "kind", "why")
+        tables.insert(0, Table("Copies that could not be compared", names, absent))
+    return Section("Copies", tables=tables)

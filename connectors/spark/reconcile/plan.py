@@ -7,19 +7,31 @@ reports. ``docs/reconcile.md`` has the format.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Literal, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
+from msgspec.structs import asdict, replace
 
-from delayservice.core.repair import Command, Detail, Report
+from delayservice.core.digest import HOUR_MS
+from delayservice.core.repair import Command, Report
+from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import DelayServiceError
+from delayservice.units import DAY_MS
 
-VERSION: Final = 1
+Copy: TypeAlias = tuple[str, str, int]
+"""Node, topic and partition."""
+
+VERSION: Final = 2
 STEPS_AT_ONCE: Final = 32
 """Commands that wait for their reports at one time."""
 STEPS_MAX: Final = 10_000
 """Of one plan: more would take days, and copies are no longer then as they were compared."""
+RANGES_MAX: Final = 48
+"""Ranges of one copy in a plan. Each reads the log: a copy with more is rebuilt as a whole."""
+AGE_MAX_MS: Final = DAY_MS
+"""Age from which a plan is refused: what it says of the copies may not be true any more."""
 
 
 class PlanError(DelayServiceError):
@@ -27,12 +39,13 @@ class PlanError(DelayServiceError):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One range of one copy that is to be read again.
+    """One range of one copy that is to be read again, or all of it.
 
     Attributes:
-        command: always ``rebuild``.
+        command: ``rebuild``, or ``rebuild_copy`` for all of it.
         node: whose copy.
         topic: the delay topic.
+        topic_id: its id; a node that serves another topic of this name refuses.
         partition: its partition.
         start_ms: first key of the range.
         stop_ms: end of the range.
@@ -41,15 +54,21 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         why: for people.
     """
 
-    command: Literal["rebuild"] = "rebuild"
+    command: Literal["rebuild", "rebuild_copy"] = "rebuild"
     node: str
     topic: str
+    topic_id: str
     partition: int
     start_ms: int
     stop_ms: int
     first_offset: int
     stop_offset: int
     why: str
+
+    @property
+    def copy(self) -> Copy:
+        """Whose copy of which shard."""
+        return self.node, self.topic, self.partition
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +77,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: names it in the repair topic.
         cluster: id of the Kafka cluster that it was made for.
-        made_ms: when.
+        made_ms: when the copies were compared, epoch milliseconds.
         steps: in the order in which they are sent; none when there is nothing to repair.
         v: version of the format.
     """
@@ -69,15 +88,44 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...] = ()
     v: int = VERSION
 
+    def age_hours(self, now_ms: int) -> int:
+        """Return how old it is, whole hours."""
+        return (now_ms - self.made_ms) // HOUR_MS
+
     def encode(self) -> str:
         """Return the content of ``plan.json``."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
 
-def first_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], list[str]]:
-    """Return the steps that a plan may have, and a note for people if there are more."""
+def first_steps(
+    steps: Sequence[Step], keep: Collection[Copy]
+) -> tuple[tuple[Step, ...], list[str]]:
+    """Return the steps that a plan may have, and a note for people if there are more.
+
+    Args:
+        steps: one more than ``STEPS_MAX`` if there are more.
+        keep: copies that must not be rebuilt as a whole.
+    """
     more = f"the plan has the first {STEPS_MAX} steps only: carry it out, then compare again"
-    return tuple(steps[:STEPS_MAX]), [more] if len(steps) > STEPS_MAX else []
+    found: list[Step] = []
+    for copy, group in groupby(steps[:STEPS_MAX], lambda step: step.copy):
+        ranges = list(group)
+        whole = len(ranges) > RANGES_MAX and copy not in keep
+        found += [_whole_copy(ranges)] if whole else ranges
+    return tuple(found), [more] if len(steps) > STEPS_MAX else []
+
+
+def _whole_copy(ranges: Sequence[Step]) -> Step:
+    """Return one step instead of many for one copy."""
+    return replace(
+        ranges[0],
+        command="rebuild_copy",
+        start_ms=0,
+        stop_ms=DUE_STOP_MS,
+        first_offset=0,
+        stop_offset=0,
+        why=f"{len(ranges)} ranges differ",
+    )
 
 
 def decode_plan(data: bytes | str) -> Plan:
@@ -105,8 +153,8 @@ def decode_plan(data: bytes | str) -> Plan:
 class Desk(Protocol):
     """What hands commands to nodes: ``RepairDesk``."""
 
-    def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report | Detail]:
-        """Write commands and give their answers as they come."""
+    def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
+        """Write commands and give their reports as they come."""
 
 
 OnProgress = Callable[[int, int, Report | None], None]
@@ -140,7 +188,9 @@ def carry_out(
     cluster: str,
     on_progress: OnProgress = lambda *_: None,
     *,
+    now_ms: int,
     timeout_s: float = 600.0,
+    replica_only: bool = False,
 ) -> Outcome:
     """Send the steps of a plan to the nodes, and wait for their reports.
 
@@ -151,9 +201,11 @@ def carry_out(
         on_progress: told of each report, and once at the beginning.
         timeout_s: how long to wait for the reports on ``STEPS_AT_ONCE`` steps; a node begins none
             later than that.
+        now_ms: the time, for the age of the plan.
+        replica_only: nodes refuse what is for the copy of an owner.
 
     Raises:
-        PlanError: the plan was made for another cluster.
+        PlanError: the plan was made for another cluster, or too long ago.
         KafkaEdgeError: the repair topic can't be used.
     """
     if cluster != plan.cluster:
@@ -161,15 +213,19 @@ def carry_out(
             f"the plan was made for cluster {plan.cluster}, and this is {cluster}: offsets of one "
             "mean nothing in the other"
         )
+    if now_ms - plan.made_ms > AGE_MAX_MS:
+        raise PlanError(
+            f"the plan is {plan.age_hours(now_ms)} hours old, and copies change: compare again"
+        )
     total = len(plan.steps)
     reports: dict[int, Report] = {}
     on_progress(0, total, None)
     for start in range(0, total, STEPS_AT_ONCE):
         numbered = list(enumerate(plan.steps))[start : start + STEPS_AT_ONCE]
-        for answer in desk.ask(commands(plan.id, numbered, timeout_s), timeout_s):
-            if isinstance(answer, Report):
-                reports[answer.step] = answer
-                on_progress(len(reports), total, answer)
+        sent = commands(plan.id, numbered, timeout_s, replica_only=replica_only)
+        for answer in desk.ask(sent, timeout_s):
+            reports[answer.step] = answer
+            on_progress(len(reports), total, answer)
     failed = {n: report.detail for n, report in reports.items() if report.status != "done"}
     return Outcome(
         done=len(reports) - len(failed),
@@ -179,22 +235,18 @@ def carry_out(
     )
 
 
-def commands(plan_id: str, numbered: Iterable[tuple[int, Step]], timeout_s: float) -> list[Command]:
+def commands(
+    plan_id: str, numbered: Iterable[tuple[int, Step]], timeout_s: float, *, replica_only: bool
+) -> list[Command]:
     """Return steps as commands that expire when no report is waited for any more."""
     expires_ms = int((time.time() + timeout_s) * 1_000)
     return [
         Command(
             plan=plan_id,
             step=number,
-            command=step.command,
-            node=step.node,
-            topic=step.topic,
-            partition=step.partition,
-            start_ms=step.start_ms,
-            stop_ms=step.stop_ms,
-            first_offset=step.first_offset,
-            stop_offset=step.stop_offset,
             expires_ms=expires_ms,
+            replica_only=replica_only,
+            **{name: fact for name, fact in asdict(step).items() if name != "why"},
         )
         for number, step in numbered
     ]

@@ -1,8 +1,7 @@
-"""A shard of a RocksDB store as Parquet, with the columns of the wheel's source (``stored.DDL``).
+"""A shard of a RocksDB store as Parquet, for Spark where it can't reach the disk.
 
-Executors don't read RocksDB themselves: what in its files counts, only the database knows. So an
-export reads one here, in key order, and writes Parquet for Spark. Nothing is locked or written in
-the store's folder. Beside a running node the export is the store as it was at one moment.
+The columns are those of ``stored.DDL``. Nothing is locked or written in the store's folder. Beside
+a running node the export is the store as it was at one moment.
 
 Memory: one batch of rows, and what RocksDB keeps of a database of this size.
 """
@@ -64,7 +63,7 @@ def export_rocks(
     with viewed_store(shard) as store:
         try:
             with pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer:
-                for frames in _batches(store, bounds):
+                for frames in batches(store, bounds):
                     writer.write_batch(name.batch(None, frames, content=content))
                     rows += len(frames)
                     on_progress(rows)
@@ -76,7 +75,7 @@ def export_rocks(
     return Exported(target, rows, stop_offset)
 
 
-def _batches(store: RocksView, bounds: Bounds) -> Iterator[list[Frame]]:
+def batches(store: RocksView, bounds: Bounds) -> Iterator[list[Frame]]:
     """Frames in key order, a row group of the file at a time."""
     batch: list[Frame] = []
     size = 0

@@ -1,9 +1,9 @@
-"""Do all copies hold the same, and is that what the delay topics say?
+"""Compares the copies of a cluster with each other, and with what the delay topics say.
 
-Copies are first compared with each other by sums of slots, for that is a row for each slot and not
-one for each record. Where they differ, the log decides which is right: what it says is pending is
-summed up in the same way, and copies with other sums are held against it record by record. All of
-that is Spark's work; the driver sees counts, bounded samples and the steps of the plan.
+Copies are first compared with each other by sums of slots: a row for each slot, and not one for
+each record. Where they differ, the log decides which is right: what it says is pending is summed up
+in the same way, and copies with other sums are held against it record by record. All of that is
+Spark's work; the driver sees counts, bounded samples and the steps of the plan.
 """
 
 from __future__ import annotations
@@ -13,66 +13,56 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
 
-from confluent_kafka import KafkaException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.kafka.clients import admin_client
-from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from connectors.kafka.repairs import RepairDesk
-from connectors.spark.common.cut import Cut, take_cut
+from connectors.kafka.log_ends import offsets_since
+from connectors.kafka.repairs import cluster_id
+from connectors.spark.common.cut import Cut, ShardCut, take_cut
 from connectors.spark.common.files import delete, write_text
+from connectors.spark.common.pending import LogPart, before, sift, uncancelled, written_since_ms
 from connectors.spark.common.progress import Say
-from connectors.spark.common.topics import Place, native_options, read_topic
-from connectors.spark.reconcile import digests
-from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, served, slot_start
-from connectors.spark.reconcile.digests import Comparison, Expected
-from connectors.spark.reconcile.logged import LogPart, pending_records
-from connectors.spark.reconcile.page import heat, page
-from connectors.spark.reconcile.plan import Plan, first_steps
-from connectors.spark.reconcile.slots import (
+from connectors.spark.common.publish import publish
+from connectors.spark.common.topics import Place, native_options
+from connectors.spark.reconcile.compare import (
     COPY,
     FINDING,
-    KINDS,
-    LOGGED,
+    FINDINGS_VERSION,
+    PLACE,
     SHARD,
     SLOT,
-    WRONG,
+    compare,
+    with_slot,
+)
+from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, copies_of, served
+from connectors.spark.reconcile.details import Details
+from connectors.spark.reconcile.digests import Comparison, Expected
+from connectors.spark.reconcile.page import heat, page
+from connectors.spark.reconcile.plan import Copy, Plan, first_steps
+from connectors.spark.reconcile.slots import (
+    KINDS,
     damage_findings,
     outside,
     plan_steps,
     ranges_of,
-    record_findings,
     slot_findings,
     suspects,
-    told_in,
     wrong_slots,
 )
-from delayservice.core.digest import SLOT_MS
+from connectors.spark.reconcile.stored import HASHES
+from delayservice.core.digest import HOUR_MS, SLOT_MS
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import KafkaEdgeError
 
 SAMPLE_ROWS: Final = 20
-VERSION: Final = 1
-
-
-class _Counts(NamedTuple):
-    """Slots that were held against the log, how many of the wrong ones K has passed since, and
-    records in wrong ones that lie below the log's start.
-    """
-
-    differing: int
-    passed: int = 0
-    unjudged: int = 0
-
-    def notes(self) -> list[str]:
-        """For people: what could not be judged."""
-        said = "records in slots that differ lie below the start of their delay topic"
-        why = "retention has deleted them there, so the log can't judge them; they are left as are"
-        return [f"{self.unjudged} {said}: {why}"] if self.unjudged else []
+PUBLISHED_MAX: Final = 100
+"""Findings that are published at most: a comparison that goes on finds them again each time."""
+_ORDER: Final = ["kind", *COPY, "slot_start_ms", "offset"]
+_LOGGED: Final = "topic string, partition int, offset bigint, slot_start_ms bigint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +78,14 @@ class ReconcileOptions:
         folders: copies on disks, a node's state folder by its name; none: running nodes, by their
             digests.
         expected: which copies should be there.
-        deep: hold every slot against the delay topics, not only where copies differ.
+        deep: hold every slot against the delay topics, not only where copies differ, and ask
+            running nodes for records with ids, which digests know by their ids only.
         details: ask running nodes for the records of slots that are wrong.
         secrets: the cluster's, to tell forged copies; none: copies are believed.
         behind_records: a copy on a disk that lacks more of the log than this is behind.
-        answer_timeout_s: how long to wait for the details of some slots.
+        answer_timeout_s: how long to wait for another answer of a node.
         min_partitions: tasks at least that read a topic.
+        topic: write findings and a summary to this topic, too.
     """
 
     client: Mapping[str, str]
@@ -109,46 +101,70 @@ class ReconcileOptions:
     behind_records: int = 100_000
     answer_timeout_s: float = 60.0
     min_partitions: int = 8
+    topic: str | None = None
 
     def path(self, name: str) -> str:
         """Something in ``out``."""
         return f"{self.out.rstrip('/')}/{name}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class Counts:
+    """Numbers of a comparison.
+
+    Attributes:
+        slot_rows: rows of digests that were read: one for each slot of a copy; 0 on disks.
+        slots_differing: slots that were held against the log.
+        slots_passed: of those that are wrong, how many K passed meanwhile: what was found there is
+            left out.
+        log_offsets: offsets of the delay topics that were read.
+        pending: records that wait, by the copies that have the most.
+        records: of these, those that were compared with another copy or the log.
+        unjudged: records of copies in slots that differ from the log, below its start: they are no
+            findings, for they can't be judged.
+    """
+
+    slot_rows: int = 0
+    slots_differing: int = 0
+    slots_passed: int = 0
+    log_offsets: int = 0
+    pending: int = 0
+    records: int = 0
+    unjudged: int = 0
+
+    def notes(self) -> list[str]:
+        """For people: what could not be judged."""
+        said = "records in slots that differ lie below the start of their delay topic"
+        why = "retention has deleted them there, so the log can't judge them; they are left as are"
+        return [f"{self.unjudged} {said}: {why}"] if self.unjudged else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
     """The result of a comparison.
 
     Attributes:
         findings: how many of each kind; kinds without any are left out.
-        slot_rows: rows of digests that were read: one for each slot of a copy; 0 on disks.
-        slots_differing: slots that were held against the log.
-        slots_passed: of those, how many K passed meanwhile: what was found there is left out.
-        unjudged: records of copies in slots that differ from the log, below its start: they are no
-            findings, for they can't be judged.
+        counts: the other numbers.
         seconds: for all of it.
-        findings_path: the Parquet dataset.
-        summary_path: the JSON file.
-        plan_path: the repair plan.
-        report_path: the page for people.
-        plan: what it says.
+        read_s: when the copies were read, by the monotonic clock.
+        paths: of ``findings``, ``summary``, ``plan`` and ``report``.
+        plan: the repair plan.
         sample: the first findings, for people.
         compared: every shard, with what was compared.
+        wrong: copies with any finding.
+        notes: what people should know.
     """
 
     findings: Mapping[str, int]
-    slot_rows: int
-    slots_differing: int
-    slots_passed: int
-    unjudged: int
+    counts: Counts
     seconds: float
-    findings_path: str
-    summary_path: str
-    plan_path: str
-    report_path: str
+    read_s: float
+    paths: Mapping[str, str]
     plan: Plan
     sample: tuple[Mapping[str, Any], ...]
     compared: tuple[Comparison, ...]
+    wrong: frozenset[Copy]
     notes: tuple[str, ...]
 
     @property
@@ -159,19 +175,14 @@ class ReconcileResult:
     def to_json(self) -> dict[str, object]:
         """Return the content of ``summary.json``."""
         return {
-            "v": VERSION,
+            "v": FINDINGS_VERSION,
             "kind": "reconcile",
             "at_ms": self.plan.made_ms,
             "clean": self.is_clean,
             "findings": dict(self.findings),
-            "slot_rows": self.slot_rows,
-            "slots_differing": self.slots_differing,
-            "slots_passed": self.slots_passed,
-            "unjudged": self.unjudged,
+            **asdict(self.counts),
             "seconds": round(self.seconds, 3),
-            "findings_path": self.findings_path,
-            "plan_path": self.plan_path,
-            "report_path": self.report_path,
+            **{f"{name}_path": path for name, path in self.paths.items()},
             "plan_id": self.plan.id,
             "steps": len(self.plan.steps),
             "shards": [one.to_json() for one in self.compared],
@@ -191,9 +202,32 @@ def reconcile(
 
     Raises:
         KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
-        StoreError: a folder holds no wheel, or may not be read.
+        StoreError: a folder holds no store, or may not be read.
     """
+    result = compare_copies(spark, options, say)
+    conclude(spark, options, result)
+    return result
+
+
+def compare_copies(spark: SparkSession, options: ReconcileOptions, say: Say) -> ReconcileResult:
+    """Compare as ``reconcile`` does; the summary is left to ``conclude``."""
     return _Reconciling(spark, options, say).run()
+
+
+def conclude(
+    spark: SparkSession,
+    options: ReconcileOptions,
+    result: ReconcileResult,
+    repairs: Mapping[str, object] | None = None,
+) -> None:
+    """Write the summary, and publish it with the findings; ``repairs``: made by the comparison."""
+    summary = {**result.to_json(), **({} if repairs is None else {"repairs": repairs})}
+    write_text(result.paths["summary"], json.dumps(summary, indent=2) + "\n")
+    if options.topic is not None:
+        del summary["shards"]  # there may be thousands, and a record must stay small
+        found = spark.read.schema(FINDING).parquet(result.paths["findings"])
+        first = found.orderBy(*_ORDER).limit(PUBLISHED_MAX)
+        publish(options.client, options.topic, ("copy_finding", first), summary)
 
 
 class _Reconciling:
@@ -203,37 +237,39 @@ class _Reconciling:
         self._spark = spark
         self._options = options
         self._say = say
-        self._began_s = time.monotonic()
+        self._began_s = self._read_s = time.monotonic()
+        self._counts = Counts()
 
     def run(self) -> ReconcileResult:
         """Take all steps."""
         self._say("looking at the checkpoints")
         cut = self._take_cut()
         self._say("reading the copies")
+        self._read_s = time.monotonic()
         with closing(self._replicas(cut)) as replicas:
             return self._compared(cut, replicas)
 
     def _compared(self, cut: Cut, replicas: Live | OnDisk) -> ReconcileResult:
         self._say("comparing slots")
+        counts, every = self._counts, self._options.deep
         copies = self._of_shards(
             "nodes array<string>", {o.place: (o.nodes,) for o in replicas.compared if o.nodes}
         )
-        every = self._options.deep
         sums = replicas.sums(every=every)
         suspected = self._kept("suspects", suspects(sums, copies, every=every))
-        count = suspected.count()
-        logged = self._logged(cut, replicas, suspected) if count or every else self._nothing(LOGGED)
-        logged = self._kept("logged", logged)
-        wrong = wrong_slots(suspected, logged, copies, replicas.damaged(), replicas.hashed)
-        wrong = self._kept("wrong", wrong if count or every else self._nothing(WRONG))
-        self._say("comparing records")
+        counts.slots_differing = suspected.count()
+        if counts.slots_differing or every:
+            logged = self._logged(cut, replicas, suspected)
+            wrong = wrong_slots(suspected, logged, copies, replicas.damaged(), replicas.hashed)
+            self._say("comparing records")
+            found = self._findings(replicas, self._kept("wrong", wrong), logged)
+        else:
+            logged, found = self._spark.createDataFrame([], _LOGGED), self._others(replicas)
         path = self._options.path("findings")
-        counts, found = self._findings(_Counts(count), replicas, wrong, logged)
         found.coalesce(1).write.mode("overwrite").parquet(path)
         found = self._spark.read.schema(FINDING).parquet(path)
         plan, more = self._plan(cut, replicas, found, logged)
-        notes = (*cut.notes, *counts.notes(), *more)
-        result = self._result(notes, replicas, found, plan, counts)
+        result = self._result((*cut.notes, *counts.notes(), *more), replicas, found, plan)
         self._write(result, found)
         return result
 
@@ -256,35 +292,20 @@ class _Reconciling:
             expected = options.expected
             if not expected.replicas:
                 expected = replace(expected, nodes=tuple(sorted(options.folders)))
-            return OnDisk(
-                self._spark,
-                options.folders,
-                cut,
-                expected,
-                options.behind_records,
-                options.path("work/copies"),
-            )
-        places = [(options.digests, number) for number in range(cut.partitions[options.digests])]
-        rows = digests.parse_keys(
-            read_topic(
-                self._spark,
-                options.client,
-                [options.digests],
-                cut.starts(places),
-                cut.ends(places),
-                options.min_partitions,
-            )
-        ).persist()
-        ids = {place: shard.topic_id for place, shard in served(cut).items()}
-        compared = digests.choose(digests.newest_cuts(rows), ids, options.expected)
-        desk = RepairDesk(native_options(options.client), options.repairs)
+            path = options.path("work/copies")
+            return OnDisk(self._spark, options.folders, cut, expected, options.behind_records, path)
+        details = Details(self._spark, options.client, options.repairs, options.answer_timeout_s)
+        if not options.details:
+            details.ranges_max = 0
         return Live(
             self._spark,
-            rows,
-            compared,
-            desk if options.details else None,
-            options.path("work/details"),
-            options.answer_timeout_s,
+            options.client,
+            options.digests,
+            options.checkpoint,
+            cut,
+            options.expected,
+            details,
+            options.min_partitions,
         )
 
     def _kept(self, name: str, rows: DataFrame) -> DataFrame:
@@ -292,9 +313,6 @@ class _Reconciling:
         path = self._options.path(f"work/{name}")
         rows.write.mode("overwrite").parquet(path)
         return self._spark.read.schema(rows.schema).parquet(path)
-
-    def _nothing(self, columns: str) -> DataFrame:
-        return self._spark.createDataFrame([], columns)
 
     def _of_shards(self, columns: str, facts: Mapping[Place, tuple[object, ...]]) -> DataFrame:
         """A small data frame with a row for each shard."""
@@ -305,28 +323,57 @@ class _Reconciling:
 
     def _logged(self, cut: Cut, replicas: Replicas, suspected: DataFrame) -> DataFrame:
         """Return what the log says is pending in the suspected slots."""
-        shards, compared = served(cut), {one.place: one for one in replicas.compared}
-        parts = {
+        parts = self._parts(served(cut), replicas, suspected)
+        self._counts.log_offsets = sum(part.stop - part.start for part in parts.values())
+        sifted = self._kept("sifted", self._sift(parts))
+        earlier = before(sifted, parts)
+        if earlier:
+            sifted = sifted.union(self._sift(earlier))
+        records = uncancelled(sifted).transform(with_slot)
+        if not self._options.deep:
+            records = records.join(suspected.select(*SLOT), SLOT, "left_semi")
+        return self._kept("logged", records)
+
+    def _sift(self, parts: Mapping[Place, LogPart]) -> DataFrame:
+        options = self._options
+        secrets, tasks = options.secrets, options.min_partitions
+        return sift(self._spark, options.client, parts, HASHES, secrets, tasks)
+
+    def _parts(
+        self, shards: Mapping[Place, ShardCut], replicas: Replicas, suspected: DataFrame
+    ) -> dict[Place, LogPart]:
+        """Return the part of each shard's log that can hold what is pending in suspected slots."""
+        compared = {one.place: one for one in replicas.compared}
+        bounds = self._bounds(replicas, suspected)
+        starts = self._starts({p: (shards[p], first) for p, (first, _) in bounds.items()})
+        return {
             place: LogPart(
                 shards[place].contracts,
-                shards[place].span.start,
+                min(starts[place], compared[place].cursor.offset),
                 compared[place].cursor.offset,
-                *bounds,
+                compared[place].cursor,
+                *keys,
+                shards[place].span.start,
             )
-            for place, bounds in self._bounds(replicas, suspected).items()
+            for place, keys in bounds.items()
         }
-        options = self._options
-        records = pending_records(
-            self._spark, options.client, parts, options.secrets, options.min_partitions
-        ).withColumn("slot_start_ms", slot_start(sf.col("key_ms")))
-        if options.deep:
-            return records
-        return records.join(suspected.select(*SLOT), SLOT, "left_semi")
+
+    def _starts(self, first: Mapping[Place, tuple[ShardCut, int]]) -> dict[Place, int]:
+        """Return where to begin to read each log, by the first key that is wanted of it."""
+        by_time: dict[int, list[Place]] = {}
+        for place, (shard, key_ms) in first.items():
+            since_ms = written_since_ms(shard.contracts, key_ms)
+            by_time.setdefault(since_ms - since_ms % HOUR_MS, []).append(place)
+        admin, found = admin_client(native_options(self._options.client)), dict[Place, int]()
+        for since_ms, places in by_time.items():
+            found |= offsets_since(admin, places, since_ms)
+        spans = {place: shard.span for place, (shard, _) in first.items()}
+        return {p: max(span.start, found.get(p, span.end)) for p, span in spans.items()}
 
     def _bounds(self, replicas: Replicas, suspected: DataFrame) -> dict[Place, tuple[int, int]]:
-        """Return the first and last key that matter of each shard."""
+        """Return the first key that matters of each shard, and where these keys end."""
         if self._options.deep:
-            return {one.place: (one.from_ms, DUE_STOP_MS) for one in replicas.compared if one.nodes}
+            return {o.place: (o.from_ms, DUE_STOP_MS + 1) for o in replicas.compared if o.nodes}
         found = suspected.groupBy(*SHARD).agg(
             sf.min("slot_start_ms"), sf.max("slot_start_ms") + SLOT_MS
         )
@@ -334,42 +381,52 @@ class _Reconciling:
 
     # --- findings ------------------------------------------------------------------------------
 
-    def _findings(
-        self, counts: _Counts, replicas: Replicas, wrong: DataFrame, logged: DataFrame
-    ) -> tuple[_Counts, DataFrame]:
-        """All findings but those of slots that K has passed meanwhile; and ``counts`` with what is
-        left out.
-        """
-        others = damage_findings(replicas.damaged()).union(self._absent(replicas))
-        if wrong.isEmpty():
-            return counts, others
-        told, unanswered = replicas.records(ranges_of(wrong))
-        asked = outside(wrong, unanswered)
+    def _findings(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
+        """All findings but those of slots that K has passed meanwhile."""
+        asked = self._asked(replicas, wrong, logged)
+        if asked.isEmpty():
+            return self._others(replicas)
+        held, unanswered = replicas.records(ranges_of(asked))
         # What K passes while this works is delivered, and pruned on one node before another; and
         # retention may have moved the log's start while it was read.
         later = served(take_cut(self._options.client, self._options.checkpoint, lambda *_: ()))
-        starts = {place: (shard.span.start,) for place, shard in later.items()}
-        log_starts = self._of_shards("log_start bigint", starts)
-        theirs = self._kept("told", told_in(asked, told, log_starts))
-        records = self._kept("records", record_findings(asked, logged, theirs))
-        found = records.union(slot_findings(wrong, records, theirs, unanswered))
-        keys = {place: (shard.later.key[0],) for place, shard in later.items()}
-        cursors = sf.broadcast(self._of_shards("k_ms bigint", keys))
-        passed = wrong.join(cursors, SHARD).where("slot_start_ms <= k_ms").count()
-        found = found.join(cursors, SHARD).where("slot_start_ms > k_ms")
-        unjudged = theirs.where("not is_judged").count()
-        counts = counts._replace(passed=passed, unjudged=unjudged)
-        return counts, found.select(*others.columns).union(others)
+        facts = {place: (s.span.start, s.later.key[0]) for place, s in later.items()}
+        shards = sf.broadcast(self._of_shards("log_start bigint, k_ms bigint", facts))
+        scope = outside(asked.select(*PLACE), unanswered).join(shards, SHARD)
+        scope = self._kept("scope", scope)
+        theirs = self._kept("held", held.transform(with_slot).join(scope, PLACE, "left_semi"))
+        unjudged = theirs.join(shards, SHARD).where("offset < log_start").drop("k_ms")
+        records = self._kept("records", compare(theirs, logged, scope))
+        found = records.union(slot_findings(wrong, records, unjudged, unanswered))
+        passed = wrong.join(shards, SHARD).where("slot_start_ms <= k_ms")
+        self._counts.slots_passed, self._counts.unjudged = passed.count(), unjudged.count()
+        found = found.join(shards, SHARD).where("slot_start_ms > k_ms")
+        others = self._others(replicas)
+        return found.select(*others.columns).union(others)
 
-    def _absent(self, replicas: Replicas) -> DataFrame:
-        """Copies that can't be compared."""
+    def _asked(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
+        """Return the slots of copies whose records are held against the log: those that are wrong,
+        and in a deep comparison by digests those with ids, which are right by their ids.
+        """
+        asked = wrong.select(*PLACE, sf.expr("true").alias("is_wrong"))
+        if not self._options.deep or replicas.hashed == "payload_hash":
+            return asked
+        named = logged.where("record_id is not null").select(*SLOT).distinct()
+        named = named.join(sf.broadcast(copies_of(self._spark, replicas.compared)), SHARD)
+        named = outside(named, replicas.damaged()).join(wrong, PLACE, "left_anti")
+        return asked.union(named.select(*PLACE, sf.expr("false")))
+
+    def _others(self, replicas: Replicas) -> DataFrame:
+        """Findings of damage, and of copies that can't be compared."""
+        replicas.look_again()
         rows = [
             (kind, node or None, *one.place, None, None, None, None, why)
             for one in replicas.compared
             for kind, said in (("behind", one.behind), ("silent", one.silent))
             for node, why in said.items()
         ]
-        return self._spark.createDataFrame(rows, FINDING)
+        absent = self._spark.createDataFrame(rows, FINDING)
+        return damage_findings(replicas.damaged()).union(absent)
 
     def _plan(
         self, cut: Cut, replicas: Replicas, found: DataFrame, logged: DataFrame
@@ -377,14 +434,17 @@ class _Reconciling:
         """The plan, and what there is to say of it."""
         shards = served(cut)
         facts = {
-            one.place: (one.cursor.offset, shards[one.place].span.start)
+            one.place: (shards[one.place].topic_id, one.cursor.offset, shards[one.place].span.start)
             for one in replicas.compared
         }
-        bounds = self._of_shards("below bigint, log_start bigint", facts)
-        steps, more = first_steps(plan_steps(found, logged, replicas.damaged(), bounds))
+        bounds = self._of_shards("topic_id string, below bigint, log_start bigint", facts)
+        steps, more = first_steps(
+            plan_steps(found, logged, replicas.damaged(), bounds),
+            {(node, *one.place) for one in replicas.compared for node in one.owners},
+        )
         plan = Plan(
             id=uuid.uuid4().hex,
-            cluster=cluster_id(self._options.client),
+            cluster=cluster_id(native_options(self._options.client)),
             made_ms=cut.taken_ms,
             steps=steps,
         )
@@ -393,50 +453,37 @@ class _Reconciling:
     # --- result --------------------------------------------------------------------------------
 
     def _result(
-        self,
-        notes: tuple[str, ...],
-        replicas: Replicas,
-        found: DataFrame,
-        plan: Plan,
-        counts: _Counts,
+        self, notes: tuple[str, ...], replicas: Replicas, found: DataFrame, plan: Plan
     ) -> ReconcileResult:
-        options = self._options
+        options, counts = self._options, self._counts
+        counts.slot_rows = replicas.slots
+        counts.pending = sum(one.pending for one in replicas.compared)
+        counts.records = sum(
+            one.records for one in replicas.compared if options.deep or len(one.nodes) > 1
+        )
         kinds = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
-        order = ["kind", *COPY, "slot_start_ms", "offset"]
         return ReconcileResult(
             findings={kind: kinds[kind] for kind in KINDS if kind in kinds},
-            slot_rows=replicas.slots,
-            slots_differing=counts.differing,
-            slots_passed=counts.passed,
-            unjudged=counts.unjudged,
+            counts=counts,
             seconds=time.monotonic() - self._began_s,
-            findings_path=options.path("findings"),
-            summary_path=options.path("summary.json"),
-            plan_path=options.path("plan.json"),
-            report_path=options.path("report.html"),
+            read_s=self._read_s,
+            paths={name: options.path(file) for name, file in _FILES.items()},
             plan=plan,
-            sample=tuple(r.asDict() for r in found.orderBy(*order).limit(SAMPLE_ROWS).collect()),
+            sample=tuple(r.asDict() for r in found.orderBy(*_ORDER).limit(SAMPLE_ROWS).collect()),
             compared=tuple(replicas.compared),
+            wrong=frozenset(tuple(row) for row in found.select(*COPY).distinct().collect()),
             notes=notes,
         )
 
     def _write(self, result: ReconcileResult, found: DataFrame) -> None:
-        summary = json.dumps(result.to_json(), indent=2) + "\n"
-        write_text(result.summary_path, summary)
-        write_text(result.plan_path, result.plan.encode())
-        write_text(result.report_path, page(result, heat(found)))
+        write_text(result.paths["plan"], result.plan.encode())
+        write_text(result.paths["report"], page(result, heat(found)))
         delete(self._options.path("work"))
 
 
-def cluster_id(client: Mapping[str, str]) -> str:
-    """The id of a Kafka cluster: what a plan is made for.
-
-    Raises:
-        KafkaEdgeError: it does not answer.
-    """
-    admin = admin_client(native_options(client))
-    try:
-        found = admin.list_topics(timeout=ASK_TIMEOUT_S)
-    except KafkaException as exc:
-        raise KafkaEdgeError(f"the cluster does not say its id: {admin.explain(exc)}") from exc
-    return str(found.cluster_id)
+_FILES: Final = {
+    "findings": "findings",
+    "summary": "summary.json",
+    "plan": "plan.json",
+    "report": "report.html",
+}

@@ -1,4 +1,4 @@
-"""Slots and records of copies held against each other and against the log: data frames in and out.
+"""Slots of copies held against each other and against the log: data frames in and out.
 
 Names of columns: a *shard* is ``topic, partition``, a *copy* ``node`` and that, a *slot* a shard's
 ``slot_start_ms``; a slot is ``SLOT_MS`` long.
@@ -11,30 +11,24 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as sf
 
-from connectors.spark.reconcile.copies import slot_start
+from connectors.spark.reconcile.compare import (
+    COPY,
+    OF_RECORDS,
+    PLACE,
+    SHARD,
+    SLOT,
+    as_findings,
+)
 from connectors.spark.reconcile.digests import sum64
-from connectors.spark.reconcile.logged import RECORDS
 from connectors.spark.reconcile.plan import STEPS_MAX, Step
 from delayservice.core.digest import HOUR_MS, SLOT_MS
 
-FINDING: Final = (
-    "kind string, node string, topic string, partition int, slot_start_ms bigint, "
-    "slot_stop_ms bigint, offset bigint, key_ms bigint, detail string"
-)
-OF_RECORDS: Final = ("missing", "extra", "different")
 KINDS: Final = (*OF_RECORDS, "damaged", "behind", "silent")
 
-LOGGED: Final = f"{RECORDS}, slot_start_ms bigint"
-"""What the log says is pending, with its slot."""
 WRONG: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, count bigint, log_count bigint"
 )
 """A copy's slot that is not what the log says."""
-
-SHARD: Final = ["topic", "partition"]
-COPY: Final = ["node", *SHARD]
-SLOT: Final = [*SHARD, "slot_start_ms"]
-PLACE: Final = ["node", *SLOT]
 
 
 def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
@@ -70,7 +64,7 @@ def wrong_slots(
 
     Args:
         suspected: as ``suspects`` gives them.
-        logged: ``LOGGED``, of those slots at least.
+        logged: records that are pending by the log, with their slots, of those slots at least.
         copies: as for ``suspects``.
         unreadable: ``replicas.UNREADABLE``.
         hashed: the column of ``logged`` that the sums are of.
@@ -81,19 +75,21 @@ def wrong_slots(
     right = logged.groupBy(*SLOT).agg(
         sf.count("*").alias("log_count"), sum64(sf.col(hashed)).alias("log_hash")
     )
-    told = suspected.select(*SLOT, sf.explode("sums").alias("sum")).select(
-        *SLOT, "sum.node", "sum.count", "sum.hash"
-    )
+    told = suspected.select(*SLOT, sf.inline("sums"))
     slots = suspected.select(*SLOT).union(right.select(*SLOT)).distinct()
-    nodes = copies.select(*SHARD, sf.explode("nodes").alias("node"))
     held = (
-        slots.join(sf.broadcast(nodes), SHARD)
+        slots.join(sf.broadcast(by_node(copies)), SHARD)
         .join(told, PLACE, "left")
         .join(right, SLOT, "left")
         .na.fill(0, ["count", "hash", "log_count", "log_hash"])
         .where("count != log_count or hash != log_hash")
     )
     return outside(held, unreadable).select(*PLACE, "count", "log_count")
+
+
+def by_node(copies: DataFrame) -> DataFrame:
+    """A row for each copy; ``copies``: as for ``suspects``."""
+    return copies.select(*SHARD, sf.explode("nodes").alias("node"))
 
 
 def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
@@ -107,70 +103,16 @@ def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
     return slots.join(sf.broadcast(bounds), reaches, "left_anti")
 
 
-def told_in(asked: DataFrame, told: DataFrame, log_starts: DataFrame) -> DataFrame:
-    """Return what copies hold in some slots, and whether the log can judge it.
-
-    Args:
-        asked: wrong slots of copies whose records are known.
-        told: records of copies, those of ``asked`` or more.
-        log_starts: of each shard ``log_start``.
-
-    Returns:
-        A copy's slot, ``key_ms``, ``offset``, ``payload_hash``, and ``is_judged``: false of what
-        lies below the log's start. Retention has deleted it there, and the copy may be the last.
-    """
-    return (
-        told.withColumn("slot_start_ms", slot_start(sf.col("key_ms")))
-        .join(asked, PLACE, "left_semi")
-        .join(sf.broadcast(log_starts), SHARD)
-        .withColumn("is_judged", sf.col("offset") >= sf.col("log_start"))
-        .select(*PLACE, "key_ms", "offset", "payload_hash", "is_judged")
-    )
-
-
-def record_findings(asked: DataFrame, logged: DataFrame, theirs: DataFrame) -> DataFrame:
-    """Records that are not in a copy as the log has them.
-
-    Args:
-        asked: wrong slots of copies whose records are known.
-        logged: as for ``wrong_slots``.
-        theirs: as ``told_in`` gives them.
-    """
-    ours = asked.select(*PLACE).join(logged, SLOT)
-    columns = [*PLACE, "key_ms", "offset"]
-    kind = (
-        sf.when(sf.col("payload_hash").isNull(), "missing")
-        .when(sf.col("log_payload").isNull(), "extra")
-        .when(sf.col("payload_hash") != sf.col("log_payload"), "different")
-    )
-    detail = (
-        sf.when(sf.col("kind") == "missing", "the log has it pending, the copy has not")
-        .when(
-            sf.col("kind") == "extra",
-            "the copy has it pending; by the log it is cancelled, replaced or was never written",
-        )
-        .otherwise("the copy has it with other content than the log")
-    )
-    return (
-        ours.select(*columns, sf.col("payload_hash").alias("log_payload"))
-        .join(theirs.where("is_judged").select(*columns, "payload_hash"), columns, "full")
-        .withColumn("kind", kind)
-        .where("kind is not null")
-        .withColumn("detail", detail)
-        .transform(_as_findings)
-    )
-
-
 def slot_findings(
-    wrong: DataFrame, explained: DataFrame, theirs: DataFrame, unanswered: DataFrame
+    wrong: DataFrame, explained: DataFrame, unjudged: DataFrame, unanswered: DataFrame
 ) -> DataFrame:
     """Wrong slots of which no single record is known to be wrong, and that the log can judge.
 
     Args:
         wrong: as ``wrong_slots`` gives them.
         explained: findings of records.
-        theirs: as ``told_in`` gives them: a slot with records below the log's start must have
-            another sum than the log has.
+        unjudged: records of copies below the log's start: a slot with any must have another sum
+            than the log has.
         unanswered: ``replicas.UNREADABLE``: ranges whose records are not known, and why.
     """
     unknown = outside(wrong, unanswered).select(*PLACE, sf.expr("true").alias("is_known"))
@@ -187,51 +129,35 @@ def slot_findings(
     ).otherwise("which they are is not known: the node gave no details")
     return (
         wrong.join(explained, PLACE, "left_anti")
-        .join(theirs.where("not is_judged"), PLACE, "left_anti")
+        .join(unjudged, PLACE, "left_anti")
         .join(unknown, PLACE, "left")
-        .withColumn("kind", kind)
-        .withColumn("detail", sf.concat(counts, why))
-        .withColumn("offset", no_number())
-        .withColumn("key_ms", no_number())
-        .transform(_as_findings)
+        .withColumns({"kind": kind, "detail": sf.concat(counts, why)})
+        .transform(as_findings)
     )
 
 
 def damage_findings(unreadable: DataFrame) -> DataFrame:
     """Damage as findings."""
-    return (
-        unreadable.withColumn("kind", sf.lit("damaged"))
-        .withColumn("offset", no_number())
-        .withColumn("key_ms", no_number())
-        .withColumnRenamed("why", "detail")
-        .select(*_FINDING_COLUMNS)
-    )
-
-
-def no_number() -> Column:
-    """A long that says nothing."""
-    return sf.lit(None).cast("bigint")
-
-
-_FINDING_COLUMNS: Final = [column.split()[0] for column in FINDING.split(",")]
-
-
-def _as_findings(rows: DataFrame) -> DataFrame:
-    stop = sf.col("slot_start_ms") + SLOT_MS
-    return rows.withColumn("slot_stop_ms", stop).select(*_FINDING_COLUMNS)
+    found = unreadable.withColumn("kind", sf.lit("damaged")).withColumnRenamed("why", "detail")
+    return as_findings(found)
 
 
 # --- ranges --------------------------------------------------------------------------------------
 
 
-def ranges_of(wrong: DataFrame) -> DataFrame:
-    """Stretches of a copy with wrong slots, from the first to the last one of an hour.
+def ranges_of(slots: DataFrame) -> DataFrame:
+    """Stretches of a copy with slots to ask for, from the first to the last one of an hour; those
+    that are known to be wrong come first.
+
+    Args:
+        slots: ``PLACE`` and ``is_wrong``.
 
     Returns:
         A copy, ``start_ms`` and ``stop_ms``, in this order.
     """
-    slots = wrong.withColumn("slot_stop_ms", sf.col("slot_start_ms") + SLOT_MS)
-    return _islands(slots, HOUR_MS, [])
+    ends = slots.withColumn("slot_stop_ms", sf.col("slot_start_ms") + SLOT_MS)
+    islands = _islands(ends, HOUR_MS, [sf.max("is_wrong").alias("is_wrong")])
+    return islands.orderBy(sf.desc("is_wrong"), *COPY, "start_ms").drop("is_wrong")
 
 
 def plan_steps(
@@ -247,7 +173,7 @@ def plan_steps(
         found: findings.
         logged: as for ``wrong_slots``: tells which offsets belong into a slot.
         damaged: ``replicas.UNREADABLE``.
-        shards: of each shard ``below``, the H of the comparison, and ``log_start``.
+        shards: of each shard ``topic_id``, ``below``, the H of the comparison, and ``log_start``.
 
     Returns:
         One more than ``STEPS_MAX`` if that are not all.
@@ -255,31 +181,28 @@ def plan_steps(
     offsets = logged.groupBy(*SLOT).agg(
         sf.min("offset").alias("low"), (sf.max("offset") + 1).alias("high")
     )
-    counts = [sf.count_if(sf.col("kind") == kind).alias(kind) for kind in OF_RECORDS]
+    kinds = (*OF_RECORDS, "damaged")
     slots = (
         found.where(sf.col("kind").isin(*OF_RECORDS))
         .join(sf.broadcast(shards), SHARD)
         .where("offset is not null or kind = 'missing' or log_start = 0")
-        .groupBy(*PLACE, "slot_stop_ms", "below")
-        .agg(*counts)
         .join(offsets, SLOT, "left")
         .withColumn("first_offset", sf.coalesce("low", "below"))
         .withColumn("stop_offset", sf.coalesce("high", "below"))
-        .withColumn("damaged", sf.lit(0).cast("bigint"))
     )
-    broken = _by_hours(damaged.where("stop_offset is not null")).withColumn(
-        "damaged", sf.lit(1).cast("bigint")
+    broken = _by_hours(damaged.where("stop_offset is not null"))
+    columns = [*PLACE, "slot_stop_ms", "first_offset", "stop_offset", "kind"]
+    joined = slots.select(*columns).union(
+        broken.withColumn("kind", sf.lit("damaged")).select(*columns)
     )
-    for kind in OF_RECORDS:
-        broken = broken.withColumn(kind, sf.lit(0).cast("bigint"))
-    columns = [*PLACE, "slot_stop_ms", "first_offset", "stop_offset", *OF_RECORDS, "damaged"]
-    joined = slots.select(*columns).union(broken.select(*columns))
     summed = [
         sf.min("first_offset").alias("first_offset"),
         sf.max("stop_offset").alias("stop_offset"),
-        *(sf.sum(kind).alias(kind) for kind in (*OF_RECORDS, "damaged")),
+        *(sf.count_if(sf.col("kind") == kind).alias(kind) for kind in kinds),
     ]
-    return [_step(row) for row in _islands(joined, 0, summed).limit(STEPS_MAX + 1).collect()]
+    ids = sf.broadcast(shards.select(*SHARD, "topic_id"))
+    steps = _islands(joined, 0, summed).join(ids, SHARD).orderBy(*COPY, "start_ms")
+    return [_step(row) for row in steps.limit(STEPS_MAX + 1).collect()]
 
 
 def _by_hours(ranges: DataFrame) -> DataFrame:
@@ -315,7 +238,6 @@ def _islands(slots: DataFrame, gap_ms: int, summed: list[Column]) -> DataFrame:
             *summed,
         )
         .drop("hour_ms", "island")
-        .orderBy(*COPY, "start_ms")
     )
 
 

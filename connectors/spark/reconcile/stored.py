@@ -1,4 +1,4 @@
-"""Rows of a store as Spark sees them: one schema for the wheel's files and for exports of RocksDB.
+"""Rows of a store as Spark sees them: one schema for wheels and RocksDB.
 
 A row is a pending record, or says in ``damage`` what could not be read; then all columns from
 ``key_ms`` to ``frame_hash`` are null, and what is missing is in the source offsets from
@@ -14,8 +14,10 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from delayservice.core.codec import Payload, decode_payload
+from connectors.spark.common.pending import Facts
+from delayservice.core.codec import Payload, decode_payload, encode_payload
 from delayservice.core.digest import SLOT_MS, frame_hash
+from delayservice.core.entry import Entry
 from delayservice.core.pending import NO_MARK, Frame
 from delayservice.store.wheel.reading import Damage
 
@@ -136,6 +138,24 @@ def signed(hashed: int) -> int:
     return int(struct.unpack("<q", hashed.to_bytes(8, "little"))[0])
 
 
+def _hashes(key_ms: int, offset: int, record_id: bytes | None, data: bytes) -> tuple[int, int]:
+    hashed = signed(frame_hash(key_ms, offset, None, data))
+    return hashed, hashed if record_id is None else signed(
+        frame_hash(key_ms, offset, record_id, data)
+    )
+
+
+def _hashes_of(entry: Entry) -> tuple[int, int]:
+    offset, _, key_ms, record_id, payload, _ = entry
+    return _hashes(key_ms, offset, record_id, encode_payload(payload))
+
+
+HASHES: Final = Facts(
+    pa.schema([("payload_hash", pa.int64()), ("frame_hash", pa.int64())]), _hashes_of
+)
+"""The hashes of a record of a delay topic that is pending."""
+
+
 def _slot_columns(
     slot_ms: tuple[int, int] | None, frames: Sequence[Frame]
 ) -> dict[str, list[object]]:
@@ -151,9 +171,8 @@ def _key_columns(decoded: Iterable[_Decoded]) -> dict[str, list[object]]:
     for (key_ms, offset, mark, data), payload in decoded:
         meta = payload[6]
         record_id = None if meta is None else meta[0]
-        hashed = signed(frame_hash(key_ms, offset, None, data))
-        named = hashed if record_id is None else signed(frame_hash(key_ms, offset, record_id, data))
-        rows.append((key_ms, offset, None if mark == NO_MARK else mark, record_id, hashed, named))
+        hashes = _hashes(key_ms, offset, record_id, data)
+        rows.append((key_ms, offset, None if mark == NO_MARK else mark, record_id, *hashes))
     names = ("key_ms", "offset", "mark", "record_id", "payload_hash", "frame_hash")
     return _columns(names, rows)
 

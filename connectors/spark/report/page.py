@@ -1,13 +1,24 @@
-"""The page of a report: its facts as figures, each with a table beside it."""
+"""The page of a report: its facts as charts, each with a table beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from connectors.spark.common import plots
-from connectors.spark.common.html import BAD, FIRST, SECOND, THIRD, Plot, Table, moment, render
-from connectors.spark.common.plots import Series
+from connectors.spark.common.page import (
+    BAD,
+    FIRST,
+    SECOND,
+    Chart,
+    Page,
+    Section,
+    Table,
+    bars,
+    lines,
+    moment,
+    number,
+    write_page,
+)
 from connectors.spark.report.facts import (
     HOURS_MAX,
     LATENESS_BOUNDS_MS,
@@ -19,24 +30,25 @@ from connectors.spark.report.facts import (
 from delayservice.units import format_duration
 
 _LATENESS_COLUMNS: Final = ("records", "early", "p50 ms", "p90 ms", "p99 ms", "max ms")
+_P99: Final = 5
 
 
 def page(report: Report) -> str:
     """The report as one HTML file."""
-    return render(
-        "report.html",
-        report=report,
-        period=_period(report),
-        horizon=format_duration(report.horizon_ms),
-        glance=_glance(report),
-        lateness_plots=_lateness_plots(report),
-        targets=_targets(report),
-        load_plots=_load_plots(report),
-        count_plots=[
-            _counts("Outcomes of records that were not delivered", "outcome", report.outcomes),
-            _counts("Dead letters", "code", report.letters, BAD),
-        ],
-        cursors=_cursors(report),
+    as_of = moment(report.cut.taken_ms)
+    early = f"{number(report.whole.early)} records were delivered before their due time"
+    warnings = [f"{early}. An audit names each of them."] if report.whole.early else []
+    return write_page(
+        Page(
+            title=f"Delay report, {as_of}",
+            heading="Delay report",
+            lead=f"As of {as_of} UTC. Deliveries, outcomes and dead letters: {_period(report)}.",
+            facts=_glance(report),
+            warnings=[*warnings, *(f"Not included: {note}." for note in report.cut.notes)],
+            sections=[_lateness(report), _load(report), _others(report), _cursors(report)],
+            footer=f"Counted by Spark in {report.seconds} s. All groups are in the data sets "
+            "lateness and forecast beside this page, and in report.json.",
+        )
     )
 
 
@@ -65,73 +77,57 @@ def _glance(report: Report) -> list[tuple[str, object]]:
 # --- lateness ------------------------------------------------------------------------------------
 
 
-def _lateness_plots(report: Report) -> list[Plot]:
-    return [
-        _histogram(report.whole),
-        _by_hour(report.hours),
-        _by_delay(report.delays),
-        _largest(report.targets),
-    ]
-
-
-def _histogram(whole: Lateness) -> Plot:
-    names = class_names()
-    filled = [number for number, count in enumerate(whole.histogram) if count]
-    shown = slice(filled[0], filled[-1] + 1) if filled else slice(1, 2)
-    labels, counts = names[shown], whole.histogram[shown]
-    caption = "How late deliveries were. Each class ends at its label"
-    image = plots.columns(labels, counts, caption, x="lateness", y="records")
-    return Plot(f"{caption}.", image, Table(caption, ("lateness", "records"), rows(labels, counts)))
-
-
-def _by_hour(hours: Sequence[Lateness]) -> Plot:
-    caption = "Lateness by the hour in which records were due"
-    times_ms = [int(hour.name) for hour in hours]
-    series = [
-        Series("p50", [hour.p50_ms or 0 for hour in hours], THIRD),
-        Series("p99", [hour.p99_ms or 0 for hour in hours], FIRST),
-        Series("max", [hour.max_ms or 0 for hour in hours], SECOND),
-    ]
-    image = plots.lines(times_ms, series, caption, y="ms")
-    named = [(moment(int(hour.name)), *_lateness_cells(hour)) for hour in hours]
-    note = f"The last {HOURS_MAX} hours." if len(hours) == HOURS_MAX else ""
-    table = Table(caption, ("hour (UTC)", *_LATENESS_COLUMNS), named, note)
-    return Plot(f"{caption}.", image, table)
-
-
-def _by_delay(delays: Sequence[Lateness]) -> Plot:
-    caption = "Lateness by delay, from a record's writing until it was due"
-    labels = [str(delay.name) for delay in delays]
-    values = [delay.p99_ms or 0 for delay in delays]
-    image = plots.columns(labels, values, caption, x="delay", y="p99, ms")
-    table = Table(caption, ("delay", *_LATENESS_COLUMNS), _lateness_rows(delays))
-    return Plot(f"{caption}. Unknown: the source record has expired.", image, table)
-
-
-def _largest(targets: Sequence[Lateness]) -> Plot:
-    caption = "Deliveries by target"
-    labels = [str(target.name) for target in targets]
-    counts = [target.records for target in targets]
-    sizes = [target.bytes for target in targets]
-    table = Table(caption, ("target", "records", "bytes"), rows(labels, counts, sizes))
-    return Plot(f"{caption}.", plots.bars(labels, counts, caption), table)
-
-
-def _targets(report: Report) -> Table:
-    left_out = report.targets_total - len(report.targets)
-    return Table(
-        "Lateness by target",
-        ("target", *_LATENESS_COLUMNS),
-        _lateness_rows(report.targets),
-        f"{left_out:,} targets with fewer records are in the data set." if left_out > 0 else "",
+def _lateness(report: Report) -> Section:
+    targets = report.targets
+    sizes = [(target.name, target.records, target.bytes) for target in targets]
+    left_out = report.targets_total - len(targets)
+    note = f"{left_out:,} targets with fewer records are in the data set." if left_out > 0 else ""
+    return Section(
+        "Lateness",
+        "From the due time to the timestamp of the delivered record; of a record that was due when "
+        f"it was written, from its writing. {number(report.whole.fired)} fired records have none.",
+        [
+            _histogram(report.whole),
+            _by_hour(report.hours),
+            bars(
+                "Lateness by delay, from a record's writing until it was due",
+                ("delay", *_LATENESS_COLUMNS),
+                _rows(report.delays),
+                value=_P99,
+                note="Unknown: the source record has expired.",
+            ),
+            bars("Deliveries by target", ("target", "records", "bytes"), sizes),
+        ],
+        [Table("Lateness by target", ("target", *_LATENESS_COLUMNS), _rows(targets), note)],
     )
 
 
-def _lateness_rows(groups: Sequence[Lateness]) -> list[tuple[object, ...]]:
-    return [(group.name, *_lateness_cells(group)) for group in groups]
+def _histogram(whole: Lateness) -> Chart:
+    filled = [number for number, count in enumerate(whole.histogram) if count]
+    shown = slice(filled[0], filled[-1] + 1) if filled else slice(1, 2)
+    rows = list(zip(class_names()[shown], whole.histogram[shown], strict=True))
+    note = "Each class ends at its label."
+    return bars("How late deliveries were", ("lateness", "records"), rows, note=note)
 
 
-def _lateness_cells(group: Lateness) -> tuple[object, ...]:
+def _by_hour(hours: Sequence[Lateness]) -> Chart:
+    rows = [(moment(int(hour.name)), *_cells(hour)) for hour in hours]
+    note = f"The last {HOURS_MAX} hours." if len(hours) == HOURS_MAX else ""
+    columns = ("hour (UTC)", *_LATENESS_COLUMNS)
+    series = {
+        "p99": [hour.p99_ms or 0 for hour in hours],
+        "max": [hour.max_ms or 0 for hour in hours],
+        "p50": [hour.p50_ms or 0 for hour in hours],
+    }
+    table = Table("Lateness by the hour in which records were due", columns, rows, note)
+    return lines(table, [int(hour.name) for hour in hours], series, "ms")
+
+
+def _rows(groups: Sequence[Lateness]) -> list[tuple[object, ...]]:
+    return [(group.name, *_cells(group)) for group in groups]
+
+
+def _cells(group: Lateness) -> tuple[object, ...]:
     return (group.records, group.early, group.p50_ms, group.p90_ms, group.p99_ms, group.max_ms)
 
 
@@ -144,37 +140,34 @@ def class_names() -> list[str]:
 # --- load ----------------------------------------------------------------------------------------
 
 
-def _load_plots(report: Report) -> list[Plot]:
-    caption = "Pending records by target"
-    labels = [target.name for target in report.pending_targets]
-    counts = [target.records for target in report.pending_targets]
-    table = Table(caption, ("target", "records"), rows(labels, counts))
-    return [
-        _forecast(report),
-        Plot(f"{caption}.", plots.bars(labels, counts, caption, colour=SECOND), table),
-    ]
-
-
-def _forecast(report: Report) -> Plot:
-    step = format_duration(report.step_ms)
-    caption = f"Records per second that will be due, in steps of {step}"
-    steps = continuous(report.forecast, report.step_ms)
-    seconds = report.step_ms / 1_000
-    series = [
-        Series("fullest second", [load.peak_per_s for load in steps], SECOND),
-        Series("mean", [load.records / seconds for load in steps], FIRST, is_filled=True),
-    ]
-    image = plots.lines([load.start_ms for load in steps], series, caption, y="records/s")
-    table = Table(
-        caption,
-        ("from (UTC)", "records", "bytes", "fullest second"),
+def _load(report: Report) -> Section:
+    waiting, horizon = report.waiting, format_duration(report.horizon_ms)
+    last = "" if waiting.last_ms is None else f", the last at {moment(waiting.last_ms)} UTC"
+    return Section(
+        "Load to come",
+        f"{number(waiting.records)} records with {number(waiting.bytes)} bytes are pending: "
+        f"{number(waiting.overdue)} overdue, {number(waiting.beyond)} due after the next {horizon}"
+        f"{last}. Of a recurring schedule only the next occurrence is pending.",
         [
-            (moment(load.start_ms), load.records, load.bytes, load.peak_per_s)
-            for load in report.forecast
+            _forecast(report),
+            _counts("Pending records by target", "target", report.pending_targets, SECOND),
         ],
-        "Steps without records are left out.",
     )
-    return Plot(f"{caption}. What is overdue is in the first one.", image, table)
+
+
+def _forecast(report: Report) -> Chart:
+    steps, seconds = continuous(report.forecast, report.step_ms), report.step_ms / 1_000
+    table = Table(
+        f"Records per second that will be due, in steps of {format_duration(report.step_ms)}",
+        ("from (UTC)", "records", "bytes", "fullest second"),
+        [(moment(o.start_ms), o.records, o.bytes, o.peak_per_s) for o in report.forecast],
+        "What is overdue is in the first step. Steps without records are left out of the table.",
+    )
+    series: dict[str, list[float]] = {
+        "mean": [load.records / seconds for load in steps],
+        "fullest second": [load.peak_per_s for load in steps],
+    }
+    return lines(table, [load.start_ms for load in steps], series, "records/s")
 
 
 def continuous(forecast: Sequence[Load], step_ms: int) -> list[Load]:
@@ -189,24 +182,24 @@ def continuous(forecast: Sequence[Load], step_ms: int) -> list[Load]:
 # --- others --------------------------------------------------------------------------------------
 
 
-def _counts(caption: str, what: str, counts: Sequence[Count], colour: str = FIRST) -> Plot:
-    labels = [count.name for count in counts]
-    numbers = [count.records for count in counts]
-    image = plots.bars(labels, numbers, caption, colour=colour)
-    return Plot(f"{caption}.", image, Table(caption, (what, "records"), rows(labels, numbers)))
+def _others(report: Report) -> Section:
+    not_delivered = "Outcomes of records that were not delivered"
+    charts = [
+        _counts(not_delivered, "outcome", report.outcomes),
+        _counts("Dead letters", "code", report.letters, BAD),
+    ]
+    return Section("Outcomes and dead letters", charts=charts)
 
 
-def _cursors(report: Report) -> Table:
-    return Table(
-        "Cursors of the shards",
-        ("shard", "K (UTC)", "H", "log start", "log end"),
-        [
-            (s.name, moment(s.later.key[0]), s.later.offset, s.span.start, s.span.end)
-            for s in report.cut.shards
-        ],
-    )
+def _counts(caption: str, what: str, counts: Sequence[Count], colour: str = FIRST) -> Chart:
+    rows = [(count.name, count.records) for count in counts]
+    return bars(caption, (what, "records"), rows, colour=colour)
 
 
-def rows(*columns: Sequence[object]) -> list[tuple[object, ...]]:
-    """Columns as rows."""
-    return list(zip(*columns, strict=True))
+def _cursors(report: Report) -> Section:
+    rows = [
+        (s.name, moment(s.later.key[0]), s.later.offset, s.span.start, s.span.end)
+        for s in report.cut.shards
+    ]
+    columns = ("shard", "K (UTC)", "H", "log start", "log end")
+    return Section("What was read", tables=[Table("Cursors of the shards", columns, rows)])

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit import AuditOptions
 from connectors.spark.common.cut import Cut, LogStarts, take_cut
 from connectors.spark.common.files import write_text
+from connectors.spark.common.pending import TASK_RECORDS, Facts, LogPart, sift, uncancelled
 from connectors.spark.common.progress import Say
 from connectors.spark.common.topics import read_topic
 from connectors.spark.report.facts import (
@@ -38,9 +40,9 @@ from connectors.spark.report.facts import (
     Waiting,
 )
 from connectors.spark.report.page import page
-from connectors.spark.report.pending import pending
 from delayservice.core import names
 from delayservice.core.contract import Contracts
+from delayservice.core.entry import Entry
 from delayservice.units import DAY_MS, MINUTE_MS
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
@@ -49,11 +51,22 @@ _ACCURACY: Final = 1_000
 
 FORECAST_STEPS_MAX: Final = 1_440
 _STEPS_MS: Final = (MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS)
-_TASK_RECORDS: Final = 1_000_000
 _SECOND_MS: Final = 1_000
 _NAMES_MAX: Final = 50
 _BY_TARGET, _BY_HOUR, _BY_DELAY, _WHOLE = 0b011, 0b101, 0b110, 0b111
 """Values of ``grouping_id``: a bit for each column that is not grouped by."""
+
+
+def _load_of(entry: Entry) -> tuple[int, str, int]:
+    _, _, key_ms, _, (target, _, key, value, _, due_ms, _), _ = entry
+    # A parked copy has its next attempt in its key, a rolled one its roll.
+    return max(due_ms, key_ms), target, len(key or b"") + len(value or b"")
+
+
+LOAD: Final = Facts(
+    pa.schema([("send_ms", pa.int64()), ("target", pa.string()), ("bytes", pa.int64())]), _load_of
+)
+"""When a pending record is due, or tried again; where it goes; bytes of its key and value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +177,7 @@ class _Work:
         return read_topic(self._spark, self._options.client, topics, starts, ends, tasks)
 
     def _tasks(self, records: int) -> int:
-        return max(2 * self._spark.sparkContext.defaultParallelism, records // _TASK_RECORDS + 1)
+        return max(2 * self._spark.sparkContext.defaultParallelism, records // TASK_RECORDS + 1)
 
     def _outputs(self, topics: Collection[str]) -> DataFrame:
         """Return what was written to topics in the time that is reported."""
@@ -249,8 +262,12 @@ class _Work:
     def load(self) -> tuple[Waiting, tuple[Load, ...], tuple[Count, ...]]:
         """Return what is pending; the data set ``forecast`` has it by second and target."""
         options, now_ms = self._options, self._cut.taken_ms
-        tasks = self._tasks(sum(s.span.end - s.span.start for s in self._cut.shards))
-        waiting = pending(self._spark, options.client, self._cut, options.secrets, tasks)
+        parts = {
+            (s.topic, s.partition): LogPart(s.contracts, s.span.start, s.span.end, s.later)
+            for s in self._cut.shards
+        }
+        sifted = sift(self._spark, options.client, parts, LOAD, options.secrets, self._tasks(0))
+        waiting = uncancelled(sifted)
         second_ms = (sf.floor(sf.col("send_ms") / _SECOND_MS) * _SECOND_MS).alias("second_ms")
         path = options.path("forecast")
         waiting.groupBy(second_ms, "target").agg(

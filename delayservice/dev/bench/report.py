@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Final
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from delayservice.commands.console import out, print_json
 from delayservice.dev.bench.figures import Figures
+from delayservice.dev.shown import show_lateness, show_numbers
 
 _DIGITS: Final = 3
 _BOUNDS_MS: Final = (
@@ -20,8 +17,6 @@ _BOUNDS_MS: Final = (
     *(step * 10**power for power in range(7) for step in (1, 2, 5)),
 )
 """Upper bounds of the shown buckets, inclusive: three to a decade, as lateness spans many."""
-_BAR_WIDTH: Final = 50
-_WRONG: Final = frozenset({"lost", "duplicated", "early", "altered", "strangers"})
 
 
 def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> None:
@@ -30,38 +25,17 @@ def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> 
     if as_json:
         print_json(found)
         return
-    _show_table(out, found)
+    show_numbers(out, f"{found['bench']}, {found['delivery']}", found)
     if lateness_ms:
-        _show_histogram(out, lateness_ms)
+        bars = [
+            (label, [(count, "red" if label == "early" else "green")])
+            for label, count in buckets(lateness_ms)
+        ]
+        show_lateness(out, bars)
 
 
 def _rounded(value: object) -> object:
     return round(value, _DIGITS) if isinstance(value, float) else value
-
-
-def _show_table(console: Console, found: Mapping[str, object]) -> None:
-    table = Table(show_header=False, title=f"{found['bench']}, {found['delivery']}")
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in found.items():
-        if value is not None:
-            shown = f"{value:,}" if isinstance(value, int | float) else str(value)
-            table.add_row(name, Text(shown, "bold red" if name in _WRONG and value else "bold"))
-    console.print(table)
-
-
-def _show_histogram(console: Console, lateness_ms: Mapping[int, int]) -> None:
-    counts = buckets(lateness_ms)
-    most = max(count for _, count in counts)
-    console.print("\n[bold]Lateness[/], as the consumer saw it")
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    for label, count in counts:
-        bar = "█" * max(round(count / most * _BAR_WIDTH), 1 if count else 0)
-        table.add_row(label, Text(bar, "red" if label == "early" else "green"), f"{count:,}")
-    console.print(table)
 
 
 def buckets(lateness_ms: Mapping[int, int]) -> list[tuple[str, int]]:

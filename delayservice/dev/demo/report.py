@@ -25,10 +25,10 @@ from delayservice.dev.demo.timeline import (
     turns,
 )
 from delayservice.dev.judge import Verdict
+from delayservice.dev.shown import show_lateness, show_numbers
 from delayservice.dev.tenures import Told
 
 _BUCKETS_MS: Final = (5, 10, 20, 30, 50, 80, 120, 150, 250, 500, 1_000, 2_500, 5_000, 60_000)
-_BAR_WIDTH: Final = 46
 _STRIP_WIDTH: Final = 72
 _COLOURS: Final = ("cyan", "magenta", "yellow", "green", "blue", "red")
 _UIDS_SHOWN: Final = 5
@@ -164,16 +164,12 @@ def show(console: Console, report: Report, seconds: float) -> None:
 def _show_histogram(console: Console, report: Report) -> None:
     steady = _counts(report.lateness_ms(around_failovers=False))
     around = _counts(report.lateness_ms(around_failovers=True))
-    most = max((a + b for a, b in zip(steady, around, strict=True)), default=1) or 1
-    console.print("\n[bold]Lateness[/], as the consumer saw it", highlight=False)
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for bound, steady_count, around_count in zip(_BUCKETS_MS, steady, around, strict=True):
-        if not steady_count and not around_count:
-            continue
-        bar = Text("█" * round(steady_count / most * _BAR_WIDTH), style="green")
-        bar.append("█" * round(around_count / most * _BAR_WIDTH), style="yellow")
-        table.add_row(f"≤ {bound} ms", bar, f"{steady_count + around_count:,}")
-    console.print(table)
+    bars = [
+        (f"≤ {bound} ms", [(at_work, "green"), (late, "yellow")])
+        for bound, at_work, late in zip(_BUCKETS_MS, steady, around, strict=True)
+        if at_work or late
+    ]
+    show_lateness(console, bars)
     what = "failover" if report.choices.has_several else "restart"
     console.print(f"[green]█[/] at work   [yellow]█[/] due around a {what}\n", highlight=False)
 
@@ -276,11 +272,8 @@ def _show_missed(console: Console, report: Report) -> None:
 
 def _show_verdict(console: Console, report: Report, seconds: float) -> None:
     choices = report.choices
-    table = Table(show_header=False, title=f"{choices.delivery}, {choices.store} store")
-    for name, value in {**report.numbers(), "seconds": round(seconds, 1)}.items():
-        wrong = name in ("lost", "duplicated", "early", "altered") and value
-        table.add_row(name, Text(f"{value:,}", style="bold red" if wrong else "bold"))
-    console.print(table)
+    found = {**report.numbers(), "seconds": round(seconds, 1)}
+    show_numbers(console, f"{choices.delivery}, {choices.store} store", found)
     for what in ("lost", "duplicated", "early", "altered", "strangers"):
         uids = getattr(report.verdict, what)
         if uids:

@@ -276,7 +276,7 @@ def _reconcile(drill: Drill, spark: SparkSession, say: Say, folders: dict[str, s
         secrets=(names.secret,),
         behind_records=drill.life.records // names.partitions // _BEHIND_PART,
     )
-    return reconcile(spark, options, say).findings_path
+    return reconcile(spark, options, say).paths["findings"]
 
 
 def _read(spark: SparkSession, path: str, job: str, expected: int) -> list[Finding]:

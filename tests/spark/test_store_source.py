@@ -1,4 +1,4 @@
-"""The wheel's files as a DataFrame of Spark: the columns, the options, the input partitions."""
+"""Stores as data frames of Spark: the columns, the options, the input partitions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.reconcile.stored import signed
-from connectors.spark.reconcile.wheel_source import FORMAT, WheelOptions, read_wheel, shard_name
+from connectors.spark.reconcile.store_source import (
+    FORMAT,
+    StoreOptions,
+    reach_of,
+    read_store,
+    shard_name,
+)
+from connectors.spark.reconcile.stored import SCHEMA, signed
 from delayservice.core.codec import encode_payload
 from delayservice.core.digest import frame_hash
 from delayservice.dev.drill.replicas import flip_byte
 from delayservice.store.base import NO_MARK, Frame
+from delayservice.store.rocks_database import RocksDatabase
+from delayservice.store.rocksdb import RocksStore
 from delayservice.store.shards import ShardFolder
-from delayservice.store.wheel import Wheel
-from delayservice.store.wheel import WheelOptions as WheelOptionsOfStore
+from delayservice.store.wheel import Wheel, WheelOptions
 from delayservice.store.wheel.reading import Bounds, load_state
 
 START_MS = 1_795_226_400_000  # an hour
@@ -40,7 +47,7 @@ def a_frame(offset: int) -> Frame:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A node's state folder with two shards, one of them in use."""
     state = tmp_path_factory.mktemp("n1")
-    wheel = Wheel(state / "wheel" / "0", WheelOptionsOfStore(slot_ms=HOUR_MS))
+    wheel = Wheel(state / "wheel" / "0", WheelOptions(slot_ms=HOUR_MS))
     stores = [wheel.shard(shard_name(TOPIC_ID), partition) for partition in (0, 1)]
     for store in stores:
         store.open()
@@ -60,20 +67,20 @@ def file_of(shard: ShardFolder, number: int) -> str:
 
 
 def test_each_hour_of_a_shard_is_an_input_partition(spark: SparkSession, node: Path) -> None:
-    rows = read_wheel(spark, WheelOptions(str(node)))
+    rows = read_store(spark, str(node))
     assert rows.rdd.getNumPartitions() == 2 * HOURS
     hours = rows.select(
         (sf.col("key_ms") / HOUR_MS).cast("long"), "partition", sf.spark_partition_id()
     )
     assert hours.distinct().count() == 2 * HOURS
-    coarse = read_wheel(spark, WheelOptions(str(node), hours_per_task=3))
+    coarse = read_store(spark, str(node), StoreOptions(hours_per_task=3))
     assert coarse.rdd.getNumPartitions() == 4
     assert coarse.count() == 2_000
 
 
 def test_every_column_says_what_the_store_holds(spark: SparkSession, node: Path) -> None:
-    options = WheelOptions(str(node), topics=TOPICS, partitions=(1,))
-    found = {row["offset"]: row for row in read_wheel(spark, options).collect()}
+    options = StoreOptions(topics=TOPICS, partitions=(1,))
+    found = {row["offset"]: row for row in read_store(spark, str(node), options).collect()}
     assert sorted(found) == list(range(1_000))
     for offset, row in found.items():
         frame = a_frame(offset)
@@ -101,13 +108,13 @@ def test_every_column_says_what_the_store_holds(spark: SparkSession, node: Path)
 
 def test_a_time_range_and_shards_are_chosen_by_options(spark: SparkSession, node: Path) -> None:
     bounds = Bounds(START_MS + HOUR_MS + 5, START_MS + 2 * HOUR_MS)
-    rows = read_wheel(spark, WheelOptions(str(node), bounds, content=False))
+    rows = read_store(spark, str(node), StoreOptions(bounds, content=False))
     expected = [f for f in map(a_frame, range(1_000)) if bounds.from_ms <= f[0] < bounds.to_ms]
     assert rows.rdd.getNumPartitions() == 2
     assert rows.count() == 2 * len(expected) > 0
     assert rows.where("value is not null or headers is not null").count() == 0
-    others = WheelOptions(str(node), topics={"other": "delay_topic_other"})
-    assert read_wheel(spark, others).count() == 0
+    others = StoreOptions(topics={"other": "delay_topic_other"})
+    assert read_store(spark, str(node), others).count() == 0
 
 
 def test_damage_is_a_row_or_an_error_as_the_mode_says(
@@ -118,7 +125,7 @@ def test_damage_is_a_row_or_an_error_as_the_mode_says(
     shard = ShardFolder(str(copy), shard_name(TOPIC_ID), 0)
     Path(copy, file_of(shard, 0)).unlink()
     flip_byte(shard, START_MS + HOUR_MS)
-    rows = read_wheel(spark, WheelOptions(str(copy))).cache()
+    rows = read_store(spark, str(copy)).cache()
     damaged = rows.where("damage is not null").orderBy("slot_start_ms", "partition").collect()
     assert [(row["partition"], row["slot_start_ms"]) for row in damaged] == [
         (0, START_MS),
@@ -136,16 +143,66 @@ def test_damage_is_a_row_or_an_error_as_the_mode_says(
         has_mark = row["slot_start_ms"] == START_MS
         assert row["stop_offset"] == (1_001 if has_mark else max(lost) + 1)
     with pytest.raises(PySparkException, match="is damaged"):
-        read_wheel(spark, WheelOptions(str(copy), failfast=True)).count()
+        read_store(spark, str(copy), StoreOptions(failfast=True)).count()
     (copy / "horizon").write_bytes(b"garbage")
-    (untrusted,) = read_wheel(spark, WheelOptions(str(copy))).collect()
-    assert "starts the whole wheel over" in untrusted["damage"]
+    (untrusted,) = read_store(spark, str(copy)).collect()
+    assert "whole store over from the log" in untrusted["damage"]
     assert (untrusted["first_offset"], untrusted["stop_offset"]) == (0, None)
 
 
 def test_wrong_options_say_what_is_wrong(spark: SparkSession, node: Path) -> None:
-    read_wheel(spark, WheelOptions(str(node)))
+    read_store(spark, str(node))
     with pytest.raises(PySparkException, match="mode permissive or failfast"):
         spark.read.format(FORMAT).option("mode", "perhaps").load(str(node)).count()
     with pytest.raises(PySparkException, match="holds no shard"):
         spark.read.format(FORMAT).load(str(node / "nothing")).count()
+
+
+# --- RocksDB -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rocks(tmp_path: Path) -> Path:
+    """A state folder with two shards in one database, the second one in use."""
+    (tmp_path / "rocksdb").mkdir()
+    database = RocksDatabase(tmp_path / "rocksdb" / "0", None)
+    stores = [RocksStore(database, shard_name(TOPIC_ID), partition) for partition in (0, 1)]
+    for store in stores:
+        store.open()
+        given = [a_frame(offset) for offset in range(1_000)]
+        store.append(given, [], [], 1_000)
+        store.append([], [], [(b"id-20", *given[20][:2], 1_000)], 1_001)
+        store.sync()
+    for store in stores:
+        store.close()
+    return tmp_path
+
+
+def test_rocksdb_is_read_as_the_wheel_is(spark: SparkSession, node: Path, rocks: Path) -> None:
+    bounds = Bounds(START_MS + HOUR_MS + 5, START_MS + 2 * HOUR_MS)
+    asked = StoreOptions(bounds, topics=TOPICS)
+    columns = [name for name in SCHEMA.names if name not in ("slot_start_ms", "slot_stop_ms")]
+    found, expected = (
+        read_store(spark, str(path), asked).select(columns).orderBy("partition", "offset").collect()
+        for path in (rocks, node)
+    )
+    assert found == expected
+    assert len(found) > 100
+    one = StoreOptions(topics=TOPICS, partitions=(1,), content=False)
+    assert read_store(spark, str(rocks), one).where("value is null").count() == 1_000
+    assert [stop for _, stop in reach_of(rocks)] == [1_001, 1_001]
+
+
+def test_a_database_that_is_damaged_is_damage_of_each_shard_or_an_error(
+    spark: SparkSession, rocks: Path
+) -> None:
+    for table in (rocks / "rocksdb" / "0").glob("db/*.sst"):
+        data = bytearray(table.read_bytes())
+        data[len(data) // 3] ^= 1
+        table.write_bytes(bytes(data))
+    damaged = read_store(spark, str(rocks)).where("damage is not null").collect()
+    assert {(row["slot_start_ms"], row["first_offset"], row["stop_offset"]) for row in damaged} == {
+        (0, 0, None)
+    }
+    with pytest.raises(PySparkException, match="is damaged"):
+        read_store(spark, str(rocks), StoreOptions(failfast=True)).count()

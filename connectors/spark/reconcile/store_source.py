@@ -1,16 +1,16 @@
-"""``spark.read.format("delayservice-wheel")``: the files of a node's wheel as a DataFrame.
+"""``spark.read.format("delayservice-store")``: a node's wheel or RocksDB store as a DataFrame.
 
 ::
 
-    spark.dataSource.register(WheelSource)
-    spark.read.format("delayservice-wheel").load("/var/lib/delayservice/n1")
+    spark.dataSource.register(StoreSource)
+    spark.read.format("delayservice-store").load("/var/lib/delayservice/n1")
 
 For a disk, a backup of one, or beside a running node: nothing is locked or written
-(``delayservice.store.wheel.reading``). ``stored.DDL`` has the columns. Options, by name in any
-case:
+(``delayservice.store.wheel.reading``, ``delayservice.store.rocks_view``). ``stored.DDL`` has the
+columns. Options, by name in any case:
 
 ===================  ==============================================================================
-``path``             a node's state folder, its wheel folder, or the wheel of one worker
+``path``             a node's state folder, a folder of stores in it, or the store of one worker
 ``from_ms, to_ms``   ``from_ms <= key_ms < to_ms``; files, then blocks, of other keys are not read.
                      The Python data source API of Spark 4.0 hands no filters down, so name them
 ``topics``           JSON, names of topics by their ids: fills ``topic`` and ``source``, and other
@@ -18,7 +18,7 @@ case:
 ``partitions``       JSON, a list of partitions: others are left out
 ``mode``             ``permissive``: damage is a row with ``damage``; ``failfast``: an error
 ``content``          ``false``: without keys, values and headers
-``hours_per_task``   an input partition reads so many hours of a shard, 1 unless given
+``hours_per_task``   an input partition reads so many hours of a wheel's shard, 1 unless given
 ===================  ==============================================================================
 """
 
@@ -27,6 +27,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -36,9 +37,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from connectors.spark.reconcile.rocks_export import batches
 from connectors.spark.reconcile.stored import DDL, ShardName
 from delayservice.core.times import DUE_STOP_MS
 from delayservice.errors import StoreError
+from delayservice.store.folder import read_format
+from delayservice.store.rocks_view import view_of, viewed_database
 from delayservice.store.shards import ShardFolder, find_shards
 from delayservice.store.wheel.reading import (
     EVERYTHING,
@@ -50,12 +54,14 @@ from delayservice.store.wheel.reading import (
     read_parts,
 )
 
-FORMAT: Final = "delayservice-wheel"
+FORMAT: Final = "delayservice-store"
 
 _MODES: Final = ("permissive", "failfast")
+_SHARDS_PER_TASK: Final = 16
+"""Shards of RocksDB that one task reads, for it opens the database of all of them."""
 _UNTRUSTED: Final = (
-    "the horizon is missing, damaged or of an older format: a node starts the whole wheel over "
-    "from the log"
+    "what the store says of itself is missing, damaged or of an older format: a node starts the "
+    "whole store over from the log"
 )
 _T = TypeVar("_T")
 
@@ -66,10 +72,9 @@ def shard_name(topic_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class WheelOptions:
-    """Holds what a read of a wheel's files asks for; the module describes each option."""
+class StoreOptions:
+    """Holds what a read of a store asks for; the module describes each option."""
 
-    path: str
     bounds: Bounds = EVERYTHING
     topics: Mapping[str, str] | None = None
     """Names of topics by their ids."""
@@ -79,7 +84,7 @@ class WheelOptions:
     hours_per_task: int = 1
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> WheelOptions:
+    def of(cls, options: Mapping[str, str]) -> StoreOptions:
         """From the options of a reader, which are text.
 
         Raises:
@@ -92,7 +97,6 @@ class WheelOptions:
             )
         try:
             return cls(
-                path=options["path"],
                 bounds=Bounds(
                     int(options.get("from_ms", "0")), int(options.get("to_ms", f"{DUE_STOP_MS}"))
                 ),
@@ -138,14 +142,39 @@ def _json(text: str | None, kind: type[_T]) -> _T | None:
     return None if text is None else msgspec.json.decode(text, type=kind)
 
 
-def read_wheel(spark: SparkSession, options: WheelOptions) -> DataFrame:
-    """The rows of a node's wheels, or of one worker's."""
-    spark.dataSource.register(WheelSource)
-    reader = spark.read.format(FORMAT).options(**options.to_options())
-    return reader.load(options.path)
+def read_store(spark: SparkSession, path: str, asked: StoreOptions | None = None) -> DataFrame:
+    """The rows of a node's stores, or of one worker's."""
+    spark.dataSource.register(StoreSource)
+    options = (asked or StoreOptions()).to_options()
+    return spark.read.format(FORMAT).options(**options).load(path)
 
 
-class WheelSource(DataSource):
+def reach_of(root: Path) -> Iterator[tuple[ShardFolder, int | None]]:
+    """Yield every shard below a folder with its S: everything of offsets below is stored. None: the
+    store can't be trusted.
+
+    Raises:
+        StoreError: the folder holds no store, or may not be read.
+    """
+    for path, group in groupby(find_shards(root), lambda folder: folder.path):
+        folders = list(group)
+        if not _is_rocks(path):
+            states = ((folder, load_state(folder)) for folder in folders)
+            yield from ((f, None if state is None else state.stop_offset) for f, state in states)
+            continue
+        try:
+            with viewed_database(Path(path)) as rocks:
+                yield from [(folder, view_of(rocks, folder).stop_offset) for folder in folders]
+        except StoreError:
+            yield from ((folder, None) for folder in folders)
+
+
+def _is_rocks(path: str) -> bool:
+    found = read_format(path)
+    return found is not None and found.kind == "rocksdb"
+
+
+class StoreSource(DataSource):
     """Registers the format; see the module."""
 
     @classmethod
@@ -157,14 +186,14 @@ class WheelSource(DataSource):
         """See ``stored.DDL``."""
         return DDL
 
-    def reader(self, schema: StructType) -> WheelReader:
+    def reader(self, schema: StructType) -> StoreReader:
         """A reader; the schema is fixed.
 
         Raises:
             StoreError: an option is missing or can't be read.
         """
         del schema
-        return WheelReader(WheelOptions.of(self.options))
+        return StoreReader(self.options.get("path", ""), StoreOptions.of(self.options))
 
 
 @dataclass
@@ -177,34 +206,46 @@ class Hours(InputPartition):
 
 
 @dataclass
+class Databases(InputPartition):
+    """Shards of one RocksDB database."""
+
+    shards: tuple[tuple[ShardFolder, ShardName], ...]
+
+
+@dataclass
 class Untrusted(InputPartition):
-    """A shard without a horizon that can be believed."""
+    """A shard of which nothing can be believed."""
 
     name: ShardName
 
 
-class WheelReader(DataSourceReader):
+class StoreReader(DataSourceReader):
     """Plans input partitions on the driver and reads them on executors.
 
     Args:
+        path: where the stores are.
         options: what is asked for.
     """
 
-    def __init__(self, options: WheelOptions) -> None:
+    def __init__(self, path: str, options: StoreOptions) -> None:
+        self._path = path
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """One for each hour of each shard, or for each ``hours_per_task`` of them. Reads horizons,
-        no slot file.
+        """One for each hour of each shard of a wheel, or for each ``hours_per_task`` of them, and
+        one for some shards of a database. Reads what stores say of themselves, no records.
 
         Raises:
-            StoreError: the folder holds no wheel, or may not be read.
+            StoreError: the folder holds no store, or may not be read.
         """
         planned: list[InputPartition] = []
-        for folder in find_shards(Path(self._options.path), ("wheel",)):
-            name = self._options.name_of(folder)
-            if name is not None:
-                planned += self._hours(folder, name)
+        for path, group in groupby(find_shards(Path(self._path)), lambda folder: folder.path):
+            named = [(f, name) for f in group if (name := self._options.name_of(f)) is not None]
+            if _is_rocks(path):
+                starts = range(0, len(named), _SHARDS_PER_TASK)
+                planned += [Databases(tuple(named[at : at + _SHARDS_PER_TASK])) for at in starts]
+            else:
+                planned += [one for folder, name in named for one in self._hours(folder, name)]
         return planned
 
     def _hours(self, folder: ShardFolder, name: ShardName) -> Iterable[InputPartition]:
@@ -222,11 +263,26 @@ class WheelReader(DataSourceReader):
             StoreError: something is damaged and the mode is ``failfast``, or may not be read.
         """
         if isinstance(partition, Untrusted):
-            damage = Damage(0, DUE_STOP_MS, 0, None, _UNTRUSTED)
-            yield self._damaged(partition.name, damage)
+            yield self._damaged(partition.name, _whole(_UNTRUSTED))
+        elif isinstance(partition, Databases):
+            yield from self._read_databases(partition)
         elif isinstance(partition, Hours):
             for parts in partition.hours:
                 yield from self._read_hour(partition, parts)
+
+    def _read_databases(self, partition: Databases) -> Iterator[pa.RecordBatch]:
+        """A database that can't be read is damage of each shard that was not read by then."""
+        left = list(partition.shards)
+        try:
+            with viewed_database(Path(left[0][0].path)) as rocks:
+                while left:
+                    folder, name = left[0]
+                    for frames in batches(view_of(rocks, folder), self._options.bounds):
+                        yield name.batch(None, frames, content=self._options.content)
+                    left.pop(0)
+        except StoreError as exc:
+            for _, name in left:
+                yield self._damaged(name, _whole(str(exc)))
 
     def _read_hour(self, partition: Hours, parts: tuple[Part, ...]) -> Iterator[pa.RecordBatch]:
         name, content = partition.name, self._options.content
@@ -243,3 +299,8 @@ class WheelReader(DataSourceReader):
                 "permissive to see the rest, and repair it"
             )
         return name.damage_batch(damage)
+
+
+def _whole(why: str) -> Damage:
+    """All of a shard is damaged."""
+    return Damage(0, DUE_STOP_MS, 0, None, why)

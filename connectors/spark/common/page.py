@@ -1,0 +1,282 @@
+"""Writes reports: facts, tables and charts as one HTML file without a network or a script.
+
+Colours are those of the reader's device, light or dark. So charts are drawn with placeholders that
+become the page's CSS variables, and a chart's text stays text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from io import StringIO
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+from zlib import crc32
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from delayservice.units import DAY_MS
+
+INK: Final = "#0a0b01"
+MUTED: Final = "#0a0b02"
+LINE: Final = "#0a0b03"
+FIRST: Final = "#0a0b04"
+SECOND: Final = "#0a0b05"
+THIRD: Final = "#0a0b06"
+BAD: Final = "#0a0b07"
+
+_VARIABLES: Final = MappingProxyType(
+    {
+        INK: "ink",
+        MUTED: "muted",
+        LINE: "line",
+        FIRST: "first",
+        SECOND: "second",
+        THIRD: "third",
+        BAD: "bad",
+    }
+)
+"""Placeholder of a colour to the CSS variable of ``templates/page.html`` that stands for it."""
+
+_STYLE: Final[dict[Any, Any]] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "delayservice",
+    "lines.linewidth": 1.4,
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": MUTED,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+}
+_WIDTH_INCHES: Final = 4.7
+"""About the width of a phone, so that text has its own size there and is larger elsewhere."""
+_LINES_INCHES: Final = 2.9
+_ROW_INCHES: Final = 0.28
+_AXIS_INCHES: Final = 0.9
+_LABEL_CHARS_MAX: Final = 26
+_LOG_RATIO: Final = 1_000
+"""A range of more than so many times its least is shown on a logarithmic scale."""
+_ANCHOR: Final = re.compile(r'(\bid="|url\(#|href="#)')
+_ROOT: Final = re.compile(r'.*?<svg[^>]*?(viewBox="[^"]*")[^>]*>.*?</metadata>', re.DOTALL)
+
+Draw: TypeAlias = Callable[[Axes], None]
+Row: TypeAlias = Sequence[object]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table. Numbers stand right, with separators; None is a dash.
+
+    ``note``: what the table does not show, such as how many rows were left out.
+    """
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: Sequence[Row]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure with its table, for readers who can't see it; without any rows there is no figure.
+
+    Attributes:
+        table: the facts; its note stands below the figure.
+        draw: draws them.
+        inches: height of the figure.
+    """
+
+    table: Table
+    draw: Draw
+    inches: float
+
+    @property
+    def image(self) -> Markup:
+        """Return the figure as an ``<svg>`` element."""
+        with rc_context(_STYLE):
+            height = self.inches if self.table.rows else _AXIS_INCHES
+            figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+            (self.draw if self.table.rows else _nothing)(figure.add_subplot())
+            return _svg(figure, self.table.caption)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page under a heading: a sentence, charts, and tables."""
+
+    heading: str
+    lead: str = ""
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page.
+
+    Attributes:
+        title: of the browser's window.
+        heading: the result in some words.
+        lead: of what the page is.
+        facts: names and values that count most.
+        sections: all else.
+        footer: where there is more.
+        warnings: sentences that must not be overlooked.
+        notes: other sentences.
+    """
+
+    title: str
+    heading: str
+    lead: str
+    facts: Sequence[tuple[str, object]]
+    sections: Sequence[Section]
+    footer: str
+    warnings: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def write_page(page: Page) -> str:
+    """The page as HTML; everything in it is escaped."""
+    return _environment().get_template("page.html").render(page=page)
+
+
+# --- charts --------------------------------------------------------------------------------------
+
+
+def bars(
+    caption: str,
+    columns: tuple[str, ...],
+    rows: Sequence[Row],
+    *,
+    value: int = 1,
+    colour: str = FIRST,
+    note: str = "",
+) -> Chart:
+    """A bar for each row, the first one on top; ``value``: the column that is drawn."""
+    values: list[Any] = [row[value] or 0 for row in rows]
+
+    def draw(axes: Axes) -> None:
+        axes.barh(range(len(rows)), values, color=colour, height=0.7)
+        axes.set_yticks(range(len(rows)), [_shortened(str(row[0])) for row in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(columns[value])
+        _scale(axes, "x", values)
+
+    height = _AXIS_INCHES + _ROW_INCHES * len(rows)
+    return Chart(Table(caption, columns, rows, note), draw, height)
+
+
+def lines(
+    table: Table, times_ms: Sequence[int], series: Mapping[str, Sequence[float]], y: str
+) -> Chart:
+    """Up to three lines over time, epoch milliseconds; ``y``: what they show, with its unit."""
+    days = [time_ms / DAY_MS for time_ms in times_ms]  # matplotlib's dates, since its epoch 1970
+
+    def draw(axes: Axes) -> None:
+        for (name, values), colour in zip(series.items(), (FIRST, SECOND, THIRD), strict=False):
+            axes.plot(days, values, "o-" if len(days) == 1 else "-", label=name, color=colour)
+        locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+        axes.set_xlabel("UTC")
+        axes.set_ylabel(y)
+        axes.legend(loc="upper left", ncols=len(series), bbox_to_anchor=(0, 1.15))
+        _scale(axes, "y", [value for values in series.values() for value in values])
+
+    return Chart(table, draw, _LINES_INCHES)
+
+
+def _scale(axes: Axes, name: str, values: Sequence[Any]) -> None:
+    """From zero; with small and very large values beside each other, by powers of ten."""
+    axis = axes.xaxis if name == "x" else axes.yaxis
+    above = [value for value in values if value > 0]
+    if above and max(above) / min(above) > _LOG_RATIO:
+        getattr(axes, f"set_{name}scale")("symlog", linthresh=1)
+    else:
+        axis.set_major_locator(MaxNLocator(5))
+    axis.set_major_formatter(EngFormatter(sep=""))
+    getattr(axes, f"set_{name}lim")(0, None)
+
+
+def _nothing(axes: Axes) -> None:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, "nothing", ha="center", va="center", transform=axes.transAxes, color=MUTED)
+
+
+def _shortened(text: str) -> str:
+    """A name that leaves room for the figure; its table has it whole."""
+    half = _LABEL_CHARS_MAX // 2
+    return text if len(text) <= _LABEL_CHARS_MAX else f"{text[: half - 1]}…{text[-half:]}"
+
+
+def _svg(figure: Figure, label: str) -> Markup:
+    """A figure for one page; ``label``: for readers that hear it."""
+    written = StringIO()
+    figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    text = written.getvalue()
+    root = _ROOT.match(text)
+    if root is None:
+        raise AssertionError("matplotlib wrote no svg element")  # its format, not a user's input
+    body = text[root.end() :]
+    for colour, name in _VARIABLES.items():
+        body = body.replace(colour, f"var(--{name})")
+    # Ids are of the page, and a page has several figures.
+    body = _ANCHOR.sub(rf"\g<1>f{crc32(label.encode()):x}-", body)
+    head = Markup('<svg role="img" {} aria-label="{}">')
+    return head.format(Markup(root[1]), label) + Markup(body)  # noqa: S704  # matplotlib escapes
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def number(value: object) -> str:
+    """A cell's text: whole numbers with separators, others with three digits, None as a dash."""
+    if value is None:
+        return "\N{EN DASH}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 1_000 else f"{value:,.0f}"  # noqa: PLR2004
+    return str(value)
+
+
+def moment(time_ms: int) -> str:
+    """An instant for people, in UTC to the minute."""
+    return datetime.fromtimestamp(time_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("connectors.spark.common"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = number
+    environment.tests["numeric"] = lambda value: isinstance(value, int | float)
+    return environment

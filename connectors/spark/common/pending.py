@@ -1,0 +1,210 @@
+"""Pending records by the delay topics: those that nothing has settled at a cursor.
+
+The executors read the log as the service does, and hand on what is pending by its key, and what
+bears an id; ``uncancelled`` takes out what a user record of the same id cancels: one at or after
+the base of the record and below H (design rules 12 to 14). The last such record decides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from connectors.spark.common.decode import ShardReader, rows_of, runs
+from connectors.spark.common.topics import Place, read_topic
+from delayservice.core.contract import Contracts
+from delayservice.core.cursor import Cursor
+from delayservice.core.digest import HOUR_MS
+from delayservice.core.entry import COPY, SCHEDULE, Entry
+from delayservice.core.storing import is_user_record
+from delayservice.core.times import DUE_STOP_MS
+
+TASK_RECORDS: Final = 1_000_000
+"""Records of a task at most, about."""
+CLOCKS_MS: Final = HOUR_MS
+"""Allowance for the clocks of nodes and brokers: they are held within half a second."""
+
+_NEVER_MARKED: Final = -1
+_SHARD: Final = ("topic", "partition")
+_SIFTED: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("key_ms", pa.int64()),
+        ("offset", pa.int64()),
+        ("record_id", pa.binary()),
+        ("canceller", pa.int64()),
+        ("base", pa.int64()),
+    ]
+)
+"""``canceller``: the offset of a user record with an id, which takes the place of earlier ones;
+``base``: the first offset whose record may take the place of this one."""
+
+
+class LogPart(NamedTuple):
+    """Part of a shard's log, and the pending records that are wanted of it.
+
+    Attributes:
+        contracts: what its records are read by.
+        start: first offset that is read.
+        stop: end of the offsets, exclusive.
+        cursor: K and H: what they have settled is left out.
+        from_ms: first key that is wanted.
+        to_ms: end of the keys.
+        log_start: where the log begins.
+    """
+
+    contracts: Contracts
+    start: int
+    stop: int
+    cursor: Cursor
+    from_ms: int = 0
+    to_ms: int = DUE_STOP_MS + 1
+    log_start: int = 0
+
+
+class Facts(NamedTuple):
+    """Columns of a pending record beside its key.
+
+    Attributes:
+        schema: their names and types.
+        of: makes a row of an entry; sent to the executors.
+    """
+
+    schema: pa.Schema
+    of: Callable[[Entry], tuple[object, ...]]
+
+    @property
+    def whole(self) -> pa.Schema:
+        """Return all columns of what is sifted."""
+        return pa.schema([*_SIFTED, *self.schema])
+
+
+def sift(
+    spark: SparkSession,
+    client: Mapping[str, str],
+    parts: Mapping[Place, LogPart],
+    facts: Facts,
+    secrets: Iterable[bytes],
+    min_partitions: int,
+) -> DataFrame:
+    """Read parts of logs, by many tasks at once.
+
+    Args:
+        spark: the session.
+        client: options of librdkafka.
+        parts: what is asked, by shard.
+        facts: columns of pending records.
+        secrets: the cluster's; none: copies are believed.
+        min_partitions: tasks at least.
+
+    Returns:
+        ``topic, partition, key_ms, offset, record_id, canceller, base`` and the facts. ``key_ms``
+        null: not pending, and here for its id only.
+    """
+    tasks = sum(part.stop - part.start for part in parts.values()) // TASK_RECORDS + 1
+    records = read_topic(
+        spark,
+        client,
+        {topic for topic, _ in parts},
+        {place: part.start for place, part in parts.items()},
+        {place: part.stop for place, part in parts.items()},
+        max(min_partitions, tasks),
+    )
+    sieve = _Sieve(dict(parts), facts, tuple(secrets))
+    return records.mapInArrow(sieve.sift, from_arrow_schema(facts.whole))
+
+
+def uncancelled(sifted: DataFrame) -> DataFrame:
+    """``topic, partition, key_ms, offset, record_id`` and the facts of records that are pending;
+    ``sifted``: as ``sift`` gives it.
+    """
+    named = [*_SHARD, "record_id"]
+    cancellers = (
+        sifted.where("canceller is not null").groupBy(*named).agg(sf.max("canceller").alias("last"))
+    )
+    return (
+        sifted.where("key_ms is not null")
+        .join(cancellers, named, "left")
+        .where("last is null or last < base")
+        .select(*_SHARD, "key_ms", "offset", "record_id", *sifted.columns[len(_SIFTED) :])
+    )
+
+
+def written_since_ms(contracts: Contracts, key_ms: int) -> int:
+    """Return a time such that no record with a key of ``key_ms`` or later was appended before it.
+
+    The key of a user record is ``min(due, appended + roll window)`` at most (``RecordReader``). The
+    key of a copy is ``min(due, now + roll window)`` at most, by the clock of the owner before it
+    appends the copy (``Settler``): whatever a copy waits for, it waits no longer than one that is
+    rolled. An owner has the contract of its own window in the checkpoint before it writes anything.
+    So ``appended >= key - widest window - difference of the clocks``.
+    """
+    widest_ms = max(contract.roll_window_ms for _, contract in contracts.entries())
+    return max(key_ms - widest_ms - CLOCKS_MS, 0)
+
+
+def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, LogPart]:
+    """Return parts below ``parts`` in which a record may lie that cancels one of ``sifted``.
+
+    A copy may be cancelled by what was written before it: from its base on, which is where H was
+    when it was made. Nothing there is pending itself: ``parts`` begin where anything can be.
+    """
+    bases = sifted.where("key_ms is not null and record_id is not null").groupBy(*_SHARD)
+    found = bases.agg(sf.min("base")).collect()
+    starts = {(t, p): max(base, parts[t, p].log_start) for t, p, base in found}
+    return {
+        place: parts[place]._replace(start=start, stop=parts[place].start, from_ms=0, to_ms=0)
+        for place, start in starts.items()
+        if start < parts[place].start
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Sieve:
+    """Sifts records of delay topics; sent to the executors as it is."""
+
+    parts: Mapping[Place, LogPart]
+    facts: Facts
+    secrets: tuple[bytes, ...]
+
+    def sift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows for what is pending by its key, and for what bears an id."""
+        readers: dict[Place, ShardReader] = {}
+        for batch in batches:
+            for topic, partition, rows in runs(batch):
+                place, part = (topic, partition), self.parts[topic, partition]
+                if place not in readers:
+                    readers[place] = ShardReader(*place, part.contracts, self.secrets)
+                entries = readers[place].read(rows_of(rows))
+                kept = [row for e in entries if (row := self._row(part, e)) is not None]
+                yield batch_of([(*place, *row) for row in kept], self.facts.whole)
+
+    def _row(self, part: LogPart, entry: Entry) -> tuple[object, ...] | None:
+        """Columns from ``key_ms`` on; None: the record has nothing to say here."""
+        offset, kind, key_ms, record_id, _, base = entry
+        takes_place = record_id is not None and is_user_record(entry)
+        canceller = offset if takes_place and offset < part.cursor.offset else None
+        if (
+            kind in (SCHEDULE, COPY)
+            and part.from_ms <= key_ms < part.to_ms
+            and not part.cursor.has_settled((key_ms, offset), _NEVER_MARKED)
+        ):
+            first = base if kind == COPY else offset + 1
+            return key_ms, offset, record_id, canceller, first, *self.facts.of(entry)
+        if canceller is None:
+            return None
+        return None, offset, record_id, canceller, None, *(None for _ in self.facts.schema)
+
+
+def batch_of(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as a batch."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,103 @@
+"""Copies held against the log, record by record: data frames in, findings out.
+
+A library for notebooks as for ``reconcile``; it works on the session of its data frames, Spark
+Connect included. ``docs/reconcile.md`` describes the findings.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from delayservice.core.digest import SLOT_MS
+
+FINDINGS_VERSION: Final = 2
+"""Version of ``FINDING``."""
+
+FINDING: Final = (
+    "kind string, node string, topic string, partition int, slot_start_ms bigint, "
+    "slot_stop_ms bigint, offset bigint, key_ms bigint, detail string"
+)
+OF_RECORDS: Final = ("missing", "extra", "different")
+"""Kinds of findings that ``compare`` makes."""
+
+HELD: Final = (
+    "node string, topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
+)
+"""A pending record of a copy; ``payload_hash`` as in ``stored.DDL``."""
+LOGGED: Final = "topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
+"""A record that is pending by the log."""
+COPIES: Final = "node string, topic string, partition int, log_start bigint"
+"""A copy; records below ``log_start``, where its log begins, can't be judged."""
+
+SHARD: Final = ["topic", "partition"]
+COPY: Final = ["node", *SHARD]
+SLOT: Final = [*SHARD, "slot_start_ms"]
+PLACE: Final = ["node", *SLOT]
+_RECORD: Final = [*PLACE, "key_ms", "offset"]
+
+_DETAIL: Final = {
+    "missing": "the log has it pending, the copy has not",
+    "extra": "the copy has it pending; by the log it is cancelled, replaced or was never written",
+    "different": "the copy has it with other content than the log",
+}
+
+
+def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
+    """Return the records that copies do not hold as the log has them.
+
+    Args:
+        held: ``HELD``, of all copies and of one cursor: offsets below H with keys above K, without
+            what an offset below H cancels.
+        logged: ``LOGGED``, of the same cursor.
+        copies: ``COPIES``, each once: what is compared. With ``slot_start_ms``, those slots only.
+
+    Returns:
+        ``FINDING``.
+    """
+    scope = [name for name in PLACE if name in copies.columns]
+    ours = logged.transform(with_slot).join(copies, [name for name in scope if name != "node"])
+    theirs = held.transform(with_slot).join(copies, scope).where("offset >= log_start")
+    kind = (
+        sf.when(sf.col("payload_hash").isNull(), "missing")
+        .when(sf.col("log_payload").isNull(), "extra")
+        .when(sf.col("payload_hash") != sf.col("log_payload"), "different")
+    )
+    return (
+        ours.select(*_RECORD, sf.col("payload_hash").alias("log_payload"))
+        .join(theirs.select(*_RECORD, "payload_hash"), _RECORD, "full")
+        .withColumn("kind", kind)
+        .where("kind is not null")
+        .withColumn("detail", _by_kind(_DETAIL))
+        .transform(as_findings)
+    )
+
+
+def with_slot(records: DataFrame) -> DataFrame:
+    """Add the slot of each record."""
+    return records.withColumn("slot_start_ms", slot_start(sf.col("key_ms")))
+
+
+def slot_start(key_ms: Column) -> Column:
+    """The start of the slot that a key is in."""
+    return key_ms - key_ms % SLOT_MS
+
+
+def as_findings(slots: DataFrame) -> DataFrame:
+    """Rows with a ``kind``, ``PLACE`` and a ``detail``, as ``FINDING``."""
+    unknown = sf.lit(None).cast("bigint")
+    told = {"slot_stop_ms": sf.col("slot_start_ms") + SLOT_MS, "offset": unknown, "key_ms": unknown}
+    told |= {name: sf.col(name) for name in slots.columns}
+    return slots.select(*(told[name].alias(name) for name in names_of(FINDING)))
+
+
+def names_of(ddl: str) -> list[str]:
+    """Return the columns of a schema."""
+    return [column.split()[0] for column in ddl.split(", ")]
+
+
+def _by_kind(texts: dict[str, str]) -> Column:
+    pairs = [sf.lit(text) for pair in texts.items() for text in pair]
+    return sf.element_at(sf.create_map(*pairs), sf.col("kind"))

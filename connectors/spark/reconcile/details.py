@@ -1,0 +1,167 @@
+"""Nodes asked for records of their copies. Their answers lie in the repair topic, from which Spark
+reads them; the driver sees only a report for each range that was asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from connectors.kafka.clients import KafkaAdmin, admin_client
+from connectors.kafka.log_ends import LATEST, offsets_of
+from connectors.kafka.repairs import RepairDesk
+from connectors.spark.common.topics import native_options, read_topic
+from connectors.spark.reconcile.digests import from_hex
+from delayservice.core.repair import Command
+
+UNREADABLE: Final = (
+    "node string, topic string, partition int, slot_start_ms bigint, slot_stop_ms bigint, "
+    "first_offset bigint, stop_offset bigint, why string"
+)
+"""A range that a copy does not give: damaged, or not answered. Offsets null: unknown."""
+
+RANGES_MAX: Final = 10_000
+"""Ranges that nodes are asked about in one comparison; a plan has no more steps either."""
+ASKED_AT_ONCE: Final = 1_000
+_LOOK_EVERY_S: Final = 0.5
+_TASK_ANSWERS: Final = 100
+"""Answers that a task reads: each has two thousand records at most."""
+_ANSWER: Final = (
+    "kind string, plan string, step int, node string, topic string, partition int, "
+    "status string, detail string, rows array<array<string>>"
+)
+
+
+class Range(NamedTuple):
+    """Slots of one copy that follow each other."""
+
+    node: str
+    topic: str
+    partition: int
+    start_ms: int
+    stop_ms: int
+
+
+@dataclass
+class Details:
+    """Asks nodes, and finds their answers.
+
+    Attributes:
+        spark: the session.
+        client: options of librdkafka.
+        topic: the repair topic.
+        timeout_s: how long to wait for another report.
+        ranges_max: ranges to ask about at most; 0: nodes are not asked.
+    """
+
+    spark: SparkSession
+    client: Mapping[str, str]
+    topic: str
+    timeout_s: float
+    ranges_max: int = RANGES_MAX
+    _admin: KafkaAdmin = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the client."""
+        self._admin = admin_client(native_options(self.client))
+
+    def of(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
+        """Have nodes write what they hold in the first ranges.
+
+        Args:
+            ranges: rows as ``Range``, in a total order.
+
+        Returns:
+            ``compare.HELD`` and ``mark``; and ``UNREADABLE`` of ranges that were not told.
+
+        Raises:
+            KafkaEdgeError: the topic can't be read or written.
+        """
+        asked = [Range(*row) for row in ranges.limit(self.ranges_max).collect()]
+        told, untold = self.ask(asked)
+        unknown = sf.lit(None).cast("bigint")
+        why = sf.lit("the node was not asked for details")
+        left = ranges.offset(self.ranges_max).select(
+            "node", "topic", "partition", "start_ms", "stop_ms", unknown, unknown, why
+        )
+        rows = [(*one, None, None, said) for one, said in untold]
+        return told, self.spark.createDataFrame(rows, UNREADABLE).union(left)
+
+    def ask(self, ranges: Sequence[Range]) -> tuple[DataFrame, list[tuple[Range, str]]]:
+        """Ask about ranges; return what was told, and the ranges that were not, with the reason."""
+        plan, start = uuid.uuid4().hex, self._end()
+        untold: list[tuple[Range, str]] = []
+        for first in range(0, len(ranges), ASKED_AT_ONCE):
+            some = dict(enumerate(ranges[first : first + ASKED_AT_ONCE], first))
+            reports = self._ask(plan, some)
+            untold += [(some[step], why) for step, why in reports.items() if why]
+            unheard = some.keys() - reports.keys()
+            untold += [(some[step], "the node did not answer") for step in sorted(unheard)]
+        return self._told(self._answers(plan, start, self._end())), untold
+
+    def _ask(self, plan: str, ranges: Mapping[int, Range]) -> dict[int, str]:
+        """Ask for some ranges at once; by step why it was not told, empty where it was."""
+        start = self._end()
+        expires_ms = int((time.time() + self.timeout_s) * 1_000)
+        RepairDesk(native_options(self.client), self.topic).send(
+            [
+                Command(
+                    plan=plan, step=step, command="detail", expires_ms=expires_ms, **one._asdict()
+                )
+                for step, one in ranges.items()
+            ]
+        )
+        reports: dict[int, str] = {}
+        tick, deadline_s = threading.Event(), time.monotonic() + self.timeout_s
+        while len(reports) < len(ranges) and time.monotonic() < deadline_s:
+            stop = self._end()
+            told = self._answers(plan, start, stop).where("kind = 'report'")
+            found = {
+                step: "" if status == "done" else detail
+                for step, status, detail in told.select("step", "status", "detail").collect()
+            }
+            if found:
+                deadline_s = time.monotonic() + self.timeout_s
+            reports, start = reports | found, stop
+            if len(reports) < len(ranges):
+                tick.wait(_LOOK_EVERY_S)
+        return reports
+
+    def _answers(self, plan: str, start: int, stop: int) -> DataFrame:
+        place = (self.topic, 0)
+        tasks = (stop - start) // _TASK_ANSWERS + 1
+        records = read_topic(
+            self.spark, self.client, [self.topic], {place: start}, {place: stop}, tasks
+        )
+        said = records.where(sf.col("key").cast("string") == plan).select(
+            sf.from_json(sf.col("value").cast("string"), _ANSWER).alias("said")
+        )
+        return said.select("said.*")
+
+    @staticmethod
+    def _told(answers: DataFrame) -> DataFrame:
+        row = sf.col("row")
+        return (
+            answers.where("kind = 'detail'")
+            .select("node", "topic", "partition", sf.explode("rows").alias("row"))
+            .select(
+                "node",
+                "topic",
+                "partition",
+                row[0].cast("bigint").alias("key_ms"),
+                row[1].cast("bigint").alias("offset"),
+                row[2].cast("bigint").alias("mark"),
+                from_hex(row[3]).alias("payload_hash"),
+            )
+        )
+
+    def _end(self) -> int:
+        place = (self.topic, 0)
+        return offsets_of(self._admin, [place], LATEST)[place]

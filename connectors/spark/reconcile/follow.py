@@ -1,0 +1,220 @@
+"""Comparisons again and again until the process is told to stop, and repairs within guard rails.
+
+Before a repair the copy and a right one of another node are read from their disks, and all is
+compared once more: a passing difference is left alone, and the other copy is known to be right.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+
+from msgspec.structs import replace
+from pyspark.sql import SparkSession
+
+from connectors.kafka.repairs import RepairDesk, cluster_id
+from connectors.spark.common.failures import FAILURES, reason
+from connectors.spark.common.progress import Say
+from connectors.spark.common.topics import native_options
+from connectors.spark.reconcile.guard import (
+    IS_STALE,
+    Chosen,
+    Repair,
+    choose,
+    confirmed,
+    is_fresh,
+    standings,
+)
+from connectors.spark.reconcile.plan import Copy, Plan, carry_out
+from connectors.spark.reconcile.run import (
+    ReconcileOptions,
+    ReconcileResult,
+    compare_copies,
+    conclude,
+)
+from delayservice.core.repair import Command
+from delayservice.errors import DelayServiceError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowOptions:
+    """Options of comparisons that go on.
+
+    Attributes:
+        reconcile: of each comparison.
+        interval_s: from the beginning of one to that of the next; one that takes longer is followed
+            at once.
+        repairs_max: how many repairs to make before it stops repairing; 0: none.
+        timeout_s: how long nodes may take for some steps.
+    """
+
+    reconcile: ReconcileOptions
+    interval_s: float = 60.0
+    repairs_max: int = 0
+    timeout_s: float = 600.0
+
+
+@dataclass(slots=True)
+class Repairs:
+    """Repairs since the process began.
+
+    Attributes:
+        allowed: how many may be made.
+        made: how many were begun, whatever came of them.
+        failed: steps that failed or were not answered.
+        left: steps of the newest plan that wait for a person, by the reason.
+    """
+
+    allowed: int = 0
+    made: int = 0
+    failed: int = 0
+    left: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Return whether there are no more, for their number is used up."""
+        return 0 < self.allowed <= self.made
+
+    def to_json(self) -> dict[str, object]:
+        """For the summary."""
+        return {**asdict(self), "left": dict(self.left), "stopped": self.has_stopped}
+
+
+@dataclass(slots=True)
+class Followed:
+    """The result of all comparisons so far: their number, those that failed, and the last one."""
+
+    intervals: int = 0
+    failed: int = 0
+    repairs: Repairs = field(default_factory=Repairs)
+    last: ReconcileResult | None = None
+
+
+Heard = Callable[[ReconcileResult | str, Repairs], None]
+"""Takes each result, or the reason why there is none; and the repairs so far."""
+
+
+def follow(
+    spark: SparkSession,
+    options: FollowOptions,
+    stop: threading.Event,
+    heard: Heard = lambda *_: None,
+    say: Say = lambda _: None,
+) -> Followed:
+    """Compare until told to stop. A comparison that fails is reported, and tried again at the next
+    interval.
+
+    Args:
+        spark: the session.
+        options: what and how.
+        stop: ends it, after the comparison that is under way.
+        heard: told of each.
+        say: told in a few words what is being done.
+    """
+    following = _Following(spark, options, stop, say)
+    while not stop.is_set():
+        began_s = time.monotonic()
+        heard(following.once(), following.so_far.repairs)
+        say("waiting for the next interval")
+        stop.wait(max(0.0, began_s + options.interval_s - time.monotonic()))
+    return following.so_far
+
+
+class _Following:
+    """Comparisons of one process."""
+
+    def __init__(
+        self, spark: SparkSession, options: FollowOptions, stop: threading.Event, say: Say
+    ) -> None:
+        self._spark = spark
+        self._options = options
+        self._say = say
+        compared = options.reconcile
+        self._client = native_options(compared.client)
+        self._desk = RepairDesk(self._client, compared.repairs, stop)
+        self.so_far = Followed(repairs=Repairs(options.repairs_max))
+
+    def once(self) -> ReconcileResult | str:
+        """Compare once, repair what may be, and publish; the reason if that failed."""
+        self.so_far.intervals += 1
+        try:
+            result = self._compare()
+            repairs = self.so_far.repairs
+            if repairs.allowed and result.plan.steps:
+                result = self._repair(result)
+            else:
+                repairs.left = {}
+            conclude(self._spark, self._options.reconcile, result, repairs.to_json())
+        except (DelayServiceError, *FAILURES) as exc:
+            self.so_far.failed += 1
+            return str(exc) if isinstance(exc, DelayServiceError) else reason(exc)
+        self.so_far.last = result
+        return result
+
+    def _compare(self) -> ReconcileResult:
+        return compare_copies(self._spark, self._options.reconcile, self._say)
+
+    # --- repair --------------------------------------------------------------------------------
+
+    def _repair(self, result: ReconcileResult) -> ReconcileResult:
+        """Repair what may be; return the comparison that was done by."""
+        chosen = self._choose(result)
+        if chosen.repairs:
+            self._say("having other copies read from their disks")
+            answered = self._confirm(chosen.repairs)
+            result = self._compare()
+            chosen = self._choose(result, answered)
+        left = Counter(chosen.left)
+        for repair in chosen.repairs:
+            if is_fresh(time.monotonic() - result.read_s):
+                self._carry_out(repair, result.plan)
+            else:
+                left[IS_STALE] += len(repair.steps)
+        self.so_far.repairs.left = dict(left)
+        return result
+
+    def _carry_out(self, repair: Repair, plan: Plan) -> None:
+        self._say(f"having {repair.node} rebuild its copy of slice {repair.slice_no}")
+        repairs = self.so_far.repairs
+        repairs.made += 1
+        outcome = carry_out(
+            replace(plan, id=uuid.uuid4().hex, steps=repair.steps),
+            self._desk,
+            cluster_id(self._client),
+            now_ms=time.time_ns() // 1_000_000,
+            timeout_s=self._options.timeout_s,
+            replica_only=True,
+        )
+        repairs.failed += len(repair.steps) - outcome.done
+
+    def _choose(self, result: ReconcileResult, answered: Collection[Copy] | None = None) -> Chosen:
+        known = standings(result.compared, result.wrong)
+        if answered is not None:
+            known = confirmed(known, answered)
+        repairs = self.so_far.repairs
+        return choose(result.plan.steps, known, repairs.allowed - repairs.made)
+
+    def _confirm(self, wanted: Collection[Repair]) -> set[Copy]:
+        """Have the copies in question and their witnesses read from disks; those that were."""
+        told = (copy for one in wanted for copy in (*one.witnesses, *(s.copy for s in one.steps)))
+        copies = list(dict.fromkeys(told))
+        plan, timeout_s = uuid.uuid4().hex, self._options.timeout_s
+        expires_ms = int((time.time() + timeout_s) * 1_000)
+        commands = [
+            Command(
+                plan=plan,
+                step=step,
+                command="scan",
+                node=node,
+                topic=topic,
+                partition=partition,
+                expires_ms=expires_ms,
+            )
+            for step, (node, topic, partition) in enumerate(copies)
+        ]
+        reports = self._desk.ask(commands, timeout_s)
+        return {copies[report.step] for report in reports if report.status == "done"}

@@ -1,0 +1,133 @@
+"""The guard rails of repairs that nobody asks for: decisions alone, from what was compared.
+
+A repair rebuilds what one node holds of one slice. Without a person only a copy that is not the
+owner's is rebuilt, one of a slice at a time, while another copy of each of its shards is right and
+its node answers, soon after the comparison, and only a limited number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from connectors.spark.reconcile.digests import Comparison
+from connectors.spark.reconcile.plan import Copy, Step
+
+FRESH_S: Final = 60.0
+"""Age of a comparison after which nothing is repaired by it."""
+
+IS_OWNERS: Final = "the node delivers the slice, or may"
+IS_SECOND: Final = "another copy of the slice is rebuilt first"
+HAS_NO_WITNESS: Final = "no other copy was compared equal, or its node does not answer"
+IS_OVER_LIMIT: Final = "the number of repairs is used up"
+IS_STALE: Final = "the comparison took too long"
+
+
+class Standing(NamedTuple):
+    """What a comparison says of a copy: whether its node delivers, and whether it is right."""
+
+    is_owner: bool
+    is_equal: bool
+
+
+class Repair(NamedTuple):
+    """Steps for what one node holds of one slice.
+
+    Attributes:
+        node: the node.
+        slice_no: the slice.
+        steps: of the plan.
+        witnesses: for each shard of the steps, another node's copy that is right.
+    """
+
+    node: str
+    slice_no: int
+    steps: tuple[Step, ...]
+    witnesses: tuple[Copy, ...]
+
+
+class Chosen(NamedTuple):
+    """Repairs to carry out, and how many steps are left to people, by the reason."""
+
+    repairs: tuple[Repair, ...]
+    left: Mapping[str, int]
+
+
+def standings(compared: Collection[Comparison], wrong: Collection[Copy]) -> dict[Copy, Standing]:
+    """Return what a comparison says of every copy that was compared; ``wrong``: with findings."""
+    owners = {(node, one.partition) for one in compared for node in one.owners}
+    return {
+        (node, *one.place): Standing(
+            (node, one.partition) in owners, (node, *one.place) not in wrong
+        )
+        for one in compared
+        for node in one.nodes
+    }
+
+
+def choose(steps: Sequence[Step], known: Mapping[Copy, Standing], repairs_left: int) -> Chosen:
+    """Return the repairs that may be made.
+
+    Args:
+        steps: of a plan.
+        known: every copy that was compared, as ``standings`` has them.
+        repairs_left: how many may still be made.
+    """
+    groups: dict[tuple[str, int], list[Step]] = {}
+    for step in steps:
+        groups.setdefault((step.node, step.partition), []).append(step)
+    chosen: dict[int, Repair] = {}
+    left: dict[str, int] = {}
+    for (node, slice_no), group in groups.items():
+        witnesses = _witnesses(node, group, known)
+        if _is_owner(node, slice_no, known):
+            why = IS_OWNERS
+        elif slice_no in chosen:
+            why = IS_SECOND
+        elif witnesses is None:
+            why = HAS_NO_WITNESS
+        elif len(chosen) >= repairs_left:
+            why = IS_OVER_LIMIT
+        else:
+            chosen[slice_no] = Repair(node, slice_no, tuple(group), witnesses)
+            continue
+        left[why] = left.get(why, 0) + len(group)
+    return Chosen(tuple(chosen.values()), left)
+
+
+def is_fresh(age_s: float) -> bool:
+    """Return whether copies that were read so long ago are still as they were, for a repair."""
+    return age_s <= FRESH_S
+
+
+def confirmed(known: Mapping[Copy, Standing], answered: Collection[Copy]) -> dict[Copy, Standing]:
+    """Return ``known`` with only those for right whose nodes have answered just before."""
+    return {
+        copy: one._replace(is_equal=one.is_equal and copy in answered)
+        for copy, one in known.items()
+    }
+
+
+def _is_owner(node: str, slice_no: int, known: Mapping[Copy, Standing]) -> bool:
+    """A copy of which nothing is known may be the owner's."""
+    mine = [one for copy, one in known.items() if (copy[0], copy[2]) == (node, slice_no)]
+    return not mine or any(one.is_owner for one in mine)
+
+
+def _witnesses(
+    node: str, steps: Sequence[Step], known: Mapping[Copy, Standing]
+) -> tuple[Copy, ...] | None:
+    """Return one right copy of another node for each shard, a replica's where there is one; None:
+    a shard has none.
+    """
+    found = []
+    for place in dict.fromkeys((step.topic, step.partition) for step in steps):
+        right = [
+            (one.is_owner, copy)
+            for copy, one in known.items()
+            if copy[1:] == place and copy[0] != node and one.is_equal
+        ]
+        if not right:
+            return None
+        found.append(min(right)[1])
+    return tuple(found)

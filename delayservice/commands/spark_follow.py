@@ -1,0 +1,57 @@
+"""``delayservice spark reconcile --follow``: each comparison as a line."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
+from connectors.spark.reconcile.run import ReconcileOptions, ReconcileResult
+from delayservice.commands.console import err, out, print_json
+from delayservice.commands.spark_session import EXIT_FINDINGS, Running, told_to_stop
+
+EXIT_FAILED = 1
+
+
+def run(
+    job: Running, options: ReconcileOptions, interval_s: float, repairs: int, *, as_json: bool
+) -> int:
+    """Compare until Ctrl-C or SIGTERM; the exit status."""
+    asked = FollowOptions(reconcile=options, interval_s=interval_s, repairs_max=repairs)
+
+    def heard(said: ReconcileResult | str, made: Repairs) -> None:
+        if isinstance(said, str):
+            err.print(f"{_now()} not compared, tried again: {said}", style="red", markup=False)
+        elif as_json:
+            told = {**said.to_json(), "shards": len(said.compared), "repairs": made.to_json()}
+            print_json(told)
+            sys.stdout.flush()  # each line is of use when it comes
+        else:
+            _show(said, made)
+
+    with told_to_stop() as stop:
+        return status_of(follow(job.spark, asked, stop, heard, job.say))
+
+
+def _show(found: ReconcileResult, made: Repairs) -> None:
+    what = ", ".join(f"{count:,} {kind}" for kind, count in found.findings.items()) or "all equal"
+    counts = found.counts
+    compared = f"{counts.records:,} of {counts.pending:,} pending records compared"
+    style = "green" if found.is_clean else "bold red"
+    out.print(f"{_now()} {what}; {compared} in {found.seconds:,.0f} s", style=style, markup=False)
+    for why, steps in made.left.items():
+        out.print(f"         {steps:,} steps of the plan wait for you: {why}", markup=False)
+    if made.made:
+        limit = ", and no more are made" if made.has_stopped else ""
+        out.print(f"         {made.made} of {made.allowed} repairs made{limit}", markup=False)
+
+
+def _now() -> str:
+    return time.strftime("%H:%M:%S", time.gmtime())
+
+
+def status_of(done: Followed) -> int:
+    """Return 3 if the last comparison found something, else 1 if any has failed."""
+    if done.last is not None and not done.last.is_clean:
+        return EXIT_FINDINGS
+    return EXIT_FAILED if done.failed else 0

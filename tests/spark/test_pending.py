@@ -1,0 +1,77 @@
+"""Pending records sifted out of a real log that is not read from its start."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+
+from connectors.spark.common.pending import LogPart, before, sift, uncancelled, written_since_ms
+from connectors.spark.reconcile.stored import HASHES
+from delayservice.core.codec import Payload
+from delayservice.core.contract import Contract, Contracts
+from delayservice.core.copies import write_copy
+from delayservice.core.cursor import Cursor
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.conftest import MakeTopic
+
+Header = tuple[str, str | bytes | None]
+
+DAY_MS = 86_400_000
+SECRET = b"the cluster's secret"
+CONTRACTS = Contracts([(0, Contract(version=2, allow=("orders",), roll_window_ms=DAY_MS))])
+
+
+def offsets(sifted: DataFrame) -> list[int]:
+    return sorted(row["offset"] for row in uncancelled(sifted).collect())
+
+
+def test_a_copy_may_be_cancelled_by_what_was_written_long_before_it(
+    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic
+) -> None:
+    """H lags behind while K goes on: two records are rolled, and H comes to the cancel of one of
+    them only then.
+    """
+    client = {"bootstrap.servers": cluster.bootstrap}
+    topic, now_ms = make_topic("delay_topic"), int(time.time() * 1_000)
+    due_ms, old_ms = now_ms + DAY_MS // 2, now_ms - 10 * DAY_MS
+    producer = Producer(client)
+    schedule: list[Header] = [("delay-at", b"%d" % due_ms), ("delay-target-topic", b"orders")]
+    cancel: list[Header] = [("delay-op", b"cancel")]
+    for name, headers in ((b"a", schedule), (b"b", schedule), (b"c", schedule), (b"a", cancel)):
+        named: list[Header] = [*headers, ("delay-id", name)]
+        producer.produce(topic, b"value", b"key", 0, timestamp=old_ms, headers=named)
+    for settles, name, base in ((0, b"a", 3), (1, b"b", 3), (2, b"c", 0)):
+        payload: Payload = (
+            "orders",
+            -1,
+            b"key",
+            b"value",
+            [],
+            due_ms,
+            (name, b"%s" % name, 1, None),
+        )
+        key, value, copied = write_copy(
+            *(topic, 0, SECRET),
+            settles=settles,
+            source=f"{topic}:0:{settles}".encode(),
+            base=base,
+            at_ms=due_ms,
+            payload=payload,
+        )
+        producer.produce(topic, value, key, 0, timestamp=now_ms, headers=[*copied])
+    producer.flush()
+
+    start, stop, place = 4, 7, (topic, 0)
+    assert old_ms < written_since_ms(CONTRACTS, due_ms) <= now_ms
+    parts = {place: LogPart(CONTRACTS, start, stop, Cursor((now_ms, 0), stop))}
+    sifted = sift(spark, client, parts, HASHES, [SECRET], 2).persist()
+    assert offsets(sifted) == [4, 5, 6]
+    earlier = before(sifted, parts)
+    assert earlier == {place: parts[place]._replace(start=0, stop=start, from_ms=0, to_ms=0)}
+    whole = sifted.union(sift(spark, client, earlier, HASHES, [SECRET], 2))
+    assert offsets(whole) == [5]
+    above = {place: parts[place]._replace(log_start=start)}
+    assert before(sifted, above) == {}
+    sifted.unpersist()
