@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import psutil
 import pyspark
 
 from connectors.spark.common import session
@@ -29,6 +30,7 @@ SPARK_HOME: Final = Path(pyspark.__file__).parent
 JOB: Final = Path(__file__).parents[2] / "connectors" / "spark" / "job.py"
 EXECUTOR_MEMORY: Final = "512m"
 
+_EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 _WORKERS: Final = 2
 _START_S: Final = 60.0
 _WORKER_MEMORY: Final = "640m"
@@ -105,6 +107,18 @@ class StandaloneCluster:
             for application in self._folder.glob("worker-*/app-*")
             for path in application.iterdir()
         )
+
+    def lose_executors(self) -> int:
+        """Kill all executors that run; how many there were. The master starts others."""
+        found = [
+            one
+            for child in self._children
+            for one in psutil.Process(child.pid).children(recursive=True)
+            if any(_EXECUTOR in word for word in one.cmdline())
+        ]
+        for one in found:
+            one.kill()
+        return len(found)
 
     def _start(self) -> None:
         at_master = ("--host", LOOPBACK, "--port", str(self._port))
