@@ -32,7 +32,7 @@ from delayservice.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from connectors.spark.schedule.run import Scheduled
-    from connectors.spark.schedule.stream import Streamed
+    from connectors.spark.schedule.stream import Stream
     from delayservice.core.contract import Contract
     from delayservice.settings import Settings
 
@@ -53,7 +53,7 @@ def schedule(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[INPUT]", help="A file, folder, pattern, URL or table.", show_default=False
+            metavar="INPUT", help="A file, folder, pattern, URL or table.", show_default=False
         ),
     ] = None,
     *,
@@ -159,14 +159,19 @@ def schedule(
     from connectors.spark.schedule.stream import StreamOptions, start_stream
     from delayservice.commands.send import delay_ms
     from delayservice.contracts import allowlist_for
+    from delayservice.settings import load
 
-    _check_usage(source, from_topic, checkpoint, is_for_rows=dry_run or kind is not None)
+    for_topic = stream or any((checkpoint, schema, from_config))
+    _check_usage(
+        source, from_topic, checkpoint, for_rows=dry_run or kind is not None, for_topic=for_topic
+    )
     settings = load_settings(config, sets, bootstrap)
-    reader = settings.kafka.client_config("consumer")
-    writer = settings.kafka.client_config("producer")
+    client = settings.kafka.client_config("consumer")
     delay_topic = topic or settings.topics.delay[0]
-    contracts = partial(_contracts, settings, reader, delay_topic)
+    contracts = partial(_contracts, settings, client, delay_topic)
     options = run.ScheduleOptions(
+        client=client,
+        writer=settings.kafka.client_config("producer"),
         topic=delay_topic,
         name=_name(settings, source, delay_topic, job_name),
         fields=Fields(
@@ -184,27 +189,24 @@ def schedule(
         skip_rejected=skip_rejected,
         dry_run=dry_run,
     )
+    origin = load(from_config, [], {}) if from_config else settings
+    streamed = StreamOptions(
+        source=origin.kafka.client_config("consumer"),
+        from_topic=from_topic or "",
+        checkpoint=checkpoint or "",
+        schema=schema,
+        every_ms=delay_ms("--every", every) if stream else None,
+        records_max=max_records,
+    )
     with running("schedule", master, conf, as_json=as_json, usual=run.CONF) as job:
         try:
-            done: run.Scheduled | Streamed
+            done: run.Scheduled | Stream
             if source is not None:
                 rows = run.read_rows(job.spark, source, kind)
-                done = run.schedule(rows, reader, contracts(), options, job.say, writer=writer)
+                done = run.schedule(rows, contracts(), options, job.say)
             else:
-                origin = load_settings(from_config, None) if from_config else settings
-                streamed = StreamOptions(
-                    source=origin.kafka.client_config("consumer"),
-                    from_topic=from_topic or "",
-                    checkpoint=checkpoint or "",
-                    schema=schema,
-                    every_ms=delay_ms("--every", every) if stream else None,
-                    records_max=max_records,
-                )
-                begun = start_stream(
-                    job.spark, reader, contracts, options, streamed, _progress, writer=writer
-                )
+                done = begun = start_stream(job.spark, contracts, options, streamed, _progress)
                 await_end(lambda: begun.is_active, begun.stop)
-                done = begun.done
         except InvalidRequestError as exc:
             raise typer.BadParameter(str(exc)) from exc
     if as_json:
@@ -219,14 +221,23 @@ def schedule(
 
 
 def _check_usage(
-    source: str | None, from_topic: str | None, checkpoint: str | None, *, is_for_rows: bool
+    source: str | None,
+    from_topic: str | None,
+    checkpoint: str | None,
+    *,
+    for_rows: bool,
+    for_topic: bool,
 ) -> None:
     if (source is None) == (from_topic is None):
         raise typer.BadParameter("give one input: INPUT, or --from-topic")
+    if source is not None and for_topic:
+        raise typer.BadParameter(
+            "--stream, --schema, --checkpoint and --from-config are for --from-topic"
+        )
+    if from_topic is not None and for_rows:
+        raise typer.BadParameter("--dry-run and --format are for INPUT, not for --from-topic")
     if from_topic is not None and checkpoint is None:
         raise typer.BadParameter("--from-topic needs --checkpoint, where its state is kept")
-    if from_topic is not None and is_for_rows:
-        raise typer.BadParameter("--dry-run and --format are for INPUT, not for --from-topic")
 
 
 def _name(settings: Settings, source: str | None, topic: str, job: str | None) -> str:

@@ -55,6 +55,7 @@ class Desk:
 
     def options(self, **changed: Any) -> ScheduleOptions:
         usual: dict[str, Any] = {
+            "client": self.client,
             "topic": self.topic,
             "name": f"schedule-{self.topic}",
             "fields": self.fields(),
@@ -73,7 +74,7 @@ class Desk:
     ) -> Scheduled:
         chosen = replace(self.options(**options), fields=fields or self.fields())
         said: list[str] = []
-        return schedule(rows, self.client, [contract], chosen, said.append)
+        return schedule(rows, [contract], chosen, said.append)
 
     def written(self) -> list[Seen]:
         with Reader(self.bootstrap, [self.topic]) as reader:

@@ -14,6 +14,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -110,15 +111,14 @@ class StandaloneCluster:
 
     def lose_executors(self) -> int:
         """Kill all executors that run; how many there were. The master starts others."""
-        found = [
-            one
-            for child in self._children
-            for one in psutil.Process(child.pid).children(recursive=True)
-            if any(_EXECUTOR in word for word in one.cmdline())
-        ]
-        for one in found:
-            one.kill()
-        return len(found)
+        lost = 0
+        for child in self._children:
+            for one in psutil.Process(child.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                    if any(_EXECUTOR in word for word in one.cmdline()):
+                        one.kill()
+                        lost += 1
+        return lost
 
     def _start(self) -> None:
         at_master = ("--host", LOOPBACK, "--port", str(self._port))

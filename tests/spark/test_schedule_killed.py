@@ -87,8 +87,9 @@ def told(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def kill(process: subprocess.Popen[str]) -> None:
     """With all that it has started, Java and Python."""
-    for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+    for one in psutil.Process(process.pid).children(recursive=True):
         one.kill()
+    process.kill()
     process.communicate(timeout=WAIT_S)
 
 
@@ -123,13 +124,14 @@ def test_a_stream_that_is_killed_at_every_step_writes_each_record_once(job: Job)
     assert len(written) == written.total() == RECORDS
 
 
-def test_a_stream_ends_in_good_order_when_it_is_asked_to(job: Job) -> None:
-    fill(job, 10)
-    process = job.stream("--stream", "--every", "200ms")
-    await_true(lambda: len(job.written()) == 10, "they are written", WAIT_S)
+def test_a_stream_that_is_told_to_stop_completes_its_batch(job: Job) -> None:
+    fill(job, RECORDS)
+    process = job.stream("--stream", "--every", "200ms", fault="bulk_flushed:hang")
+    job.await_trap(process)
     process.send_signal(signal.SIGTERM)
     done = told(process)
-    assert (done["kind"], done["written"], done["rejected"]) == ("schedule_stream", 10, {})
+    assert (done["kind"], done["batches"], done["rejected"]) == ("schedule_stream", 1, {})
+    assert (done["written"], len(job.written())) == (RECORDS, RECORDS)
     assert told(job.stream())["written"] == 0
 
 

@@ -106,6 +106,7 @@ def test_an_export_tells_programs_of_all_shards_in_one_object(tmp_path: Path) ->
     [
         ([], "give one input"),
         (["rows.csv", "--from-topic", "t"], "give one input"),
+        (["rows.csv", "--stream"], "are for --from-topic"),
         (["--from-topic", "t"], "needs --checkpoint"),
         (["--from-topic", "t", "--checkpoint", "c", "--dry-run"], "are for INPUT"),
     ],

@@ -68,6 +68,8 @@ class ScheduleOptions:
     """Options of a bulk schedule.
 
     Attributes:
+        client: options of librdkafka to read with, as the service's ``[kafka]`` section has them.
+        writer: the same to write with; None: those of ``client``.
         topic: the delay topic.
         name: of the job, as a consumer group and before its transactional ids: a run ends another
             one with this name.
@@ -81,10 +83,12 @@ class ScheduleOptions:
         sample_rows: how many records are shown.
     """
 
+    client: Mapping[str, str]
     topic: str
     name: str
     fields: Fields
     rejected_path: str
+    writer: Mapping[str, str] | None = None
     allowlist: Allowlist | None = None
     skip_rejected: bool = False
     dry_run: bool = False
@@ -145,24 +149,16 @@ def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataF
 
 
 def schedule(
-    rows: DataFrame,
-    client: Mapping[str, str],
-    contracts: Sequence[Contract],
-    options: ScheduleOptions,
-    say: Say,
-    *,
-    writer: Mapping[str, str] | None = None,
+    rows: DataFrame, contracts: Sequence[Contract], options: ScheduleOptions, say: Say
 ) -> Scheduled:
     """Write the records that rows ask for, those that are not there yet.
 
     Args:
         rows: any DataFrame that gives the same rows each time: ids are compared in a reading of its
             own.
-        client: options of librdkafka to read with, as the service's ``[kafka]`` section has them.
         contracts: what holds at the end of the delay topic's partitions.
         options: see there.
         say: told what is being done.
-        writer: options of librdkafka to write with, where those are others.
 
     Returns:
         What was done. Nothing was written when rows were rejected and not to be skipped.
@@ -177,7 +173,7 @@ def schedule(
             f"{options.rejected_path} holds what no former run wrote, and rejected rows would take "
             "its place: name another folder"
         )
-    rules = rules_for(client, contracts, options)
+    rules = rules_for(contracts, options)
     judged = _judged(rows, options.fields, rules).persist(_KEPT)
     fresh: DataFrame | None = None
     try:
@@ -188,11 +184,11 @@ def schedule(
             say("writing the rejected rows")
             write_rejected(judged, options.rejected_path)
         is_written = not options.dry_run and (not rejected or options.skip_rejected)
-        sink = sink_for(options, rules, writer or client)
+        sink = sink_for(options, rules)
         batch = next_batch(mark or 0 for mark in sink.fence()) if is_written else 0
         say("looking what is there already")
         good = judged.where("code IS NULL").select("id", "value", "headers")
-        held = _held(rows.sparkSession, client, options)
+        held = _held(rows.sparkSession, options)
         fresh = _missing(good, held).persist(_KEPT)
         total, replacing = _count_fresh(fresh)
         report = Scheduled(
@@ -236,9 +232,7 @@ def served_contracts(
 # --- check ---------------------------------------------------------------------------------------
 
 
-def rules_for(
-    client: Mapping[str, str], contracts: Sequence[Contract], options: ScheduleOptions
-) -> Rules:
+def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> Rules:
     """Return the rules that rows are judged by.
 
     Raises:
@@ -250,7 +244,7 @@ def rules_for(
             f"{topic} is a level topic: its records have neither ids nor times, so nothing could "
             "tell a second run from the first; schedule into a precise delay topic"
         )
-    admin = admin_client(native_options(client))
+    admin = admin_client(native_options(options.client))
     partitions = partition_counts(admin)
     if topic not in partitions:
         raise InvalidRequestError(
@@ -299,14 +293,14 @@ def write_rejected(judged: DataFrame, path: str) -> None:
 # --- sieve ---------------------------------------------------------------------------------------
 
 
-def _held(spark: SparkSession, client: Mapping[str, str], options: ScheduleOptions) -> DataFrame:
+def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
     """``id`` and ``digest`` of every record with an id that the delay topic holds now; the
     service's own copies have their ids elsewhere.
     """
-    spans = settled_spans(client, [options.topic])
+    spans = settled_spans(options.client, [options.topic])
     records = read_topic(
         spark,
-        client,
+        options.client,
         [options.topic],
         {place: span.start for place, span in spans.items()},
         {place: span.end for place, span in spans.items()},
@@ -357,10 +351,10 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
 # --- write ---------------------------------------------------------------------------------------
 
 
-def sink_for(options: ScheduleOptions, rules: Rules, writer: Mapping[str, str]) -> Sink:
+def sink_for(options: ScheduleOptions, rules: Rules) -> Sink:
     """Return the sink of a job."""
     return Sink(
-        client=portable(native_options(writer)),
+        client=portable(native_options(options.writer or options.client)),
         topic=options.topic,
         name=options.name,
         parts=min(PARTS_MAX, rules.partitions[options.topic]),

@@ -12,19 +12,34 @@ finds it at once: a topic of marks would be read to its end, past open transacti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from connectors.kafka.clients import consumer_client, flush, produce_patiently, producer_client
-from connectors.kafka.errors import FENCED, error_of
+from connectors.kafka.clients import (
+    KafkaAdmin,
+    admin_client,
+    consumer_client,
+    flush,
+    produce_patiently,
+    producer_client,
+)
+from connectors.kafka.errors import FENCED, answer_of, error_of
 from connectors.kafka.source import consumer_config
 from connectors.spark.schedule.check import records_of
 from delayservice import faults
@@ -39,6 +54,7 @@ delay topic, the service among them, wait for the end of it."""
 _INIT_S: Final = 60.0
 _ASK_S: Final = 30.0
 _COMMIT_S: Final = 30.0
+_AGAIN_S: Final = 0.1
 _ROOM_BYTES: Final = 64 * 1024
 _RECORDS_BITS: Final = 32
 _RIGHTS: Final = frozenset(
@@ -46,6 +62,14 @@ _RIGHTS: Final = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    }
+)
+_MOVING: Final = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
     }
 )
 _INLINE: Final = {
@@ -107,10 +131,9 @@ class Sink:
         Raises:
             KafkaEdgeError: the cluster refuses it, or does not answer.
         """
-        consumer = consumer_client(_group(self))
+        marks = [self.place(number) for number in range(self.parts)]
         with _explained(self.name):
-            consumer.commit(offsets=[self.place(n) for n in range(self.parts)], asynchronous=False)
-        consumer.close()
+            _asked(self, KafkaAdmin.alter_consumer_group_offsets, marks)
 
     def fence(self) -> list[int | None]:
         """Fence earlier writers of all parts, and return the marks; None: it is gone.
@@ -200,7 +223,9 @@ class _Part:
             with suppress(KafkaException):  # init_transactions says what is wrong
                 self._producer.list_topics(self._sink.topic, _ASK_S)  # without it, that takes 0.5 s
             self._producer.init_transactions(_INIT_S)
-            (found,) = self._group.committed([self._sink.place(self._number)], _ASK_S)
+            place = self._sink.place(self._number, OFFSET_INVALID)
+            list_marks = partial(KafkaAdmin.list_consumer_group_offsets, require_stable=True)
+            (found,) = _asked(self._sink, list_marks, [place])
         faults.point("bulk_fenced")
         return None if found.offset < 0 else found.offset
 
@@ -240,6 +265,33 @@ class _Part:
 def _group(sink: Sink) -> dict[str, object]:
     """Return the options of the consumer that reads marks, of committed transactions only."""
     return {**consumer_config(sink.client, "schedule"), "group.id": sink.name}
+
+
+def _asked(
+    sink: Sink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
+) -> list[TopicPartition]:
+    """Ask the group's coordinator about marks, and again while there is another coordinator.
+
+    Raises:
+        KafkaException: it refuses that, or does not answer.
+    """
+    admin = admin_client(sink.client)
+    again = retry_if_exception(lambda exc: _code_of(exc) in _MOVING)
+    found: list[TopicPartition] = []
+    for attempt in Retrying(
+        retry=again, stop=stop_after_delay(_ASK_S), wait=wait_fixed(_AGAIN_S), reraise=True
+    ):
+        with attempt:
+            (future,) = ask(admin, [ConsumerGroupTopicPartitions(sink.name, places)]).values()
+            found = answer_of(future, _ASK_S).topic_partitions
+            for place in found:
+                if place.error is not None:
+                    raise KafkaException(place.error)
+    return found
+
+
+def _code_of(exc: BaseException) -> int | None:
+    return error_of(exc).code() if isinstance(exc, KafkaException) else None
 
 
 @contextmanager

@@ -9,20 +9,18 @@ Parquet what was rejected, and the marks of the sink what was written.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession, types
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
@@ -61,7 +59,7 @@ class StreamOptions:
         source: options of librdkafka for the cluster of the input.
         from_topic: the input.
         checkpoint: folder of the stream's state, for Spark and for this.
-        schema: of JSON values, as DDL, or ``INFER``; None: values are not parsed.
+        schema: columns of JSON values, as DDL, or ``INFER``; None: values are not parsed.
         every_ms: how often records are read; None: once, what is there now.
         records_max: of one batch.
     """
@@ -73,10 +71,68 @@ class StreamOptions:
     every_ms: int | None = None
     records_max: int = 100_000
 
+    @property
+    def trigger(self) -> dict[str, Any]:
+        """When Spark begins a batch."""
+        if self.every_ms is None:
+            return {"availableNow": True}
+        return {"processingTime": f"{self.every_ms} milliseconds"}
 
-@dataclass(slots=True)
-class Streamed:
-    """The result of a run so far.
+
+def start_stream(
+    spark: SparkSession,
+    contracts: Callable[[], Sequence[Contract]],
+    options: ScheduleOptions,
+    stream: StreamOptions,
+    say: Say,
+) -> Stream:
+    """Begin to schedule the records of a topic, or go on where the last run stopped.
+
+    Args:
+        spark: the session.
+        contracts: asks what holds at the end of the delay topic's partitions.
+        options: of the delay topic and the mapping. What is rejected never stops the others.
+        stream: of the input.
+        say: told of each batch.
+
+    Raises:
+        InvalidRequestError: the mapping does not fit, a topic is missing, or the folder is of
+            another stream.
+        DelayServiceError: a cluster does not answer, or the state of the stream is gone.
+    """
+    if stream.from_topic not in partition_counts(admin_client(native_options(stream.source))):
+        raise InvalidRequestError(f"there is no topic {stream.from_topic} to read")
+
+    def rules() -> Rules:
+        return rules_for(contracts(), options)
+
+    sink = sink_for(options, rules())
+    path = f"{stream.checkpoint}/schedule.json"
+    state = _kept(spark, path, stream, options)
+    schema = stream.schema
+    if schema == INFER:
+        schema = (state and state.schema) or _inferred(spark, stream)
+    value, key = options.fields.value or VALUE, options.fields.key or KEY
+    fields = replace(options.fields, value=value, key=key)
+    asked = drafts(_rows(_records(spark.readStream, stream), schema), fields)
+    marks: list[int | None] = []
+    if state is None:
+        name = f"{options.name}-{uuid.uuid4().hex[:16]}"
+        state = _State(name, options.topic, stream.from_topic, sink.parts, schema)
+        sink = replace(sink, name=name)
+        sink.begin()
+        write_text(spark, path, msgspec.json.encode(state).decode())
+    else:
+        sink = replace(sink, name=state.name, parts=state.parts)
+        marks = sink.fence()
+    rejected_path = f"{options.rejected_path}/{state.name}"
+    started = Stream(sink, rules, rejected_path, say, is_lost=None in marks)
+    started.start(asked, stream)
+    return started
+
+
+class Stream:
+    """A running stream.
 
     Attributes:
         batches: how many were completed.
@@ -85,30 +141,37 @@ class Streamed:
         rejected_path: folder of the rejected records, a folder ``batch=N`` for each batch.
     """
 
-    rejected_path: str
-    batches: int = 0
-    written: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
+    def __init__(
+        self,
+        sink: Sink,
+        rules: Callable[[], Rules],
+        rejected_path: str,
+        say: Say,
+        *,
+        is_lost: bool,
+    ) -> None:
+        self.batches = 0
+        self.written = 0
+        self.rejected = Counter[str]()
+        self.rejected_path = rejected_path
+        self._sink = sink
+        self._rules = rules
+        self._say = say
+        self._is_lost = is_lost
+        self._spent: str | None = None
+        """Decisions of the last batch, if it rejected nothing."""
+        self._lock = threading.Lock()
+        self._is_stopped = False
 
-    def to_json(self) -> dict[str, object]:
-        """Return the result for programs."""
-        return {
-            "v": VERSION,
-            "kind": "schedule_stream",
-            "batches": self.batches,
-            "written": self.written,
-            "rejected": dict(self.rejected),
-            "rejected_path": self.rejected_path,
-        }
-
-
-class Stream:
-    """A running stream."""
-
-    def __init__(self, query: StreamingQuery, batches: _Batches) -> None:
-        self._query = query
-        self._batches = batches
-        self.done = batches.done
+    def start(self, asked: DataFrame, stream: StreamOptions) -> None:
+        """Have Spark begin."""
+        self._query = (
+            asked.writeStream.queryName("delay schedule")
+            .trigger(**stream.trigger)
+            .option("checkpointLocation", f"{stream.checkpoint}/spark")
+            .foreachBatch(self._take)
+            .start()
+        )
 
     @property
     def is_active(self) -> bool:
@@ -121,82 +184,65 @@ class Stream:
         Raises:
             PySparkException: the stream has failed.
         """
-        self._batches.close()
+        with self._lock:
+            self._is_stopped = True
         self._query.stop()
         failure = self._query.exception()
         if failure is not None and _STOPPED not in str(failure):
             raise failure
 
+    def to_json(self) -> dict[str, object]:
+        """Return the result so far, for programs."""
+        return {
+            "v": VERSION,
+            "kind": "schedule_stream",
+            "batches": self.batches,
+            "written": self.written,
+            "rejected": dict(self.rejected),
+            "rejected_path": self.rejected_path,
+        }
 
-def start_stream(
-    spark: SparkSession,
-    client: Mapping[str, str],
-    contracts: Callable[[], Sequence[Contract]],
-    options: ScheduleOptions,
-    stream: StreamOptions,
-    say: Say,
-    *,
-    writer: Mapping[str, str] | None = None,
-) -> Stream:
-    """Begin to schedule the records of a topic, or go on where the last run stopped.
+    def _take(self, asked: DataFrame, batch: int) -> None:
+        with self._lock:
+            if self._is_stopped:
+                raise DelayServiceError(_STOPPED)
+            self._write(asked, batch)
 
-    Args:
-        spark: the session.
-        client: options of librdkafka for the delay topic's cluster.
-        contracts: asks what holds at the end of the delay topic's partitions.
-        options: of the delay topic and the mapping. What is rejected never stops the others.
-        stream: of the input.
-        say: told of each batch.
-        writer: options of librdkafka to write with, where those are others.
+    def _write(self, asked: DataFrame, batch: int) -> None:
+        began_s = time.monotonic()
+        path = f"{self.rejected_path}/batch={batch}"
+        rejected = self._decide(asked, batch, path)
+        bad = asked.sparkSession.read.schema(REJECTED).parquet(path).select("file")
+        good = asked.join(bad, "file", "left_anti") if rejected else asked
+        offset = sf.substring_index("file", ":", -1).cast("long")
+        written = self._sink.write(good, batch, offset, sf.col("file"))
+        faults.point("bulk_written")
+        self._spent = None if rejected else path
+        self.batches += 1
+        self.written += written
+        self.rejected += rejected
+        took = f"{time.monotonic() - began_s:.1f} s"
+        self._say(f"batch {batch}: {written:,} written, {rejected.total():,} rejected, {took}")
 
-    Raises:
-        InvalidRequestError: the mapping does not fit, a topic is missing, or the folder is of
-            another stream.
-        DelayServiceError: a cluster does not answer, or the state of the stream is gone.
-    """
-    if stream.from_topic not in partition_counts(admin_client(native_options(stream.source))):
-        raise InvalidRequestError(f"there is no topic {stream.from_topic} to read")
+    def _decide(self, asked: DataFrame, batch: int, path: str) -> Counter[str]:
+        """Write what is rejected of a batch, unless a former run has; return counts by code.
 
-    def rules() -> Rules:
-        return rules_for(client, contracts(), options)
-
-    first = sink_for(options, rules(), writer or client)
-    path = f"{stream.checkpoint}/schedule.json"
-    state = _kept(spark, path, stream, options)
-    schema = state.schema if state else _schema(spark, stream)
-    fields = replace(
-        options.fields, value=options.fields.value or VALUE, key=options.fields.key or KEY
-    )
-    asked = drafts(_rows(_records(spark.readStream, stream), schema), fields)
-    if state is None:
-        name = f"{options.name}-{uuid.uuid4().hex[:16]}"
-        state = _State(name, options.topic, stream.from_topic, first.parts, schema)
-        sink = replace(first, name=state.name)
-        sink.begin()
-        write_text(spark, path, msgspec.json.encode(state).decode())
-        marks: list[int | None] = []
-    else:
-        sink = replace(first, name=state.name, parts=state.parts)
-        marks = sink.fence()
-    batches = _Batches(
-        sink, rules, f"{options.rejected_path}/{state.name}", say, is_lost=None in marks
-    )
-    return Stream(_started(asked, stream, batches), batches)
-
-
-def _started(asked: DataFrame, stream: StreamOptions, batches: _Batches) -> StreamingQuery:
-    once = stream.every_ms is None
-    trigger: dict[str, Any] = (
-        {"availableNow": True} if once else {"processingTime": f"{stream.every_ms} milliseconds"}
-    )
-    query: StreamingQuery = (
-        asked.writeStream.queryName("delay schedule")
-        .trigger(**trigger)
-        .option("checkpointLocation", f"{stream.checkpoint}/spark")
-        .foreachBatch(batches)
-        .start()
-    )
-    return query
+        Raises:
+            DelayServiceError: a former run has, and its marks are gone.
+        """
+        spark = asked.sparkSession
+        if self._spent is not None:
+            delete_folder(spark, self._spent)
+        if not is_there(spark, f"{path}/_SUCCESS"):
+            write_rejected(asked.mapInArrow(check(self._rules()), JUDGED), path)
+        elif self._is_lost:
+            raise DelayServiceError(
+                f"how far batch {batch} was written is not known any more: the stream stood still "
+                "for longer than the brokers' offsets.retention.minutes. To write all of it, which "
+                f"may double records, delete {path}"
+            )
+        counted = spark.read.schema(REJECTED).parquet(path).groupBy("code").count().collect()
+        return Counter({row["code"]: row["count"] for row in counted})
 
 
 # --- state ---------------------------------------------------------------------------------------
@@ -229,8 +275,6 @@ def _kept(
             f"{stream.checkpoint} is of the stream from {state.from_topic} to {state.topic}: name "
             "another folder"
         )
-    if stream.schema not in (None, INFER):
-        state.schema = stream.schema
     return state
 
 
@@ -251,131 +295,44 @@ def _records(reader: Any, stream: StreamOptions) -> DataFrame:  # noqa: ANN401  
 
 
 def _rows(records: DataFrame, schema: str | None) -> DataFrame:
-    """Return the fields of a JSON value as columns, and the record's own as ``kafka.…``."""
+    """Return the fields of a JSON value as columns, and the record's own as ``kafka.…``.
+
+    Raises:
+        InvalidRequestError: the schema is not that of columns.
+    """
     own = [
         *(sf.col(name).alias(f"kafka.{name}") for name in ("key", "value", "timestamp", "headers")),
         sf.concat_ws(":", "topic", "partition", "offset").alias(PLACE),
     ]
     if schema is None:
         return records.select(*own, sf.lit(True).alias(IS_VALID))  # noqa: FBT003  # Spark's literal
-    found = sf.from_json(
-        sf.col("value").cast("string"),
-        _parsed(schema).add(_CORRUPT, "string"),
-        {"columnNameOfCorruptRecord": _CORRUPT},
-    )
-    is_valid = sf.col("row").isNotNull() & sf.col(f"row.`{_CORRUPT}`").isNull()
-    rows = records.select(*own, found.alias("row")).withColumn(IS_VALID, is_valid)
-    names = [f"`{name}`" for name in rows.columns if name != "row"]
-    return rows.select("row.*", *names).drop(_CORRUPT)
-
-
-def _parsed(schema: str) -> types.StructType:
-    """Parse DDL.
-
-    Raises:
-        InvalidRequestError: it is not that of columns.
-    """
+    named = {"columnNameOfCorruptRecord": _CORRUPT}
+    text = sf.col("value").cast("string")
     try:
-        found = types.DataType.fromDDL(schema)
+        row = sf.from_json(text, f"STRUCT<{schema}, `{_CORRUPT}` STRING>", named)
+        rows = records.select(*own, row.alias("row"))
     except PySparkException as exc:
-        raise InvalidRequestError(f"schema {schema!r}: {reason(exc)}") from exc
-    if not isinstance(found, types.StructType):
-        raise InvalidRequestError(f"schema {schema!r} must name columns, as: user string, n int")
-    return found
+        raise InvalidRequestError(
+            f"schema {schema!r} does not name columns: {reason(exc)}"
+        ) from exc
+    is_valid = sf.col("row").isNotNull() & sf.col(f"row.`{_CORRUPT}`").isNull()
+    names = [f"`{name}`" for name in rows.columns if name != "row"]
+    return rows.select("row.*", *names, is_valid.alias(IS_VALID)).drop(_CORRUPT)
 
 
-def _schema(spark: SparkSession, stream: StreamOptions) -> str | None:
-    """Return the schema as given, or that of the first JSON objects in the topic.
+def _inferred(spark: SparkSession, stream: StreamOptions) -> str:
+    """Return the schema of the first JSON objects in the topic.
 
     Raises:
         InvalidRequestError: there is none.
     """
-    if stream.schema != INFER:
-        return stream.schema
-    first = (
-        _records(spark.read, stream).select(sf.col("value").cast("string")).limit(_SAMPLE_RECORDS)
-    )
-    found = [one for row in first.collect() if isinstance(one := _json(row["value"]), dict)]
+    text = sf.col("value").cast("string").alias("text")
+    first = _records(spark.read, stream).select(text).limit(_SAMPLE_RECORDS)
+    found = first.where(sf.json_object_keys("text").isNotNull()).collect()
     if not found:
         raise InvalidRequestError(
             f"the first records of {stream.from_topic} hold no JSON objects: give the schema as DDL"
         )
-    array = spark.range(1).select(sf.schema_of_json(sf.lit(json.dumps(found)))).collect()[0][0]
-    return str(array).removeprefix("ARRAY<").removesuffix(">")
-
-
-def _json(text: str | None) -> object:
-    try:
-        return json.loads(text or "")
-    except ValueError:
-        return None
-
-
-# --- batches -------------------------------------------------------------------------------------
-
-
-class _Batches:
-    """Writes batches, as Spark hands them over."""
-
-    def __init__(
-        self, sink: Sink, rules: Callable[[], Rules], rejected_path: str, say: Say, *, is_lost: bool
-    ) -> None:
-        self.done = Streamed(rejected_path)
-        self._sink = sink
-        self._rules = rules
-        self._say = say
-        self._is_lost = is_lost
-        self._spent: str | None = None
-        """Decisions of the last batch, if it rejected nothing."""
-        self._lock = threading.Lock()
-        self._is_closed = False
-
-    def close(self) -> None:
-        """Wait for the batch that is under way, and take no other."""
-        with self._lock:
-            self._is_closed = True
-
-    def __call__(self, asked: DataFrame, batch: int) -> None:
-        """Write a batch."""
-        with self._lock:
-            if self._is_closed:
-                raise DelayServiceError(_STOPPED)
-            self._write(asked, batch)
-
-    def _write(self, asked: DataFrame, batch: int) -> None:
-        began_s = time.monotonic()
-        path = f"{self.done.rejected_path}/batch={batch}"
-        rejected = self._decide(asked, batch, path)
-        bad = asked.sparkSession.read.schema(REJECTED).parquet(path).select("file")
-        good = asked.join(bad, "file", "left_anti") if rejected else asked
-        offset = sf.substring_index("file", ":", -1).cast("long")
-        written = self._sink.write(good, batch, offset, sf.col("file"))
-        faults.point("bulk_written")
-        self._spent = None if rejected else path
-        self.done.batches += 1
-        self.done.written += written
-        self.done.rejected += rejected
-        took_s = time.monotonic() - began_s
-        self._say(
-            f"batch {batch}: {written:,} written, {rejected.total():,} rejected, {took_s:.1f} s"
-        )
-
-    def _decide(self, asked: DataFrame, batch: int, path: str) -> Counter[str]:
-        """Write what is rejected of a batch, unless a former run has; return counts by code.
-
-        Raises:
-            DelayServiceError: a former run has, and its marks are gone.
-        """
-        spark = asked.sparkSession
-        if self._spent is not None:
-            delete_folder(spark, self._spent)
-        if not is_there(spark, f"{path}/_SUCCESS"):
-            write_rejected(asked.mapInArrow(check(self._rules()), JUDGED), path)
-        elif self._is_lost:
-            raise DelayServiceError(
-                f"how far batch {batch} was written is not known any more: the stream stood still "
-                "for longer than the brokers' offsets.retention.minutes. To write all of it, which "
-                f"may double records, delete {path}"
-            )
-        counted = spark.read.schema(REJECTED).parquet(path).groupBy("code").count().collect()
-        return Counter({row["code"]: row["count"] for row in counted})
+    objects = ",".join(row["text"] for row in found)
+    array = spark.range(1).select(sf.schema_of_json(sf.lit(f"[{objects}]"))).collect()[0][0]
+    return str(array).removeprefix("ARRAY<STRUCT<").removesuffix(">>")
