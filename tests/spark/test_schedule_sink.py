@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import IsolationLevel
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import log_bounds
-from connectors.spark.schedule.sink import Sink, _Part, mark_of
+from connectors.spark.schedule.check import Record
+from connectors.spark.schedule.sink import Sink, _Part, mark_of, records_written
 from delayservice import faults
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import KafkaEdgeError
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader, await_true
-
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 @pytest.fixture
@@ -27,11 +25,8 @@ def sink(cluster: EmbeddedCluster, make_topic: MakeTopic) -> Sink:
     return Sink(client=client, topic=topic, name=topic, parts=2, record_bytes_max=1_000_000)
 
 
-def records(*ids: bytes, size: int = 1) -> pa.RecordBatch:
-    headers = [[("delay-after", b"1000"), ("none", None)]] * len(ids)
-    return pa.RecordBatch.from_pydict(
-        {"id": list(ids), "value": [b"x" * size] * len(ids), "headers": pa.array(headers, HEADERS)}
-    )
+def records(*ids: bytes, size: int = 1) -> list[Record]:
+    return [(one, b"x" * size, [("delay-after", b"1000"), ("none", None)]) for one in ids]
 
 
 def written(sink: Sink) -> list[bytes | None]:
@@ -65,6 +60,19 @@ def test_who_was_fenced_writes_nothing_more_and_says_so(sink: Sink) -> None:
         old.write(records(b"b"), mark_of(0, 2))
     new.write(records(b"c"), mark_of(0, 2))
     assert written(sink) == [b"a", b"c"]
+
+
+def test_a_task_of_an_earlier_run_that_begins_late_writes_nothing(sink: Sink) -> None:
+    first = sink.claim()
+    part = _Part(sink, 0)
+    assert records_written(part.mark or 0, first) == 0
+    part.write(records(b"a"), mark_of(first, 1))
+    second = sink.claim()
+    assert second == first + 1
+    late = [_Part(sink, number) for number in range(2)]
+    for part in late:
+        with pytest.raises(KafkaEdgeError, match="another run has taken over"):
+            records_written(part.mark or 0, first)
 
 
 def test_a_transaction_that_fails_is_ended_at_once(

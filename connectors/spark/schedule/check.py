@@ -19,6 +19,8 @@ from delayservice.core.entry import INVALID, SCHEDULE, Entry, Headers, Refusal, 
 from delayservice.core.record import RecordReader
 from delayservice.core.targets import Allowlist
 
+Record: TypeAlias = tuple[bytes | None, bytes | None, Headers | None]
+"""Key, value and headers."""
 Check: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 RECORD_EXTRA_BYTES: Final = 128
@@ -126,9 +128,7 @@ class Judge:
         return None
 
 
-def records_of(
-    batch: pa.RecordBatch,
-) -> Iterator[tuple[bytes | None, bytes | None, Headers | None]]:
+def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
     """Return key, value and headers of each row. The id is the key: records of an id meet.
 
     Without headers is only what could not be parsed.

@@ -33,7 +33,7 @@ from connectors.spark.common.progress import Say
 from connectors.spark.common.topics import native_options, read_topic
 from connectors.spark.schedule.check import JUDGED, Rules, check
 from connectors.spark.schedule.mapping import Fields, drafts
-from connectors.spark.schedule.sink import PARTS_MAX, Sink, next_batch, portable
+from connectors.spark.schedule.sink import PARTS_MAX, Sink, portable
 from delayservice.core import names
 from delayservice.core.contract import Contract
 from delayservice.core.targets import Allowlist
@@ -185,7 +185,7 @@ def schedule(
             write_rejected(judged, options.rejected_path)
         is_written = not options.dry_run and (not rejected or options.skip_rejected)
         sink = sink_for(options, rules)
-        batch = next_batch(mark or 0 for mark in sink.fence()) if is_written else 0
+        batch = sink.claim() if is_written else 0
         say("looking what is there already")
         good = judged.where("code IS NULL").select("id", "value", "headers")
         held = _held(rows.sparkSession, options)
@@ -353,8 +353,9 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
 
 def sink_for(options: ScheduleOptions, rules: Rules) -> Sink:
     """Return the sink of a job."""
+    client = portable(native_options(options.writer or options.client))
     return Sink(
-        client=portable(native_options(options.writer or options.client)),
+        client={"log_level": "3", **client},  # errors; each retry of the client would be a warning
         topic=options.topic,
         name=options.name,
         parts=min(PARTS_MAX, rules.partitions[options.topic]),

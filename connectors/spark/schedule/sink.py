@@ -41,7 +41,7 @@ from connectors.kafka.clients import (
 )
 from connectors.kafka.errors import FENCED, answer_of, error_of
 from connectors.kafka.source import consumer_config
-from connectors.spark.schedule.check import records_of
+from connectors.spark.schedule.check import Record, records_of
 from delayservice import faults
 from delayservice.errors import KafkaEdgeError
 
@@ -95,7 +95,7 @@ def records_written(mark: int, batch: int) -> int:
     if later > 0:
         raise KafkaEdgeError(
             f"batch {batch} was written before, and {later} after it: the folder of the checkpoint "
-            "is older than what was written, or another run has it"
+            "is older than what was written, or another run has taken over"
         )
     return mark & ((1 << _RECORDS_BITS) - 1) if later == 0 else 0
 
@@ -143,6 +143,19 @@ class Sink:
         """
         return [_Part(self, number).mark for number in range(self.parts)]
 
+    def claim(self) -> int:
+        """Begin a new batch and return its number: no task of an earlier one writes from now on,
+        even if it begins late.
+
+        Raises:
+            KafkaEdgeError: the cluster refuses it, does not answer, or another run does the same.
+        """
+        parts = [_Part(self, number) for number in range(self.parts)]
+        batch = next_batch(part.mark or 0 for part in parts)
+        for part in parts:
+            part.write((), mark_of(batch, 0))
+        return batch
+
     def write(self, records: DataFrame, batch: int, *order: str | Column) -> int:
         """Write what was not written of a batch, and return how many records that were.
 
@@ -187,7 +200,7 @@ def _task(sink: Sink, batch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterat
             left = records.slice(max(records_written(part.mark or 0, batch) - seen, 0))
             seen += records.num_rows
             if left.num_rows:
-                part.write(left, mark_of(batch, seen))
+                part.write(records_of(left), mark_of(batch, seen))
                 written += left.num_rows
         yield pa.RecordBatch.from_pydict({"n": [written]})
 
@@ -201,7 +214,8 @@ class _Part:
         self._sink = sink
         self._number = number
         self._id = f"{sink.name}-{number}"
-        self._group = consumer_client(_group(sink))
+        group = {**consumer_config(sink.client, "schedule"), "group.id": sink.name}
+        self._group = consumer_client(group)
         self._producer = producer_client(
             {
                 "linger.ms": 5,
@@ -229,7 +243,7 @@ class _Part:
         faults.point("bulk_fenced")
         return None if found.offset < 0 else found.offset
 
-    def write(self, records: pa.RecordBatch, mark: int) -> None:
+    def write(self, records: Iterable[Record], mark: int) -> None:
         """Write records and the mark behind them in one transaction.
 
         Raises:
@@ -241,12 +255,11 @@ class _Part:
                 undo.callback(self._abort)
                 self._fill(records, mark)
                 undo.pop_all()
-            # No abort from here on: it could meet a commit that is on its way.
-            self._producer.commit_transaction(_COMMIT_S)
+            self._commit()
         faults.point("bulk_committed")
 
-    def _fill(self, records: pa.RecordBatch, mark: int) -> None:
-        for key, value, headers in records_of(records):
+    def _fill(self, records: Iterable[Record], mark: int) -> None:
+        for key, value, headers in records:
             produce_patiently(self._producer, self._sink.topic, value, key, headers=headers)
         faults.point("bulk_produced")
         if left := flush(self._producer, _COMMIT_S):
@@ -257,14 +270,17 @@ class _Part:
         self._producer.send_offsets_to_transaction(moved, group, _ASK_S)
         faults.point("bulk_marked")
 
+    def _commit(self) -> None:
+        try:
+            self._producer.commit_transaction(_COMMIT_S)
+        except KafkaException as exc:
+            if error_of(exc).txn_requires_abort():  # else it may be committed
+                self._abort()
+            raise
+
     def _abort(self) -> None:
         with suppress(KafkaException):  # fenced, or ended by the broker when its time is over
             self._producer.abort_transaction(_ASK_S)
-
-
-def _group(sink: Sink) -> dict[str, object]:
-    """Return the options of the consumer that reads marks, of committed transactions only."""
-    return {**consumer_config(sink.client, "schedule"), "group.id": sink.name}
 
 
 def _asked(
