@@ -25,10 +25,10 @@ from delayservice.commands.spark_session import (
     ConfOption,
     MasterOption,
     Running,
-    await_end,
     pairs,
     require_extra,
     running,
+    told_to_stop,
 )
 from delayservice.contracts import allowed_patterns
 from delayservice.errors import DelayServiceError
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 EXIT_ERROR: Final = 1
+_LOOK_EVERY_S: Final = 0.5
 
 app = typer.Typer(
     help="Prove, compare, report and schedule with Spark, here or on a cluster.",
@@ -460,8 +461,11 @@ def _follow(job: Running, options: AuditOptions, *, from_start: bool) -> dict[st
 
     query = start_audit(job.spark, StreamOptions(options, from_start=from_start))
     job.say(f"auditing what comes; findings go to {options.path('findings')}")
-    await_end(lambda: query.isActive, query.stop)
+    with told_to_stop() as stop:
+        while query.isActive and not stop.wait(_LOOK_EVERY_S):
+            pass
     failure = query.exception()
+    query.stop()
     if failure is not None:
         raise failure
     return standing(job.spark, options)

@@ -23,10 +23,10 @@ from delayservice.commands.spark_session import (
     STATUS,
     ConfOption,
     MasterOption,
-    await_end,
     pairs,
     require_extra,
     running,
+    told_to_stop,
 )
 from delayservice.errors import InvalidRequestError
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
+
+_LOOK_EVERY_S: Final = 0.5
 
 EPILOG: Final = (
     "Examples: [bold]delayservice spark schedule reminders.parquet -t mails --at due_at "
@@ -206,7 +208,10 @@ def schedule(
                 done = run.schedule(rows, contracts(), options, job.say)
             else:
                 done = begun = start_stream(job.spark, contracts, options, streamed, _progress)
-                await_end(lambda: begun.is_active, begun.stop)
+                with told_to_stop() as stop:
+                    while begun.is_active and not stop.wait(_LOOK_EVERY_S):
+                        pass
+                    begun.stop()
         except InvalidRequestError as exc:
             raise typer.BadParameter(str(exc)) from exc
     if as_json:

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -37,7 +37,6 @@ STATUS: Final = "Exit status: 0 clean, 1 an error, 2 wrong usage, 3 something wa
 
 _STRAY: Final = Path("artifacts")
 """Spark 4.0.0 makes this in the working directory, whether it needs it or not."""
-_LOOK_EVERY_S: Final = 0.5
 _JAVA_END_S: Final = 60.0
 _STDERR: Final = 2
 _LOG_TAIL_CHARS: Final = 4_000
@@ -144,18 +143,16 @@ def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
     return found
 
 
-def await_end(is_active: Callable[[], bool], end: Callable[[], None]) -> None:
-    """Wait until a query has ended by itself, or until Ctrl-C or SIGTERM, and end it. PySpark's own
-    answer to Ctrl-C asks Java for something in the middle of another question, and neither gets its
-    answer.
+@contextmanager
+def told_to_stop() -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set. PySpark's own answer to Ctrl-C asks Java for something
+    in the middle of another question, and neither gets its answer.
     """
     stop = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
     try:
-        while is_active() and not stop.wait(_LOOK_EVERY_S):
-            pass
-        end()
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

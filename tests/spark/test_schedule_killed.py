@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tests.integration.bench import Reader, await_true
 
 STEPS = [name for name in faults.POINTS if name.startswith("bulk_")]
 RECORDS = 4_000
+FEWER = 2_000
 TRANSACTION = 100
 WAIT_S = 120.0
 
@@ -46,8 +48,9 @@ class Job:
         words += ["--topic", self.delay_topic, "-t", self.target, "--after", "1d", "--id", "id"]
         words += ["-b", self.bootstrap, "--set", "targets.default.allow=to_*", "--master", master]
         words += ["--conf", f"spark.sql.execution.arrow.maxRecordsPerBatch={TRANSACTION}", "--json"]
-        environ = {**os.environ, faults.VARIABLE: fault and f"{fault}:{self.trap}"}
-        if fault:
+        environ = {**os.environ, "DELAYSERVICE_KAFKA__BOOTSTRAP": "127.0.0.1:1"}
+        environ |= {faults.VARIABLE: fault}
+        if str(self.trap) in fault:
             self.trap.touch()
         self.running.append(
             subprocess.Popen(
@@ -62,8 +65,11 @@ class Job:
         return self.running[-1]
 
     def stream(self, *arguments: str, fault: str = "") -> subprocess.Popen[str]:
+        """From another cluster, as far as the settings know."""
+        (self.folder / "feed.toml").write_text(f'[kafka]\nbootstrap = "{self.bootstrap}"', "utf-8")
         state = ["--checkpoint", str(self.folder / "state"), "--schema", "id string, n int"]
-        arguments = ("--from-topic", self.feed, *state, *arguments)
+        origin = ["--from-topic", self.feed, "--from-config", "feed.toml"]
+        arguments = (*origin, *state, *arguments)
         return self.start(*arguments, master="local[1]", fault=fault)
 
     def await_trap(self, process: subprocess.Popen[str]) -> None:
@@ -115,7 +121,7 @@ def fill(job: Job, count: int) -> None:
 def test_a_stream_that_is_killed_at_every_step_writes_each_record_once(job: Job) -> None:
     fill(job, RECORDS)
     for step in ("bulk_fenced", *STEPS):
-        process = job.stream(fault=f"{step}:stick")
+        process = job.stream(fault=f"{step}:stick:{job.trap}")
         job.await_trap(process)
         kill(process)
     last = told(job.stream())
@@ -126,7 +132,7 @@ def test_a_stream_that_is_killed_at_every_step_writes_each_record_once(job: Job)
 
 def test_a_stream_that_is_told_to_stop_completes_its_batch(job: Job) -> None:
     fill(job, RECORDS)
-    process = job.stream("--stream", "--every", "200ms", fault="bulk_flushed:hang")
+    process = job.stream("--stream", "--every", "200ms", fault=f"bulk_flushed:hang:{job.trap}")
     job.await_trap(process)
     process.send_signal(signal.SIGTERM)
     done = told(process)
@@ -135,12 +141,28 @@ def test_a_stream_that_is_told_to_stop_completes_its_batch(job: Job) -> None:
     assert told(job.stream())["written"] == 0
 
 
+def test_a_folder_that_lost_its_batches_is_refused_in_a_line(job: Job) -> None:
+    fill(job, 20)
+    assert told(job.stream("--max-records", "10"))["batches"] == 2
+    shutil.rmtree(job.folder / "state" / "spark")
+    process = job.stream()
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert "the folder of the checkpoint is older than what was written" in errors
+    assert len(errors.splitlines()) == 1, errors
+    assert job.written().total() == 20
+
+
 @pytest.mark.parametrize("step", ["bulk_marked", "bulk_committed"])
-def test_a_task_that_dies_is_run_again_by_spark_and_writes_the_rest(job: Job, step: str) -> None:
-    rows = "".join(f"id-{n},{n}\n" for n in range(RECORDS))
+def test_tasks_that_die_again_and_again_write_what_is_left(job: Job, step: str) -> None:
+    """The command itself passes each step once for a part, a task once for a transaction."""
+    rows = "".join(f"id-{n},{n}\n" for n in range(FEWER))
     (job.folder / "rows.csv").write_text(f"id,n\n{rows}", "utf-8")
-    done = told(job.start("rows.csv", master="local[2,4]", fault=f"{step}:kill"))
-    assert not job.trap.exists()
-    assert done["written"] == RECORDS
+    process = job.start("rows.csv", master="local[2]", fault=f"{step}:kill:3")
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert "run the same again, which writes what is missing" in errors
+    done = told(job.start("rows.csv", master="local[2,30]", fault=f"{step}:kill:3"))
+    assert 0 < done["written"] == FEWER - done["there"] < FEWER
     written = job.written()
-    assert len(written) == written.total() == RECORDS
+    assert len(written) == written.total() == FEWER

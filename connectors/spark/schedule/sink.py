@@ -194,9 +194,10 @@ def _task(sink: Sink, batch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterat
         context = TaskContext.get()
         if context is None:  # pragma: no cover - Spark calls this in tasks only
             raise RuntimeError("not in a task of Spark")
-        part = _Part(sink, context.partitionId())
+        part: _Part | None = None
         seen = written = 0
         for records in batches:
+            part = part or _Part(sink, context.partitionId())
             left = records.slice(max(records_written(part.mark or 0, batch) - seen, 0))
             seen += records.num_rows
             if left.num_rows:

@@ -73,7 +73,7 @@ class StreamOptions:
 
     @property
     def trigger(self) -> dict[str, Any]:
-        """When Spark begins a batch."""
+        """Return when Spark begins a batch, as it takes that."""
         if self.every_ms is None:
             return {"availableNow": True}
         return {"processingTime": f"{self.every_ms} milliseconds"}
