@@ -188,6 +188,24 @@ def test_a_batch_that_was_not_noted_is_neither_written_nor_judged_again(
     assert len(feed.desk.written()) == 10
 
 
+def test_a_batch_that_was_begun_is_completed_by_the_options_that_began_it(
+    feed: Feed, at_point: Callable[[Callable[[], None]], None]
+) -> None:
+    feed.add(*feed.desk.reminders(9))
+    at_point(lose_power)
+    with pytest.raises(PySparkException, match="no power"):
+        feed.run()
+    at_point(nothing)
+    other = feed.desk.fields(id="text")  # its ids lie in other parts
+    with pytest.raises(PySparkException, match="begun with another mapping"):
+        feed.run(other)
+    assert feed.run().batches == 1
+    feed.add(*feed.desk.reminders(12)[9:])
+    assert feed.run(other).written == 3
+    keys = {seen.key for seen in feed.desk.written()}
+    assert keys == {b"reminder-%d" % n for n in range(9)} | {b"text %d" % n for n in range(9, 12)}
+
+
 def test_where_the_marks_have_expired_in_the_middle_of_a_batch_nothing_is_guessed(
     feed: Feed, at_point: Callable[[Callable[[], None]], None]
 ) -> None:

@@ -117,6 +117,8 @@ class Sink:
         parts: how many parts there are; the same for all runs of a batch, and not more than the
             delay topic has partitions.
         record_bytes_max: the delay topic's ``max.message.bytes``.
+        mapping: tag of the options by which records are made, kept with the marks: by other ones
+            they would lie in other parts.
     """
 
     client: Mapping[str, str]
@@ -124,6 +126,7 @@ class Sink:
     name: str
     parts: int
     record_bytes_max: int
+    mapping: str = ""
 
     def begin(self) -> None:
         """Set the marks of a name that was never used, so that a mark that expired is missed.
@@ -165,14 +168,34 @@ class Sink:
             batch: its number; a later one is higher.
             order: columns whose values differ for any two records; sorted by them, records of one
                 id stay in order.
+
+        Raises:
+            KafkaEdgeError: the batch was begun with another mapping, or the cluster does not answer.
         """
+        if self.mapping:
+            self._refuse_other_mapping(batch)
         spread = records.repartition(self.parts, "id").sortWithinPartitions(*order)
         counts = spread.select("id", "value", "headers").mapInArrow(_task(self, batch), "n long")
         return sum(row["n"] for row in counts.collect())
 
+    def _refuse_other_mapping(self, batch: int) -> None:
+        places = [self.place(number, OFFSET_INVALID) for number in range(self.parts)]
+        with _explained(self.name):
+            found = _asked(self, _LIST_MARKS, places)
+        for place in found:
+            is_begun = place.offset > 0 and records_written(place.offset, batch) > 0
+            if is_begun and (place.metadata or "") != self.mapping:
+                raise KafkaEdgeError(
+                    f"batch {batch} was begun with another mapping or schema: let a run with those "
+                    "options complete it"
+                )
+
     def place(self, part: int, mark: int = 0) -> TopicPartition:
         """Return a mark as Kafka keeps it."""
-        return TopicPartition(self.topic, part, mark)
+        return TopicPartition(self.topic, part, mark, self.mapping)
+
+
+_LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_stable=True)
 
 
 def portable(client: Mapping[str, str]) -> dict[str, str]:
@@ -239,8 +262,7 @@ class _Part:
                 self._producer.list_topics(self._sink.topic, _ASK_S)  # without it, that takes 0.5 s
             self._producer.init_transactions(_INIT_S)
             place = self._sink.place(self._number, OFFSET_INVALID)
-            list_marks = partial(KafkaAdmin.list_consumer_group_offsets, require_stable=True)
-            (found,) = _asked(self._sink, list_marks, [place])
+            (found,) = _asked(self._sink, _LIST_MARKS, [place])
         faults.point("bulk_fenced")
         return None if found.offset < 0 else found.offset
 

@@ -14,13 +14,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from xxhash import xxh3_64_hexdigest
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
@@ -115,6 +116,8 @@ def start_stream(
     value, key = options.fields.value or VALUE, options.fields.key or KEY
     fields = replace(options.fields, value=value, key=key)
     asked = drafts(_rows(_records(spark.readStream, stream), schema), fields)
+    given = sorted((name, value) for name, value in asdict(fields).items() if value)
+    sink = replace(sink, mapping=xxh3_64_hexdigest(repr((given, schema)).encode()))
     marks: list[int | None] = []
     if state is None:
         name = f"{options.name}-{uuid.uuid4().hex[:16]}"
