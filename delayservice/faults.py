@@ -29,6 +29,13 @@ POINTS: Mapping[str, str] = MappingProxyType(
         "before_prune": "the commit is known, the store still holds what was settled",
         "after_prune": "the store has forgotten what was settled",
         "take_over": "the old owner is fenced, the checkpoint is not read yet",
+        "bulk_fencing": "a part of a bulk schedule is about to fence earlier writers",
+        "bulk_fenced": "the earlier writers are fenced, the part's mark is read",
+        "bulk_produced": "records of a part are queued in an open transaction",
+        "bulk_flushed": "they are at the broker, the mark is not in the transaction",
+        "bulk_marked": "records and mark are in the transaction, the commit is next",
+        "bulk_committed": "the broker has committed, the task has not ended",
+        "bulk_written": "all parts of a batch are committed, Spark has not noted it",
     }
 )
 """Every point there is, and what has happened when it is passed."""

@@ -97,6 +97,18 @@ KAFKA: Final = Clients()
 """The clients of librdkafka, and this machine's clock."""
 
 
+def produce_patiently(producer: Producer, *args: object, **options: object) -> None:
+    """Queue a record; while the client's queue is full, let it drain."""
+    queue: Callable[..., None] = producer.produce  # its stubs know no null header
+    while True:
+        try:
+            queue(*args, **options)
+        except BufferError:
+            producer.poll(0.01)
+        else:
+            return
+
+
 def flush(producer: Producer, timeout_s: float) -> int:
     """Wait until everything is sent or the time is over; how many records are left.
 

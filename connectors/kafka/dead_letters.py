@@ -12,7 +12,7 @@ from typing import Final, Self, TypeAlias
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from connectors.kafka.clients import KafkaAdmin, flush, producer_client
+from connectors.kafka.clients import KafkaAdmin, flush, produce_patiently, producer_client
 from connectors.kafka.errors import FENCED, PURGED, REFUSALS, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
 from connectors.kafka.source import consumer_config, scan_partition
@@ -295,20 +295,16 @@ class Replayer:
     def _produce(
         self, record: Rewritten, note: Callable[[KafkaError | None, Message | None], None]
     ) -> None:
-        produce: Callable[..., None] = self._producer.produce  # its stubs know no null header
         topic, number, key, value, headers = record
-        while True:
-            try:
-                produce(topic, value, key, number, headers=headers, on_delivery=note)
-            except BufferError:
-                self._producer.poll(0.01)  # the client's queue is full: let it drain
-                continue
-            except KafkaException as exc:
-                error = error_of(exc)
-                if error.code() in FENCED or error.fatal():
-                    raise
-                note(error, None)
-            return
+        try:
+            produce_patiently(
+                self._producer, topic, value, key, number, headers=headers, on_delivery=note
+            )
+        except KafkaException as exc:
+            error = error_of(exc)
+            if error.code() in FENCED or error.fatal():
+                raise
+            note(error, None)
 
     def _commit(self) -> None:
         try:

@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, ThrottleEvent
 
-from connectors.kafka.clients import KAFKA, Clients, flush
+from connectors.kafka.clients import KAFKA, Clients, flush, produce_patiently
 from connectors.kafka.errors import (
     ABORTABLE,
     FENCED,
@@ -269,7 +269,7 @@ class KafkaSink:
                 try:
                     produce(topic, value, key, partition, headers=headers)
                 except BufferError:  # seldom: let the queue drain
-                    _produce_patiently(producer, topic, value, key, partition, headers=headers)
+                    produce_patiently(producer, topic, value, key, partition, headers=headers)
             except KafkaException as exc:
                 if not self._takes_on(place, offset, topic, exc):
                     return
@@ -295,7 +295,7 @@ class KafkaSink:
         self._limits.sent(output)
         note = partial(self._note_record, place, offset, topic)
         try:
-            _produce_patiently(
+            produce_patiently(
                 producer, topic, value, key, partition, headers=headers, on_delivery=note
             )
         except KafkaException as exc:
@@ -397,7 +397,7 @@ class KafkaSink:
         else:
             key = b"%d" % number
             topic, partition = options.checkpoint_topic, options.checkpoint_partition(number)
-        _produce_patiently(producer, topic, control.value, key, partition, headers=self._headers)
+        produce_patiently(producer, topic, control.value, key, partition, headers=self._headers)
 
     def _flush(self, producer: Producer) -> None:
         """Wait until everything is at the broker, or a failure is known.
@@ -555,18 +555,6 @@ class KafkaSink:
             if fenced
             else f"{what} has no certain result ({error}); the checkpoints are read again"
         )
-
-
-def _produce_patiently(producer: Producer, *args: object, **options: object) -> None:
-    """Queue a record; while the client's queue is full, let it drain."""
-    produce: Callable[..., None] = producer.produce
-    while True:
-        try:
-            produce(*args, **options)
-        except BufferError:
-            producer.poll(0.01)
-        else:
-            return
 
 
 def _concerns_record(error: KafkaError) -> bool:

@@ -1,11 +1,14 @@
-"""``delayservice spark schedule``: delayed records from rows."""
+"""``delayservice spark schedule``: delayed records from rows, or from a Kafka topic."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from xxhash import xxh3_64_hexdigest
 
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.options import (
@@ -23,28 +26,68 @@ from delayservice.commands.spark_session import (
     pairs,
     require_extra,
     running,
+    told_to_stop,
 )
 from delayservice.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from connectors.spark.schedule.run import Scheduled
+    from connectors.spark.schedule.stream import Stream
+    from delayservice.core.contract import Contract
+    from delayservice.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
+
+_LOOK_EVERY_S: Final = 0.5
 
 EPILOG: Final = (
     "Examples: [bold]delayservice spark schedule reminders.parquet -t mails --at due_at "
     "--value body --key user --id reminder_id --dry-run[/]"
     "\n\n[bold]delayservice spark schedule calls.csv -t calls --after 2h -H priority=level[/]"
+    "\n\n[bold]delayservice spark schedule --stream --from-topic signups --schema infer "
+    "--checkpoint signups-state -t mails --at trial_ends[/]"
     f"\n\n{STATUS}"
 )
 
 
 def schedule(
     source: Annotated[
-        str, typer.Argument(metavar="INPUT", help="A file, folder, pattern, URL or table.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="INPUT", help="A file, folder, pattern, URL or table.", show_default=False
+        ),
+    ] = None,
     *,
+    from_topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Instead of INPUT: the records of a topic.")
+    ] = None,
+    from_config: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Configuration file whose \\[kafka] names the cluster of that topic.",
+            show_default="the cluster of the delay topic",
+        ),
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DDL", help="Columns of JSON values, as 'user string, n int'; infer: look."
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Folder or URL with the state of --from-topic."),
+    ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Go on with what is written from now on, until Ctrl-C.")
+    ] = False,
+    every: Annotated[str, typer.Option(help="With --stream: how often records are read.")] = "5s",
+    max_records: Annotated[
+        int, typer.Option(min=1, help="Records of a batch of --from-topic.")
+    ] = 100_000,
     kind: Annotated[
         str | None,
         typer.Option("--format", help="parquet, csv, json, orc or table. Default: by its name."),
@@ -65,14 +108,20 @@ def schedule(
         str | None, typer.Option(help="Delay: a column (milliseconds, PT30S), or fixed, as 2h.")
     ] = None,
     value: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Value. Default: the row as JSON.")
+        str | None,
+        typer.Option(metavar="COLUMN", help="Value. Default: the row as JSON, or the record's."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", "-k", metavar="COLUMN", help="Key. Default: no key.")
+        str | None,
+        typer.Option(
+            "--key", "-k", metavar="COLUMN", help="Key. Default: no key, or the record's."
+        ),
     ] = None,
     record_id: Annotated[
         str | None,
-        typer.Option("--id", metavar="COLUMN", help="Id. Default: job and a hash of the row."),
+        typer.Option(
+            "--id", metavar="COLUMN", help="Id. Default: job and a hash of the row, or its place."
+        ),
     ] = None,
     headers: Annotated[
         list[str] | None,
@@ -87,7 +136,10 @@ def schedule(
         str, typer.Option(help="Folder or URL for rejected rows.")
     ] = "delay-rejected",
     skip_rejected: Annotated[
-        bool, typer.Option("--skip-rejected", help="Write the good rows although some are bad.")
+        bool,
+        typer.Option(
+            "--skip-rejected", help="Write the good rows although some are bad, as of a topic."
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, count and show only.")] = False,
     master: MasterOption = None,
@@ -100,61 +152,128 @@ def schedule(
     """Write a delayed record for each row; all rows are checked before any is written.
 
     Run it again after a failure, or with more rows: what the delay topic holds already, with the
-    same id and content, is not written again.
+    same id and content, is not written again. With --from-topic rows are the records of a topic,
+    each exactly once, and the next run with the same --checkpoint goes on where this one ends.
     """
     require_extra()
+    from connectors.spark.schedule import run
     from connectors.spark.schedule.mapping import Fields
-    from connectors.spark.schedule.run import (
-        CONF,
-        ScheduleOptions,
-        read_rows,
-        served_contracts,
-    )
-    from connectors.spark.schedule.run import schedule as run
-    from delayservice.contracts import allowlist_for, contract_for
+    from connectors.spark.schedule.stream import StreamOptions, start_stream
+    from delayservice.commands.send import delay_ms
+    from delayservice.contracts import allowlist_for
+    from delayservice.settings import load
 
-    settings = load_settings(config, sets, bootstrap)
-    delay_topic = topic or settings.topics.delay[0]
-    client = settings.kafka.client_config("consumer")
-    writer = settings.kafka.client_config("producer")
-    fields = Fields(
-        target=target,
-        at=at,
-        after=after,
-        value=value,
-        key=key,
-        id=record_id,
-        headers=pairs("--header", headers),
-        job=job_name or Path(source.rstrip("/*")).name,
+    for_topic = stream or any((checkpoint, schema, from_config))
+    _check_usage(
+        source, from_topic, checkpoint, for_rows=dry_run or kind is not None, for_topic=for_topic
     )
-    options = ScheduleOptions(
+    settings = load_settings(config, sets, bootstrap)
+    client = settings.kafka.client_config("consumer")
+    delay_topic = topic or settings.topics.delay[0]
+    contracts = partial(_contracts, settings, client, delay_topic)
+    options = run.ScheduleOptions(
+        client=client,
+        writer=settings.kafka.client_config("producer"),
         topic=delay_topic,
-        fields=fields,
+        name=_name(settings, source, delay_topic, job_name),
+        fields=Fields(
+            target=target,
+            at=at,
+            after=after,
+            value=value,
+            key=key,
+            id=record_id,
+            headers=pairs("--header", headers),
+            job=job_name or from_topic or Path((source or "").rstrip("/*")).name,
+        ),
         rejected_path=rejected,
         allowlist=allowlist_for(settings, delay_topic) if settings.targets else None,
         skip_rejected=skip_rejected,
         dry_run=dry_run,
     )
-    contracts = served_contracts(client, settings.topics.checkpoint, delay_topic)
-    contracts = contracts or (contract_for(settings, delay_topic),)
-    with running("schedule", master, conf, as_json=as_json, usual=CONF) as job:
+    origin = load(from_config, [], {}) if from_config else settings
+    streamed = StreamOptions(
+        source=origin.kafka.client_config("consumer"),
+        from_topic=from_topic or "",
+        checkpoint=checkpoint or "",
+        schema=schema,
+        every_ms=delay_ms("--every", every) if stream else None,
+        records_max=max_records,
+    )
+    with running("schedule", master, conf, as_json=as_json, usual=run.CONF) as job:
         try:
-            rows = read_rows(job.spark, source, kind)
-            done = run(rows, client, contracts, options, job.say, writer=writer)
+            done: run.Scheduled | Stream
+            if source is not None:
+                rows = run.read_rows(job.spark, source, kind)
+                done = run.schedule(rows, contracts(), options, job.say)
+            else:
+                done = begun = start_stream(job.spark, contracts, options, streamed, _progress)
+                with told_to_stop() as stop:
+                    while begun.is_active and not stop.wait(_LOOK_EVERY_S):
+                        pass
+                    begun.stop()
         except InvalidRequestError as exc:
             raise typer.BadParameter(str(exc)) from exc
-    _tell(done, delay_topic, as_json=as_json, is_dry=dry_run)
-    raise typer.Exit(EXIT_FINDINGS if done.is_refused else 0)
-
-
-def _tell(done: Scheduled, topic: str, *, as_json: bool, is_dry: bool) -> None:
     if as_json:
         print_json(done.to_json())
-        return
-    for code, count in sorted(done.rejected.items()):
+    else:
+        _tell_rejected(done.rejected, done.rejected_path)
+        if isinstance(done, run.Scheduled):
+            _tell_rows(done, delay_topic, is_dry=dry_run)
+        else:
+            out.print(f"{done.written:,} written in {done.batches:,} batches", style="bold green")
+    raise typer.Exit(EXIT_FINDINGS if done.rejected else 0)
+
+
+def _check_usage(
+    source: str | None,
+    from_topic: str | None,
+    checkpoint: str | None,
+    *,
+    for_rows: bool,
+    for_topic: bool,
+) -> None:
+    if (source is None) == (from_topic is None):
+        raise typer.BadParameter("give one input: INPUT, or --from-topic")
+    if source is not None and for_topic:
+        raise typer.BadParameter(
+            "--stream, --schema, --checkpoint and --from-config are for --from-topic"
+        )
+    if from_topic is not None and for_rows:
+        raise typer.BadParameter("--dry-run and --format are for INPUT, not for --from-topic")
+    if from_topic is not None and checkpoint is None:
+        raise typer.BadParameter("--from-topic needs --checkpoint, where its state is kept")
+
+
+def _name(settings: Settings, source: str | None, topic: str, job: str | None) -> str:
+    """Return the name of a job; of rows, the same for every run with this input."""
+    name = f"{settings.kafka.transactional_id_prefix}-schedule"
+    if source is None:
+        return name
+    return f"{name}-{xxh3_64_hexdigest(chr(0).join((topic, source, job or '')).encode())}"
+
+
+def _contracts(settings: Settings, client: Mapping[str, str], topic: str) -> Sequence[Contract]:
+    """Return what holds for records that are written now."""
+    from connectors.spark.schedule.run import served_contracts
+    from delayservice.contracts import contract_for
+
+    found = served_contracts(client, settings.topics.checkpoint, topic)
+    return found or (contract_for(settings, topic),)
+
+
+def _progress(text: str) -> None:
+    err.print(text, markup=False)
+
+
+def _tell_rejected(rejected: Mapping[str, int], path: str | None) -> None:
+    for code, count in sorted(rejected.items()):
         err.print(f"{count:,} rows rejected: {code}", style="red", markup=False)
-    if done.rejected_path is not None:
-        err.print(f"they are in {done.rejected_path}", style="red", markup=False)
+    if rejected:
+        err.print(f"they are in {path}", style="red", markup=False)
+
+
+def _tell_rows(done: Scheduled, topic: str, *, is_dry: bool) -> None:
     out.print(f"{done.rows:,} rows, {done.there:,} of them in {topic} already", markup=False)
     if done.replacing:
         out.print(

@@ -23,6 +23,7 @@ _SYSTEMD = "needs systemd as the first process; tests/unit/test_deploy_systemd.p
 _KUBERNETES = "needs a cluster; tests/unit/test_deploy_kubernetes.py checks the manifests"
 _MINUTES = "minutes; tests/integration/test_bench.py runs it with small sizes"
 _SUBMIT = "needs a Spark cluster; tests/spark/test_cluster_mode.py submits to one"
+_UNTIL = "goes on until it is stopped, as tests/spark/test_schedule_killed.py does"
 _CHECKPOINT = (
     "needs kcat and a slice without its checkpoint; tests/integration/test_foreign_checkpoints.py"
 )
@@ -67,6 +68,7 @@ NOT_TYPED: Final = (
     Listed("docs/spark.md", "delayservice spark schedule s3a:", "needs an object store"),
     Listed("docs/audit.md", "delayservice spark archive --config", "needs an object store"),
     Listed("docs/audit.md", "delayservice spark audit --archive", "needs an object store"),
+    Listed("docs/spark.md", "delayservice spark schedule --stream", _UNTIL),
     Listed("docs/spark.md", "spark-submit", _SUBMIT),
     Listed("docs/spark.md", "python3.11 -m venv", _SUBMIT),
     Listed("docs/spark.md", "env/bin/", _SUBMIT),

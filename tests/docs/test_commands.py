@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
     NewTopic,
@@ -151,9 +152,13 @@ def inputs(machine: Machine) -> None:
     pq.write_table(pa.Table.from_pylist(rows), machine.folder / "reminders.parquet")
     (machine.folder / "calls.csv").write_text("who,level\nada,1\ngrace,2\n", "utf-8")
     admin = AdminClient({"bootstrap.servers": machine.environment["B"]})
-    new = [NewTopic(name, 1, 1) for name in ("mails", "calls")]
+    new = [NewTopic(name, 1, 1) for name in ("mails", "calls", "signups")]
     for made in admin.create_topics(new).values():
         made.result(30)
+    producer = Producer({"bootstrap.servers": machine.environment["B"]})
+    signup = {"user": "ada", "trial_ends": due_at.isoformat()}
+    producer.produce("signups", json.dumps(signup))
+    assert producer.flush(30) == 0
 
 
 @pytest.mark.night

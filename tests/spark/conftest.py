@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from connectors.kafka.clients import admin_client
+from connectors.kafka.dead_letters import partition_counts
 from connectors.spark.common.session import open_session
+from delayservice.dev.cluster import EmbeddedCluster
+from tests.conftest import MakeTopic
+from tests.integration.bench import await_true
+from tests.spark.schedule_desk import PARTITIONS, Desk
 
 _HERE = Path(__file__).parent
 
@@ -26,3 +32,16 @@ def spark() -> Iterator[SparkSession]:
     session = open_session("tests", master="local[2]", conf={"spark.sql.shuffle.partitions": "4"})
     yield session
     session.stop()
+
+
+@pytest.fixture
+def desk(
+    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
+) -> Desk:
+    """A delay topic and a target that the broker knows."""
+    topics = {make_topic("delay_topic", partitions=PARTITIONS), make_topic("to")}
+    admin = admin_client({"bootstrap.servers": cluster.bootstrap})
+    # What the controller has made, the broker tells a moment later.
+    await_true(lambda: topics <= partition_counts(admin).keys(), "the topics are there")
+    topic, target = sorted(topics)
+    return Desk(spark, cluster.bootstrap, topic, target, tmp_path)

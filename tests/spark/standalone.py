@@ -14,10 +14,12 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import psutil
 import pyspark
 
 from connectors.spark.common import session
@@ -29,6 +31,7 @@ SPARK_HOME: Final = Path(pyspark.__file__).parent
 JOB: Final = Path(__file__).parents[2] / "connectors" / "spark" / "job.py"
 EXECUTOR_MEMORY: Final = "512m"
 
+_EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 _WORKERS: Final = 2
 _START_S: Final = 60.0
 _WORKER_MEMORY: Final = "640m"
@@ -105,6 +108,17 @@ class StandaloneCluster:
             for application in self._folder.glob("worker-*/app-*")
             for path in application.iterdir()
         )
+
+    def lose_executors(self) -> int:
+        """Kill all executors that run; how many there were. The master starts others."""
+        lost = 0
+        for child in self._children:
+            for one in psutil.Process(child.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                    if any(_EXECUTOR in word for word in one.cmdline()):
+                        one.kill()
+                        lost += 1
+        return lost
 
     def _start(self) -> None:
         at_master = ("--host", LOOPBACK, "--port", str(self._port))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from delayservice import faults
 from delayservice.dev.cluster import EmbeddedCluster
-from tests.integration.bench import Bench
+from tests.integration.bench import Bench, Reader, await_true
 from tests.spark.standalone import StandaloneCluster
 
 ROWS = 400
@@ -75,6 +77,31 @@ def test_a_submitted_schedule_is_written_and_delivered_once(
     seen = bench.read(target, ROWS)
     assert {one.key for one in seen} == {b"mail-%d" % n for n in range(ROWS)}
     assert {json.loads(one.value or b"")["n"] for one in seen} == set(range(ROWS))
+
+
+def test_executors_that_are_lost_while_they_write_double_no_record(
+    standalone: StandaloneCluster, bench: Bench, tmp_path: Path
+) -> None:
+    target, trap = bench.target("bills", 1), tmp_path / "trap"
+    pq.write_table(pa.table({"id": [f"bill-{n}" for n in range(ROWS)]}), tmp_path / "bills.parquet")
+    arguments = ["schedule", str(tmp_path / "bills.parquet"), "-t", target, "--after", "1d"]
+    arguments += ["--id", "id", "--rejected", str(tmp_path / "rejected"), *sets(bench), "--json"]
+    conf = {
+        f"spark.executorEnv.{faults.VARIABLE}": f"bulk_committed:stick:{trap}",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "20",
+    }
+    trap.touch()
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(standalone.submit, *arguments, conf=conf)
+        await_true(lambda: not trap.exists() or running.done(), "a part is written by half", 200)
+        assert not trap.exists(), running.result()
+        assert standalone.lose_executors() > 0
+        done = running.result()
+    assert done.returncode == 0, done.stderr[-3_000:]
+    assert told(done)["written"] == ROWS
+    with Reader(bench.bootstrap, [bench.any]) as reader:
+        bills = [seen.key for seen in reader.to_end() if (seen.key or b"").startswith(b"bill-")]
+    assert len(bills) == len(set(bills)) == ROWS
 
 
 @pytest.mark.night

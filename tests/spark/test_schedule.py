@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,103 +11,20 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.kafka.clients import admin_client
-from connectors.kafka.dead_letters import partition_counts
 from connectors.spark.schedule.mapping import Fields, drafts
 from connectors.spark.schedule.run import (
     ID_DUPLICATE,
-    Scheduled,
-    ScheduleOptions,
     read_rows,
-    schedule,
 )
-from delayservice.core.contract import CONTRACT_VERSION, Contract
+from delayservice.core.contract import Contract
 from delayservice.core.partitioner import partition_for
-from delayservice.core.targets import Allowlist
-from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import DelayServiceError, InvalidRequestError
 from kafka_delay_client.producer import DelayProducer
 from tests.conftest import MakeTopic
-from tests.integration.bench import Reader, Seen, await_true
-
-PARTITIONS = 5
-CONTRACT = Contract(CONTRACT_VERSION)
-DUE_MS = 2_000_000_000_000
+from tests.integration.bench import Reader
+from tests.spark.schedule_desk import CONTRACT, PARTITIONS, Desk
 
 pytestmark = pytest.mark.cluster
-
-
-class Desk:
-    """A delay topic, a target, and schedules into the one for the other."""
-
-    def __init__(
-        self, spark: SparkSession, bootstrap: str, topic: str, target: str, folder: Path
-    ) -> None:
-        self.spark = spark
-        self.bootstrap = bootstrap
-        self.client = {"bootstrap.servers": bootstrap}
-        self.topic = topic
-        self.target = target
-        self.rejected_path = str(folder / "rejected")
-
-    def rows(self, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
-        return self.spark.createDataFrame([dict(row) for row in rows])
-
-    def reminders(self, count: int, **changed: object) -> list[dict[str, object]]:
-        return [
-            {"name": f"reminder-{n}", "due": DUE_MS + n, "text": f"text {n}", "user": f"u{n % 7}"}
-            | changed
-            for n in range(count)
-        ]
-
-    def fields(self, **changed: Any) -> Fields:
-        usual: dict[str, Any] = {
-            "target": self.target,
-            "at": "due",
-            "value": "text",
-            "key": "user",
-            "id": "name",
-        }
-        return Fields(**usual | changed)
-
-    def run(
-        self,
-        rows: DataFrame,
-        fields: Fields | None = None,
-        contract: Contract = CONTRACT,
-        **options: Any,
-    ) -> Scheduled:
-        chosen = ScheduleOptions(
-            topic=self.topic,
-            fields=fields or self.fields(),
-            rejected_path=self.rejected_path,
-            allowlist=Allowlist(self.topic, ["to_*"]),
-            min_partitions=2,
-        )
-        said: list[str] = []
-        chosen = replace(chosen, **options)
-        return schedule(rows, self.client, [contract], chosen, said.append)
-
-    def written(self) -> list[Seen]:
-        with Reader(self.bootstrap, [self.topic]) as reader:
-            return reader.to_end()
-
-    def rejected(self) -> dict[str, str]:
-        """Id to code."""
-        found = self.spark.read.parquet(self.rejected_path).collect()
-        return {row["id"]: row["code"] for row in found}
-
-
-@pytest.fixture
-def desk(
-    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
-) -> Desk:
-    topics = {make_topic("delay_topic", partitions=PARTITIONS), make_topic("to")}
-    admin = admin_client({"bootstrap.servers": cluster.bootstrap})
-    # What the controller has made, the broker tells a moment later.
-    await_true(lambda: topics <= partition_counts(admin).keys(), "the topics are there")
-    topic, target = sorted(topics)
-    return Desk(spark, cluster.bootstrap, topic, target, tmp_path)
 
 
 def test_every_row_becomes_the_record_that_a_delay_producer_would_write_and_where(
@@ -157,7 +74,7 @@ def test_nothing_is_written_while_any_row_is_bad_and_each_is_reported_with_its_c
     rows += [{**rows[0], "name": "twice"}, {**rows[0], "name": "twice", "text": "other"}]
     report = desk.run(desk.rows(rows), desk.fields(target="where"))
     assert report.rejected == {**dict.fromkeys(spoiled, 1), ID_DUPLICATE: 2}
-    assert (report.written, report.fresh, report.is_refused) == (0, 3, True)
+    assert (report.written, report.fresh) == (0, 3)
     assert desk.written() == []
     rejected = {name: code for name, code in desk.rejected().items() if name[0] != "n"}
     expected = {code: code for code in spoiled if code != "header-too-large"}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from connectors.spark.schedule.run import CONF
 from delayservice.cli import app
 from delayservice.commands.spark_session import NEEDED, pairs
 from delayservice.core.codec import encode_payload
@@ -102,9 +101,20 @@ def test_an_export_tells_programs_of_all_shards_in_one_object(tmp_path: Path) ->
     assert [(one["rows"], one["stop_offset"]) for one in told["shards"]] == [(1, 1), (1, 1)]
 
 
-def test_a_session_that_schedules_runs_no_task_twice() -> None:
-    assert CONF["spark.speculation"] == "false"
-    assert CONF["spark.task.maxFailures"] == "1"
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give one input"),
+        (["rows.csv", "--from-topic", "t"], "give one input"),
+        (["rows.csv", "--stream"], "are for --from-topic"),
+        (["--from-topic", "t"], "needs --checkpoint"),
+        (["--from-topic", "t", "--checkpoint", "c", "--dry-run"], "are for INPUT"),
+    ],
+)
+def test_what_does_not_go_together_is_wrong_usage(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, ["spark", "schedule", *arguments, "-b", "localhost:1"])
+    assert done.exit_code == 2
+    assert words in " ".join(done.output.replace("│", " ").split())
 
 
 def test_a_folder_without_a_store_has_nothing_to_export(tmp_path: Path) -> None:

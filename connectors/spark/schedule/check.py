@@ -19,10 +19,21 @@ from delayservice.core.entry import INVALID, SCHEDULE, Entry, Headers, Refusal, 
 from delayservice.core.record import RecordReader
 from delayservice.core.targets import Allowlist
 
+Record: TypeAlias = tuple[bytes | None, bytes | None, Headers | None]
+"""Key, value and headers."""
 Check: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 RECORD_EXTRA_BYTES: Final = 128
 """What a batch of one record takes beside key, value and headers, generously."""
+
+JUDGED: Final = (
+    "file string, id binary, value binary, headers array<struct<key: string, value: binary>>, "
+    "row string, code string, reason string"
+)
+"""Columns of ``mapping.drafts`` with a verdict."""
+
+VALUE_INVALID: Final = "value-invalid"
+"""Code of a record whose value can't be parsed. Not a dead letter's code: it is never written."""
 
 _HEADER_EXTRA_BYTES: Final = 10
 _BEYOND_ALL_OFFSETS: Final = 0
@@ -52,7 +63,7 @@ class Rules:
 
 
 def check(rules: Rules) -> Check:
-    """A function for ``DataFrame.mapInArrow`` over ``row_mapping.DRAFT_COLUMNS``.
+    """Return a function for ``DataFrame.mapInArrow`` from ``mapping.DRAFT_COLUMNS`` to ``JUDGED``.
 
     It appends ``code`` and ``reason``, both null of a good row, and empties ``row`` of those: only
     what is rejected is looked at again as it was.
@@ -61,7 +72,10 @@ def check(rules: Rules) -> Check:
     def judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         judge = Judge(rules)
         for batch in batches:
-            refusals = [judge.refusal(row) for row in _rows(batch, rules.now_ms)]
+            refusals = [
+                judge.refusal((_BEYOND_ALL_OFFSETS, rules.now_ms, *record))
+                for record in records_of(batch)
+            ]
             yield _with_verdicts(batch, refusals)
 
     return judged
@@ -80,7 +94,9 @@ class Judge:
         self._allowlist = None if has_allowlists else rules.allowlist
 
     def refusal(self, row: Row) -> Refusal | None:
-        """Code and reason; None: the service will deliver it."""
+        """Return code and reason; None: the service will deliver it."""
+        if row[4] is None:
+            return VALUE_INVALID, "the value is no JSON object of the schema"
         size = _size(row)
         if size > self._rules.record_bytes_max:
             return TOO_LARGE, (
@@ -112,15 +128,17 @@ class Judge:
         return None
 
 
-def _rows(batch: pa.RecordBatch, now_ms: int) -> Iterator[Row]:
-    """Return rows as a consumer would hand them over, with the id as key: records of an id meet."""
+def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
+    """Return key, value and headers of each row. The id is the key: records of an id meet.
+
+    Without headers is only what could not be parsed.
+    """
     keys = batch.column("id").to_pylist()
     values = batch.column("value").to_pylist()
-    for key, value, headers in zip(keys, values, _headers(batch.column("headers")), strict=True):
-        yield _BEYOND_ALL_OFFSETS, now_ms, key, value, headers
+    return zip(keys, values, _headers(batch.column("headers")), strict=True)
 
 
-def _headers(column: pa.ListArray) -> Iterator[Headers]:
+def _headers(column: pa.ListArray) -> Iterator[Headers | None]:
     """Return the headers of each row; whole columns at a time, for a dictionary per header would
     cost the most.
     """
@@ -128,8 +146,8 @@ def _headers(column: pa.ListArray) -> Iterator[Headers]:
     first = bounds[0]
     flat = column.values.slice(first, bounds[-1] - first)
     pairs = list(zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True))
-    for start, stop in pairwise(bounds):
-        yield pairs[start - first : stop - first]
+    for (start, stop), is_set in zip(pairwise(bounds), column.is_valid().to_pylist(), strict=True):
+        yield pairs[start - first : stop - first] if is_set else None
 
 
 def _size(row: Row) -> int:

@@ -36,6 +36,14 @@ MAPPABLE: Final = frozenset(
 
 DRAFT_COLUMNS: Final = ("file", "id", "value", "headers", "row")
 
+PLACE: Final = "kafka.place"
+"""Column of rows from a topic: ``topic:partition:offset``."""
+VALUE: Final = "kafka.value"
+KEY: Final = "kafka.key"
+"""Columns of rows from a topic: the record as it is."""
+IS_VALID: Final = "kafka.valid"
+"""Column of rows from a topic: false where the value could not be parsed."""
+
 _ID_DIGITS: Final = 32
 _WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
 _NESTED = (types.StructType, types.ArrayType, types.MapType)
@@ -56,7 +64,7 @@ class Fields:
             as ``30s`` or ``2h``.
         value: None: the whole row, as JSON. Columns of columns are JSON, others text or bytes.
         key: of the output; None: no key.
-        id: None: made of ``job`` and a hash of the row.
+        id: None: made of ``job`` and a hash of the row; of a topic, the record's place.
         headers: pairs of a header's name and what it holds.
         job: begins every id that is made.
     """
@@ -72,44 +80,46 @@ class Fields:
 
 
 def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
-    """The record that each row asks for, not checked yet.
+    """Return the record that each row asks for, not checked yet.
 
     Returns:
         ``DRAFT_COLUMNS``: ``file`` string, the file that the row is in, empty where it is in none;
         ``id`` and ``value`` binary; ``headers`` array of ``{key: string, value: binary}``, in the
-        order in which they are written; ``row`` string, the row as JSON.
+        order in which they are written; ``row`` string, the row as JSON. Of rows from a topic
+        ``file`` is the place, ``row`` the value, and ``headers`` null where that is not valid.
 
     Raises:
         InvalidRequestError: a column is missing, its type can't be what it is mapped to, or the
             fields contradict each other.
     """
-    as_json = sf.to_json(sf.struct(*(_column(name) for name in rows.columns)))
+    if PLACE in rows.columns:
+        file, text = _column(PLACE), _column(VALUE).cast("string")
+        named = sf.substring_index(file, ":", -2)
+        is_valid = _column(IS_VALID)
+    else:
+        file = sf.input_file_name()
+        text = sf.to_json(sf.struct(*(_column(name) for name in rows.columns)))
+        named = sf.substring(sf.sha2(text, 256), 1, _ID_DIGITS)
+        is_valid = sf.lit(True)  # noqa: FBT003  # a literal of Spark's
+    made = sf.concat(sf.lit(f"{fields.job}:"), named).cast("binary")
+    record_id = made if fields.id is None else _bytes(rows, "id", fields.id)
+    value = text.cast("binary") if fields.value is None else _bytes(rows, "value", fields.value)
+    headers = sf.array(*_headers(rows, fields, record_id))
     return rows.select(
-        sf.input_file_name().alias("file"),
-        _id(rows, fields, as_json).alias("id"),
-        _value(rows, fields, as_json).alias("value"),
-        sf.array(*_headers(rows, fields, as_json)).alias("headers"),
-        as_json.alias("row"),
+        file.alias("file"),
+        record_id.alias("id"),
+        value.alias("value"),
+        sf.when(is_valid, headers).alias("headers"),
+        text.alias("row"),
     )
 
 
-def _id(rows: DataFrame, fields: Fields, as_json: Column) -> Column:
-    if fields.id is not None:
-        return _bytes(rows, "id", fields.id)
-    digest = sf.substring(sf.sha2(as_json, 256), 1, _ID_DIGITS)
-    return sf.concat(sf.lit(f"{fields.job}:"), digest).cast("binary")
-
-
-def _value(rows: DataFrame, fields: Fields, as_json: Column) -> Column:
-    return as_json.cast("binary") if fields.value is None else _bytes(rows, "value", fields.value)
-
-
-def _headers(rows: DataFrame, fields: Fields, as_json: Column) -> list[Column]:
+def _headers(rows: DataFrame, fields: Fields, record_id: Column) -> list[Column]:
     """Return the headers: time, target and id first, then the user's own in their order."""
     found = [_header(*_time(rows, fields))]
     if fields.target is not None:
         found.append(_header(names.DELAY_TARGET_TOPIC, _chosen(rows, "target", fields.target)))
-    found.append(_header(names.DELAY_ID, _id(rows, fields, as_json)))
+    found.append(_header(names.DELAY_ID, record_id))
     no_key = sf.lit(None).cast("binary")
     key = no_key if fields.key is None else _bytes(rows, "key", fields.key)
     found.append(_header(names.DELAY_TARGET_KEY, key))

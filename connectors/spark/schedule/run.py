@@ -1,10 +1,11 @@
 """Delayed records from a DataFrame: all checked before one is written, each written once.
 
-    map     rows to records                                   ``row_mapping``
-    check   by the service's own reader; ids are compared     ``row_check``
+    map     rows to records                                   ``mapping``
+    check   by the service's own reader; ids are compared     ``check``
     reject  what is bad, to Parquet; by default that is the end
+    fence   former runs of the job, which may be under way     ``sink``
     sieve   leave out what the delay topic holds already
-    write   with Kafka's sink of Spark
+    write   what is left                                       ``sink``
 
 A run that ended half way is run again as it was: what it wrote is found by id and content.
 """
@@ -29,9 +30,10 @@ from connectors.spark.common.cut import settled_spans, take_cut
 from connectors.spark.common.failures import FAILURES, reason
 from connectors.spark.common.files import is_replaceable
 from connectors.spark.common.progress import Say
-from connectors.spark.common.topics import java_options, native_options, read_topic
-from connectors.spark.schedule.check import Rules, check
+from connectors.spark.common.topics import native_options, read_topic
+from connectors.spark.schedule.check import JUDGED, Rules, check
 from connectors.spark.schedule.mapping import Fields, drafts
+from connectors.spark.schedule.sink import PARTS_MAX, Sink, portable
 from delayservice.core import names
 from delayservice.core.contract import Contract
 from delayservice.core.targets import Allowlist
@@ -46,24 +48,18 @@ FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 
 CONF: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "spark.task.maxFailures": "1",
-        "spark.stage.maxConsecutiveAttempts": "1",
-        "spark.speculation": "false",
+        "spark.sql.execution.arrow.maxBytesPerBatch": "8388608",
         "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
     }
 )
-"""Of a session that schedules. A task that is tried again, or runs twice at once, would write its
-records again, while a run that is tried again looks first. And what is kept between two steps has
-tasks by its size."""
+"""Settings of a session that schedules: the size of a transaction, and tasks by the size of what
+is kept between two steps."""
 
-_JUDGED: Final = (
-    "file string, id binary, value binary, headers array<struct<key: string, value: binary>>, "
-    "row string, code string, reason string"
-)
+REJECTED: Final = "file string, id string, code string, reason string, row string"
+"""Columns of rejected rows."""
 _RECORD_BYTES_DEFAULT: Final = 1_048_588
 """Of a broker that does not say."""
 _SAMPLE_CHARS_MAX: Final = 200
-_ROOM_BYTES: Final = 64 * 1024
 _KEPT: Final = StorageLevel.DISK_ONLY
 
 
@@ -72,7 +68,11 @@ class ScheduleOptions:
     """Options of a bulk schedule.
 
     Attributes:
+        client: options of librdkafka to read with, as the service's ``[kafka]`` section has them.
+        writer: the same to write with; None: those of ``client``.
         topic: the delay topic.
+        name: of the job, as a consumer group and before its transactional ids: a run ends another
+            one with this name.
         fields: what of a row becomes what of a record.
         rejected_path: folder of Parquet files for rejected rows; made anew by each run.
         allowlist: what the settings of the nodes allow, for contracts that have no allowlist; None:
@@ -83,9 +83,12 @@ class ScheduleOptions:
         sample_rows: how many records are shown.
     """
 
+    client: Mapping[str, str]
     topic: str
+    name: str
     fields: Fields
     rejected_path: str
+    writer: Mapping[str, str] | None = None
     allowlist: Allowlist | None = None
     skip_rejected: bool = False
     dry_run: bool = False
@@ -118,11 +121,6 @@ class Scheduled:
     rejected_path: str | None
     sample: list[dict[str, object]] = field(default_factory=list)
 
-    @property
-    def is_refused(self) -> bool:
-        """Return whether there were bad rows."""
-        return bool(self.rejected)
-
     def to_json(self) -> dict[str, object]:
         """For programs."""
         return {"v": VERSION, "kind": "schedule", **asdict(self)}
@@ -151,24 +149,16 @@ def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataF
 
 
 def schedule(
-    rows: DataFrame,
-    client: Mapping[str, str],
-    contracts: Sequence[Contract],
-    options: ScheduleOptions,
-    say: Say,
-    *,
-    writer: Mapping[str, str] | None = None,
+    rows: DataFrame, contracts: Sequence[Contract], options: ScheduleOptions, say: Say
 ) -> Scheduled:
     """Write the records that rows ask for, those that are not there yet.
 
     Args:
         rows: any DataFrame that gives the same rows each time: ids are compared in a reading of its
             own.
-        client: options of librdkafka to read with, as the service's ``[kafka]`` section has them.
         contracts: what holds at the end of the delay topic's partitions.
         options: see there.
         say: told what is being done.
-        writer: options of librdkafka to write with, where those are others.
 
     Returns:
         What was done. Nothing was written when rows were rejected and not to be skipped.
@@ -183,7 +173,7 @@ def schedule(
             f"{options.rejected_path} holds what no former run wrote, and rejected rows would take "
             "its place: name another folder"
         )
-    rules = _rules(client, contracts, options)
+    rules = rules_for(contracts, options)
     judged = _judged(rows, options.fields, rules).persist(_KEPT)
     fresh: DataFrame | None = None
     try:
@@ -192,13 +182,15 @@ def schedule(
         rejected = {code: n for code, n in counts.items() if code is not None}
         if rejected:
             say("writing the rejected rows")
-            _write_rejected(judged, options.rejected_path)
+            write_rejected(judged, options.rejected_path)
+        is_written = not options.dry_run and (not rejected or options.skip_rejected)
+        sink = sink_for(options, rules)
+        batch = sink.claim() if is_written else 0
         say("looking what is there already")
         good = judged.where("code IS NULL").select("id", "value", "headers")
-        held = _held(rows.sparkSession, client, options)
+        held = _held(rows.sparkSession, options)
         fresh = _missing(good, held).persist(_KEPT)
         total, replacing = _count_fresh(fresh)
-        is_written = not options.dry_run and (not rejected or options.skip_rejected)
         report = Scheduled(
             rows=sum(counts.values()),
             rejected=rejected,
@@ -212,7 +204,7 @@ def schedule(
         )
         if is_written and total:
             say(f"writing {total:,} records")
-            _write(fresh, writer or client, options.topic, rules.record_bytes_max)
+            _write(fresh, sink, batch)
     finally:
         judged.unpersist()
         if fresh is not None:
@@ -240,10 +232,8 @@ def served_contracts(
 # --- check ---------------------------------------------------------------------------------------
 
 
-def _rules(
-    client: Mapping[str, str], contracts: Sequence[Contract], options: ScheduleOptions
-) -> Rules:
-    """The rules that rows are judged by.
+def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> Rules:
+    """Return the rules that rows are judged by.
 
     Raises:
         InvalidRequestError: there is no such topic, or it takes no ids.
@@ -254,7 +244,7 @@ def _rules(
             f"{topic} is a level topic: its records have neither ids nor times, so nothing could "
             "tell a second run from the first; schedule into a precise delay topic"
         )
-    admin = admin_client(native_options(client))
+    admin = admin_client(native_options(options.client))
     partitions = partition_counts(admin)
     if topic not in partitions:
         raise InvalidRequestError(
@@ -269,7 +259,7 @@ def _rules(
 def _judged(rows: DataFrame, fields: Fields, rules: Rules) -> DataFrame:
     """Every row with its verdict: the reader's, or that its id is not its own."""
     asked = drafts(rows, fields)
-    checked = asked.mapInArrow(check(rules), _JUDGED)
+    checked = asked.mapInArrow(check(rules), JUDGED)
     # From what was asked, not from what was checked: that would be checked twice.
     doubled = asked.groupBy("id").count().where("count > 1").select("id", "count")
     is_doubled = sf.col("count").isNotNull() & sf.col("code").isNull()
@@ -293,7 +283,8 @@ def _counts(judged: DataFrame) -> dict[str | None, int]:
         raise DelayServiceError(f"the rows can't be read: {reason(exc)}") from exc
 
 
-def _write_rejected(judged: DataFrame, path: str) -> None:
+def write_rejected(judged: DataFrame, path: str) -> None:
+    """Write ``REJECTED`` for the rows that have a code."""
     bad = judged.where("code IS NOT NULL")
     text = sf.col("id").cast("string").alias("id")
     bad.select("file", text, "code", "reason", "row").write.mode("overwrite").parquet(path)
@@ -302,14 +293,14 @@ def _write_rejected(judged: DataFrame, path: str) -> None:
 # --- sieve ---------------------------------------------------------------------------------------
 
 
-def _held(spark: SparkSession, client: Mapping[str, str], options: ScheduleOptions) -> DataFrame:
+def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
     """``id`` and ``digest`` of every record with an id that the delay topic holds now; the
     service's own copies have their ids elsewhere.
     """
-    spans = settled_spans(client, [options.topic])
+    spans = settled_spans(options.client, [options.topic])
     records = read_topic(
         spark,
-        client,
+        options.client,
         [options.topic],
         {place: span.start for place, span in spans.items()},
         {place: span.end for place, span in spans.items()},
@@ -360,25 +351,29 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
 # --- write ---------------------------------------------------------------------------------------
 
 
-def _write(fresh: DataFrame, client: Mapping[str, str], topic: str, record_bytes_max: int) -> None:
-    """Write with the id as key, which Java's partitioner takes to the partition of that id.
+def sink_for(options: ScheduleOptions, rules: Rules) -> Sink:
+    """Return the sink of a job."""
+    client = portable(native_options(options.writer or options.client))
+    return Sink(
+        client={"log_level": "3", **client},  # errors; each retry of the client would be a warning
+        topic=options.topic,
+        name=options.name,
+        parts=min(PARTS_MAX, rules.partitions[options.topic]),
+        record_bytes_max=rules.record_bytes_max,
+    )
+
+
+def _write(fresh: DataFrame, sink: Sink, batch: int) -> None:
+    """Write what is fresh.
 
     Raises:
         DelayServiceError: the cluster refused a record, or did not answer in time.
     """
-    options = {
-        **java_options(client),
-        "kafka.acks": "all",
-        "kafka.enable.idempotence": "true",
-        "kafka.max.request.size": str(record_bytes_max + _ROOM_BYTES),
-        "topic": topic,
-    }
-    records = fresh.select(sf.col("id").alias("key"), "value", "headers")
     try:
-        records.write.format("kafka").options(**options).save()
+        sink.write(fresh, batch, "id")
     except FAILURES as exc:
         raise DelayServiceError(
-            f"not all records were written to {topic}: {reason(exc)}; run the same again, "
+            f"not all records were written to {sink.topic}: {reason(exc)}; run the same again, "
             "which writes what is missing"
         ) from exc
 

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollectio
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
+from connectors.kafka.clients import produce_patiently
 from connectors.kafka.log_ends import LATEST, offsets_of
 from delayservice.dev.drill.wire import Header, Place
 from delayservice.errors import KafkaEdgeError
@@ -94,14 +95,10 @@ class Writer:
         at_ms: int = 0,
     ) -> int:
         """Append a record with the timestamp ``at_ms`` (0: now); its offset."""
-        while True:
-            try:
-                self._producer.produce(
-                    place[0], value, key, place[1], headers=list(headers), timestamp=at_ms
-                )
-                break
-            except BufferError:
-                self._producer.poll(0.1)
+        topic, partition = place
+        produce_patiently(
+            self._producer, topic, value, key, partition, headers=list(headers), timestamp=at_ms
+        )
         self._written += 1
         if self._written % _POLL_EVERY == 0:
             self._producer.poll(0)

@@ -1,0 +1,352 @@
+"""Spark sink for delayed records: each record is written once, whatever is killed or run again.
+
+    spread  records to a fixed number of parts, by a hash of their id, in a fixed order
+    fence   earlier writers of the part, by its transactional id
+    look    how many records of the batch the part has written: its mark
+    write   the others, in short transactions that move the mark with their records
+
+A mark is the offset that a consumer group has committed. Kafka takes it into the transaction, and
+finds it at once: a topic of marks would be read to its end, past open transactions, by every task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from confluent_kafka import (
+    OFFSET_INVALID,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+
+from connectors.kafka.clients import (
+    KafkaAdmin,
+    admin_client,
+    consumer_client,
+    flush,
+    produce_patiently,
+    producer_client,
+)
+from connectors.kafka.errors import FENCED, answer_of, error_of
+from connectors.kafka.source import consumer_config
+from connectors.spark.schedule.check import Record, records_of
+from delayservice import faults
+from delayservice.errors import KafkaEdgeError
+
+PARTS_MAX: Final = 8
+"""Parts of a job: tasks that write side by side. Each takes 0.1 s to open."""
+TRANSACTION_TIMEOUT_MS: Final = 45_000
+"""Longest time until the broker ends the transaction of a writer that died, ms. Consumers of the
+delay topic, the service among them, wait for the end of it."""
+
+_INIT_S: Final = 60.0
+_ASK_S: Final = 30.0
+_COMMIT_S: Final = 30.0
+_AGAIN_S: Final = 0.1
+_ROOM_BYTES: Final = 64 * 1024
+_RECORDS_BITS: Final = 32
+_RIGHTS: Final = frozenset(
+    {
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    }
+)
+_MOVING: Final = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+    }
+)
+_INLINE: Final = {
+    "ssl.ca.location": "ssl.ca.pem",
+    "ssl.certificate.location": "ssl.certificate.pem",
+    "ssl.key.location": "ssl.key.pem",
+}
+"""Options of librdkafka that name a file, and those that take its content."""
+
+
+def mark_of(batch: int, records: int) -> int:
+    """Return the mark of a part that has written so many records of a batch; 0 is before all."""
+    return ((batch + 1) << _RECORDS_BITS) | records
+
+
+def records_written(mark: int, batch: int) -> int:
+    """Return how many records of a batch the part with this mark has written.
+
+    Raises:
+        KafkaEdgeError: the part has written a later batch.
+    """
+    later = (mark >> _RECORDS_BITS) - 1 - batch
+    if later > 0:
+        raise KafkaEdgeError(
+            f"batch {batch} was written before, and {later} after it: the folder of the checkpoint "
+            "is older than what was written, or another run has taken over"
+        )
+    return mark & ((1 << _RECORDS_BITS) - 1) if later == 0 else 0
+
+
+def next_batch(marks: Iterable[int]) -> int:
+    """Return the number of a batch that no part has written anything of."""
+    return max(marks) >> _RECORDS_BITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sink:
+    """Writer of delayed records; it is sent to the executors.
+
+    Attributes:
+        client: options of librdkafka for producers and consumers; files are read on the driver.
+        topic: the delay topic.
+        name: the consumer group, and the beginning of the transactional ids. A job with the same
+            name fences this one.
+        parts: how many parts there are; the same for all runs of a batch, and not more than the
+            delay topic has partitions.
+        record_bytes_max: the delay topic's ``max.message.bytes``.
+        mapping: tag of the options by which records are made, kept with the marks: by other ones
+            they would lie in other parts.
+    """
+
+    client: Mapping[str, str]
+    topic: str
+    name: str
+    parts: int
+    record_bytes_max: int
+    mapping: str = ""
+
+    def begin(self) -> None:
+        """Set the marks of a name that was never used, so that a mark that expired is missed.
+
+        Raises:
+            KafkaEdgeError: the cluster refuses it, or does not answer.
+        """
+        marks = [self.place(number) for number in range(self.parts)]
+        with _explained(self.name):
+            _asked(self, KafkaAdmin.alter_consumer_group_offsets, marks)
+
+    def fence(self) -> list[int | None]:
+        """Fence earlier writers of all parts, and return the marks; None: it is gone.
+
+        Raises:
+            KafkaEdgeError: the cluster refuses it, or does not answer.
+        """
+        return [_Part(self, number).mark for number in range(self.parts)]
+
+    def claim(self) -> int:
+        """Begin a new batch and return its number: no task of an earlier one writes from now on,
+        even if it begins late.
+
+        Raises:
+            KafkaEdgeError: the cluster refuses it, does not answer, or another run does the same.
+        """
+        parts = [_Part(self, number) for number in range(self.parts)]
+        batch = next_batch(part.mark or 0 for part in parts)
+        for part in parts:
+            part.write((), mark_of(batch, 0))
+        return batch
+
+    def write(self, records: DataFrame, batch: int, *order: str | Column) -> int:
+        """Write what was not written of a batch, and return how many records that were.
+
+        Args:
+            records: ``id``, ``value`` and ``headers`` as in ``mapping.DRAFT_COLUMNS``; the same
+                ones whenever this batch is written.
+            batch: its number; a later one is higher.
+            order: columns whose values differ for any two records; sorted by them, records of one
+                id stay in order.
+
+        Raises:
+            KafkaEdgeError: the batch was begun with another mapping, or no broker answers.
+        """
+        if self.mapping:
+            self._refuse_other_mapping(batch)
+        spread = records.repartition(self.parts, "id").sortWithinPartitions(*order)
+        counts = spread.select("id", "value", "headers").mapInArrow(_task(self, batch), "n long")
+        return sum(row["n"] for row in counts.collect())
+
+    def _refuse_other_mapping(self, batch: int) -> None:
+        places = [self.place(number, OFFSET_INVALID) for number in range(self.parts)]
+        with _explained(self.name):
+            found = _asked(self, _LIST_MARKS, places)
+        for place in found:
+            is_begun = place.offset > 0 and records_written(place.offset, batch) > 0
+            if is_begun and (place.metadata or "") != self.mapping:
+                raise KafkaEdgeError(
+                    f"batch {batch} was begun with another mapping or schema: let a run with those "
+                    "options complete it"
+                )
+
+    def place(self, part: int, mark: int = 0) -> TopicPartition:
+        """Return a mark as Kafka keeps it."""
+        return TopicPartition(self.topic, part, mark, self.mapping)
+
+
+_LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_stable=True)
+
+
+def portable(client: Mapping[str, str]) -> dict[str, str]:
+    """Return options of librdkafka with the content of certificates and keys in place of paths:
+    executors need no files.
+    """
+    return dict(
+        (_INLINE[name], Path(value).read_text("ascii"))
+        if name in _INLINE and Path(value).is_file()
+        else (name, value)
+        for name, value in client.items()
+    )
+
+
+def _task(sink: Sink, batch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what a task does: a transaction for each Arrow batch of its part."""
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        if context is None:  # pragma: no cover - Spark calls this in tasks only
+            raise RuntimeError("not in a task of Spark")
+        part: _Part | None = None
+        seen = written = 0
+        for records in batches:
+            part = part or _Part(sink, context.partitionId())
+            left = records.slice(max(records_written(part.mark or 0, batch) - seen, 0))
+            seen += records.num_rows
+            if left.num_rows:
+                part.write(records_of(left), mark_of(batch, seen))
+                written += left.num_rows
+        yield pa.RecordBatch.from_pydict({"n": [written]})
+
+    return write
+
+
+class _Part:
+    """The one writer of a part: it fences the others when it first asks for the mark."""
+
+    def __init__(self, sink: Sink, number: int) -> None:
+        self._sink = sink
+        self._number = number
+        self._id = f"{sink.name}-{number}"
+        group = {**consumer_config(sink.client, "schedule"), "group.id": sink.name}
+        self._group = consumer_client(group)
+        self._producer = producer_client(
+            {
+                "linger.ms": 5,
+                "queue.buffering.max.kbytes": 65_536,
+                "message.max.bytes": sink.record_bytes_max + _ROOM_BYTES,
+                "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                **sink.client,
+                "partitioner": "murmur2_random",  # as Java and ``DelayProducer`` choose
+                "transactional.id": self._id,
+                "acks": "all",
+            }
+        )
+
+    @cached_property
+    def mark(self) -> int | None:
+        """The mark when this writer began; None: it was never set, or it expired."""
+        faults.point("bulk_fencing")
+        with _explained(self._id):
+            with suppress(KafkaException):  # init_transactions says what is wrong
+                self._producer.list_topics(self._sink.topic, _ASK_S)  # without it, that takes 0.5 s
+            self._producer.init_transactions(_INIT_S)
+            place = self._sink.place(self._number, OFFSET_INVALID)
+            (found,) = _asked(self._sink, _LIST_MARKS, [place])
+        faults.point("bulk_fenced")
+        return None if found.offset < 0 else found.offset
+
+    def write(self, records: Iterable[Record], mark: int) -> None:
+        """Write records and the mark behind them in one transaction.
+
+        Raises:
+            KafkaEdgeError: nothing was written, or it is not known: the next writer sees the mark.
+        """
+        with _explained(self._id):
+            self._producer.begin_transaction()
+            with ExitStack() as undo:
+                undo.callback(self._abort)
+                self._fill(records, mark)
+                undo.pop_all()
+            self._commit()
+        faults.point("bulk_committed")
+
+    def _fill(self, records: Iterable[Record], mark: int) -> None:
+        for key, value, headers in records:
+            produce_patiently(self._producer, self._sink.topic, value, key, headers=headers)
+        faults.point("bulk_produced")
+        if left := flush(self._producer, _COMMIT_S):
+            raise KafkaEdgeError(f"{self._id}: {left} records were not acknowledged")
+        faults.point("bulk_flushed")
+        moved = [self._sink.place(self._number, mark)]
+        group = self._group.consumer_group_metadata()
+        self._producer.send_offsets_to_transaction(moved, group, _ASK_S)
+        faults.point("bulk_marked")
+
+    def _commit(self) -> None:
+        try:
+            self._producer.commit_transaction(_COMMIT_S)
+        except KafkaException as exc:
+            if error_of(exc).txn_requires_abort():  # else it may be committed
+                self._abort()
+            raise
+
+    def _abort(self) -> None:
+        with suppress(KafkaException):  # fenced, or ended by the broker when its time is over
+            self._producer.abort_transaction(_ASK_S)
+
+
+def _asked(
+    sink: Sink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
+) -> list[TopicPartition]:
+    """Ask the group's coordinator about marks, and again while there is another coordinator.
+
+    Raises:
+        KafkaException: it refuses that, or does not answer.
+    """
+    admin = admin_client(sink.client)
+    again = retry_if_exception(lambda exc: _code_of(exc) in _MOVING)
+    found: list[TopicPartition] = []
+    for attempt in Retrying(
+        retry=again, stop=stop_after_delay(_ASK_S), wait=wait_fixed(_AGAIN_S), reraise=True
+    ):
+        with attempt:
+            (future,) = ask(admin, [ConsumerGroupTopicPartitions(sink.name, places)]).values()
+            found = answer_of(future, _ASK_S).topic_partitions
+            for place in found:
+                if place.error is not None:
+                    raise KafkaException(place.error)
+    return found
+
+
+def _code_of(exc: BaseException) -> int | None:
+    return error_of(exc).code() if isinstance(exc, KafkaException) else None
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Raise errors of the client as a sentence.
+
+    Raises:
+        KafkaEdgeError: there was one.
+    """
+    try:
+        yield
+    except KafkaException as exc:
+        error = error_of(exc)
+        why = f"{error.str()} ({error.name()})"
+        if error.code() in FENCED:
+            why = "another run of this job has taken over"
+        elif error.code() in _RIGHTS:
+            why += "; docs/security.md lists the rights of who schedules in bulk"
+        raise KafkaEdgeError(f"{name}: {why}") from exc

@@ -1,0 +1,339 @@
+"""Delayed records from a Kafka topic as they come: in micro-batches, each record written once.
+
+    decide  which records are rejected: they lie in Parquet before any other is written
+    write   the others                                          ``sink``
+
+A batch that is not complete is the same again in the next run: Spark has kept its offsets, the
+Parquet what was rejected, and the marks of the sink what was written.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from xxhash import xxh3_64_hexdigest
+
+from connectors.kafka.clients import admin_client
+from connectors.kafka.dead_letters import partition_counts
+from connectors.spark.common.failures import reason
+from connectors.spark.common.files import delete, is_there, read_text, write_text
+from connectors.spark.common.progress import Say
+from connectors.spark.common.topics import java_options, native_options
+from connectors.spark.schedule.check import JUDGED, Rules, check
+from connectors.spark.schedule.mapping import IS_VALID, KEY, PLACE, VALUE, drafts
+from connectors.spark.schedule.run import (
+    REJECTED,
+    VERSION,
+    ScheduleOptions,
+    rules_for,
+    sink_for,
+    write_rejected,
+)
+from connectors.spark.schedule.sink import Sink
+from delayservice import faults
+from delayservice.core.contract import Contract
+from delayservice.errors import DelayServiceError, InvalidRequestError
+
+INFER: Final = "infer"
+"""Instead of a schema: it is taken from the first records."""
+
+_SAMPLE_RECORDS: Final = 500
+_CORRUPT: Final = "kafka.corrupt"
+_STOPPED: Final = "stopped before this batch began"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """Options of a schedule from a topic.
+
+    Attributes:
+        source: options of librdkafka for the cluster of the input.
+        from_topic: the input.
+        checkpoint: folder of the stream's state, for Spark and for this.
+        schema: columns of JSON values, as DDL, or ``INFER``; None: values are not parsed.
+        every_ms: how often records are read; None: once, what is there now.
+        records_max: of one batch.
+    """
+
+    source: Mapping[str, str]
+    from_topic: str
+    checkpoint: str
+    schema: str | None = None
+    every_ms: int | None = None
+    records_max: int = 100_000
+
+    @property
+    def trigger(self) -> dict[str, Any]:
+        """Return when Spark begins a batch, as it takes that."""
+        if self.every_ms is None:
+            return {"availableNow": True}
+        return {"processingTime": f"{self.every_ms} milliseconds"}
+
+
+def start_stream(
+    spark: SparkSession,
+    contracts: Callable[[], Sequence[Contract]],
+    options: ScheduleOptions,
+    stream: StreamOptions,
+    say: Say,
+) -> Stream:
+    """Begin to schedule the records of a topic, or go on where the last run stopped.
+
+    Args:
+        spark: the session.
+        contracts: asks what holds at the end of the delay topic's partitions.
+        options: of the delay topic and the mapping. What is rejected never stops the others.
+        stream: of the input.
+        say: told of each batch.
+
+    Raises:
+        InvalidRequestError: the mapping does not fit, a topic is missing, or the folder is of
+            another stream.
+        DelayServiceError: a cluster does not answer, or the state of the stream is gone.
+    """
+    if stream.from_topic not in partition_counts(admin_client(native_options(stream.source))):
+        raise InvalidRequestError(f"there is no topic {stream.from_topic} to read")
+
+    def rules() -> Rules:
+        return rules_for(contracts(), options)
+
+    sink = sink_for(options, rules())
+    path = f"{stream.checkpoint}/schedule.json"
+    state = _kept(path, stream, options)
+    schema = stream.schema
+    if schema == INFER:
+        schema = (state and state.schema) or _inferred(spark, stream)
+    value, key = options.fields.value or VALUE, options.fields.key or KEY
+    fields = replace(options.fields, value=value, key=key)
+    asked = drafts(_rows(_records(spark.readStream, stream), schema), fields)
+    given = sorted((name, value) for name, value in asdict(fields).items() if value)
+    sink = replace(sink, mapping=xxh3_64_hexdigest(repr((given, schema)).encode()))
+    marks: list[int | None] = []
+    if state is None:
+        name = f"{options.name}-{uuid.uuid4().hex[:16]}"
+        state = _State(name, options.topic, stream.from_topic, sink.parts, schema)
+        sink = replace(sink, name=name)
+        sink.begin()
+        write_text(path, msgspec.json.encode(state).decode())
+    else:
+        sink = replace(sink, name=state.name, parts=state.parts)
+        marks = sink.fence()
+    rejected_path = f"{options.rejected_path}/{state.name}"
+    started = Stream(sink, rules, rejected_path, say, is_lost=None in marks)
+    started.start(asked, stream)
+    return started
+
+
+class Stream:
+    """A running stream.
+
+    Attributes:
+        batches: how many were completed.
+        written: records that this run wrote.
+        rejected: how many by code, in the completed batches.
+        rejected_path: folder of the rejected records, a folder ``batch=N`` for each batch.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        rules: Callable[[], Rules],
+        rejected_path: str,
+        say: Say,
+        *,
+        is_lost: bool,
+    ) -> None:
+        self.batches = 0
+        self.written = 0
+        self.rejected = Counter[str]()
+        self.rejected_path = rejected_path
+        self._sink = sink
+        self._rules = rules
+        self._say = say
+        self._is_lost = is_lost
+        self._spent: str | None = None
+        """Decisions of the last batch, if it rejected nothing."""
+        self._lock = threading.Lock()
+        self._is_stopped = False
+
+    def start(self, asked: DataFrame, stream: StreamOptions) -> None:
+        """Have Spark begin."""
+        self._query = (
+            asked.writeStream.queryName("delay schedule")
+            .trigger(**stream.trigger)
+            .option("checkpointLocation", f"{stream.checkpoint}/spark")
+            .foreachBatch(self._take)
+            .start()
+        )
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether it goes on."""
+        return bool(self._query.isActive)
+
+    def stop(self) -> None:
+        """Complete the batch that is under way, if any, and end.
+
+        Raises:
+            PySparkException: the stream has failed.
+        """
+        with self._lock:
+            self._is_stopped = True
+        self._query.stop()
+        failure = self._query.exception()
+        if failure is not None and _STOPPED not in str(failure):
+            raise failure
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result so far, for programs."""
+        return {
+            "v": VERSION,
+            "kind": "schedule_stream",
+            "batches": self.batches,
+            "written": self.written,
+            "rejected": dict(self.rejected),
+            "rejected_path": self.rejected_path,
+        }
+
+    def _take(self, asked: DataFrame, batch: int) -> None:
+        with self._lock:
+            if self._is_stopped:
+                raise DelayServiceError(_STOPPED)
+            self._write(asked, batch)
+
+    def _write(self, asked: DataFrame, batch: int) -> None:
+        began_s = time.monotonic()
+        path = f"{self.rejected_path}/batch={batch}"
+        rejected = self._decide(asked, batch, path)
+        bad = asked.sparkSession.read.schema(REJECTED).parquet(path).select("file")
+        good = asked.join(bad, "file", "left_anti") if rejected else asked
+        offset = sf.substring_index("file", ":", -1).cast("long")
+        written = self._sink.write(good, batch, offset, sf.col("file"))
+        faults.point("bulk_written")
+        self._spent = None if rejected else path
+        self.batches += 1
+        self.written += written
+        self.rejected += rejected
+        took = f"{time.monotonic() - began_s:.1f} s"
+        self._say(f"batch {batch}: {written:,} written, {rejected.total():,} rejected, {took}")
+
+    def _decide(self, asked: DataFrame, batch: int, path: str) -> Counter[str]:
+        """Write what is rejected of a batch, unless a former run has; return counts by code.
+
+        Raises:
+            DelayServiceError: a former run has, and its marks are gone.
+        """
+        spark = asked.sparkSession
+        if self._spent is not None:
+            delete(self._spent)
+        if not is_there(f"{path}/_SUCCESS"):
+            write_rejected(asked.mapInArrow(check(self._rules()), JUDGED), path)
+        elif self._is_lost:
+            raise DelayServiceError(
+                f"how far batch {batch} was written is not known any more: the stream stood still "
+                "for longer than the brokers' offsets.retention.minutes. To write all of it, which "
+                f"may double records, delete {path}"
+            )
+        counted = spark.read.schema(REJECTED).parquet(path).groupBy("code").count().collect()
+        return Counter({row["code"]: row["count"] for row in counted})
+
+
+# --- state ---------------------------------------------------------------------------------------
+
+
+class _State(msgspec.Struct):
+    """What stays the same in all runs of a stream."""
+
+    name: str
+    topic: str
+    from_topic: str
+    parts: int
+    schema: str | None
+
+
+def _kept(path: str, stream: StreamOptions, options: ScheduleOptions) -> _State | None:
+    text = read_text(path)
+    if text is None:
+        return None
+    try:
+        state = msgspec.json.decode(text, type=_State)
+    except msgspec.DecodeError as exc:
+        raise InvalidRequestError(
+            f"{path} can't be read ({exc}): delete {stream.checkpoint}"
+        ) from exc
+    if (state.topic, state.from_topic) != (options.topic, stream.from_topic):
+        raise InvalidRequestError(
+            f"{stream.checkpoint} is of the stream from {state.from_topic} to {state.topic}: name "
+            "another folder"
+        )
+    return state
+
+
+# --- input ---------------------------------------------------------------------------------------
+
+
+def _records(reader: Any, stream: StreamOptions) -> DataFrame:  # noqa: ANN401  # of either kind
+    options = {
+        **java_options(stream.source),
+        "kafka.isolation.level": "read_committed",
+        "subscribe": stream.from_topic,
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": str(stream.records_max),
+        "includeHeaders": "true",
+    }
+    records: DataFrame = reader.format("kafka").options(**options).load()
+    return records
+
+
+def _rows(records: DataFrame, schema: str | None) -> DataFrame:
+    """Return the fields of a JSON value as columns, and the record's own as ``kafka.…``.
+
+    Raises:
+        InvalidRequestError: the schema is not that of columns.
+    """
+    own = [
+        *(sf.col(name).alias(f"kafka.{name}") for name in ("key", "value", "timestamp", "headers")),
+        sf.concat_ws(":", "topic", "partition", "offset").alias(PLACE),
+    ]
+    if schema is None:
+        return records.select(*own, sf.lit(True).alias(IS_VALID))  # noqa: FBT003  # Spark's literal
+    named = {"columnNameOfCorruptRecord": _CORRUPT}
+    text = sf.col("value").cast("string")
+    try:
+        row = sf.from_json(text, f"STRUCT<{schema}, `{_CORRUPT}` STRING>", named)
+        rows = records.select(*own, row.alias("row"))
+    except PySparkException as exc:
+        raise InvalidRequestError(
+            f"schema {schema!r} does not name columns: {reason(exc)}"
+        ) from exc
+    is_valid = sf.col("row").isNotNull() & sf.col(f"row.`{_CORRUPT}`").isNull()
+    names = [f"`{name}`" for name in rows.columns if name != "row"]
+    return rows.select("row.*", *names, is_valid.alias(IS_VALID)).drop(_CORRUPT)
+
+
+def _inferred(spark: SparkSession, stream: StreamOptions) -> str:
+    """Return the schema of the first JSON objects in the topic.
+
+    Raises:
+        InvalidRequestError: there is none.
+    """
+    text = sf.col("value").cast("string").alias("text")
+    first = _records(spark.read, stream).select(text).limit(_SAMPLE_RECORDS)
+    found = first.where(sf.json_object_keys("text").isNotNull()).collect()
+    if not found:
+        raise InvalidRequestError(
+            f"the first records of {stream.from_topic} hold no JSON objects: give the schema as DDL"
+        )
+    objects = ",".join(row["text"] for row in found)
+    array = spark.range(1).select(sf.schema_of_json(sf.lit(f"[{objects}]"))).collect()[0][0]
+    return str(array).removeprefix("ARRAY<STRUCT<").removesuffix(">>")

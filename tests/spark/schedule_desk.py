@@ -1,0 +1,86 @@
+"""A delay topic, a target, and schedules into the one for the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from connectors.spark.schedule.mapping import Fields
+from connectors.spark.schedule.run import Scheduled, ScheduleOptions, schedule
+from delayservice.core.contract import CONTRACT_VERSION, Contract
+from delayservice.core.targets import Allowlist
+from tests.integration.bench import Reader, Seen
+
+PARTITIONS = 5
+CONTRACT = Contract(CONTRACT_VERSION)
+DUE_MS = 2_000_000_000_000
+
+
+class Desk:
+    """Schedules, and sees what was written."""
+
+    def __init__(
+        self, spark: SparkSession, bootstrap: str, topic: str, target: str, folder: Path
+    ) -> None:
+        self.spark = spark
+        self.bootstrap = bootstrap
+        self.client = {"bootstrap.servers": bootstrap}
+        self.topic = topic
+        self.target = target
+        self.rejected_path = str(folder / "rejected")
+
+    def rows(self, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+        return self.spark.createDataFrame([dict(row) for row in rows])
+
+    def reminders(self, count: int, **changed: object) -> list[dict[str, object]]:
+        return [
+            {"name": f"reminder-{n}", "due": DUE_MS + n, "text": f"text {n}", "user": f"u{n % 7}"}
+            | changed
+            for n in range(count)
+        ]
+
+    def fields(self, **changed: Any) -> Fields:
+        usual: dict[str, Any] = {
+            "target": self.target,
+            "at": "due",
+            "value": "text",
+            "key": "user",
+            "id": "name",
+        }
+        return Fields(**usual | changed)
+
+    def options(self, **changed: Any) -> ScheduleOptions:
+        usual: dict[str, Any] = {
+            "client": self.client,
+            "topic": self.topic,
+            "name": f"schedule-{self.topic}",
+            "fields": self.fields(),
+            "rejected_path": self.rejected_path,
+            "allowlist": Allowlist(self.topic, ["to_*"]),
+            "min_partitions": 2,
+        }
+        return ScheduleOptions(**usual | changed)
+
+    def run(
+        self,
+        rows: DataFrame,
+        fields: Fields | None = None,
+        contract: Contract = CONTRACT,
+        **options: Any,
+    ) -> Scheduled:
+        chosen = replace(self.options(**options), fields=fields or self.fields())
+        said: list[str] = []
+        return schedule(rows, [contract], chosen, said.append)
+
+    def written(self) -> list[Seen]:
+        with Reader(self.bootstrap, [self.topic]) as reader:
+            return reader.to_end()
+
+    def rejected(self) -> dict[str, str]:
+        """Id to code."""
+        found = self.spark.read.parquet(self.rejected_path).collect()
+        return {row["id"]: row["code"] for row in found}

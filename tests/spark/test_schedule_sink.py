@@ -1,0 +1,112 @@
+"""The writer of a part on a real broker, without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import IsolationLevel
+
+from connectors.kafka.clients import admin_client
+from connectors.kafka.log_ends import log_bounds
+from connectors.spark.schedule.check import Record
+from connectors.spark.schedule.sink import Sink, _Part, mark_of, records_written
+from delayservice import faults
+from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.errors import KafkaEdgeError
+from tests.conftest import MakeTopic
+from tests.integration.bench import Reader, await_true
+
+
+@pytest.fixture
+def sink(cluster: EmbeddedCluster, make_topic: MakeTopic) -> Sink:
+    topic = make_topic("delay_topic", partitions=3)
+    client = {"bootstrap.servers": cluster.bootstrap}
+    return Sink(client=client, topic=topic, name=topic, parts=2, record_bytes_max=1_000_000)
+
+
+def records(*ids: bytes, size: int = 1) -> list[Record]:
+    return [(one, b"x" * size, [("delay-after", b"1000"), ("none", None)]) for one in ids]
+
+
+def written(sink: Sink) -> list[bytes | None]:
+    with Reader(sink.client["bootstrap.servers"], [sink.topic]) as reader:
+        return sorted((seen.key for seen in reader.to_end()), key=str)
+
+
+def test_a_part_finds_the_mark_that_was_committed_with_its_records(sink: Sink) -> None:
+    sink.begin()
+    assert sink.fence() == [0, 0]
+    part = _Part(sink, 1)
+    assert part.mark == 0
+    part.write(records(b"a", b"b"), mark_of(4, 2))
+    part.write(records(b"c"), mark_of(4, 3))
+    assert sink.fence() == [0, mark_of(4, 3)]
+    assert written(sink) == [b"a", b"b", b"c"]
+    with Reader(sink.client["bootstrap.servers"], [sink.topic]) as reader:
+        assert reader.to_end()[0].headers == [("delay-after", b"1000"), ("none", None)]
+
+
+def test_a_name_that_was_never_used_and_one_that_expired_have_no_marks(sink: Sink) -> None:
+    assert sink.fence() == [None, None]
+
+
+def test_who_was_fenced_writes_nothing_more_and_says_so(sink: Sink) -> None:
+    old, new = _Part(sink, 0), _Part(sink, 0)
+    assert old.mark is None
+    old.write(records(b"a"), mark_of(0, 1))
+    assert new.mark == mark_of(0, 1)
+    with pytest.raises(KafkaEdgeError, match="another run of this job has taken over"):
+        old.write(records(b"b"), mark_of(0, 2))
+    new.write(records(b"c"), mark_of(0, 2))
+    assert written(sink) == [b"a", b"c"]
+
+
+def test_a_task_of_an_earlier_run_that_begins_late_writes_nothing(sink: Sink) -> None:
+    first = sink.claim()
+    part = _Part(sink, 0)
+    assert records_written(part.mark or 0, first) == 0
+    part.write(records(b"a"), mark_of(first, 1))
+    second = sink.claim()
+    assert second == first + 1
+    late = [_Part(sink, number) for number in range(2)]
+    for part in late:
+        with pytest.raises(KafkaEdgeError, match="another run has taken over"):
+            records_written(part.mark or 0, first)
+
+
+def test_a_transaction_that_fails_is_ended_at_once(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is open would keep the service, and all other consumers, waiting."""
+
+    def fail(name: str) -> None:
+        if name == "bulk_flushed":
+            raise OSError("no power")
+
+    monkeypatch.setattr(faults, "point", fail)
+    part = _Part(sink, 0)
+    assert part.mark is None
+    with pytest.raises(OSError, match="no power"):
+        part.write(records(b"a", b"b", b"c", b"d"), mark_of(0, 4))
+    admin = admin_client(sink.client)
+
+    def is_over() -> bool:
+        stable = IsolationLevel.READ_COMMITTED
+        ends = [
+            (log_bounds(admin, sink.topic, n)[1], log_bounds(admin, sink.topic, n, stable)[1])
+            for n in range(3)
+        ]
+        return all(end == stable_end for end, stable_end in ends)
+
+    await_true(is_over, "no transaction is open", 5)
+    assert written(sink) == []
+    assert sink.fence()[0] is None
+
+
+def test_a_record_that_the_topic_does_not_take_is_named_by_its_error(sink: Sink) -> None:
+    part = _Part(replace(sink, record_bytes_max=3_000_000), 0)
+    assert part.mark is None
+    with pytest.raises(KafkaEdgeError, match=r"(?i)size.*large"):
+        part.write(records(b"a", size=2_000_000), mark_of(0, 1))
+    assert written(sink) == []
