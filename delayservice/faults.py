@@ -36,6 +36,9 @@ POINTS: Mapping[str, str] = MappingProxyType(
         "bulk_marked": "records and mark are in the transaction, the commit is next",
         "bulk_committed": "the broker has committed, the task has not ended",
         "bulk_written": "all parts of a batch are committed, Spark has not noted it",
+        "audit_judged": "the findings of an interval are written, its manifest is not",
+        "audit_committed": "the manifest of an interval is there, its findings are not published",
+        "audit_published": "they are published, the process has not noted it",
     }
 )
 """Every point there is, and what has happened when it is passed."""

@@ -16,6 +16,7 @@ from typing import Final, Self, TypeAlias
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
+from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from connectors.kafka.log_ends import LATEST, offsets_of
 from tests.described import topic_id_of
@@ -26,6 +27,9 @@ Header: TypeAlias = tuple[str, bytes]
 FLUSH_S: Final = 120.0
 MARKER_S: Final = 60.0
 DAY_MS: Final = 86_400_000
+
+
+_CONFIG: Final = {"message.timestamp.type": "LogAppendTime"}
 
 
 class MadeHistory:
@@ -60,7 +64,12 @@ class MadeHistory:
         self.now_ms = time.time_ns() // 1_000_000
         self._admin = AdminClient({**self.client, "log_level": 0})
         self._wrong: list[str] = []
-        self._producer = Producer(
+        self._producer = self._new_producer()
+        self._next: dict[tuple[str, int], int] = {}
+        self._topic_id = ""
+
+    def _new_producer(self) -> Producer:
+        return Producer(
             {
                 **self.client,
                 "linger.ms": 20,
@@ -70,8 +79,6 @@ class MadeHistory:
                 "enable.idempotence": True,
             }
         )
-        self._next: dict[tuple[str, int], int] = {}
-        self._topic_id = ""
 
     def __enter__(self) -> Self:
         """Make the topics."""
@@ -79,12 +86,24 @@ class MadeHistory:
         counts |= {self.checkpoint: self.checkpoint_partitions, self.dead_letter: 1}
         counts[self.outcomes] = 1
         counts[self.audit] = 1
-        config = {self.delay: {"message.timestamp.type": "LogAppendTime"}}
+        config = {self.delay: _CONFIG}
         new = [NewTopic(n, c, 1, config=config.get(n, {})) for n, c in counts.items()]
         for future in self._admin.create_topics(new, operation_timeout=30).values():
             future.result(30)
         self._topic_id = topic_id_of(self._admin, self.delay)
         return self
+
+    def make_anew(self) -> None:
+        """Delete the delay topic and make it again."""
+        self.flush()
+        self._admin.delete_topics([self.delay], operation_timeout=30)[self.delay].result(30)
+        new = NewTopic(self.delay, self.partitions, 1, config=_CONFIG)
+        for attempt in Retrying(stop=stop_after_delay(FLUSH_S), wait=wait_fixed(0.1)):
+            with attempt:  # the broker forgets a deleted topic after a while
+                self._admin.create_topics([new], operation_timeout=30)[self.delay].result(30)
+        self._topic_id = topic_id_of(self._admin, self.delay)
+        self._next = {p: n for p, n in self._next.items() if p[0] != self.delay}
+        self._producer = self._new_producer()  # the other one remembers the topic
 
     def __exit__(self, *_: object) -> None:
         """Leave the topics to the cluster's end."""

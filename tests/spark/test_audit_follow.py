@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, Following, audit
+from delayservice import faults
 from delayservice.dev.cluster import EmbeddedCluster
 from tests.spark.made_history import MadeHistory
 
@@ -132,3 +136,73 @@ def test_an_output_that_is_ahead_waits_for_its_checkpoint(
     h.settled(h.now_ms)
     found = step(following)
     assert (found.findings, found.counts["delivered"]) == ({}, 1)
+
+
+def published(client: dict[str, str], topic: str) -> list[dict[str, object]]:
+    """All that was committed to the topic."""
+    consumer = Consumer({**client, "group.id": "none", "isolation.level": "read_committed"})
+    place = TopicPartition(topic, 0, 0)
+    end = consumer.get_watermark_offsets(place, 10)[1]
+    consumer.assign([place])
+    found = []
+    while consumer.position([place])[0].offset < end:
+        message = consumer.poll(1)
+        if message is not None:
+            found.append(json.loads(message.value() or b""))
+    consumer.close()
+    return found
+
+
+@pytest.mark.parametrize("point", ["audit_judged", "audit_committed", "audit_published"])
+def test_an_audit_that_ends_anywhere_publishes_each_finding_once(
+    spark: SparkSession,
+    history: MadeHistory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    h = history
+    told = options(h, tmp_path, topic=h.other)
+
+    def reached(name: str) -> None:
+        if name == point:
+            raise KeyboardInterrupt(name)
+
+    for number in range(3):
+        h.source(h.now_ms - MINUTE)  # lost
+        h.settled(h.now_ms)
+        with monkeypatch.context() as patched:
+            patched.setattr(faults, "point", reached)
+            if number == 1:
+                with pytest.raises(KeyboardInterrupt, match=point):
+                    Following(spark, told).step()
+        Following(spark, told).step()
+    said = published(h.client, h.other)
+    findings = Counter(str(one["id"]) for one in said if one["kind"] == "finding")
+    assert len(findings) == 3
+    assert set(findings.values()) == {1}
+    summaries = [one for one in said if one["kind"] == "summary"]
+    assert [one["findings"] for one in summaries if one["findings"]] == [{"lost": 1}] * 3
+    assert len({one["at_ms"] for one in summaries}) == len(summaries)
+
+
+def test_what_a_topic_that_was_made_anew_had_pending_is_not_judged(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    due_ms = h.now_ms + MINUTE
+    for _ in range(3):
+        h.source(due_ms)
+    h.settled(h.now_ms)
+    following = Following(spark, options(h, tmp_path))
+    assert step(following).counts["pending"] == 3
+    h.make_anew()
+    record = h.source(due_ms)
+    h.delivery(record, due_ms)
+    h.settled(due_ms + 1)
+    found = step(following)
+    assert (found.findings, found.unjudged) == ({}, {"source_deleted": 3})
+    assert found.counts["delivered"] == 1
+    h.settled(due_ms + MINUTE)
+    found = step(following)
+    assert (found.findings, found.unjudged) == ({}, {})

@@ -9,8 +9,7 @@ from confluent_kafka import IsolationLevel
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import log_bounds
-from connectors.spark.schedule.check import Record
-from connectors.spark.schedule.sink import Sink, _Part, mark_of, records_written
+from connectors.spark.common.sink import Record, Sink, _Part, mark_of, records_written
 from delayservice import faults
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.errors import KafkaEdgeError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.spark.schedule.sink import mark_of, next_batch, portable, records_written
+from connectors.spark.common.sink import mark_of, next_batch, portable, records_written
 from delayservice.errors import KafkaEdgeError
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -29,13 +30,15 @@ from connectors.spark.audit.evidence import (
 from connectors.spark.audit.held import Held
 from connectors.spark.audit.logs import KafkaLogs, Logs
 from connectors.spark.audit.options import AuditOptions, OffsetRange
-from connectors.spark.audit.publish import publish
 from connectors.spark.audit.result import SAMPLE_ROWS, AuditResult
 from connectors.spark.audit.state import Log, Manifest, State
+from connectors.spark.audit.verdicts import FINDING
 from connectors.spark.common.cut import Cut, take_cut
-from connectors.spark.common.files import delete, write_text
+from connectors.spark.common.files import delete, read_text, write_text
 from connectors.spark.common.frames import kept
-from connectors.spark.ledger.rows import Ledger
+from connectors.spark.common.publish import name_for, publish
+from connectors.spark.ledger.rows import Ledger, name_hash
+from delayservice import faults
 from delayservice.errors import DelayServiceError
 
 NO_CHECKPOINT: Final = "no_checkpoint"
@@ -93,9 +96,10 @@ def audited(
     unjudged = kept(_in_ranges(step.unjudged, options), options.path("unjudged"))
     result = _result(options, cut, evidence, NO_PAST, step, found, unjudged, began_s)
     delete(work)
-    write_text(result.summary_path, json.dumps(result.to_json(), indent=2) + "\n")
+    write_text(result.summary_path, _text(result))
     if options.topic is not None:
-        publish(options.client, options.topic, found, result)
+        sender = (name_for("audit", options.out), None)
+        publish(options.client, options.topic, sender, ("finding", found), result.to_json())
     return result
 
 
@@ -137,6 +141,7 @@ class Following:
         self.manifest = self._state.newest()
         """The last cut."""
         self._state.recover(self.manifest)
+        self._is_concluded = not self.manifest.number
 
     def step(self) -> AuditResult:
         """Judge what has come since the last cut.
@@ -144,6 +149,8 @@ class Following:
         Raises:
             KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
         """
+        if not self._is_concluded:
+            self._conclude()
         began_s = time.monotonic()
         cut = cut_of(self._options)
         before = self.manifest
@@ -154,21 +161,48 @@ class Following:
         evidence = gather(self._options.client, cut, past)
         rules = rules_of(cut, evidence, self._options.strictness, past)
         work = self._options.path(f"state/{number:08d}/work")
-        held = Held(self._state, before.runs, number, cut.taken_ms, rules, work)
+        runs, dropped = list(before.runs), 0
+        if anew := [name_hash(name) for name in before.replaced(cut.topic_ids)]:
+            runs, dropped = self._state.without(runs, anew, number)
+        held = Held(self._state, runs, number, cut.taken_ms, rules, work)
         logs = KafkaLogs(self._spark, self._options.client, evidence)
         ledger = Ledger.of(cut, self._options.secrets)
         step = Engine(self._spark, logs, work, cut, evidence, rules, ledger).run(held)
-        folder = f"interval={number:08d}"
-        found = kept(step.found, self._options.path(f"findings/{folder}"))
-        unjudged = kept(step.unjudged, self._options.path(f"unjudged/{folder}"))
-        result = _result(self._options, cut, evidence, past, step, found, unjudged, began_s)
+        found = kept(step.found, self._of_interval("findings", number))
+        unjudged = kept(step.unjudged, self._of_interval("unjudged", number))
+        result = _result(
+            self._options, cut, evidence, past, step, found, unjudged, began_s, dropped
+        )
         delete(work)
-        self.manifest = _manifest(before, cut, evidence, self._options, step, result)
-        self._state.commit(self.manifest)
-        write_text(result.summary_path, json.dumps(result.to_json(), indent=2) + "\n")
-        if self._options.topic is not None:
-            publish(self._options.client, self._options.topic, found, result)
+        faults.point("audit_judged")
+        manifest = _manifest(before, cut, evidence, self._options, step, result)
+        write_text(self._state.summary_path(number), _text(result))
+        self._state.commit(manifest)
+        faults.point("audit_committed")
+        self.manifest, self._is_concluded = manifest, False
+        self._conclude()
         return result
+
+    def _conclude(self) -> None:
+        """Show and publish the results of the last cut. A run that was killed before that is
+        followed by one that does it first; what was published already is left out.
+        """
+        options, number = self._options, self.manifest.number
+        text = read_text(self._state.summary_path(number)) or "{}"
+        write_text(options.path("summary.json"), text)
+        if options.topic is not None:
+            found = self._spark.read.schema(FINDING).parquet(self._of_interval("findings", number))
+            sender = (name_for("audit", self.manifest.audit), number)
+            publish(options.client, options.topic, sender, ("finding", found), json.loads(text))
+        faults.point("audit_published")
+        self._is_concluded = True
+
+    def _of_interval(self, kind: str, number: int) -> str:
+        return self._options.path(f"{kind}/interval={number:08d}")
+
+
+def _text(result: AuditResult) -> str:
+    return json.dumps(result.to_json(), indent=2) + "\n"
 
 
 def _from_now(cut: Cut) -> Past:
@@ -204,6 +238,7 @@ def _manifest(
         runs=step.runs,
         findings=dict(Counter(before.findings) + Counter(result.findings)),
         unjudged=dict(Counter(before.unjudged) + Counter(result.unjudged)),
+        audit=before.audit or uuid.uuid4().hex,
     )
 
 
@@ -245,10 +280,11 @@ def _result(
     found: DataFrame,
     unjudged: DataFrame,
     began_s: float,
+    dropped: int = 0,
 ) -> AuditResult:
     judged = tuple(_judged_ranges(cut, evidence, past, options))
     found_by_kind, unjudged_by_kind = _by_kind(found), _by_kind(unjudged)
-    unjudged_by_kind |= _unread(cut, evidence, past, judged)
+    unjudged_by_kind |= _unread(cut, evidence, past, judged, dropped)
     samples = (_sample(found), _sample(unjudged))
     seconds = time.monotonic() - began_s
     records = step.counts.get("sources", 0)
@@ -288,9 +324,11 @@ def _judged_ranges(
 
 
 def _unread(
-    cut: Cut, evidence: Evidence, past: Past, judged: tuple[OffsetRange, ...]
+    cut: Cut, evidence: Evidence, past: Past, judged: tuple[OffsetRange, ...], dropped: int
 ) -> dict[str, int]:
-    """Return the number of offsets that can't be judged at all, by reason."""
+    """Return the number of offsets that can't be judged at all, by reason; ``dropped``: records
+    that were pending in topics that were made anew.
+    """
     unserved = sum(cut.unserved.values())
     found = {NO_CHECKPOINT: unserved} if unserved or not cut.shards else {}
     gaps = [
@@ -298,8 +336,8 @@ def _unread(
         for shard in cut.shards
         if shard.place in past.ends
     ]
-    if any(gap > 0 for gap in gaps):
-        found[SOURCE_DELETED] = sum(gap for gap in gaps if gap > 0)
+    if deleted := dropped + sum(gap for gap in gaps if gap > 0):
+        found[SOURCE_DELETED] = deleted
     held = sum(shard.span.end - shard.span.start for shard in cut.shards)
     if held and not past.ends and not any(one.start < one.stop for one in judged):
         found[NO_EVIDENCE] = held

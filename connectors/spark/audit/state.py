@@ -28,7 +28,7 @@ from pyspark.sql import functions as sf
 from connectors.spark.audit.evidence import Past
 from connectors.spark.common.files import delete, names_in, read_text, write_text
 from connectors.spark.common.topics import Place
-from connectors.spark.ledger.facts import NEVER_MS
+from connectors.spark.ledger.facts import NEVER_MS, SOURCE
 from connectors.spark.ledger.rows import LEDGER
 from delayservice.errors import DelayServiceError
 from delayservice.units import DAY_MS, MINUTE_MS
@@ -37,6 +37,9 @@ PENDING: Final = "pending"
 GONE: Final = "gone"
 OPEN: Final = "open"
 HISTORY: Final = "history"
+
+_KINDS: Final = {PENDING: True, GONE: True, OPEN: False, HISTORY: False}
+"""The kinds of runs, and whether they have buckets."""
 
 VERSION: Final = 1
 WIDTHS_MS: Final = (MINUTE_MS, 10 * MINUTE_MS, 120 * MINUTE_MS, DAY_MS, 30 * DAY_MS)
@@ -131,6 +134,13 @@ class Manifest(msgspec.Struct, frozen=True):
     audit: str = ""
     v: int = VERSION
 
+    def replaced(self, topic_ids: Mapping[str, str]) -> list[str]:
+        """Return the shards of topics that were deleted and made anew since."""
+        known = topic_ids.keys()
+        logs = [log for log in self.logs if log.start >= 0 and log.topic in known]
+        anew = [log for log in logs if topic_ids[log.topic] != log.topic_id]
+        return [f"{log.topic}:{log.partition}" for log in anew]
+
     def past(self, topic_ids: Mapping[str, str]) -> Past:
         """Return the facts that hold at the next cut: those of topics that were not made anew."""
         logs = [log for log in self.logs if topic_ids.get(log.topic) == log.topic_id]
@@ -184,12 +194,18 @@ class State:
         before = self.newest()
         text = msgspec.json.encode(manifest).decode()
         write_text(f"{self._path}/manifest-{manifest.number:08d}.json", text)
-        needed = {run.number for run in (*before.runs, *manifest.runs)}
-        self._sweep(needed, {before.number, manifest.number})
+        runs = {run.number for run in (*before.runs, *manifest.runs)}
+        last = {before.number, manifest.number}
+        self._sweep(runs | last, last)
 
     def recover(self, manifest: Manifest) -> None:
         """Delete what cuts left that were not finished."""
-        self._sweep({run.number for run in manifest.runs}, {manifest.number})
+        last = {manifest.number}
+        self._sweep({run.number for run in manifest.runs} | last, last)
+
+    def summary_path(self, number: int) -> str:
+        """Return where a cut keeps the summary of its results."""
+        return f"{self._path}/{number:08d}/summary.json"
 
     def _sweep(self, folders: set[int], manifests: set[int]) -> None:
         for name in names_in(self._path):
@@ -234,10 +250,34 @@ class State:
         chosen = set(buckets)
         held = [run for run in runs if run.bucket in chosen]
         gone = self.read(run for run in held if run.kind == GONE).select("shard", "offset")
-        pending = self.read(run for run in held if run.kind == PENDING)
-        path = sf.input_file_name()
-        named = pending.withColumn("bucket", sf.regexp_extract(path, _BUCKET_IN_PATH, 1))
-        return named.join(gone, ["shard", "offset"], "left_anti")
+        pending = self._with_bucket(run for run in held if run.kind == PENDING)
+        return pending.join(gone, ["shard", "offset"], "left_anti")
+
+    def _with_bucket(self, runs: Iterable[Run]) -> DataFrame:
+        bucket = sf.regexp_extract(sf.input_file_name(), _BUCKET_IN_PATH, 1)
+        return self.read(runs).withColumn("bucket", bucket)
+
+    def without(
+        self, runs: Sequence[Run], shards: Sequence[int], number: int
+    ) -> tuple[list[Run], int]:
+        """Return runs without the rows of some shards, and how many records are not pending for it.
+
+        All is written anew: topics are deleted and made again so seldom that the rows need not bear
+        the id of their topic.
+        """
+        is_theirs = sf.col("shard").isin(list(shards))
+        buckets = {run.bucket for run in runs}
+        pending = self.live(runs, buckets).where(is_theirs).count()
+        opened = self.read(run for run in runs if run.kind == OPEN)
+        pending += opened.where(is_theirs & (sf.col("role") == SOURCE)).count()
+        left: list[Run] = []
+        for kind, has_buckets in _KINDS.items():
+            held = [run for run in runs if run.kind == kind]
+            rows = (self._with_bucket if has_buckets else self.read)(held).where(~is_theirs)
+            if held:
+                newest_ms = max(run.taken_ms for run in held)
+                left += self.write(rows, number, kind, newest_ms, "-anew")
+        return left, pending
 
     def merged(self, runs: Sequence[Run], number: int) -> list[Run]:
         """Return the runs, after those were made one of which there are too many of a size."""

@@ -26,7 +26,7 @@ from connectors.spark.common.cut import Cut, ShardCut, take_cut
 from connectors.spark.common.files import delete, write_text
 from connectors.spark.common.pending import LogPart, before, sift, uncancelled, written_since_ms
 from connectors.spark.common.progress import Say
-from connectors.spark.common.publish import publish
+from connectors.spark.common.publish import name_for, publish
 from connectors.spark.common.topics import Place, native_options
 from connectors.spark.reconcile.compare import (
     COPY,
@@ -227,7 +227,8 @@ def conclude(
         del summary["shards"]  # there may be thousands, and a record must stay small
         found = spark.read.schema(FINDING).parquet(result.paths["findings"])
         first = found.orderBy(*_ORDER).limit(PUBLISHED_MAX)
-        publish(options.client, options.topic, ("copy_finding", first), summary)
+        sender = (name_for("reconcile", options.out), None)
+        publish(options.client, options.topic, sender, ("copy_finding", first), summary)
 
 
 class _Reconciling:

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from connectors.spark.common.sink import records_of
 from delayservice.core.codes import OP_INVALID, TARGET_DENIED, TARGET_UNKNOWN, TOO_LARGE
 from delayservice.core.contract import Contract, Contracts
-from delayservice.core.entry import INVALID, SCHEDULE, Entry, Headers, Refusal, Row
+from delayservice.core.entry import INVALID, SCHEDULE, Entry, Refusal, Row
 from delayservice.core.record import RecordReader
 from delayservice.core.targets import Allowlist
 
-Record: TypeAlias = tuple[bytes | None, bytes | None, Headers | None]
-"""Key, value and headers."""
 Check: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 RECORD_EXTRA_BYTES: Final = 128
@@ -126,28 +124,6 @@ class Judge:
         if partition >= count:
             return TARGET_UNKNOWN, f"{target} has partitions 0 to {count - 1} only"
         return None
-
-
-def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
-    """Return key, value and headers of each row. The id is the key: records of an id meet.
-
-    Without headers is only what could not be parsed.
-    """
-    keys = batch.column("id").to_pylist()
-    values = batch.column("value").to_pylist()
-    return zip(keys, values, _headers(batch.column("headers")), strict=True)
-
-
-def _headers(column: pa.ListArray) -> Iterator[Headers | None]:
-    """Return the headers of each row; whole columns at a time, for a dictionary per header would
-    cost the most.
-    """
-    bounds = column.offsets.to_pylist()
-    first = bounds[0]
-    flat = column.values.slice(first, bounds[-1] - first)
-    pairs = list(zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True))
-    for (start, stop), is_set in zip(pairwise(bounds), column.is_valid().to_pylist(), strict=True):
-        yield pairs[start - first : stop - first] if is_set else None
 
 
 def _size(row: Row) -> int:

@@ -30,10 +30,10 @@ from connectors.spark.common.cut import settled_spans, take_cut
 from connectors.spark.common.failures import FAILURES, reason
 from connectors.spark.common.files import is_replaceable
 from connectors.spark.common.progress import Say
+from connectors.spark.common.sink import PARTS_MAX, Sink, portable
 from connectors.spark.common.topics import native_options, read_topic
 from connectors.spark.schedule.check import JUDGED, Rules, check
 from connectors.spark.schedule.mapping import Fields, drafts
-from connectors.spark.schedule.sink import PARTS_MAX, Sink, portable
 from delayservice.core import names
 from delayservice.core.contract import Contract
 from delayservice.core.targets import Allowlist

@@ -28,6 +28,7 @@ from connectors.kafka.dead_letters import partition_counts
 from connectors.spark.common.failures import reason
 from connectors.spark.common.files import delete, is_there, read_text, write_text
 from connectors.spark.common.progress import Say
+from connectors.spark.common.sink import Sink
 from connectors.spark.common.topics import java_options, native_options
 from connectors.spark.schedule.check import JUDGED, Rules, check
 from connectors.spark.schedule.mapping import IS_VALID, KEY, PLACE, VALUE, drafts
@@ -39,7 +40,6 @@ from connectors.spark.schedule.run import (
     sink_for,
     write_rejected,
 )
-from connectors.spark.schedule.sink import Sink
 from delayservice import faults
 from delayservice.core.contract import Contract
 from delayservice.errors import DelayServiceError, InvalidRequestError

@@ -1,4 +1,4 @@
-"""Spark sink for delayed records: each record is written once, whatever is killed or run again.
+"""Spark sink for Kafka: each record is written once, whatever is killed or run again.
 
     spread  records to a fixed number of parts, by a hash of their id, in a fixed order
     fence   earlier writers of the part, by its transactional id
@@ -16,8 +16,9 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 from confluent_kafka import (
@@ -41,10 +42,12 @@ from connectors.kafka.clients import (
 )
 from connectors.kafka.errors import FENCED, answer_of, error_of
 from connectors.kafka.source import consumer_config
-from connectors.spark.schedule.check import Record, records_of
 from delayservice import faults
+from delayservice.core.entry import Headers
 from delayservice.errors import KafkaEdgeError
 
+Record: TypeAlias = tuple[bytes | None, bytes | None, Headers | None]
+"""Key, value and headers."""
 PARTS_MAX: Final = 8
 """Parts of a job: tasks that write side by side. Each takes 0.1 s to open."""
 TRANSACTION_TIMEOUT_MS: Final = 45_000
@@ -107,16 +110,16 @@ def next_batch(marks: Iterable[int]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sink:
-    """Writer of delayed records; it is sent to the executors.
+    """Writer of records to one topic; it is sent to the executors.
 
     Attributes:
         client: options of librdkafka for producers and consumers; files are read on the driver.
-        topic: the delay topic.
+        topic: where to.
         name: the consumer group, and the beginning of the transactional ids. A job with the same
             name fences this one.
         parts: how many parts there are; the same for all runs of a batch, and not more than the
-            delay topic has partitions.
-        record_bytes_max: the delay topic's ``max.message.bytes``.
+            topic has partitions.
+        record_bytes_max: the topic's ``max.message.bytes``.
         mapping: tag of the options by which records are made, kept with the marks: by other ones
             they would lie in other parts.
     """
@@ -208,6 +211,28 @@ def portable(client: Mapping[str, str]) -> dict[str, str]:
         else (name, value)
         for name, value in client.items()
     )
+
+
+def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
+    """Return key, value and headers of each row. The id is the key: records of an id meet.
+
+    Without headers is only what could not be parsed.
+    """
+    keys = batch.column("id").to_pylist()
+    values = batch.column("value").to_pylist()
+    return zip(keys, values, _headers(batch.column("headers")), strict=True)
+
+
+def _headers(column: pa.ListArray) -> Iterator[Headers | None]:
+    """Return the headers of each row; whole columns at a time, for a dictionary per header would
+    cost the most.
+    """
+    bounds = column.offsets.to_pylist()
+    first = bounds[0]
+    flat = column.values.slice(first, bounds[-1] - first)
+    pairs = list(zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True))
+    for (start, stop), is_set in zip(pairwise(bounds), column.is_valid().to_pylist(), strict=True):
+        yield pairs[start - first : stop - first] if is_set else None
 
 
 def _task(sink: Sink, batch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -348,5 +373,5 @@ def _explained(name: str) -> Iterator[None]:
         if error.code() in FENCED:
             why = "another run of this job has taken over"
         elif error.code() in _RIGHTS:
-            why += "; docs/security.md lists the rights of who schedules in bulk"
+            why += "; docs/security.md lists the rights of jobs that write"
         raise KafkaEdgeError(f"{name}: {why}") from exc
