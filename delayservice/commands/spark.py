@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from delayservice.commands import spark_schedule
+from delayservice.commands import spark_audit, spark_schedule
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import (
     BootstrapOption,
@@ -21,25 +18,21 @@ from delayservice.commands.options import (
     load_settings,
     moment_ms,
 )
+from delayservice.commands.spark_audit import secrets_of, show_findings
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
     STATUS,
     ConfOption,
     MasterOption,
-    Running,
-    await_query,
+    OutOption,
+    PublishOption,
+    TargetsOption,
     pairs,
     require_extra,
     running,
-    told_to_stop,
 )
 from delayservice.contracts import allowed_patterns
-from delayservice.errors import DelayServiceError, KafkaEdgeError
-
-if TYPE_CHECKING:
-    from connectors.spark.audit import AuditOptions, AuditResult
-    from connectors.spark.audit.state import Manifest
-    from delayservice.settings import Settings
+from delayservice.errors import DelayServiceError
 
 # Help is read more often than anything runs: what is heavy is imported by the command.
 # ruff: noqa: PLC0415
@@ -58,155 +51,11 @@ _Since = Annotated[
     str | None, typer.Option(help="Written at or after: RFC 3339, or 2h for two hours ago.")
 ]
 _Until = Annotated[str | None, typer.Option(help="Written before; as --since.")]
-_Targets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--target", "-t", metavar="TOPIC", help="Read this target; repeatable. Default: all."
-    ),
-]
-_Out = Annotated[
-    str, typer.Option("--out", help="Folder or URL of the results; former ones are replaced.")
-]
-_Publish = Annotated[
-    bool, typer.Option("--publish", help="Findings go to the topic `topics.audit`, too.")
-]
 
 
-@app.command(
-    epilog="Examples: [bold]delayservice spark audit -b localhost:9092 --late 5s[/]"
-    "\n\n[bold]delayservice spark audit -c delayservice.toml --all-topics --publish[/]"
-    "\n\n[bold]delayservice spark audit -c delayservice.toml --follow[/]"
-    f"\n\n{STATUS[:-1]}, 4 nothing was found and something could not be judged."
-)
-def audit(
-    *,
-    output: _Out = "delay-audit",
-    targets: _Targets = None,
-    all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="Read every topic, whatever is allowed.")
-    ] = False,
-    late: Annotated[
-        str | None, typer.Option(help="What is later than this is a finding: 500ms, 5s.")
-    ] = None,
-    early: Annotated[str, typer.Option(help="Tolerance for early delivery.")] = "0",
-    overdue: Annotated[
-        str, typer.Option(help="What is not settled so long after its time is a finding.")
-    ] = "10m",
-    lag: Annotated[
-        str, typer.Option(help="A cancel that was written longer before the due time wins.")
-    ] = "30s",
-    grace: Annotated[
-        str | None,
-        typer.Option(
-            help="At least once: younger outputs may be ahead of the checkpoint, and deliveries "
-            "may come again within this time.",
-            show_default="1m under at_least_once, else 0",
-        ),
-    ] = None,
-    publish: _Publish = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what is written from now on, until Ctrl-C.")
-    ] = False,
-    from_start: Annotated[
-        bool, typer.Option("--from-start", help="With --follow: begin at the start of the logs.")
-    ] = False,
-    interval: Annotated[str, typer.Option(help="With --follow: time from cut to cut.")] = "1m",
-    archived: Annotated[
-        str | None,
-        typer.Option("--archive", help="Audit an archive, by its folder or URL, and no cluster."),
-    ] = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Prove from the topics that every settled record has exactly one settlement, and a right one.
-
-    Findings are written as Parquet, each with its offset.
-    """
-    require_extra()
-    from connectors.spark.archive import audit_archive
-    from connectors.spark.audit import audit as run
-    from delayservice.commands.send import delay_ms
-
-    settings = load_settings(config, sets, bootstrap)
-    options = replace(
-        _audit_options(settings, output, targets),
-        all_topics=all_topics,
-        late_ms=None if late is None else delay_ms("--late", late),
-        early_ms=delay_ms("--early", early),
-        grace_ms=delay_ms("--grace", grace or _usual_grace(settings)),
-        overdue_ms=delay_ms("--overdue", overdue),
-        lag_ms=delay_ms("--lag", lag),
-        topic=settings.topics.audit if publish else None,
-    )
-    with running("audit", master, conf, as_json=as_json) as job:
-        if follow:
-            interval_s = delay_ms("--interval", interval) / 1_000
-            status = _follow(job, options, interval_s, from_start=from_start, as_json=as_json)
-            raise typer.Exit(status)
-        job.say("auditing")
-        if archived is None:
-            found = run(job.spark, options)
-        else:
-            found = audit_archive(job.spark, options, archived)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        rate = f"{found.seconds:,.0f} s, {found.rows_per_s:,.0f} records/s"
-        out.print(f"{found.records:,} records audited in {rate}")
-        for note in found.cut.notes:
-            err.print(f"not audited: {note}", style="yellow", markup=False)
-        _show_judged(found)
-    raise typer.Exit(found.status)
-
-
-@app.command(
-    epilog="Examples: [bold]delayservice spark archive -c delayservice.toml --out s3a://ops/delay[/]"
-    "\n\n[bold]delayservice spark archive -b localhost:9092 --once[/]"
-)
-def archive(
-    *,
-    output: Annotated[str, typer.Option("--out", help="Folder or URL of the archive.")] = (
-        "delay-archive"
-    ),
-    targets: _Targets = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Write what is there, and end; otherwise until Ctrl-C.")
-    ] = False,
-    interval: Annotated[str, typer.Option(help="Time from batch to batch.")] = "1m",
-    values: Annotated[
-        bool, typer.Option("--values", help="Keep values; otherwise only their hashes.")
-    ] = False,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Keep sources, deliveries, outcomes and dead letters as Parquet, to audit them later.
-
-    Started again with the same --out, it goes on where it stopped.
-    """
-    require_extra()
-    from connectors.spark.archive import ArchiveOptions, start_archive
-    from delayservice.commands.send import delay_ms
-
-    settings = load_settings(config, sets, bootstrap)
-    interval_ms = 0 if once else delay_ms("--interval", interval)
-    options = ArchiveOptions(_audit_options(settings, output, targets), interval_ms, values)
-    with running("archive", master, conf, as_json=as_json) as job:
-        query = start_archive(job.spark, options)
-        job.say(f"writing to {output}")
-        batches = await_query(query)
-    if as_json:
-        print_json({"v": 1, "kind": "archive", "batches": batches, "path": output})
-    else:
-        out.print(f"{batches:,} batches written to ", end="")
-        out.print(output, style="bold green", markup=False)
+app.command(epilog=spark_audit.AUDIT_EPILOG)(spark_audit.audit)
+app.command(epilog=spark_audit.ARCHIVE_EPILOG)(spark_audit.archive)
+app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
 
 
 @app.command(
@@ -217,7 +66,7 @@ def archive(
 )
 def reconcile(
     *,
-    output: _Out = "delay-reconcile",
+    output: OutOption = "delay-reconcile",
     folders: Annotated[
         list[str] | None,
         typer.Option(
@@ -249,7 +98,7 @@ def reconcile(
         bool, typer.Option("--details/--no-details", help="Ask nodes for records that differ.")
     ] = True,
     behind: Annotated[str, typer.Option(help="Age from which a copy is behind.")] = "10m",
-    publish: _Publish = False,
+    publish: PublishOption = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Compare and publish again and again, until Ctrl-C.")
     ] = False,
@@ -293,7 +142,7 @@ def reconcile(
         expected=Expected(tuple(nodes or ()), replicas, delay_ms("--behind", behind)),
         deep=deep,
         details=details,
-        secrets=_secrets(settings),
+        secrets=secrets_of(settings),
         topic=settings.topics.audit if publish or follow else None,
     )
     with running("reconcile", master, conf, as_json=as_json) as job:
@@ -308,7 +157,7 @@ def reconcile(
         out.print(f"{len(found.compared):,} shards compared in {found.seconds:,.0f} s")
         for note in found.notes:
             err.print(note, style="yellow", markup=False)
-        _show_findings(found.findings, found.sample, found.paths["findings"])
+        show_findings(found.findings, found.sample, found.paths["findings"])
         out.print(f"page {found.paths['report']}\nplan {found.paths['plan']}", markup=False)
     raise typer.Exit(0 if found.is_clean else EXIT_FINDINGS)
 
@@ -347,8 +196,8 @@ def repair(
 )
 def report(
     *,
-    output: _Out = "delay-report",
-    targets: _Targets = None,
+    output: OutOption = "delay-report",
+    targets: TargetsOption = None,
     since: _Since = None,
     until: _Until = None,
     horizon: Annotated[str, typer.Option(help="How far ahead load is foretold: 6h, 7d.")] = "1d",
@@ -378,7 +227,7 @@ def report(
         outcomes=settings.topics.outcomes,
         targets=tuple(targets or ()),
         allow=allowed_patterns(settings),
-        secrets=_secrets(settings),
+        secrets=secrets_of(settings),
         since_ms=moment_ms("--since", since),
         until_ms=moment_ms("--until", until),
         horizon_ms=delay_ms("--horizon", horizon),
@@ -394,9 +243,6 @@ def report(
     out.print(f"p50 {whole.p50_ms} ms, p99 {whole.p99_ms} ms, max {whole.max_ms} ms")
     out.print(f"{waiting.records:,} pending, {waiting.overdue:,} of them overdue")
     out.print(options.path("report.html"), style="bold green", markup=False)
-
-
-app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
 
 
 @app.command(epilog="Example: [bold]delayservice spark export delayservice-state --out exported[/]")
@@ -486,104 +332,3 @@ def main() -> None:
 
 
 # --- show ----------------------------------------------------------------------------------------
-
-
-def _show_judged(found: AuditResult) -> None:
-    """The range of the verdict, what could not be judged in it, and what was found."""
-    for one in found.judged:
-        span = f"offsets {one.start} to {one.stop - 1}" if one.start < one.stop else "no offsets"
-        out.print(f"judged: {span} of {one.topic}:{one.partition}", markup=False)
-    if found.findings or not found.unjudged:
-        _show_findings(found.findings, found.sample, found.findings_path)
-    for reason, count in found.unjudged.items():
-        out.print(f"{count:,} not judged: {reason}", style="bold yellow", markup=False)
-    _show_rows(found.unjudged_sample)
-    if found.unjudged_sample:
-        out.print(f"all of them are in {found.unjudged_path}", style="dim", markup=False)
-
-
-def _show_rows(rows: Sequence[Mapping[str, object]]) -> None:
-    for row in rows:
-        place = f"{row['topic']}:{row['partition']}:{row['offset']}"
-        out.print(f"  {row['kind']} {place}  {row['detail']}", markup=False)
-
-
-def _show_findings(
-    findings: Mapping[str, int], sample: Sequence[Mapping[str, object]], path: str
-) -> None:
-    if not findings:
-        out.print("nothing was found", style="bold green")
-        return
-    for kind, count in findings.items():
-        out.print(f"{count:,} {kind}", style="bold red", markup=False)
-    _show_rows(sample)
-    out.print(f"all of them are in {path}", style="dim", markup=False)
-
-
-def _follow(
-    job: Running, options: AuditOptions, interval_s: float, *, from_start: bool, as_json: bool
-) -> int:
-    """Judge what comes, each interval, until the process is told to stop; return the exit status.
-    The next run with the same ``--out`` goes on where this one ends.
-    """
-    from connectors.spark.audit import Following
-    from connectors.spark.audit.result import exit_status
-
-    following = Following(job.spark, options, from_start=from_start)
-    with told_to_stop() as stop:
-        while not stop.is_set():
-            next_s = time.monotonic() + interval_s
-            job.say("auditing what has come")
-            try:
-                found = following.step()
-            except KafkaEdgeError as exc:
-                print_error(f"{exc}; it is tried again in {interval_s:.0f} s")
-            else:
-                _show_interval(following.manifest, found, as_json=as_json)
-            job.say("waiting for the next interval")
-            stop.wait(max(0.0, next_s - time.monotonic()))
-    manifest = following.manifest
-    return exit_status(len(manifest.findings), len(manifest.unjudged))
-
-
-def _show_interval(manifest: Manifest, found: AuditResult, *, as_json: bool) -> None:
-    if as_json:
-        print_json(found.to_json())
-        return
-    wrong, unjudged = sum(found.findings.values()), sum(found.unjudged.values())
-    out.print(
-        f"interval {manifest.number}: {found.records:,} records, {found.outputs:,} outputs, "
-        f"{found.counts.get('pending', 0):,} pending, {wrong:,} findings, {unjudged:,} not judged, "
-        f"{found.seconds:.1f} s"
-    )
-    _show_rows(found.sample)
-    _show_rows(found.unjudged_sample)
-
-
-def _audit_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
-    """Return the options of an audit that settings give."""
-    from connectors.spark.audit import AuditOptions
-
-    topics = settings.topics
-    return AuditOptions(
-        client=settings.kafka.client_config("consumer"),
-        out=output,
-        checkpoint=topics.checkpoint,
-        dead_letter=topics.dead_letter,
-        outcomes=topics.outcomes,
-        targets=tuple(targets or ()),
-        allow=allowed_patterns(settings),
-        never=topics.own,
-        secrets=_secrets(settings),
-        delay_topics=(*topics.delay, *settings.levels.by_topic),
-    )
-
-
-def _usual_grace(settings: Settings) -> str:
-    """Return how far outputs may be ahead of their checkpoint by default."""
-    return "1m" if settings.delivery.mode == "at_least_once" else "0"
-
-
-def _secrets(settings: Settings) -> tuple[bytes, ...]:
-    secret = settings.node.secret_bytes()
-    return () if secret is None else (secret, *settings.node.accepted_secrets())

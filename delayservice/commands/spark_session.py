@@ -51,6 +51,18 @@ MasterOption = Annotated[
         show_default="all cores of this machine; with spark-submit, its own",
     ),
 ]
+TargetsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target", "-t", metavar="TOPIC", help="Read this target; repeatable. Default: all."
+    ),
+]
+OutOption = Annotated[
+    str, typer.Option("--out", help="Folder or URL of the results; former ones are replaced.")
+]
+PublishOption = Annotated[
+    bool, typer.Option("--publish", help="Findings go to the topic `topics.audit`, too.")
+]
 ConfOption = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable."),
