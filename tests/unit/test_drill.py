@@ -20,7 +20,7 @@ from delayservice.dev.drill.outputs import Output
 from delayservice.dev.drill.run import KINDS
 from delayservice.dev.drill.scenes import DEFECTS, FIRST, LAST, SOUND
 from delayservice.dev.drill.service import ROLL_WINDOW_MS, Record, Shard
-from delayservice.dev.drill.stage import Defect, Set, Stage
+from delayservice.dev.drill.stage import Defect, Scenery, Stage
 from delayservice.dev.drill.users import Names, Request, Users
 from delayservice.dev.drill.wire import contract, pack, partition_of, record_hash
 from tests.unit.test_imports import ROOT, imports_of
@@ -158,7 +158,7 @@ def test_a_canceller_waits_for_the_copy_that_it_hits() -> None:
 def stage(seed: int = 5) -> Stage:
     shards = [Shard((NAMES.delay, number)) for number in range(4)]
     holes = {shard.place: [9_999] for shard in shards}
-    shared = Set(NAMES, shards, holes, random.Random(seed), NOW_MS + 10**8, NOW_MS - 10**8)
+    shared = Scenery(NAMES, shards, holes, random.Random(seed), NOW_MS + 10**8, NOW_MS - 10**8)
     return Stage(shared, 1, NOW_MS, 7)
 
 

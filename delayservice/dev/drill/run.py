@@ -22,7 +22,7 @@ from delayservice.dev.drill.nodes import answering, publish
 from delayservice.dev.drill.replicas import NODES, STALE, Copy, Spoiler, copies_of, keep
 from delayservice.dev.drill.scenes import DEFECTS, FIRST, LAST, SOUND, STEPS_OF
 from delayservice.dev.drill.service import Shard
-from delayservice.dev.drill.stage import GRACE_MS, LATE_MS, TAIL, Defect, Set, Theatre
+from delayservice.dev.drill.stage import GRACE_MS, LATE_MS, TAIL, Defect, Scenery, Theatre
 from delayservice.dev.drill.users import Names, Users
 from delayservice.dev.drill.wire import HOUR_MS
 from delayservice.dev.drill.writing import Ends, Topics, Writer
@@ -253,7 +253,7 @@ def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
         step = rng.choice(STEPS_OF.get(name, range(1, STEPS * 2 // 3)))
         plan.setdefault(0 if name in FIRST else TAIL if name in LAST else step, []).append(name)
     ahead_ms, stale_ms = life.now_ms - TAIL_MS // 2, life.now_ms - 2 * _STALE_MS
-    shared = Set(life.names, life.shards, life.ends.holes, rng, ahead_ms, stale_ms)
+    shared = Scenery(life.names, life.shards, life.ends.holes, rng, ahead_ms, stale_ms)
     return Theatre(shared, plan, {**DEFECTS, **SOUND}, FIRST)
 
 

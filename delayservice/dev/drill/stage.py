@@ -52,7 +52,7 @@ class Defect(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Set:
+class Scenery:
     """What all scenes of a history share.
 
     Attributes:
@@ -82,7 +82,7 @@ class Stage:
         number: of the scene: makes its ids its own.
     """
 
-    def __init__(self, shared: Set, partition: int, start_ms: int, number: int) -> None:
+    def __init__(self, shared: Scenery, partition: int, start_ms: int, number: int) -> None:
         self.names = shared.names
         self.start_ms = start_ms
         self.ahead_ms = shared.ahead_ms
@@ -316,7 +316,7 @@ class Theatre:
 
     def __init__(
         self,
-        shared: Set,
+        shared: Scenery,
         plan: Mapping[int, Sequence[str]],
         scenes: Mapping[str, Scene],
         pinned: Iterable[str] = (),
