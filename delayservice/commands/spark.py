@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -291,8 +292,11 @@ def export(
 def drill(
     *,
     records: Annotated[int, typer.Option(min=1_000, help="That producers write.")] = 1_000_000,
-    defects: Annotated[int, typer.Option(min=0, help="Of all kinds together.")] = 200,
-    partitions: Annotated[int, typer.Option(min=1, help="Of the delay topic.")] = 8,
+    defects: Annotated[int, typer.Option(min=0, help="Of all kinds together.")] = 300,
+    cuts: Annotated[
+        int, typer.Option(min=0, help="At so many an audit that follows judges as well.")
+    ] = 0,
+    partitions: Annotated[int, typer.Option(min=2, help="Of the delay topic.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the history and its defects.")] = 20_260_101,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave topics and folders, and say where they are.")
@@ -312,10 +316,17 @@ def drill(
     from delayservice.dev.drill.report import show
     from delayservice.dev.drill.run import DrillOptions, judged, prepared
 
-    options = DrillOptions(records, defects, seed, bootstrap, keep, partitions)
-    with prepared(options, is_shown=not as_json or sys.stderr.isatty()) as made:
-        with running("drill", master, conf, as_json=as_json) as job:
-            verdict = judged(made, job.spark, job.say)
+    options = DrillOptions(records, defects, seed, bootstrap, keep, partitions, cuts=cuts)
+    is_shown = not as_json or sys.stderr.isatty()
+    with ExitStack() as stack:
+        if cuts:
+            job = stack.enter_context(running("drill", master, conf, as_json=as_json))
+        made = stack.enter_context(
+            prepared(options, job.spark if cuts else None, is_shown=is_shown)
+        )
+        if not cuts:
+            job = stack.enter_context(running("drill", master, conf, as_json=as_json))
+        verdict = judged(made, job.spark, job.say)
         show(verdict, made, as_json=as_json)
     raise typer.Exit(0 if verdict.is_good else EXIT_FINDINGS)
 

@@ -6,17 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from connectors.spark.archive import ARCHIVE, Archive, ArchiveOptions, audit_archive, start_archive
 from connectors.spark.audit import AuditOptions, AuditResult, audit
 from delayservice.dev.cluster import EmbeddedCluster
-from tests.spark.made_defects import LATE_MS, OVERDUE_MS, PARTITIONS, inject
+from delayservice.dev.drill.run import KINDS, DrillOptions, audit_options, prepared
 from tests.spark.made_history import MadeHistory
 
 MINUTE = 60_000
@@ -25,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def history(cluster: EmbeddedCluster) -> Iterator[MadeHistory]:
-    with MadeHistory(cluster.bootstrap, PARTITIONS) as made:
+    with MadeHistory(cluster.bootstrap, 2) as made:
         yield made
 
 
@@ -36,8 +34,7 @@ def options(h: MadeHistory, out: Path) -> AuditOptions:
         checkpoint=h.checkpoint,
         dead_letter=h.dead_letter,
         outcomes=h.outcomes,
-        late_ms=LATE_MS,
-        overdue_ms=OVERDUE_MS,
+        overdue_ms=None,
     )
 
 
@@ -54,16 +51,14 @@ def found_in(spark: SparkSession, result: AuditResult) -> set[tuple[object, ...]
 
 
 def test_the_archive_of_defects_has_the_findings_of_the_topics(
-    spark: SparkSession, history: MadeHistory, tmp_path: Path
+    spark: SparkSession, cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
-    inject(history)
-    live = audit(spark, options(history, tmp_path / "live"))
-    written(spark, history, tmp_path / "archive")
-    admin = AdminClient({**history.client})
-    gone = [history.delay, history.target, history.dead_letter, history.outcomes]
-    for future in admin.delete_topics([*gone, history.checkpoint]).values():
-        future.result(30)
-    nowhere = replace(options(history, tmp_path / "later"), client={})
+    made = DrillOptions(1_500, len(KINDS), partitions=2, bootstrap=cluster.bootstrap)
+    with prepared(made, is_shown=False) as drill:
+        live = audit(spark, audit_options(drill, str(tmp_path / "live")))
+        archived = audit_options(drill, str(tmp_path / "archive"))
+        start_archive(spark, ArchiveOptions(archived, 0)).awaitTermination()
+    nowhere = audit_options(drill, str(tmp_path / "later"), client={})
     later = audit_archive(spark, nowhere, str(tmp_path / "archive"))
     assert later.findings == live.findings
     assert found_in(spark, later) == found_in(spark, live)

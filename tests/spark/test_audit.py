@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,85 +11,81 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from connectors.spark.audit import AuditOptions, AuditResult, OffsetRange, audit
-from connectors.spark.audit.verdicts import KINDS
+from connectors.spark.audit import AuditOptions, AuditResult, OffsetRange, audit, verdicts
 from connectors.spark.common.cut import Span, first_times
 from delayservice.core.names import DELAY_SETTLES
 from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.dev.drill.run import (
+    KINDS,
+    Drill,
+    DrillOptions,
+    audit_options,
+    prepared,
+    read_findings,
+)
+from delayservice.dev.drill.stage import Found
+from delayservice.dev.drill.writing import Topics
 from delayservice.errors import DelayServiceError, KafkaEdgeError
-from tests.spark.made_defects import LATE_MS, OVERDUE_MS, PARTITIONS, SECRET, Defects, Found, inject
 from tests.spark.made_history import MadeHistory
 
 
 @pytest.fixture(scope="module")
-def defects(cluster: EmbeddedCluster) -> Iterator[Defects]:
-    with MadeHistory(cluster.bootstrap, PARTITIONS) as history:
-        yield inject(history)
+def drill(cluster: EmbeddedCluster) -> Iterator[Drill]:
+    """Every defect that a drill knows of, once."""
+    options = DrillOptions(1_500, len(KINDS), partitions=2, bootstrap=cluster.bootstrap)
+    with prepared(options, is_shown=False) as made:
+        Topics(cluster.bootstrap).make({made.life.names.own("audit"): 1}, {})
+        yield made
 
 
-def options(defects: Defects, out: Path, **more: object) -> AuditOptions:
-    h = defects.history
-    return AuditOptions(
-        client=h.client,
-        out=str(out),
-        checkpoint=h.checkpoint,
-        dead_letter=h.dead_letter,
-        outcomes=h.outcomes,
-        late_ms=LATE_MS,
-        overdue_ms=OVERDUE_MS,
-        **more,  # type: ignore[arg-type]  # a test's own
-    )
+def injected(drill: Drill) -> set[Found]:
+    """What an audit must find."""
+    findings = [found for one in drill.defects if "topics" in one.worlds for found in one.findings]
+    return {found for found in findings if isinstance(found, Found)}
 
 
-def found_in(spark: SparkSession, result: AuditResult) -> set[Found]:
-    rows = spark.read.parquet(result.findings_path).collect()
-    return {(row["kind"], row["partition"], row["offset"]) for row in rows}
+def found_in(spark: SparkSession, result: AuditResult) -> set[tuple[object, ...]]:
+    return {found[1:] for found in read_findings(spark, result.findings_path, "topics", 9)}
 
 
 @pytest.fixture(scope="module")
 def result(
-    spark: SparkSession, defects: Defects, tmp_path_factory: pytest.TempPathFactory
+    spark: SparkSession, drill: Drill, tmp_path_factory: pytest.TempPathFactory
 ) -> AuditResult:
     out = tmp_path_factory.mktemp("audit")
-    return audit(spark, options(defects, out, topic=defects.history.audit))
+    return audit(spark, audit_options(drill, str(out), topic=drill.life.names.own("audit")))
 
 
 @pytest.fixture(scope="module")
-def found(spark: SparkSession, result: AuditResult) -> set[Found]:
+def found(spark: SparkSession, result: AuditResult) -> set[tuple[object, ...]]:
     return found_in(spark, result)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", verdicts.KINDS)
 def test_every_defect_is_found_with_its_offset_and_none_is_invented(
-    kind: str, found: set[Found], defects: Defects
+    kind: str, found: set[tuple[object, ...]], drill: Drill
 ) -> None:
-    injected = {one for one in defects.injected if one[0] == kind}
-    assert injected
-    assert {one for one in found if one[0] == kind} == injected
+    wanted = {one for one in injected(drill) if one.kind == kind}
+    assert wanted
+    assert {one for one in found if one[0] == kind} == wanted
 
 
 @pytest.mark.night
-def test_with_the_secret_the_same_is_found(
-    spark: SparkSession, defects: Defects, tmp_path: Path
+def test_without_the_secret_the_same_is_found(
+    spark: SparkSession, drill: Drill, tmp_path: Path
 ) -> None:
-    verified = audit(spark, options(defects, tmp_path, secrets=(SECRET,)))
-    assert found_in(spark, verified) == defects.injected
+    unverified = audit(spark, audit_options(drill, str(tmp_path), secrets=()))
+    assert found_in(spark, unverified) == injected(drill)
 
 
 def test_a_finding_says_where_the_output_is_and_when_it_was_due(
-    spark: SparkSession, result: AuditResult, defects: Defects
+    spark: SparkSession, result: AuditResult, drill: Drill
 ) -> None:
-    (early,) = [
-        row
-        for row in spark.read.parquet(result.findings_path).where("kind = 'early'").collect()
-        if row["detail"] == "by 1 ms"
-    ]
-    h = defects.history
-    assert early["topic"] == h.delay
-    assert early["source"] == f"{h.delay}:0:{early['offset']}"
-    assert (early["target"], early["target_partition"]) == (h.target, 0)
-    assert early["at_ms"] == early["due_ms"] - 1
-    assert early["target_offset"] >= 0
+    (early,) = spark.read.parquet(result.findings_path).where("kind = 'early'").collect()
+    (wanted,) = [one for one in injected(drill) if one.kind == "early"]
+    assert early["source"] == f"{wanted.topic}:{wanted.partition}:{wanted.offset}"
+    assert (early["target"], early["target_partition"], early["target_offset"]) == wanted.output
+    assert early["detail"] == f"by {early['due_ms'] - early['at_ms']} ms"
 
 
 def test_what_is_sound_is_counted(result: AuditResult) -> None:
@@ -98,25 +93,27 @@ def test_what_is_sound_is_counted(result: AuditResult) -> None:
     assert counts["sources"] == result.records
     assert counts["ordinary"] == 2
     assert counts["foreign"] == 1
-    assert counts["copied"] == 3
+    assert (counts["mirrored"], counts["redelivered"]) == (2, 2)
+    assert counts["copied"] > 10
+    assert counts["source_expired"] > 0
     assert result.rows_per_s > 0
     assert not result.is_clean
 
 
 def test_the_summary_is_a_file_and_the_last_record_of_the_topic(
-    result: AuditResult, defects: Defects
+    result: AuditResult, drill: Drill
 ) -> None:
-    said = [json.loads(value) for value in values_of(defects, defects.history.audit)]
+    said = [json.loads(value) for value in values_of(drill, drill.life.names.own("audit"))]
     summary = json.loads(Path(result.summary_path).read_text("utf-8"))
     assert summary == said[-1] == json.loads(json.dumps(result.to_json()))
-    told = {(one["finding"], one["partition"], one["offset"]) for one in said[:-1]}
-    assert told == defects.injected
+    told = {(one["finding"], one["topic"], one["partition"], one["offset"]) for one in said[:-1]}
+    assert told == {one[:4] for one in injected(drill)}
     assert {one["kind"] for one in said[:-1]} == {"finding"}
 
 
-def values_of(defects: Defects, topic: str) -> list[bytes]:
+def values_of(drill: Drill, topic: str) -> list[bytes]:
     """All that a topic with one partition holds."""
-    consumer = Consumer({**defects.history.client, "group.id": "reads", "log_level": 0})
+    consumer = Consumer({"bootstrap.servers": drill.bootstrap, "group.id": "reads", "log_level": 0})
     try:
         place = TopicPartition(topic, 0, 0)
         _, end = consumer.get_watermark_offsets(place, timeout=30)
@@ -129,12 +126,15 @@ def values_of(defects: Defects, topic: str) -> list[bytes]:
         consumer.close()
 
 
-def test_a_range_is_judged_by_itself(spark: SparkSession, defects: Defects, tmp_path: Path) -> None:
-    lost = min(offset for kind, place, offset in defects.injected if (kind, place) == ("lost", 0))
-    chosen = OffsetRange(defects.history.delay, 0, lost, lost + 4)
-    partial = audit(spark, options(defects, tmp_path, ranges=(chosen,)))
+def test_a_range_is_judged_by_itself(spark: SparkSession, drill: Drill, tmp_path: Path) -> None:
+    lost = min(one for one in injected(drill) if one.kind == "lost")
+    chosen = OffsetRange(lost.topic, lost.partition, lost.offset, lost.offset + 4)
+    partial = audit(spark, audit_options(drill, str(tmp_path), ranges=(chosen,)))
     inside = {
-        one for one in defects.injected if one[1] == 0 and chosen.start <= one[2] < chosen.stop
+        one
+        for one in injected(drill)
+        if one[1:3] == (chosen.topic, chosen.partition)
+        and one.offset in range(lost.offset, chosen.stop)
     }
     assert found_in(spark, partial) == inside
     assert [(one.start, one.stop) for one in partial.judged] == [(chosen.start, chosen.stop)]
@@ -173,30 +173,31 @@ def test_what_retention_has_taken_is_not_lost(
             outcomes=h.outcomes,
         )
         result = audit(spark, audited)
-    assert found_in(spark, result) == {("lost", 0, lost)}
+    assert {one[:4] for one in found_in(spark, result)} == {("lost", h.delay, 0, lost)}
     assert result.counts["not_checkable"] == 1
 
 
 def test_a_copy_beyond_the_range_settles_what_is_in_it(
-    spark: SparkSession, defects: Defects, tmp_path: Path
+    spark: SparkSession, drill: Drill, tmp_path: Path
 ) -> None:
-    chosen = OffsetRange(defects.history.delay, 0, defects.rolled, defects.rolled + 1)
-    alone = audit(spark, options(defects, tmp_path, ranges=(chosen,)))
-    assert alone.findings == {}
+    """It is altered, and not lost."""
+    (copied,) = next(one for one in drill.defects if one.kind == "requeued_without_id").findings
+    assert isinstance(copied, Found)
+    chosen = OffsetRange(copied.topic, copied.partition, copied.offset, copied.offset + 1)
+    alone = audit(spark, audit_options(drill, str(tmp_path), ranges=(chosen,)))
+    assert found_in(spark, alone) == {copied}
 
 
-def test_a_range_of_no_shard_is_refused(
-    spark: SparkSession, defects: Defects, tmp_path: Path
-) -> None:
-    ranges = (OffsetRange(defects.history.delay, 9),)
+def test_a_range_of_no_shard_is_refused(spark: SparkSession, drill: Drill, tmp_path: Path) -> None:
+    ranges = (OffsetRange(drill.life.names.delay, 9),)
     with pytest.raises(DelayServiceError, match="no shard that the checkpoint knows"):
-        audit(spark, options(defects, tmp_path, ranges=ranges))
+        audit(spark, audit_options(drill, str(tmp_path), ranges=ranges))
 
 
 def test_a_topic_that_does_not_exist_is_named(
-    spark: SparkSession, defects: Defects, tmp_path: Path
+    spark: SparkSession, drill: Drill, tmp_path: Path
 ) -> None:
     with pytest.raises(KafkaEdgeError, match="there is no topic to_nowhere"):
-        audit(spark, options(defects, tmp_path, targets=("to_nowhere",)))
+        audit(spark, audit_options(drill, str(tmp_path), targets=("to_nowhere",)))
     with pytest.raises(KafkaEdgeError, match="there is no topic delay_checkpoint_none"):
-        audit(spark, replace(options(defects, tmp_path), checkpoint="delay_checkpoint_none"))
+        audit(spark, audit_options(drill, str(tmp_path), checkpoint="delay_checkpoint_none"))

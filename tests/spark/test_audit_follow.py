@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 from connectors.spark.audit import AuditOptions, AuditResult, Following, audit
 from delayservice import faults
 from delayservice.dev.cluster import EmbeddedCluster
-from tests.spark.made_history import MadeHistory
+from delayservice.dev.drill.wire import signed_copy
+from tests.spark.made_history import Header, MadeHistory
 
 MINUTE = 60_000
 
@@ -206,3 +207,51 @@ def test_what_a_topic_that_was_made_anew_had_pending_is_not_judged(
     h.settled(due_ms + MINUTE)
     found = step(following)
     assert (found.findings, found.unjudged) == ({}, {})
+
+
+def test_what_was_pending_and_is_delivered_ahead_of_its_checkpoint_is_not_lost_later(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    due_ms = h.now_ms + 100 * MINUTE
+    record = h.source(due_ms)
+    h.settled(h.now_ms)
+    following = Following(spark, options(h, tmp_path, grace_ms=MINUTE))
+    assert step(following).findings == {}
+    h.delivery(record, due_ms)
+    h.settled(h.now_ms)
+    assert step(following).findings == {}
+    h.settled(due_ms + 1)
+    found = step(following)
+    assert (found.findings, found.counts["delivered"]) == ({}, 1)
+
+
+def test_a_copy_that_nobody_can_verify_waits_until_h_has_passed_it(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    """One is refused as forged then, the other is not."""
+    h = history
+    due_ms = h.now_ms - MINUTE
+    records = [h.source(due_ms) for _ in range(2)]
+    for record in records:
+        h.delivery(record, due_ms)
+    signed = [forged(h, record, due_ms) for record in records]
+    copies = [h.write(h.delay, headers) for headers in signed]
+    h.settled(h.now_ms, [copies[0]])
+    following = Following(spark, options(h, tmp_path))
+    assert step(following).findings == {}
+    h.letter(copies[0], *signed[0], code="copy-forged")
+    h.delivery_of_copy(records[1], copies[1], due_ms)
+    h.settled(h.now_ms)
+    assert step(following).findings == {"duplicated": 1}
+    assert found_in(spark, tmp_path) == [("duplicated", records[1])]
+    assert audit(spark, options(h, tmp_path / "once")).findings == {"duplicated": 1}
+
+
+def forged(h: MadeHistory, settles: int, due_ms: int) -> list[Header]:
+    """The headers of a copy that a stranger has signed."""
+    facts = {"settles": settles, "source": f"{h.delay}:0:{settles}".encode(), "base": settles + 1}
+    facts |= {"at": due_ms, "due": due_ms, "target": h.target, "partition": -1, "id": None}
+    facts |= {"attempt": 1, "expires": None}
+    said = signed_copy((h.delay, 0), b"a stranger's", facts, (None, b"value", []))
+    return [(name, value or b"") for name, value in said]

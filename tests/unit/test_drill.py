@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from delayservice.core.entry import CANCEL, FIRE, INVALID, SCHEDULE
 from delayservice.core.partitioner import partition_for
 from delayservice.core.record import RecordReader
 from delayservice.dev.drill.judge import judge
-from delayservice.dev.drill.sabotage import Defect, Delivery, Output, Saboteur
+from delayservice.dev.drill.outputs import Output
+from delayservice.dev.drill.run import KINDS
+from delayservice.dev.drill.scenes import DEFECTS, FIRST, LAST, SOUND
 from delayservice.dev.drill.service import ROLL_WINDOW_MS, Record, Shard
+from delayservice.dev.drill.stage import Defect, Scenery, Stage
 from delayservice.dev.drill.users import Names, Request, Users
 from delayservice.dev.drill.wire import contract, pack, partition_of, record_hash
-from delayservice.errors import DelayServiceError
 from tests.unit.test_imports import ROOT, imports_of
 
 FOLDER = ROOT / "delayservice" / "dev" / "drill"
@@ -30,9 +33,14 @@ FORBIDDEN = (
     "delayservice.core",
     "pyspark",
 )
+FOUND_KINDS = {
+    *("lost", "duplicated", "early", "late", "overdue", "altered", "wrong_target", "wrong_outcome"),
+    *("not_checkpointed", "unknown_source", "dead_letter_missing_code", "malformed"),
+}
+"""Every kind of finding of ``docs/audit.md``."""
 NOW_MS = 1_800_000_000_000
 NAMES = Names("test", 4, b"secret")
-KINDS = {"schedule": SCHEDULE, "cancel": CANCEL, "fire": FIRE, "": INVALID}
+READ_AS = {"schedule": SCHEDULE, "cancel": CANCEL, "fire": FIRE, "": INVALID}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +84,7 @@ def test_the_service_reads_every_request_as_the_drill_means_it() -> None:
         row = (offset, NOW_MS, asked.key, asked.value, asked.headers)
         (entry,) = reader.read_batch([row])
         seen.add((asked.op, asked.code))
-        assert entry[1] == KINDS[asked.op], asked
+        assert entry[1] == READ_AS[asked.op], asked
         if asked.op == "schedule":
             key_ms = min(asked.due_ms, NOW_MS + ROLL_WINDOW_MS)
             assert entry[2:4] == (key_ms, asked.record_id)
@@ -147,53 +155,68 @@ def test_a_canceller_waits_for_the_copy_that_it_hits() -> None:
 # --- injected and judged -------------------------------------------------------------------------
 
 
-def delivery(offset: int) -> Delivery:
-    told = [
-        ("delay-due-at", b"%d" % NOW_MS),
-        ("delay-source", b"d:0:%d" % offset),
-        ("delay-settles", b"%d" % offset),
-    ]
-    own = [("trace", b"1"), ("hop", b"2")]
-    output = Output(("a", 1), b"k", b"value", list(own), list(told), NOW_MS + 50)
-    return Delivery(("d", 0), offset, NOW_MS, is_keyed=True, output=output)
+def stage(seed: int = 5) -> Stage:
+    shards = [Shard((NAMES.delay, number)) for number in range(4)]
+    holes = {shard.place: [9_999] for shard in shards}
+    shared = Scenery(NAMES, shards, holes, random.Random(seed), NOW_MS + 10**8, NOW_MS - 10**8)
+    return Stage(shared, 1, NOW_MS, 7)
 
 
-def saboteur(kinds: list[str], records: int = 1_000) -> Saboteur:
-    rng = random.Random(5)
-    return Saboteur(kinds, records, rng, ("a", "b"), 4, "letters", "outcomes", {("d", 0): [9_999]})
+def played(name: str) -> tuple[Stage, list[Output]]:
+    """A scene from beginning to end; all that was written, its own offset in each partition."""
+    made, written = stage(), list[Output]()
+
+    def write(output: Output) -> int:
+        written.append(output)
+        return sum(one.place == output.place for one in written) - 1
+
+    made.write = write
+    for _ in {**DEFECTS, **SOUND}[name](made):
+        pass
+    return made, written
 
 
-@pytest.mark.parametrize("kind", sorted(Saboteur.KINDS))
-def test_each_kind_of_defect_spoils_one_record_and_no_other(kind: str) -> None:
-    injector = saboteur([kind])
-    written: dict[int, list[Output]] = {}
-    for offset in range(1_000):
-        outputs = written.setdefault(offset, [])
-
-        def write(output: Output, outputs: list[Output] = outputs) -> int:
-            outputs.append(output)
-            return len(outputs)
-
-        injector.deliver(delivery(offset), write)
-    (defect,) = injector.defects
-    spoiled = [n for n, outputs in written.items() if outputs != [delivery(n).output]]
-    assert len(spoiled) == 1
-    assert not injector.waiting
-    (found,) = defect.findings
-    assert found[3] == (9_999 if kind == "extra_output" else spoiled[0])
+@pytest.mark.parametrize("name", DEFECTS)
+def test_each_scene_of_a_defect_leads_to_a_finding_about_what_it_wrote(name: str) -> None:
+    made, written = played(name)
+    (found,) = made.findings
+    lengths = Counter((output.place) for output in written)
+    if found.output is not None:
+        assert found.output[2] < lengths[found.output[:2]]
+    if (found.topic, found.partition) == made.shard.place and name != "extra_output":
+        assert found.offset < lengths[made.shard.place]
 
 
-def test_more_defects_than_records_are_refused() -> None:
-    with pytest.raises(DelayServiceError, match="too many"):
-        saboteur(["dropped"] * 10, records=20)
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_scene_leads_to_no_finding(name: str) -> None:
+    made, written = played(name)
+    assert written
+    assert not made.findings
+
+
+def test_scenes_are_of_more_than_thirty_kinds_and_have_a_time() -> None:
+    assert len(KINDS) > 30
+    assert not DEFECTS.keys() & SOUND.keys()
+    assert DEFECTS.keys() > (FIRST | LAST)
+    assert {found.kind for name in DEFECTS for found in played(name)[0].findings} == FOUND_KINDS
+
+
+def test_every_kind_is_in_the_table_of_the_page() -> None:
+    page = (ROOT / "docs/internals/drill.md").read_text("utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = {name.strip(" `") for row in rows for name in row.split(",")}
+    assert named == {*KINDS, *SOUND}
 
 
 def test_a_defect_counts_only_when_all_of_it_is_found_and_the_rest_is_invented() -> None:
     defects = [
-        Defect("missing_slot", "disks", (("missing", 1), ("missing", 2))),
-        Defect("dropped", "topics", (("lost", 7),)),
+        Defect("missing_slot", ("disks",), (("missing", 1), ("missing", 2))),
+        Defect("dropped", ("topics", "follow"), (("lost", 7),)),
     ]
-    all_of_it = [("disks", "missing", 1), ("disks", "missing", 2), ("topics", "lost", 7)]
+    all_of_it = [
+        *(("disks", "missing", 1), ("disks", "missing", 2)),
+        *(("topics", "lost", 7), ("follow", "lost", 7)),
+    ]
     good = judge(defects, all_of_it, 10, {"audit": 2.0})
     assert good.is_good
     assert good.to_json()["rows_per_s"] == 5
@@ -202,5 +225,7 @@ def test_a_defect_counts_only_when_all_of_it_is_found_and_the_rest_is_invented()
     assert not half.is_good
     twice = judge(defects, [*all_of_it, all_of_it[2]], 10, {})
     assert (twice.invented, twice.inventions) == (1, (all_of_it[2],))
+    once = judge(defects[1:], all_of_it[2:3], 10, {})
+    assert (once.found["dropped"], once.missed) == (0, (("follow", "lost", 7),))
     elsewhere = judge(defects[1:], [("topics", "lost", 8)], 10, {})
     assert (elsewhere.found["dropped"], elsewhere.invented) == (0, 1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,9 +21,11 @@ from connectors.spark.ledger.sources import SourceRows
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.dev.drill.history import History, Life
-from delayservice.dev.drill.run import UNACCOUNTED
-from delayservice.dev.drill.sabotage import LATE_MS, Saboteur
+from delayservice.dev.drill.judge import judge
+from delayservice.dev.drill.run import theatre_of
+from delayservice.dev.drill.scenes import DEFECTS
 from delayservice.dev.drill.service import Shard
+from delayservice.dev.drill.stage import GRACE_MS, LATE_MS
 from delayservice.dev.drill.users import Names, Users
 from delayservice.dev.drill.wire import Header, Place
 from delayservice.dev.drill.writing import Ends
@@ -81,33 +83,23 @@ def test_every_defect_of_a_drill_is_found_and_nothing_is_invented(seed: int) -> 
     ends, topics = Ends(), Topics()
     shards = [Shard((names.delay, number)) for number in range(PARTITIONS)]
     life = Life(names, "id", shards, NOW_MS, ends)
-    kinds = list(itertools.islice(itertools.cycle([*Saboteur.KINDS, UNACCOUNTED]), 60))
-    letters, outcomes = names.own("dead_letter"), names.own("outcomes")
-    saboteur = Saboteur(
-        [kind for kind in kinds if kind != UNACCOUNTED],
-        RECORDS,
-        rng,
-        names.targets,
-        PARTITIONS,
-        letters,
-        outcomes,
-        ends.holes,
-    )
+    theatre = theatre_of(life, [*DEFECTS, *DEFECTS], rng)
     writers: list[Any] = [MemoryWriter(topics, ends) for _ in range(3)]
-    History(life, Users(names, rng), saboteur, *writers).write(
-        RECORDS, kinds.count(UNACCOUNTED), lambda _: None
-    )
-    wanted = sorted(
-        (kind, partition, offset)
-        for defect in saboteur.defects
-        for kind, _, partition, offset, _ in defect.findings
-    )
-    assert _found(names, life, topics, letters, outcomes) == wanted
+    History(life, Users(names, rng), theatre, *writers).write(RECORDS, lambda _: None)
+    place = (names.delay, 0)
+    topics[place] = [one for one in topics[place] if one[0] >= life.gone]
+    assert not theatre.waiting
+    assert Counter(defect.kind for defect in theatre.defects) == dict.fromkeys(DEFECTS, 2)
+    letters, outcomes = names.own("dead_letter"), names.own("outcomes")
+    found = [("topics", *one) for one in _found(names, life, topics, letters, outcomes)]
+    verdict = judge(theatre.defects, found, life.records, {})
+    assert (verdict.missed, verdict.inventions) == ((), ())
+    assert verdict.is_good
 
 
 def _found(
     names: Names, life: Life, topics: Topics, letters: str, outcomes: str
-) -> list[tuple[str, int, int]]:
+) -> list[tuple[Any, ...]]:
     kept = sorted({topic for topic, _ in topics} | {letters, outcomes, *names.targets})
     checkpoint = names.own("checkpoint")
     said: dict[int, Any] = {}
@@ -134,11 +126,17 @@ def _found(
             made += OutputRows(ledger).of([batch])
     rules = _rules(names, life, said, contracts, kept, letters, outcomes, topics)
     _, certain = verdicts(made, rules)
-    return sorted(
-        (row["kind"], hashes[row["shard"]], row["offset"])
-        for row in certain
-        if row["verdict"] == FOUND
-    )
+    topic_of = {name_hash(topic): topic for topic in kept}
+    place_of = {number: place for place, number in ledger.shards.items()}
+    found = []
+    for row in certain:
+        if row["verdict"] == FOUND:
+            where = (topic_of.get(row["target"]), row["target_partition"], row["target_offset"])
+            output = None if where[0] is None else where
+            shard = place_of.get(row["shard"])
+            about = where if shard is None else (*shard, row["offset"])
+            found.append((row["kind"], *about, output))
+    return found
 
 
 def _rules(
@@ -156,7 +154,11 @@ def _rules(
         cursor = Cursor((said[number]["k"][0], said[number]["k"][1]), said[number]["h"])
         end = life.ends.next[names.delay, number]
         name = f"{names.delay}:{number}"
-        shards[name_hash(name)] = ShardRules(name, cursor, cursor, 0, end, contracts)
+        start = 0 if number else life.gone
+        born_ms = topics[names.delay, number][0][1] - 600_000 if start else 0
+        shards[name_hash(name)] = ShardRules(
+            name, cursor, cursor, start, end, contracts, born_ms=born_ms
+        )
     return Rules(
         shards=shards,
         topics={name_hash(topic): topic for topic in kept},
@@ -175,4 +177,7 @@ def _rules(
         },
         late_ms=LATE_MS,
         lag_ms=30_000,
+        grace_ms=GRACE_MS,
+        unsettled_since_ms=NOW_MS,
+        overdue_since_ms=NOW_MS - 6 * 3_600_000,
     )

@@ -437,6 +437,26 @@ def forged_copy_that_was_delivered(w: World) -> None:
     w.settled(T + 20_000)
 
 
+@case()
+def forged_copy_that_nobody_has_looked_at(w: World) -> None:
+    """H has not passed it, so no dead letter can say that it is forged: of a record that was
+    delivered, of one that is pending, and of none.
+    """
+    for due_ms in (T + 10_000, T + 9 * HOUR):
+        w.source(T, due_ms)
+    w.delivery(T + 10_000, 0, T + 10_000)
+    for settles in (0, 1, 2):
+        w.requeue(T + 20_000, settles, T + 9 * HOUR, base=settles + 1, secret=b"a stranger's")
+    w.settled(T + HOUR, h=2)
+
+
+@case(("duplicated", 0))
+def copy_of_the_service_that_nobody_has_looked_at(w: World) -> None:
+    w.delivery(T + 10_000, w.source(T, T + 10_000), T + 10_000)
+    w.requeue(T + 20_000, 0, T + 9 * HOUR, base=1)
+    w.settled(T + HOUR, h=1)
+
+
 # --- ids that find home --------------------------------------------------------------------------
 
 FAR = b"d"

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.group import Group, base_of, group_of, named_row
+from connectors.spark.audit.group import Group, base_of, group_of, named_row, without_undecided
 from connectors.spark.audit.judge import judge
 from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.audit.settlement import elsewhere, own_place, place_at
@@ -184,7 +184,7 @@ class Court:
             }
 
     def _of_group(self, rows: Sequence[Sequence[Any]]) -> Iterator[_Row]:
-        group = group_of(rows)
+        group = without_undecided(group_of(rows), self._rules.may_be_refused)
         self._counts["outputs"] += len(group.settling) + len(group.successors)
         found = list(judge(group, self._rules, self._counts))
         yield from (_finding_row(f) for f in found if self._keeps or f.verdict <= UNJUDGED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -52,6 +52,7 @@ class Group:
         successors: occurrences that follow it, in the order in which they were begun.
         arrivals: envelopes that bring it home without settling it.
         mirrored: how many copies of dead letters or outcomes others made.
+        undecided: what copies and envelopes say that may still be refused as forged.
     """
 
     shard: int
@@ -64,13 +65,23 @@ class Group:
     successors: Sequence[Output] = ()
     arrivals: Sequence[Output] = ()
     mirrored: int = 0
+    undecided: Sequence[Output] = ()
     rows: Sequence[Sequence[Any]] = field(default=(), repr=False)
 
     def carried(self, when: int = CERTAIN) -> Iterator[Finding]:
         """Yield the rows as they are, for the next cut."""
+        yield from self._carried(self.rows, when)
+
+    def carried_undecided(self) -> Iterator[Finding]:
+        """Yield the rows of what may still be refused, for the next cut."""
+        places = {place_of(one) for one in self.undecided}
+        rows = [row for row in self.rows if places and _place_of_row(row) in places]
+        yield from self._carried(rows, CERTAIN)
+
+    def _carried(self, rows: Sequence[Sequence[Any]], when: int) -> Iterator[Finding]:
         record_id = None if self.source is None else self.source.facts.record_id
         base = 0 if self.source is None else base_of(self.source)
-        for row in self.rows:
+        for row in rows:
             yield Finding(
                 "",
                 self.shard,
@@ -117,9 +128,28 @@ def grouped(shard: int, offset: int, source: Source | None, outputs: Iterable[Ou
     )
 
 
+def without_undecided(group: Group, is_undecided: Callable[[Output], bool]) -> Group:
+    """Return the group without what copies and envelopes say that may still be refused."""
+    said = (*group.settling, *group.successors, *group.arrivals)
+    undecided = [one for one in said if not one.facts.is_verified and is_undecided(one)]
+    if not undecided:
+        return group
+    return replace(
+        group,
+        settling=[one for one in group.settling if one not in undecided],
+        successors=[one for one in group.successors if one not in undecided],
+        arrivals=[one for one in group.arrivals if one not in undecided],
+        undecided=undecided,
+    )
+
+
 def place_of(output: Output) -> tuple[int, int, int]:
     """Return topic, partition and offset of an output."""
     return output.topic, output.partition, output.place
+
+
+def _place_of_row(row: Sequence[Any]) -> tuple[Any, ...] | None:
+    return None if row[2] in SOURCES else tuple(row[7:10])
 
 
 def base_of(source: Source) -> int:

@@ -19,6 +19,7 @@ from connectors.spark.ledger.facts import SOURCE
 from connectors.spark.ledger.rows import COLUMNS, LEDGER, NO_ID
 
 _KEY: Final = ["shard", "offset"]
+_ROW: Final = [*_KEY, "role", "topic", "partition", "place"]
 _FIRST_LOOK: Final = 8
 _GROWTH: Final = 4
 """How many of the newest runs of the history are searched first, and how many times more each time
@@ -121,7 +122,7 @@ class Held:
 
     def keep(self, matched: DataFrame, decided: DataFrame) -> tuple[Run, ...]:
         """Write down what the next step needs, and return all runs that it reads."""
-        carried = self._packed(decided, CARRIED).join(self._found, _KEY, "left_anti")
+        carried = self._packed(decided, CARRIED).join(self._found, _ROW, "left_anti")
         is_later = (sf.col("role") == SOURCE) & (sf.col("key_ms") > self._due_ms)
         plain = of_records(matched.where(sf.col("status") == PENDING))
         pending = self._in_buckets(plain.unionByName(carried.where(is_later)))

@@ -76,6 +76,12 @@ def judge(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[Finding]
     """
     own = rules.shards[group.shard]
     counts["mirrored"] += group.mirrored
+    if group.undecided and group.source is not None and not group.settling:
+        counts["sources"] += 1
+        counts["pending"] += 1
+        yield from group.carried()
+        return
+    yield from group.carried_undecided()
     settling = _without_elder(group.settling, own, counts)
     if group.settled is not None:
         yield from _late(group, group.settled, settling, rules, counts)

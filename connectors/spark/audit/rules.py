@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from connectors.spark.ledger.facts import NEVER_MS, Source
+from connectors.spark.ledger.facts import NEVER_MS, Output, Source
 from connectors.spark.ledger.kinds import FOREIGN
+from connectors.spark.ledger.rows import name_hash
 from delayservice.core.contract import Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.entry import CANCEL, COPY, FIRE, SCHEDULE
@@ -110,6 +111,14 @@ class Rules:
         for topic in self.read:
             found.setdefault(self.partitions[topic], []).append(topic)
         return found
+
+    def may_be_refused(self, output: Output) -> bool:
+        """Return whether H has not passed a copy or an envelope, so that no dead letter can say yet
+        that it is forged.
+        """
+        name = f"{self.topics.get(output.topic, '')}:{output.partition}"
+        own = self.shards.get(name_hash(name))
+        return own is not None and output.place >= own.earlier.offset
 
     def topic(self, source: Source) -> str:
         """Name of the record's target topic."""

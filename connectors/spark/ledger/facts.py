@@ -92,6 +92,7 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
         is_mirror: a dead letter or outcome in a topic that the service writes none to.
         by_source: where it says that the canceller was written, which came home.
         acts: of what goes home, ``first_ms``, ``group``: as of a source record.
+        is_verified: of a copy or envelope: whether its signature was checked.
     """
 
     origin: str = ""
@@ -112,6 +113,7 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
     acts: int = SCHEDULE
     first_ms: int = NO_TIME
     group: int = 0
+    is_verified: bool = True
 
 
 PLAIN_SOURCE: Final = SourceFacts()

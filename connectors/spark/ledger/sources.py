@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +33,7 @@ from connectors.spark.ledger.rows import (
     group_hash,
     id_hash,
     pack,
+    unverified,
 )
 from delayservice.core.codec import Payload, packed_recurrence
 from delayservice.core.entry import COPY, HOMEBOUND, INVALID, SCHEDULE, Entry, Row
@@ -71,14 +72,19 @@ class SourceRows:
             for row, entry in zip(rows, entries, strict=True):
                 is_verified = entry[0] not in reader.believed
                 yield self._source(shard, run.topic, row, entry, is_verified=is_verified)
-        yield from self._copies(place, rows, entries)
+        yield from self._copies(place, rows, entries, reader.believed)
 
     def _copies(
-        self, place: Place, rows: Sequence[Row], entries: Sequence[Entry]
+        self,
+        place: Place,
+        rows: Sequence[Row],
+        entries: Sequence[Entry],
+        believed: Container[int],
     ) -> Iterator[Values]:
         for row, entry in zip(rows, entries, strict=True):
             if entry[1] == COPY or envelope_of(row) is not None:
-                yield from self.ledger.said_by(place, row)
+                said = self.ledger.said_by(place, row)
+                yield from map(unverified, said) if entry[0] in believed else said
 
     def _source(
         self, shard: int, topic: str, row: Row, entry: Entry, *, is_verified: bool

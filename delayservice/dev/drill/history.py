@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
-from delayservice.dev.drill.sabotage import Delivery, Output, Saboteur
-from delayservice.dev.drill.service import ROLL_WINDOW_MS, Record, Shard, Step
+from delayservice.dev.drill.outputs import Clerk, Output
+from delayservice.dev.drill.scenes import TURN
+from delayservice.dev.drill.service import ROLL_WINDOW_MS, SCENE, Record, Shard, Step
+from delayservice.dev.drill.stage import LATENESS_MS, Theatre
 from delayservice.dev.drill.users import Names, Request, Users
-from delayservice.dev.drill.wire import BY_KEY, DAY_MS, Headers, contract, partition_of, to_json
+from delayservice.dev.drill.wire import DAY_MS, HOUR_MS, MAX_DELAY_MS, Headers, contract, to_json
 from delayservice.dev.drill.writing import Ends, Writer
 
 STEPS: Final = 36
 SPAN_MS: Final = 3 * DAY_MS
 TAIL_MS: Final = 120_000
 """So long before now the last checkpoint was written."""
-_LATENESS_MS: Final = 50
 _ABORTED: Final = 2
 """Records of each partition in a producer's transaction that is aborted."""
 _SAMPLE: Final = 20
@@ -42,6 +44,8 @@ class Life:
         beyond: records above H, by partition.
         checkpoints: offset of the newest checkpoint of each slice.
         records: what producers have committed.
+        gone: offsets of the first shard below this are taken by retention.
+        turns: from which offset on the second contract counts, by partition.
         now_ms: the end of it.
         ends: where all logs end.
     """
@@ -54,6 +58,8 @@ class Life:
     beyond: list[list[Record]] = field(default_factory=list)
     checkpoints: dict[int, int] = field(default_factory=dict)
     records: int = 0
+    gone: int = 0
+    turns: dict[int, int] = field(default_factory=dict)
 
 
 class History:
@@ -62,7 +68,7 @@ class History:
     Args:
         life: filled as it goes.
         users: the producers.
-        saboteur: who spoils outputs.
+        theatre: what goes wrong, and what only looks so.
         plain: writes without transactions.
         producer: a producer's transactions.
         owner: the service's.
@@ -72,7 +78,7 @@ class History:
         self,
         life: Life,
         users: Users,
-        saboteur: Saboteur,
+        theatre: Theatre,
         plain: Writer,
         producer: Writer,
         owner: Writer,
@@ -80,7 +86,8 @@ class History:
         self._life = life
         self._names = life.names
         self._users = users
-        self._saboteur = saboteur
+        self._theatre = theatre
+        self._clerk = Clerk(life.names)
         self._plain = plain
         self._producer = producer
         self._owner = owner
@@ -88,21 +95,42 @@ class History:
         """What H has not passed: records, and when they were appended."""
         self._commit = 0
 
-    def write(self, records: int, unaccounted: int, tell: Callable[[int], None]) -> None:
-        """Write all of it; ``tell`` hears how many records there are."""
+    def write(
+        self,
+        records: int,
+        tell: Callable[[int], None],
+        pause: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Write all of it.
+
+        Args:
+            records: of producers, beside those of scenes.
+            tell: hears how many records there are.
+            pause: called after each step, with its number; nothing is written meanwhile.
+        """
         start_ms = self._life.now_ms - TAIL_MS - SPAN_MS
-        each, tail = divmod(records - unaccounted, STEPS + 1)
+        each, tail = divmod(records, STEPS + 1)
         for number in range(STEPS):
             stop_ms = start_ms + SPAN_MS // STEPS
+            self._theatre.begin(number, start_ms, partial(self._writes, self._plain))
             self._produce(self._requests(each, start_ms, stop_ms))
             self._settle(stop_ms)
+            if not number:
+                self._life.gone = self._life.ends.next.get((self._names.delay, 0), 0)
+            if number == TURN:
+                places = [shard.place for shard in self._life.shards]
+                self._life.turns = {
+                    place[1]: self._life.ends.next.get(place, 0) for place in places
+                }
             start_ms = stop_ms
             tell((number + 1) * each)
+            pause(number)
         if self._names.checkpoint_partitions:
             self._be_busy()
         self._bystanders()
         self._produce(self._requests(each + tail, start_ms, self._life.now_ms))
-        self._run_ahead(unaccounted)
+        self._theatre.finish(start_ms, partial(self._writes, self._plain))
+        self._plain.flush()
         self._leave()
         tell(records)
 
@@ -158,11 +186,12 @@ class History:
         with self._owner.transaction(commit=False):
             for shard, step in steps[:_SAMPLE]:
                 if step.act == "deliver":
-                    self._owner_writes(self._output(step, shard.told(step.record)))
+                    self._writes(self._owner, self._clerk.output(shard, step))
             self._commit_in_vain()
         with self._owner.transaction():
             for shard, step in steps:
                 self._carry_out(shard, step)
+            self._theatre.go_on(stop_ms, partial(self._writes, self._owner))
             for number in range(len(self._life.shards)):
                 self._checkpoint(number)
 
@@ -170,83 +199,34 @@ class History:
         log, self._log[shard.place[1]] = self._log[shard.place[1]], []
         steps: list[Step] = []
         for number, (record, appended_ms) in enumerate(log):
-            steps += shard.advance(appended_ms, _LATENESS_MS)
+            steps += shard.advance(appended_ms, LATENESS_MS)
             if shard.awaits(record):
                 self._log[shard.place[1]] = log[number:]
                 break
-            steps += shard.pass_offset(record, appended_ms + _LATENESS_MS)
-        steps += shard.advance(stop_ms, _LATENESS_MS)
+            steps += shard.pass_offset(record, appended_ms + LATENESS_MS)
+        steps += shard.advance(stop_ms, LATENESS_MS)
         shard.forget()
         return steps
 
     def _carry_out(self, shard: Shard, step: Step) -> None:
-        record = step.record
-        told = shard.told(record)
-        asked = record.request
-        if step.act == "deliver":
-            output = self._output(step, told)
-            if record.attempt > 1:
-                self._owner_writes(output)
-                return
-            is_keyed = asked.out_key is not None or asked.to != BY_KEY
-            delivery = Delivery(shard.place, record.offset, asked.due_ms, is_keyed, output)
-            self._saboteur.deliver(delivery, self._owner_writes)
-        elif step.act == "fire":
-            by = ("delay-fired-by", b"%d" % step.by)
-            self._owner_writes(self._output(step, [*told, by]))
-        elif step.act == "copy":
-            self._copy(shard, step)
-        elif step.act == "letter":
-            self._letter(step, told)
-        else:
-            self._outcome(shard, step, told)
-
-    def _output(self, step: Step, told: Headers) -> Output:
-        asked, count = step.record.request, self._names.partitions
-        partition = asked.to
-        if partition == BY_KEY:
-            key = asked.out_key
-            partition = step.record.offset % count if key is None else partition_of(key, count)
-        place = (asked.target, partition)
-        return Output(place, asked.out_key, asked.value, asked.own, told, step.at_ms)
-
-    def _owner_writes(self, output: Output) -> int:
-        headers = [*output.own, *output.told]
-        return self._owner.write(output.place, output.key, output.value, headers, output.at_ms)
-
-    def _copy(self, shard: Shard, step: Step) -> None:
-        again = step.again
+        output, again = self._clerk.output(shard, step), step.again
         if again is None:
-            raise AssertionError("a copy of nothing")
-        asked = again.request
-        headers = shard.copy_headers(step.record, again, self._names.secret)
+            self._writes(self._owner, output)
+            return
         again.offset = self._owner.write(
-            shard.place, asked.out_key, asked.value, headers, step.at_ms
+            output.place, output.key, output.value, output.headers, output.at_ms
         )
         self._log[shard.place[1]].append((again, step.at_ms))
 
-    def _letter(self, step: Step, told: Headers) -> None:
-        asked = step.record.request
-        key, headers = asked.key, asked.headers
-        if asked.op:
-            due, target = b"%d" % asked.due_ms, asked.target.encode()
-            key, headers = asked.out_key, [*asked.own, ("delay-at", due)]
-            headers.append(("delay-target-topic", target))
-        why: Headers = [("delay-error", step.text.encode()), ("delay-error-detail", b"drilled")]
-        place = (self._names.own("dead_letter"), 0)
-        self._owner.write(place, key, asked.value, [*headers, *why, *told[1:3]], step.at_ms)
-
-    def _outcome(self, shard: Shard, step: Step, told: Headers) -> None:
-        name = {"control": step.text, "expire": "expired"}.get(step.act, step.act)
-        headers: Headers = [("delay-outcome", name.encode()), ("delay-shard", shard.name.encode())]
-        headers.append(told[2])
-        headers += [header for header in told if header[0] == "delay-id"]
-        if step.act in ("control", "expire"):
-            headers.append(told[1])
-        if step.by >= 0:
-            headers.append(("delay-settled-by", b"%d" % step.by))
-        place = (self._names.own("outcomes"), 0)
-        self._owner.write(place, step.record.request.record_id, None, headers, step.at_ms)
+    def _writes(self, writer: Writer, output: Output) -> int:
+        """Append a record, of a scene if it is one of the delay topic; its offset."""
+        topic, partition = output.place
+        offset = writer.write(output.place, output.key, output.value, output.headers, output.at_ms)
+        if topic == self._names.delay:
+            asked = Request(partition, output.at_ms, None, None, [], SCENE)
+            self._log[partition].append((Record(offset, 0, asked), output.at_ms))
+            self._life.records += writer is not self._owner
+        return offset
 
     def _be_busy(self) -> None:
         """Have the first slice commit often, although nothing has changed."""
@@ -265,12 +245,15 @@ class History:
     def _checkpoint(self, number: int) -> None:
         self._commit += 1
         life, names, shard = self._life, self._names, self._life.shards[number]
-        said = {
+        said: dict[str, Any] = {
             "topic_id": life.topic_id,
             "k": shard.key,
             "h": shard.h,
             "contracts": [{"from": 0, "contract": contract([names.allow], ROLL_WINDOW_MS)}],
         }
+        if number in life.turns:
+            longer = contract([names.allow], ROLL_WINDOW_MS, MAX_DELAY_MS + HOUR_MS)
+            said["contracts"] += [{"from": life.turns[number], "contract": longer}]
         is_shared = names.checkpoint_partitions > 0
         tenure = {"writer": f"drill-n1-0-{names.run}", "claim": number} if is_shared else {}
         value = to_json(
@@ -289,26 +272,6 @@ class History:
         life.checkpoints[number] = self._owner.write(place, b"%d" % number, value)
 
     # --- the end -------------------------------------------------------------------------------
-
-    def _run_ahead(self, count: int) -> None:
-        """Deliver what no checkpoint has passed."""
-        requests = [self._users.prompt(self._life.now_ms - TAIL_MS // 2) for _ in range(count)]
-        self._append(self._plain, requests)
-        self._plain.flush()
-        mine = {id(asked) for asked in requests}
-        ahead = [r for log in self._log for r, _ in log if id(r.request) in mine]
-        if not ahead:
-            return
-        with self._owner.transaction():
-            for record in ahead:
-                shard = self._life.shards[record.request.partition]
-                step = Step("deliver", record, record.request.due_ms + _LATENESS_MS)
-                output = self._output(step, shard.told(step.record))
-                due_ms = record.request.due_ms
-                delivery = Delivery(
-                    shard.place, record.offset, due_ms, is_keyed=False, output=output
-                )
-                self._saboteur.unaccounted(delivery, self._owner_writes)
 
     def _leave(self) -> None:
         """Leave records above H: copies store them, and mark what they will cancel."""

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from delayservice.dev.drill.sabotage import Defect
+from delayservice.dev.drill.stage import Defect
 
 SHOWN_MAX: Final = 20
 """Of what was missed or invented so many are told."""
 
 Finding = tuple[object, ...]
-"""Its world (``topics``, ``disks`` or ``digests``), then a ``Found`` or a ``CopyFound``."""
+"""Its world (``topics``, ``follow``, ``disks`` or ``digests``), then a ``Found`` or a copy's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def judge(
     missed: list[Finding] = []
     found: Counter[str] = Counter()
     for defect in defects:
-        wanted = [(defect.world, *finding) for finding in defect.findings]
+        wanted = [(world, *one) for world in defect.worlds for one in defect.findings]
         absent = [finding for finding in wanted if not left[finding]]
         left.subtract(finding for finding in wanted if finding not in absent)
         missed += absent

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
 from delayservice.dev.drill.history import Life
-from delayservice.dev.drill.sabotage import Defect
 from delayservice.dev.drill.service import Record, Shard
+from delayservice.dev.drill.stage import Defect
 from delayservice.dev.drill.wire import HOUR_MS, MINUTE_MS, Place, pack, record_hash, topic_hash
 from delayservice.errors import DelayServiceError
 from delayservice.store.shards import ShardFolder
@@ -174,7 +174,7 @@ class Spoiler:
         copy = self._rng.choice(fresh)
         copy.is_stale = True
         found = CopyFound("behind", copy.node, *copy.place, None, None)
-        return Defect(STALE, world, (found,))
+        return Defect(STALE, (world,), (found,))
 
     def _free_cells(self) -> list[Cell]:
         cells: dict[tuple[int, int], Cell] = {}
@@ -198,7 +198,7 @@ class Spoiler:
                 found = self.KINDS[kind](self, cell)
                 if found:
                     del self._cells[number]
-                    return Defect(kind, world, tuple(found))
+                    return Defect(kind, (world,), tuple(found))
         raise _no_room(kind)
 
     def _lose_slot(self, cell: Cell) -> list[CopyFound]:
@@ -213,18 +213,24 @@ class Spoiler:
         del cell.copy.frames[frame.offset]
         return [cell.copy.found("missing", frame)]
 
+    def _lose_mark(self, cell: Cell) -> list[CopyFound]:
+        """One that was cancelled has lost its mark."""
+        if not cell.marked:
+            return []
+        return self._added(cell, self._rng.choice(cell.marked)._replace(mark=NO_MARK))
+
     def _add_record(self, cell: Cell) -> list[CopyFound]:
-        """One that was cancelled and has lost its mark, or one that was never committed."""
+        """One that was never committed."""
         copy = cell.copy
-        if cell.marked:
-            frame = self._rng.choice(cell.marked)._replace(mark=NO_MARK)
-        else:
-            free = [o for o in self._holes[copy.place] if o < copy.h and o not in copy.frames]
-            like = self._rng.choice(cell.pending)
-            frame = like._replace(offset=self._rng.choice(free), record_id=None)
-            frame = frame._replace(payload=_plain(b"never written"))
-        copy.frames[frame.offset] = frame
-        return [copy.found("extra", frame)]
+        free = [o for o in self._holes[copy.place] if o < copy.h and o not in copy.frames]
+        like = self._rng.choice(cell.pending)
+        frame = like._replace(offset=self._rng.choice(free), record_id=None)
+        return self._added(cell, frame._replace(payload=_plain(b"never written")))
+
+    @staticmethod
+    def _added(cell: Cell, frame: Frame) -> list[CopyFound]:
+        cell.copy.frames[frame.offset] = frame
+        return [cell.copy.found("extra", frame)]
 
     def _alter_record(self, cell: Cell) -> list[CopyFound]:
         """Sums know a record that bears an id by that; another content is told by no sum."""
@@ -248,6 +254,7 @@ class Spoiler:
     KINDS: ClassVar = {
         "missing_slot": _lose_slot,
         "missing_record": _lose_record,
+        "lost_mark": _lose_mark,
         "extra_record": _add_record,
         "altered_record": _alter_record,
         "flipped_byte": _damage,

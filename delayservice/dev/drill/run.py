@@ -7,21 +7,22 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
 from delayservice.commands.extras import how_to_install
-from delayservice.dev.drill.history import History, Life
+from delayservice.dev.drill.history import STEPS, TAIL_MS, History, Life
 from delayservice.dev.drill.judge import Finding, Verdict, judge
 from delayservice.dev.drill.nodes import answering, publish
 from delayservice.dev.drill.replicas import NODES, STALE, Copy, Spoiler, copies_of, keep
-from delayservice.dev.drill.sabotage import LATE_MS, Defect, Saboteur
+from delayservice.dev.drill.scenes import DEFECTS, FIRST, LAST, SOUND, STEPS_OF
 from delayservice.dev.drill.service import Shard
+from delayservice.dev.drill.stage import GRACE_MS, LATE_MS, TAIL, Defect, Scenery, Theatre
 from delayservice.dev.drill.users import Names, Users
 from delayservice.dev.drill.wire import HOUR_MS
 from delayservice.dev.drill.writing import Ends, Topics, Writer
@@ -32,19 +33,22 @@ from delayservice.errors import DelayServiceError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from connectors.spark.audit import AuditOptions
     from connectors.spark.common.progress import Say
     from delayservice.dev.progress import Steps
 
 # The injector must not come near what is judged: Spark's jobs are imported when they are run.
 # ruff: noqa: PLC0415
 
-UNACCOUNTED: Final = "unaccounted"
-TOPIC_KINDS: Final = (*Saboteur.KINDS, UNACCOUNTED)
 COPY_KINDS: Final = (*Spoiler.KINDS, STALE)
-KINDS: Final = (*TOPIC_KINDS, *COPY_KINDS)
+KINDS: Final = (*DEFECTS, *COPY_KINDS)
 """Every kind of defect."""
 
 _SECRET: Final = b"of a drill, and of nothing else"
+FOLLOWED: Final = "follow"
+"""The world of an audit that follows."""
+_STALE_MS: Final = 6 * HOUR_MS
+"""What was due so long before the end and is not settled is overdue."""
 _BEHIND_PART: Final = 20
 """A copy that lacks this part of its log is behind."""
 _FINDINGS_SPARE: Final = 10_000
@@ -64,15 +68,17 @@ class DrillOptions:
         keep: leave topics and folders.
         checkpoint_partitions: of the checkpoint topic; slices share them. 0: one for each slice, as
             in older clusters.
+        cuts: at so many an audit that follows judges the history while it is written; 0: none does.
     """
 
     records: int = 1_000_000
-    defects: int = 200
+    defects: int = 300
     seed: int = 20_260_101
     bootstrap: str = ""
     keep: bool = False
     partitions: int = 8
     checkpoint_partitions: int = 3
+    cuts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class Drill:
         copies: of all nodes.
         folders: the nodes' state folders, by their names.
         defects: what was injected.
+        seconds: of the jobs that ran while it was written, by name.
     """
 
     options: DrillOptions
@@ -96,11 +103,19 @@ class Drill:
     copies: Sequence[Copy]
     folders: dict[str, str]
     defects: Sequence[Defect]
+    seconds: dict[str, float]
 
 
 @contextmanager
-def prepared(options: DrillOptions, *, is_shown: bool) -> Iterator[Drill]:
+def prepared(
+    options: DrillOptions, spark: SparkSession | None = None, *, is_shown: bool
+) -> Iterator[Drill]:
     """A drill on a cluster; what was started or made is gone afterwards, unless it is to be kept.
+
+    Args:
+        options: what to inject.
+        spark: for an audit that follows, if there are cuts.
+        is_shown: whether progress is shown.
 
     Raises:
         DelayServiceError: it can't be made; says what to do.
@@ -114,7 +129,7 @@ def prepared(options: DrillOptions, *, is_shown: bool) -> Iterator[Drill]:
             topics = Topics(bootstrap)
             if options.bootstrap and not options.keep:
                 stack.callback(_undisturbed, topics)
-            drill = _make(options, bootstrap, topics, folder, shown)
+            drill = _make(options, bootstrap, topics, folder, shown, spark)
         yield drill
 
 
@@ -145,7 +160,12 @@ def _undisturbed(topics: Topics) -> None:
 
 
 def _make(
-    options: DrillOptions, bootstrap: str, topics: Topics, folder: Path, shown: Steps
+    options: DrillOptions,
+    bootstrap: str,
+    topics: Topics,
+    folder: Path,
+    shown: Steps,
+    spark: SparkSession | None,
 ) -> Drill:
     rng = random.Random(options.seed)  # noqa: S311  # a drill repeats itself from its seed
     run = folder.name.removeprefix("delay-drill-").lower()
@@ -158,7 +178,19 @@ def _make(
     life = Life(names, topic_id, shards, now_ms, ends)
     kinds = list(itertools.islice(itertools.cycle(KINDS), options.defects))
     rng.shuffle(kinds)
-    defects = _write(options, bootstrap, life, kinds, rng, shown)
+    drill = Drill(options, bootstrap, folder, life, [], {}, [], {})
+    cuts = _cuts(options) if spark is not None else []
+
+    def pause(step: int) -> None:
+        if spark is not None and step in cuts:
+            _follow(drill, spark)
+
+    defects = _write(options, bootstrap, life, kinds, rng, shown, pause)
+    if life.gone:
+        topics.forget((names.delay, 0), life.gone)
+    if spark is not None and options.cuts:
+        _follow(drill, spark, is_last=True)
+        defects = [one._replace(worlds=("topics", FOLLOWED)) for one in defects]
     copies = copies_of(life)
     with shown.doing("keeping copies"):
         spoiler = Spoiler(copies, ends.holes, rng)
@@ -166,7 +198,12 @@ def _make(
         folders = keep(life, copies, folder)
         publish(life, copies, Writer(bootstrap, ends, transactional=False))
     topics.check(ends)
-    return Drill(options, bootstrap, folder, life, copies, folders, defects)
+    return replace(drill, copies=copies, folders=folders, defects=defects)
+
+
+def _cuts(options: DrillOptions) -> list[int]:
+    """The steps after which an audit that follows judges; the last time is at the end."""
+    return [STEPS * number // options.cuts for number in range(1, options.cuts)]
 
 
 def _make_topics(names: Names, topics: Topics) -> str:
@@ -190,32 +227,34 @@ def _write(
     kinds: Sequence[str],
     rng: random.Random,
     shown: Steps,
+    pause: Callable[[int], None],
 ) -> list[Defect]:
-    """Write the history; the defects of its outputs."""
-    names, ends = life.names, life.ends
-    saboteur = Saboteur(
-        [kind for kind in kinds if kind in Saboteur.KINDS],
-        options.records,
-        rng,
-        names.targets,
-        names.partitions,
-        names.own("dead_letter"),
-        names.own("outcomes"),
-        ends.holes,
-    )
+    """Write the history; the defects of its topics."""
+    theatre = theatre_of(life, kinds, rng)
     plain, producer, owner = (
-        Writer(bootstrap, ends, transactional=transactional)
+        Writer(bootstrap, life.ends, transactional=transactional)
         for transactional in (False, True, True)
     )
-    history = History(life, Users(names, rng), saboteur, plain, producer, owner)
+    history = History(life, Users(life.names, rng), theatre, plain, producer, owner)
     bar = shown.bar("writing the history", options.records)
-    history.write(options.records, kinds.count(UNACCOUNTED), bar.at)
-    if saboteur.waiting:
+    history.write(options.records, bar.at, pause)
+    if theatre.waiting:
         raise DelayServiceError(
-            f"{saboteur.waiting.total()} defects found no record: ask for fewer defects, or for "
-            "more records"
+            f"{theatre.waiting.total()} defects were not over in time: ask for fewer defects, or "
+            "for more records"
         )
-    return saboteur.defects
+    return theatre.defects
+
+
+def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
+    """What goes wrong in a history, and what only looks so: each sound scene twice."""
+    plan: dict[int, list[str]] = {}
+    for name in [*(kind for kind in kinds if kind in DEFECTS), *SOUND, *SOUND]:
+        step = rng.choice(STEPS_OF.get(name, range(1, STEPS * 2 // 3)))
+        plan.setdefault(0 if name in FIRST else TAIL if name in LAST else step, []).append(name)
+    ahead_ms, stale_ms = life.now_ms - TAIL_MS // 2, life.now_ms - 2 * _STALE_MS
+    shared = Scenery(life.names, life.shards, life.ends.holes, rng, ahead_ms, stale_ms)
+    return Theatre(shared, plan, {**DEFECTS, **SOUND}, FIRST)
 
 
 # --- judge ---------------------------------------------------------------------------------------
@@ -223,32 +262,61 @@ def _write(
 
 def judged(drill: Drill, spark: SparkSession, say: Say) -> Verdict:
     """Run the jobs, and hold what they find against what was injected."""
-    seconds, findings = {}, []
-    for name, job in (("audit", _audit), ("digests", _digests), ("disks", _disks)):
+    seconds, findings = dict(drill.seconds), []
+    if FOLLOWED in seconds:
+        path = str(drill.folder / FOLLOWED / "findings")
+        findings += read_findings(spark, path, FOLLOWED, len(drill.defects))
+    for name, job in (("topics", _audit), ("digests", _digests), ("disks", _disks)):
         began_s = time.monotonic()
         path = job(drill, spark, say)
-        seconds[name] = time.monotonic() - began_s
-        findings += _read(spark, path, name, len(drill.defects))
+        seconds["audit" if job is _audit else name] = time.monotonic() - began_s
+        findings += read_findings(spark, path, name, len(drill.defects))
     return judge(drill.defects, findings, drill.life.records, seconds)
 
 
+def audit_options(drill: Drill, out: str, *, is_over: bool = True, **more: object) -> AuditOptions:
+    """The options of an audit of a drill; ``more`` of them as they are.
+
+    Args:
+        drill: what to audit.
+        out: a folder for results.
+        is_over: whether all of its history is written. Before, it can't be told what is overdue:
+            its time is not the clock's.
+        more: further options.
+    """
+    from connectors.spark.audit import AuditOptions
+
+    names, clock_ms = drill.life.names, time.time_ns() // 1_000_000
+    options: dict[str, Any] = {
+        "client": {"bootstrap.servers": drill.bootstrap},
+        "out": out,
+        "checkpoint": names.own("checkpoint"),
+        "dead_letter": names.own("dead_letter"),
+        "outcomes": names.own("outcomes"),
+        "allow": (names.allow,),
+        "secrets": (names.secret,),
+        "late_ms": LATE_MS,
+        "grace_ms": GRACE_MS,
+        "overdue_ms": clock_ms - drill.life.now_ms + _STALE_MS if is_over else None,
+    }
+    return AuditOptions(**{**options, **more})
+
+
 def _audit(drill: Drill, spark: SparkSession, say: Say) -> str:
-    from connectors.spark.audit import AuditOptions, audit
+    from connectors.spark.audit import audit
 
     say("auditing")
-    names = drill.life.names
-    options = AuditOptions(
-        client={"bootstrap.servers": drill.bootstrap},
-        out=str(drill.folder / "audit"),
-        checkpoint=names.own("checkpoint"),
-        dead_letter=names.own("dead_letter"),
-        outcomes=names.own("outcomes"),
-        allow=(names.allow,),
-        secrets=(names.secret,),
-        late_ms=LATE_MS,
-        overdue_ms=None,  # the history ends at a full hour, and nothing is settled since
-    )
-    return audit(spark, options).findings_path
+    return audit(spark, audit_options(drill, str(drill.folder / "audit"))).findings_path
+
+
+def _follow(drill: Drill, spark: SparkSession, *, is_last: bool = False) -> None:
+    """Judge what has come since the last cut, by an audit that has nothing but its state."""
+    from connectors.spark.audit import Following
+
+    began_s = time.monotonic()
+    Following(spark, audit_options(drill, str(drill.folder / FOLLOWED), is_over=is_last)).step()
+    took_s = time.monotonic() - began_s
+    drill.seconds[FOLLOWED] = drill.seconds.get(FOLLOWED, 0.0) + took_s
 
 
 def _digests(drill: Drill, spark: SparkSession, say: Say) -> str:
@@ -279,9 +347,11 @@ def _reconcile(drill: Drill, spark: SparkSession, say: Say, folders: dict[str, s
     return reconcile(spark, options, say).paths["findings"]
 
 
-def _read(spark: SparkSession, path: str, job: str, expected: int) -> list[Finding]:
-    rows = spark.read.parquet(path).limit(expected * 100 + _FINDINGS_SPARE).collect()
-    if job != "audit":
+def read_findings(spark: SparkSession, path: str, job: str, expected: int) -> list[Finding]:
+    """Return what a job of a drill that expects so many has found."""
+    read = spark.read.option("recursiveFileLookup", value=True)
+    rows = read.parquet(path).limit(expected * 100 + _FINDINGS_SPARE).collect()
+    if job not in ("topics", FOLLOWED):
         columns = ("kind", "node", "topic", "partition", "slot_start_ms", "offset")
         return [(job, *(row[name] for name in columns)) for row in rows]
     found: list[Finding] = []
@@ -290,5 +360,5 @@ def _read(spark: SparkSession, path: str, job: str, expected: int) -> list[Findi
         if row["target"] is not None:
             output = (row["target"], row["target_partition"], row["target_offset"])
         place = (row["topic"], row["partition"], row["offset"])
-        found.append(("topics", row["kind"], *place, output))
+        found.append((job, row["kind"], *place, output))
     return found

@@ -25,6 +25,8 @@ from delayservice.dev.drill.wire import (
 
 ROLL_WINDOW_MS: Final = DAY_MS
 PARK_MS: Final = 10_000
+SCENE: Final = "scene"
+"""The operation of what a scene writes: H passes it, and the scene does the rest."""
 _ATTEMPTS: Final = 2
 
 
@@ -127,6 +129,8 @@ class Shard:
         asked = record.request
         self.h = record.offset + 1
         record.is_flying = False
+        if asked.op == SCENE:
+            return
         if asked.op == "":
             yield Step("letter", record, at_ms, text=asked.code)
             return
@@ -230,8 +234,8 @@ class Shard:
             told.append(("delay-attempt", b"%d" % record.attempt))
         return told
 
-    def copy_headers(self, record: Record, again: Record, secret: bytes) -> Headers:
-        """The headers of the copy ``again`` of ``record``."""
+    def copy_headers(self, record: Record, again: Record, secret: bytes, **more: object) -> Headers:
+        """The headers of the copy ``again`` of ``record``; ``more`` facts of it."""
         asked = again.request
         facts = {
             "settles": record.offset,
@@ -244,5 +248,6 @@ class Shard:
             "id": asked.record_id,
             "attempt": again.attempt,
             "expires": asked.expires_ms,
+            **more,
         }
         return signed_copy(self.place, secret, facts, (asked.out_key, asked.value, asked.own))

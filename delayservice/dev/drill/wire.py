@@ -26,6 +26,8 @@ Place: TypeAlias = tuple[str, int]
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 86_400_000
+MAX_DELAY_MS: Final = 100 * DAY_MS
+"""Of the first contract."""
 BY_KEY: Final = -1
 """A target partition that is chosen by key."""
 START_KEY: Final = (0, 2**63 - 1)
@@ -88,17 +90,42 @@ def signed_copy(
         facts: fields of ``delay-copy``, bytes as such.
         content: key, value and own headers.
     """
-    key, value, own = content
     told = {
         n: base64.b64encode(v).decode() if isinstance(v, bytes) else v for n, v in facts.items()
     }
-    text = to_json({"v": 1, **told})
-    parts: list[bytes | None] = [b"delay-copy 1", f"{place[0]}:{place[1]}".encode(), text]
+    return _signed("delay-copy", place, secret, {"v": 1, **told}, content)
+
+
+def signed_envelope(
+    place: Place,
+    secret: bytes,
+    shard: str,
+    facts: dict[str, Any],
+    content: tuple[bytes | None, bytes | None, Headers],
+) -> Headers:
+    """The headers of an envelope that brings a schedule from ``shard`` to ``place``; arguments as
+    of ``signed_copy``.
+    """
+    source = base64.b64encode(facts["source"]).decode()
+    told = {"v": 1, "op": "schedule", **facts, "source": source, "shard": shard}
+    return _signed("delay-home", place, secret, told, content)
+
+
+def _signed(
+    name: str,
+    place: Place,
+    secret: bytes,
+    told: dict[str, Any],
+    content: tuple[bytes | None, bytes | None, Headers],
+) -> Headers:
+    key, value, own = content
+    text = to_json(told)
+    parts: list[bytes | None] = [f"{name} 1".encode(), f"{place[0]}:{place[1]}".encode(), text]
     parts += [key, value]
-    for name, said in own:
-        parts += [name.encode(), said]
+    for header, said in own:
+        parts += [header.encode(), said]
     mac = hmac.digest(secret, b"".join(map(_measured, parts)), "sha256")
-    return [*own, ("delay-copy", text), ("delay-copy-mac", mac.hex().encode())]
+    return [*own, (name, text), (f"{name}-mac", mac.hex().encode())]
 
 
 def _measured(part: bytes | None) -> bytes:
@@ -106,13 +133,15 @@ def _measured(part: bytes | None) -> bytes:
     return struct.pack(">q", -1) if part is None else struct.pack(">q", len(part)) + part
 
 
-def contract(allow: Sequence[str], roll_window_ms: int) -> dict[str, object]:
+def contract(
+    allow: Sequence[str], roll_window_ms: int, max_delay_ms: int = MAX_DELAY_MS
+) -> dict[str, object]:
     """Return the contract as the checkpoint names it."""
     return {
         "version": 2,
         "roll_window_ms": roll_window_ms,
         "roll_spread_ms": 0,
-        "max_delay_ms": 100 * DAY_MS,
+        "max_delay_ms": max_delay_ms,
         "clamp": False,
         "past_due": "deliver",
         "default_target": None,

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
@@ -218,6 +218,22 @@ class Topics:
                     f"{topic}:{partition} ends at {found[topic, partition]}, and the drill wrote "
                     f"up to {counted}: something else writes to its topics; use another cluster"
                 )
+
+    def forget(self, place: Place, stop: int) -> None:
+        """Have retention take the records below an offset.
+
+        Raises:
+            KafkaEdgeError: the brokers don't.
+        """
+        asked = [TopicPartition(*place, stop)]
+        try:
+            for future in self._admin.delete_records(asked, operation_timeout=TIMEOUT_S).values():
+                future.result(TIMEOUT_S)
+        except KafkaException as exc:
+            raise KafkaEdgeError(
+                f"the first records of {place[0]} can't be deleted: {exc.args[0]}; give this user "
+                "Delete on it"
+            ) from exc
 
     def delete(self) -> None:
         """Delete what was made."""
