@@ -211,10 +211,16 @@ class MadeHistory:
         return self.write(self.target, list(told.items()), value=value, at_ms=due_ms)
 
     def outcome(
-        self, name: str, offset: int, *more: Header, by: int | None = None, at_ms: int = 0
+        self,
+        name: str,
+        offset: int,
+        *more: Header,
+        by: int | None = None,
+        at_ms: int = 0,
+        partition: int = 0,
     ) -> int:
-        """Append an outcome of a record in partition 0."""
-        shard = f"{self.delay}:0".encode()
+        """Append an outcome of a record of that partition."""
+        shard = f"{self.delay}:{partition}".encode()
         headers = [("delay-outcome", name.encode()), ("delay-shard", shard)]
         headers += [("delay-settles", b"%d" % offset), *more]
         headers += [] if by is None else [("delay-settled-by", b"%d" % by)]
@@ -339,3 +345,43 @@ class MadeHistory:
             partition = number % self.partitions
             offset = self.source(due_ms, own, value=value, partition=partition)
             self.delivery(offset, due_ms, own, value=value, partition=partition, to=partition)
+
+    def identified(self, count: int) -> None:
+        """So many records, over all partitions: of ten, one is cancelled and one is rescheduled."""
+        due_ms = self.now_ms + 3_600_000
+        for number in range(count):
+            partition = number // 10 % self.partitions
+            case = number % 10
+            named = ("delay-id", b"%d" % number)
+            more = (named,) if case in {0, 1} else ()
+            offset = self.source(due_ms, *more, partition=partition)
+            if case == 0:
+                self._cancel(offset, named, partition)
+                continue
+            if case == 1:
+                offset = self._replaced(offset, due_ms, named, partition)
+            self.delivery(offset, due_ms, partition=partition, to=partition)
+
+    def rescheduled(self, count: int, ids: int) -> None:
+        """So many records with so many ids in turn; the last one of each id is delivered."""
+        due_ms = self.now_ms + 3_600_000
+        last: dict[int, int] = {}
+        for number in range(count):
+            name = number % ids
+            offset = self.source(due_ms, ("delay-id", b"%d" % name))
+            if name in last:
+                self.outcome("replaced", last[name], by=offset)
+            last[name] = offset
+        for offset in last.values():
+            self.delivery(offset, due_ms)
+
+    def _cancel(self, offset: int, named: Header, partition: int) -> None:
+        headers = [named, ("delay-op", b"cancel")]
+        by = self.write(self.delay, headers, value=None, partition=partition)
+        self.outcome("cancelled", offset, by=by, partition=partition)
+        self.outcome("cancelled", by, partition=partition)
+
+    def _replaced(self, offset: int, due_ms: int, named: Header, partition: int) -> int:
+        by = self.source(due_ms, named, partition=partition)
+        self.outcome("replaced", offset, by=by, partition=partition)
+        return by
