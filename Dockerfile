@@ -6,7 +6,16 @@
 #     -v ./delayservice.toml:/etc/delayservice.toml:ro -e DELAYSERVICE_CONFIG=/etc/delayservice.toml \
 #     --network=container:kafka \
 #     delayservice
-FROM python:3.11.13-slim-bookworm AS build
+#
+# The target `spark` is the Spark jobs (docs/spark.md): the same commands, with Java, PySpark and Spark's
+# Kafka connector, so that a job starts without fetching anything.
+#
+#   docker build --target spark -t delayservice-spark .
+#   docker run --rm -v audit:/var/lib/delayservice delayservice-spark \
+#     spark audit --bootstrap kafka:9092 --out /var/lib/delayservice/audit
+ARG BASE_IMAGE=python:3.11.13-slim-bookworm
+
+FROM ${BASE_IMAGE} AS build
 
 # Wheels, and every one by its hash: what was tested is what runs, and nothing is compiled. One
 # package, for logging in to ZooKeeper by SASL, comes as source only, which is Python: setuptools,
@@ -29,20 +38,22 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --no-index --no-deps --no-build-isol
         --wheel-dir /opt/wheels /src \
     && /opt/delayservice/bin/pip install --no-cache-dir --no-index --no-deps /opt/wheels/*.whl
 
-FROM python:3.11.13-slim-bookworm
+FROM ${BASE_IMAGE} AS runtime
 
 # A fixed number, so that a volume's owner is known to Kubernetes (fsGroup: 10001). Volumes with the
 # state and with secrets start out as these two folders are: the user's own.
 RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/delayservice --create-home \
         delayservice \
     && install -d -o 10001 -g 10001 -m 0700 /etc/delayservice
-COPY --from=build /opt/delayservice /opt/delayservice
 
 # Nothing is written outside the volume, so the root file system may be read-only.
 ENV PATH=/opt/delayservice/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     DELAYSERVICE_NODE__STATE_DIR=/var/lib/delayservice
+
+FROM runtime AS service
+COPY --from=build /opt/delayservice /opt/delayservice
 USER 10001:10001
 WORKDIR /var/lib/delayservice
 # An index of the Kafka log: losing it costs a rebuild, keeping it makes restarts fast.
@@ -58,3 +69,35 @@ HEALTHCHECK --interval=15s --timeout=10s --start-period=60s --retries=3 \
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["delayservice"]
 CMD ["run"]
+
+FROM runtime AS java
+RUN apt-get update -qq \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        openjdk-17-jre-headless \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/log/apt /var/log/dpkg.log
+
+FROM java AS spark-build
+COPY --from=build /opt/build /opt/build
+COPY requirements /src/requirements
+# PySpark comes as source only, which is Python around Spark's jars: a wheel is made of it.
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes \
+        --only-binary :all: --no-binary pyspark --wheel-dir /opt/spark-wheels \
+        -r /src/requirements/spark.txt
+COPY --from=build /opt/delayservice /opt/delayservice
+# Spark itself fetches its connector to Kafka; what has another hash than the lock's is refused.
+RUN /opt/delayservice/bin/pip install --no-cache-dir --no-index --no-deps /opt/spark-wheels/*.whl \
+    && /opt/delayservice/bin/python -m connectors.spark.common.jars
+
+FROM java AS spark
+COPY --from=spark-build /opt/delayservice /opt/delayservice
+USER 10001:10001
+WORKDIR /var/lib/delayservice
+# Results, and how far an audit that follows has come.
+VOLUME /var/lib/delayservice
+# SIGTERM: a job that follows ends after the cut or comparison that is under way.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["delayservice"]
+CMD ["spark", "--help"]
+
+# What is built when no target is named.
+FROM service

@@ -129,8 +129,9 @@ lock: $(STAMP)  ## write the lock files anew from requirements/*.in
 		-o requirements/spark.txt
 	$(COMPILE) -c requirements/spark.txt $(wildcard requirements/*.in) -o requirements/dev.txt
 
-lock-jars: $(STAMP)  ## write the lock of the jars anew
+lock-jars: $(STAMP)  ## write the locks of the jars anew
 	$(BIN)/python -m delayservice.dev.lock_jars
+	$(BIN)/python -m connectors.spark.common.jars --lock
 
 clean:  ## remove .venv and every cache in this folder
 	rm -rf $(VENV) build client/build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info client/*.egg-info

@@ -171,6 +171,9 @@ def read_make(words: list[str]) -> None:
 
 
 def read_compose(words: list[str]) -> None:
+    if words[0] == "--profile":
+        assert f"  profiles: [{words[1]}]\n" in COMPOSE
+        words = words[2:]
     verb, *rest = words
     assert verb in {"run", "up", "down", "exec"}
     services = [word for word in rest if not word.startswith("-")][: verb in {"run", "exec"}]

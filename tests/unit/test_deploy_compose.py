@@ -33,7 +33,7 @@ def test_compose_itself_takes_the_file(program: list[str]) -> None:
     if subprocess.run([*program, "version"], check=False, capture_output=True).returncode:
         pytest.skip(f"{' '.join(program)} is not installed")
     done = subprocess.run(
-        [*program, "-f", ROOT / "docker-compose.yml", "config"],
+        [*program, "-f", ROOT / "docker-compose.yml", "--profile", "spark", "config"],
         check=False,
         capture_output=True,
         text=True,
@@ -111,6 +111,60 @@ def test_every_setting_and_command_of_ours_is_one(service: Service) -> None:
     assert service.settings is not None
     if "entrypoint" not in service.facts:
         parse(service.command)
+
+
+JOBS = [one for one in ALL if "profiles" in one.facts]
+every_job = pytest.mark.parametrize("job", JOBS, ids=lambda one: one.name)
+
+
+def test_the_jobs_of_spark_start_when_they_are_asked_for() -> None:
+    assert {one.name: one.facts["profiles"] for one in JOBS} == {
+        "audit": ["spark"],
+        "reconcile": ["spark"],
+    }
+    assert not [one for one in ALL if set(one.facts.get("depends_on", [])) & {"audit", "reconcile"}]
+
+
+def test_ours_are_built_from_the_target_that_their_image_is_named_after() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text("utf-8")
+    built = {one.facts["image"]: one.facts["build"] for one in ALL if one.is_ours}
+    assert {image.partition(":")[0]: how["target"] for image, how in built.items()} == {
+        "delayservice": "service",
+        "delayservice-spark": "spark",
+    }
+    assert all(f" AS {how['target']}\n" in dockerfile for how in built.values())
+
+
+@every_job
+def test_a_job_goes_on_and_keeps_its_results_and_its_state(job: Service) -> None:
+    assert job.command[:2] == ["spark", job.name]
+    assert "--follow" in job.command
+    (volume,) = job.facts["volumes"]
+    folder = volume.partition(":")[2]
+    (out,) = (w.partition("=")[2] for w in job.command if w.startswith("--out="))
+    assert out.startswith(f"{folder}/")
+    # What it writes each time tells whether it goes on.
+    assert f"{out}/summary.json " in job.facts["healthcheck"]["test"][1]
+    assert job.facts["restart"] == "unless-stopped"
+    # Ended by SIGTERM, it first ends the cut or the comparison that is under way.
+    assert seconds(job.facts["stop_grace_period"]) >= 60
+    # Java loads its native libraries from there, which the default of a tmpfs forbids.
+    assert job.facts["tmpfs"] == ["/tmp:exec"]  # noqa: S108
+
+
+@every_job
+def test_a_job_reads_what_the_nodes_allow_on_their_brokers(job: Service) -> None:
+    node = nodes()[0].environment
+    assert job.environment == {
+        name: node[name]
+        for name in ("DELAYSERVICE_KAFKA__BOOTSTRAP", "DELAYSERVICE_TARGETS__DEFAULT__ALLOW")
+    }
+
+
+def test_the_comparison_expects_a_copy_on_each_node() -> None:
+    (job,) = (one for one in JOBS if one.name == "reconcile")
+    assert f"--replicas={len(nodes())}" in job.command
+    assert nodes()[0].settings.placement.replicas == "all"
 
 
 def test_a_command_that_is_none_is_noticed() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from connectors.spark.common.session import JAVA_VERSIONS
 from delayservice.settings import load
 from tests.deployed import ROOT, parse
 
@@ -26,16 +27,63 @@ def said(word: str) -> list[str]:
     return [line.partition(" ")[2].strip() for line in LINES if line.split()[0] == word]
 
 
-def test_the_base_has_a_version_and_every_stage_the_same() -> None:
-    bases = {line.split()[0] for line in said("FROM")}
-    assert len(bases) == 1
-    assert re.search(r":\d+\.\d+\.\d+-slim-\w+$", bases.pop())
+def stages() -> dict[str, list[str]]:
+    """The lines of each stage that has a name, after its FROM."""
+    found: dict[str, list[str]] = {}
+    for line in LINES:
+        if line.startswith("FROM "):
+            own = found.setdefault(line.partition(" AS ")[2], [])
+        elif not line.startswith("ARG "):
+            own.append(line)
+    return found
 
 
-def test_it_runs_as_nobody_who_may_do_anything() -> None:
-    assert said("USER") == ["10001:10001"]
-    # What comes after the last USER runs by it: no RUN, which could write to the image.
-    assert not [line for line in LINES[LINES.index("USER 10001:10001") :] if line[:3] == "RUN"]
+@pytest.mark.parametrize("base", said("FROM"))
+def test_a_stage_begins_with_the_base_or_an_earlier_stage(base: str) -> None:
+    first, *named = base.split()
+    earlier = list(stages())[: list(stages()).index(named[-1])] if named else list(stages())
+    assert first == "${BASE_IMAGE}" or first in earlier
+
+
+def test_the_base_has_a_version_and_can_be_named() -> None:
+    (base,) = said("ARG")
+    assert re.fullmatch(r"BASE_IMAGE=\S+:\d+\.\d+\.\d+-slim-\w+", base)
+
+
+def test_what_is_built_when_no_target_is_named_is_the_service() -> None:
+    assert LINES[-1] == "FROM service"
+
+
+@pytest.mark.parametrize("target", ["service", "spark"])
+def test_it_runs_as_nobody_who_may_do_anything(target: str) -> None:
+    lines = stages()[target]
+    assert "USER 10001:10001" in lines
+    # What comes after USER runs by it: no RUN, which could write to the image.
+    assert not [line for line in lines if line[:3] == "RUN"]
+
+
+def test_the_user_has_one_number_in_every_image() -> None:
+    assert set(said("USER")) == {"10001:10001"}
+    runtime = " ".join(stages()["runtime"])
+    assert "useradd --system --uid 10001 --user-group" in runtime
+    assert [line.split()[0] for line in said("FROM") if line.endswith((" service", " java"))] == [
+        "runtime",
+        "runtime",
+    ]
+    assert "java AS spark" in said("FROM")
+
+
+def test_the_image_of_the_jobs_has_a_java_that_spark_runs_on_and_fetches_nothing() -> None:
+    (java,) = (line for line in stages()["java"] if line.startswith("RUN"))
+    release = re.search(r"openjdk-(\d+)-jre-headless", java)
+    assert release is not None
+    assert int(release[1]) in JAVA_VERSIONS
+    build = " ".join(stages()["spark-build"])
+    assert "--require-hashes" in build
+    assert "-r /src/requirements/spark.txt" in build
+    assert "python -m connectors.spark.common.jars" in build
+    assert "COPY --from=spark-build /opt/delayservice /opt/delayservice" in stages()["spark"]
+    assert not [line for line in stages()["spark"] if line.startswith(("HEALTHCHECK", "EXPOSE"))]
 
 
 def test_what_is_copied_is_in_the_context_and_nothing_else_is() -> None:
@@ -61,14 +109,17 @@ def test_it_exposes_the_ports_that_a_node_has_by_default() -> None:
 
 
 def test_its_commands_and_its_environment_are_the_services() -> None:
-    assert [json.loads(word) for word in said("ENTRYPOINT")] == [["delayservice"]]
-    parse(json.loads(said("CMD")[-1]))
+    assert [json.loads(word) for word in said("ENTRYPOINT")] == [["delayservice"]] * 2
+    service, spark = (json.loads(word) for word in said("CMD"))
+    parse(service)
+    assert spark == ["spark", "--help"]
     checked = json.loads(said("HEALTHCHECK")[0].partition("CMD ")[2])
     assert checked[0] == "delayservice"
     parse(checked[1:])
     pairs = dict(pair.split("=", 1) for line in said("ENV") for pair in line.split())
     ours = {name: value for name, value in pairs.items() if name.startswith("DELAYSERVICE_")}
-    assert [str(load(None, [], ours).node.state_dir)] == said("VOLUME") == said("WORKDIR")
+    folder = str(load(None, [], ours).node.state_dir)
+    assert said("VOLUME") == said("WORKDIR") == [folder, folder]
 
 
 @pytest.mark.night
@@ -76,7 +127,7 @@ def test_its_commands_and_its_environment_are_the_services() -> None:
 def test_its_steps_give_a_service_that_starts(tmp_path: Path) -> None:
     """The RUN steps of the build stage, with its folders below another one."""
     source, opt = tmp_path / "src", tmp_path / "opt"
-    for line in LINES[: LINES.index(next(line for line in LINES[1:] if line[:4] == "FROM"))]:
+    for line in stages()["build"]:
         word, _, rest = line.partition(" ")
         if word == "COPY":
             *names, target = rest.split()

@@ -10,6 +10,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
+from connectors.spark.audit.result import EXIT_FINDINGS, EXIT_UNJUDGED
 from delayservice.settings import load
 from delayservice.worker import STOP_TIMEOUT_S
 from tests.deployed import ROOT, parse, services
@@ -18,6 +19,10 @@ FILE = ROOT / "deploy/kubernetes/delayservice.yaml"
 OBJECTS: dict[str, dict[str, Any]] = {
     one["kind"]: one for one in yaml.safe_load_all(FILE.read_text("utf-8"))
 }
+SPARK_FILE = ROOT / "deploy/kubernetes/spark.yaml"
+SPARK: list[dict[str, Any]] = list(yaml.safe_load_all(SPARK_FILE.read_text("utf-8")))
+JOBS = [one for one in SPARK if one["kind"] == "CronJob"]
+every_job = pytest.mark.parametrize("job", JOBS, ids=lambda one: str(one["metadata"]["name"]))
 POD: dict[str, Any] = OBJECTS["StatefulSet"]["spec"]["template"]["spec"]
 BROKER, NODE = POD["containers"]
 
@@ -121,3 +126,81 @@ def test_its_brokers_and_images_are_those_of_the_compose_file() -> None:
     ]
     assert len(same) == 6
     assert {n: own[n] for n in same} == {n: composed["kafka-1"].environment[n] for n in same}
+
+
+# --- the jobs of Spark ---------------------------------------------------------------------------
+
+
+def pod_of(job: dict[str, Any]) -> dict[str, Any]:
+    return dict(job["spec"]["jobTemplate"]["spec"]["template"]["spec"])
+
+
+@pytest.mark.parametrize("one", SPARK, ids=lambda one: f"{one['kind']} {one['metadata']['name']}")
+def test_kubernetes_takes_the_jobs(one: dict[str, Any]) -> None:
+    kubernetes_validate.validate(one, "1.33", strict=True)
+
+
+def test_there_is_a_job_for_each_and_they_take_turns() -> None:
+    assert [job["metadata"]["name"] for job in JOBS] == [
+        "delayservice-audit",
+        "delayservice-reconcile",
+    ]
+    assert len({job["spec"]["schedule"] for job in JOBS}) == 2
+
+
+@every_job
+def test_the_command_of_a_job_is_the_services(job: dict[str, Any]) -> None:
+    (container,) = pod_of(job)["containers"]
+    assert container["args"][:2] == ["spark", container["name"]]
+    assert job["metadata"]["name"] == f"delayservice-{container['name']}"
+    parse(container["args"])
+    assert "--publish" in container["args"]
+    # A run ends by itself; one that follows would keep the next one waiting for ever.
+    assert "--follow" not in container["args"]
+    image = services()[container["name"]].facts["image"]
+    assert container["image"] == image
+
+
+@every_job
+def test_a_job_is_not_done_again_because_it_found_something(job: dict[str, Any]) -> None:
+    spec = job["spec"]["jobTemplate"]["spec"]
+    (container,) = pod_of(job)["containers"]
+    (rule,) = spec["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    found = [EXIT_FINDINGS, EXIT_UNJUDGED] if container["name"] == "audit" else [EXIT_FINDINGS]
+    assert rule["onExitCodes"]["values"] == found
+    assert pod_of(job)["restartPolicy"] == "Never"
+    # It is over before the next one begins, which replaces its results.
+    assert job["spec"]["concurrencyPolicy"] == "Forbid"
+    assert spec["activeDeadlineSeconds"] < 3_600
+
+
+@every_job
+def test_a_job_may_do_nothing_and_has_what_it_mounts(job: dict[str, Any], tmp_path: Path) -> None:
+    pod = pod_of(job)
+    (container,) = pod["containers"]
+    assert container["securityContext"] == NODE["securityContext"]
+    assert pod["securityContext"] == POD["securityContext"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert mounts.keys() == volumes.keys()
+    claims = [one["metadata"]["name"] for one in SPARK if one["kind"] == "PersistentVolumeClaim"]
+    assert volumes["results"]["persistentVolumeClaim"]["claimName"] in claims
+    (out,) = (w.partition("=")[2] for w in container["args"] if w.startswith("--out="))
+    assert out.startswith(mounts["results"] + "/")
+    # The configuration is the nodes' own; of their secrets it has the one that signs copies.
+    assert volumes["config"]["configMap"]["name"] == OBJECTS["ConfigMap"]["metadata"]["name"]
+    secret = volumes["secrets"]["secret"]
+    assert [item["key"] for item in secret["items"]] == ["cluster_secret"]
+    assert secret["defaultMode"] == 0o440
+    file = configured(tmp_path).node.cluster_secret_file
+    assert str(file) == f"{mounts['secrets']}/{secret['items'][0]['path']}"
+
+
+@every_job
+def test_a_job_has_more_memory_than_its_heap(job: dict[str, Any]) -> None:
+    (container,) = pod_of(job)["containers"]
+    (heap,) = (w.rpartition("=")[2] for w in container["args"] if "spark.driver.memory" in w)
+    limit = container["resources"]["limits"]["memory"]
+    assert int(limit.removesuffix("Gi")) >= int(heap.removesuffix("g")) + 2

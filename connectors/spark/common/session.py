@@ -15,6 +15,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from connectors.spark.common.jars import are_installed
 from delayservice.errors import DelayServiceError
 
 PACKAGES: Final = ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",)
@@ -82,11 +83,16 @@ def open_session(
         os.environ["JAVA_HOME"] = str(java_home())
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         settings |= _EMBEDDED
-        settings["spark.jars.packages"] = ",".join(PACKAGES)
+        if not are_installed():
+            settings["spark.jars.packages"] = ",".join(PACKAGES)
         settings["spark.master"] = master or "local[*]"
         settings["spark.sql.warehouse.dir"] = tempfile.gettempdir()
     builder = SparkSession.builder.appName(app)
-    for name, value in {**settings, **conf}.items():
+    settings |= conf
+    if settings.get("spark.master", "").startswith("local"):
+        # Spark asks for the address of the host's name first, which a container may not have.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 

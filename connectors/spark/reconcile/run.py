@@ -279,6 +279,12 @@ class _Reconciling:
     def _take_cut(self) -> Cut:
         wanted = set() if self._options.folders else {self._options.digests}
         cut = take_cut(self._options.client, self._options.checkpoint, lambda *_: wanted)
+        named = {shard.rpartition(":")[0] for shard in cut.served}
+        if named and not named & cut.partitions.keys():
+            raise KafkaEdgeError(
+                f"none of the delay topics that {self._options.checkpoint} speaks of is there: "
+                f"{', '.join(sorted(named))}; give this user Read on them if they are"
+            )
         missing = wanted - cut.partitions.keys()
         if missing:
             raise KafkaEdgeError(

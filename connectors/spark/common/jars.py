@@ -1,0 +1,151 @@
+"""Spark's connector to Kafka among Spark's own jars, so that a job fetches nothing when it starts.
+
+    python -m connectors.spark.common.jars
+
+Spark's own resolver fetches the jars, with whatever mirror it was told of. What has another hash
+than ``jars.lock`` says is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyspark
+
+from connectors.spark.common.failures import FAILURES, reason
+from delayservice.errors import DelayServiceError
+
+LOCK: Final = "jars.lock"
+_HEADER: Final = """\
+# Spark's connector to Kafka, as far as PySpark lacks it: coordinate, SHA-256, size in bytes.
+# Written by `make lock-jars`; the root is PACKAGES in session.py.
+"""
+
+
+class SparkJar(NamedTuple):
+    """One line of the lock: ``group:artifact:version``, SHA-256 in hex, size in bytes."""
+
+    coordinate: str
+    sha256: str
+    bytes: int
+
+    @property
+    def file_name(self) -> str:
+        """Its name among Spark's own jars."""
+        _, artifact, version = self.coordinate.split(":")
+        return f"{artifact}-{version}.jar"
+
+    @property
+    def fetched_name(self) -> str:
+        """Its name where Spark's resolver puts it."""
+        group, artifact, version = self.coordinate.split(":")
+        return f"{group}_{artifact}-{version}.jar"
+
+
+def locked() -> tuple[SparkJar, ...]:
+    """What the connector needs beside Spark's own jars."""
+    text = resources.files(__package__).joinpath(LOCK).read_text("utf-8")
+    rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
+    return tuple(SparkJar(coordinate, sha256, int(size)) for coordinate, sha256, size in rows)
+
+
+def spark_folder() -> Path:
+    """The folder of Spark's own jars."""
+    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent, "jars")
+
+
+def are_installed(folder: Path | None = None) -> bool:
+    """Whether Spark has the connector already."""
+    folder = folder or spark_folder()
+    return all((folder / jar.file_name).exists() for jar in locked())
+
+
+def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
+    """Copy jars to Spark's own, each under its whole name at once.
+
+    Raises:
+        DelayServiceError: one has another hash than the lock's, or can't be written.
+    """
+    for jar in jars:
+        path = fetched / jar.fetched_name
+        try:
+            actual = _sha256(path)
+            if actual != jar.sha256:
+                raise DelayServiceError(
+                    f"{jar.coordinate} was fetched with SHA-256 {actual}, the lock says "
+                    f"{jar.sha256}. It was not installed; look at the mirror that Spark was told of"
+                )
+            part = folder / f".{jar.file_name}"
+            shutil.copyfile(path, part)
+            part.replace(folder / jar.file_name)
+        except OSError as exc:
+            raise DelayServiceError(
+                f"{jar.coordinate} can't be put into {folder}: {exc}. Run this as the owner of the "
+                "folder"
+            ) from exc
+
+
+def fetch(scratch: Path) -> Path:
+    """Have Spark fetch the connector with all that it needs; the folder of the jars.
+
+    Raises:
+        DelayServiceError: Spark can't start, or can't fetch it.
+    """
+    from connectors.spark.common import session  # noqa: PLC0415  # which asks this module
+
+    conf = {"spark.jars.packages": ",".join(session.PACKAGES), "spark.jars.ivy": str(scratch)}
+    try:
+        session.open_session("jars", master="local[1]", conf=conf).stop()
+    except FAILURES as exc:
+        raise DelayServiceError(f"the connector was not fetched: {reason(exc)}") from exc
+    return scratch / "jars"
+
+
+def write_lock(fetched: Path, lock: Path) -> None:
+    """Name what was fetched and is none of Spark's own jars."""
+    own = spark_folder()
+    lines = []
+    for path in sorted(fetched.iterdir()):
+        group, _, name = path.name.partition("_")
+        artifact, _, version = name.removesuffix(".jar").rpartition("-")
+        if not (own / name).exists() or (group, artifact) in _named():
+            size = path.stat().st_size
+            lines.append(f"{group}:{artifact}:{version} {_sha256(path)} {size}\n")
+    lock.write_text(_HEADER + "".join(lines), "utf-8")
+
+
+def _named() -> set[tuple[str, str]]:
+    """Return what the lock names: it may be among Spark's own because it was installed there."""
+    return {(group, artifact) for group, artifact, _ in (j.coordinate.split(":") for j in locked())}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Install the connector, or with ``--lock`` write the lock anew; the exit status."""
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            fetched = fetch(Path(scratch))
+            if "--lock" in arguments:
+                write_lock(fetched, Path(__file__).with_name(LOCK))
+            else:
+                install(fetched, spark_folder(), locked())
+    except DelayServiceError as exc:
+        print(exc, file=sys.stderr)  # noqa: T201  # a program of one line
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
