@@ -213,7 +213,7 @@ def test_what_was_pending_and_is_delivered_ahead_of_its_checkpoint_is_not_lost_l
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
     h = history
-    due_ms = h.now_ms + 100 * MINUTE
+    due_ms = h.now_ms + 50 * MINUTE
     record = h.source(due_ms)
     h.settled(h.now_ms)
     following = Following(spark, options(h, tmp_path, grace_ms=MINUTE))
