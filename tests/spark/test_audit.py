@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
@@ -26,7 +26,7 @@ from delayservice.dev.drill.run import (
 from delayservice.dev.drill.stage import Found
 from delayservice.dev.drill.writing import Topics
 from delayservice.errors import DelayServiceError, KafkaEdgeError
-from tests.spark.made_history import MadeHistory
+from tests.spark.made_history import MadeHistory, values_of
 
 
 @pytest.fixture(scope="module")
@@ -103,27 +103,13 @@ def test_what_is_sound_is_counted(result: AuditResult) -> None:
 def test_the_summary_is_a_file_and_the_last_record_of_the_topic(
     result: AuditResult, drill: Drill
 ) -> None:
-    said = [json.loads(value) for value in values_of(drill, drill.life.names.own("audit"))]
+    values = values_of(drill.bootstrap, drill.life.names.own("audit"))
+    said = [json.loads(value) for value in values]
     summary = json.loads(Path(result.summary_path).read_text("utf-8"))
     assert summary == said[-1] == json.loads(json.dumps(result.to_json()))
     told = {(one["finding"], one["topic"], one["partition"], one["offset"]) for one in said[:-1]}
     assert told == {one[:4] for one in injected(drill)}
     assert {one["kind"] for one in said[:-1]} == {"finding"}
-
-
-def values_of(drill: Drill, topic: str) -> list[bytes]:
-    """All that a topic with one partition holds."""
-    consumer = Consumer({"bootstrap.servers": drill.bootstrap, "group.id": "reads", "log_level": 0})
-    try:
-        place = TopicPartition(topic, 0, 0)
-        _, end = consumer.get_watermark_offsets(place, timeout=30)
-        consumer.assign([place])
-        values: list[bytes] = []
-        while len(values) < end:
-            values += [message.value() or b"" for message in consumer.consume(1_000, 5)]
-        return values
-    finally:
-        consumer.close()
 
 
 def test_a_range_is_judged_by_itself(spark: SparkSession, drill: Drill, tmp_path: Path) -> None:

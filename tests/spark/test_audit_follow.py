@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, Following, audit
 from delayservice import faults
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.drill.wire import signed_copy
-from tests.spark.made_history import Header, MadeHistory
+from tests.spark.made_history import Header, MadeHistory, values_of
 
 MINUTE = 60_000
 
@@ -139,21 +138,6 @@ def test_an_output_that_is_ahead_waits_for_its_checkpoint(
     assert (found.findings, found.counts["delivered"]) == ({}, 1)
 
 
-def published(client: dict[str, str], topic: str) -> list[dict[str, object]]:
-    """All that was committed to the topic."""
-    consumer = Consumer({**client, "group.id": "none", "isolation.level": "read_committed"})
-    place = TopicPartition(topic, 0, 0)
-    end = consumer.get_watermark_offsets(place, 10)[1]
-    consumer.assign([place])
-    found = []
-    while consumer.position([place])[0].offset < end:
-        message = consumer.poll(1)
-        if message is not None:
-            found.append(json.loads(message.value() or b""))
-    consumer.close()
-    return found
-
-
 @pytest.mark.parametrize("point", ["audit_judged", "audit_committed", "audit_published"])
 def test_an_audit_that_ends_anywhere_publishes_each_finding_once(
     spark: SparkSession,
@@ -178,7 +162,7 @@ def test_an_audit_that_ends_anywhere_publishes_each_finding_once(
                 with pytest.raises(KeyboardInterrupt, match=point):
                     Following(spark, told).step()
         Following(spark, told).step()
-    said = published(h.client, h.other)
+    said = [json.loads(value) for value in values_of(h.client["bootstrap.servers"], h.other)]
     findings = Counter(str(one["id"]) for one in said if one["kind"] == "finding")
     assert len(findings) == 3
     assert set(findings.values()) == {1}
