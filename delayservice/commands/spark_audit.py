@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
@@ -222,11 +221,11 @@ def _follow(
     """
     from connectors.spark.audit import Following
     from connectors.spark.audit.result import exit_status
+    from connectors.spark.common.progress import each_interval
 
     following = Following(job.spark, options, from_start=from_start)
     with told_to_stop() as stop:
-        while not stop.is_set():
-            next_s = time.monotonic() + interval_s
+        for _ in each_interval(interval_s, stop, job.say):
             job.say("auditing what has come")
             try:
                 found = following.step()
@@ -234,8 +233,6 @@ def _follow(
                 print_error(f"{exc}; it is tried again in {interval_s:.0f} s")
             else:
                 _show_interval(following.manifest, found, as_json=as_json)
-            job.say("waiting for the next interval")
-            stop.wait(max(0.0, next_s - time.monotonic()))
     manifest = following.manifest
     return exit_status(len(manifest.findings), len(manifest.unjudged))
 

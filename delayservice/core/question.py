@@ -7,6 +7,7 @@ a page can be merged from theirs and asked on for from where it ended.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import fsum
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -242,9 +243,9 @@ def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
 
 def count_within(lumps: Iterable[Lump], start_ms: int, stop_ms: int) -> int:
     """Estimate the records in ``[start_ms, stop_ms)``; those of a lump lie evenly in it."""
-    total = 0.0
+    parts = []  # summed exactly: the order of lumps must not decide how a half is rounded
     for start, stop, count in lumps:
         shared = min(stop, stop_ms) - max(start, start_ms)
         if shared > 0:
-            total += count * shared / (stop - start)
-    return max(round(total), 0)
+            parts.append(count * shared / (stop - start))
+    return max(round(fsum(parts)), 0)

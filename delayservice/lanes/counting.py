@@ -7,6 +7,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import fsum
 
 from delayservice.core.census import MINUTE_MS, TopicCounts, Waiting, largest, with_others
 from delayservice.core.pending import Lump
@@ -87,17 +88,17 @@ def counts_within(lumps: Iterable[Lump], stops_ms: Sequence[int]) -> list[int]:
     """Return how many records are due before each of ``stops_ms``, which ascend; those of a lump
     lie evenly in it.
     """
-    counts = [0.0] * (len(stops_ms) + 1)  # each adds to all that follow
-    parts = [0.0] * len(stops_ms)
+    counts = [0] * (len(stops_ms) + 1)  # each adds to all that follow
+    parts: list[list[float]] = [[] for _ in stops_ms]
     for start_ms, stop_ms, count in lumps:
         whole = bisect_left(stops_ms, stop_ms)
         counts[whole] += count
         for at in range(bisect_right(stops_ms, start_ms), whole):
-            parts[at] += count * (stops_ms[at] - start_ms) / (stop_ms - start_ms)
-    found, total = [], 0.0
+            parts[at].append(count * (stops_ms[at] - start_ms) / (stop_ms - start_ms))
+    found, total = [], 0
     for at, part in enumerate(parts):
         total += counts[at]
-        found.append(max(round(total + part), 0))
+        found.append(max(round(fsum((total, *part))), 0))
     return found
 
 

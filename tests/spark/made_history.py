@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, Self, TypeAlias
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from tenacity import Retrying, stop_after_delay, wait_fixed
@@ -385,18 +385,3 @@ class MadeHistory:
         by = self.source(due_ms, named, partition=partition)
         self.outcome("replaced", offset, by=by, partition=partition)
         return by
-
-
-def values_of(bootstrap: str, topic: str) -> list[bytes]:
-    """All that was committed to a topic with one partition."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reads", "log_level": 0})
-    try:
-        place = TopicPartition(topic, 0, 0)
-        _, end = consumer.get_watermark_offsets(place, timeout=30)
-        consumer.assign([place])
-        values: list[bytes] = []
-        while consumer.position([place])[0].offset < end:  # also past markers of transactions
-            values += [message.value() or b"" for message in consumer.consume(1_000, 0.5)]
-        return values
-    finally:
-        consumer.close()

@@ -26,7 +26,8 @@ from delayservice.dev.drill.run import (
 from delayservice.dev.drill.stage import Found
 from delayservice.dev.drill.writing import Topics
 from delayservice.errors import DelayServiceError, KafkaEdgeError
-from tests.spark.made_history import MadeHistory, values_of
+from tests.integration.bench import Reader
+from tests.spark.made_history import MadeHistory
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +104,8 @@ def test_what_is_sound_is_counted(result: AuditResult) -> None:
 def test_the_summary_is_a_file_and_the_last_record_of_the_topic(
     result: AuditResult, drill: Drill
 ) -> None:
-    values = values_of(drill.bootstrap, drill.life.names.own("audit"))
-    said = [json.loads(value) for value in values]
+    with Reader(drill.bootstrap, [drill.life.names.own("audit")]) as reader:
+        said = [json.loads(seen.value or b"") for seen in reader.to_end()]
     summary = json.loads(Path(result.summary_path).read_text("utf-8"))
     assert summary == said[-1] == json.loads(json.dumps(result.to_json()))
     told = {(one["finding"], one["topic"], one["partition"], one["offset"]) for one in said[:-1]}

@@ -14,7 +14,8 @@ from connectors.spark.audit import AuditOptions, AuditResult, Following, audit
 from delayservice import faults
 from delayservice.dev.cluster import EmbeddedCluster
 from delayservice.dev.drill.wire import signed_copy
-from tests.spark.made_history import Header, MadeHistory, values_of
+from tests.integration.bench import Reader
+from tests.spark.made_history import Header, MadeHistory
 
 MINUTE = 60_000
 
@@ -162,7 +163,8 @@ def test_an_audit_that_ends_anywhere_publishes_each_finding_once(
                 with pytest.raises(KeyboardInterrupt, match=point):
                     Following(spark, told).step()
         Following(spark, told).step()
-    said = [json.loads(value) for value in values_of(h.client["bootstrap.servers"], h.other)]
+    with Reader(h.client["bootstrap.servers"], [h.other]) as reader:
+        said = [json.loads(seen.value or b"") for seen in reader.to_end()]
     findings = Counter(str(one["id"]) for one in said if one["kind"] == "finding")
     assert len(findings) == 2
     assert set(findings.values()) == {1}

@@ -95,6 +95,16 @@ def at_point(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], 
     return bind
 
 
+def break_off(
+    feed: Feed, at_point: Callable[[Callable[[], None]], None], *given: Any, **changed: Any
+) -> None:
+    """Have a run lose its power when a batch is written, before Spark notes it."""
+    at_point(lose_power)
+    with pytest.raises(PySparkException, match="no power"):
+        feed.run(*given, **changed)
+    at_point(nothing)
+
+
 def nothing() -> None:
     """All is well."""
 
@@ -173,15 +183,12 @@ def test_a_batch_that_was_not_noted_is_neither_written_nor_judged_again(
     feed.add(*feed.desk.reminders(10, where=feed.desk.target))
     feed.add(*feed.desk.reminders(15, where=later)[10:])
     fields, schema = feed.desk.fields(target="where"), f"{SCHEMA}, where string"
-    at_point(lose_power)
-    with pytest.raises(PySparkException, match="no power"):
-        feed.run(fields, schema=schema)
+    break_off(feed, at_point, fields, schema=schema)
     rejected = feed.rejected()
     assert Counter(rejected.values()) == {"target-unknown": 5}
     admin = admin_client(feed.desk.client)
     admin.create_topics([NewTopic(later, 1, 1)])[later].result(30)
     await_true(lambda: later in partition_counts(admin), "the target has come to be")
-    at_point(nothing)
     done = feed.run(fields, schema=schema)
     assert (done.batches, done.written, done.rejected.total()) == (1, 0, 5)
     assert feed.rejected() == rejected
@@ -192,10 +199,7 @@ def test_a_batch_that_was_begun_is_completed_by_the_options_that_began_it(
     feed: Feed, at_point: Callable[[Callable[[], None]], None]
 ) -> None:
     feed.add(*feed.desk.reminders(9))
-    at_point(lose_power)
-    with pytest.raises(PySparkException, match="no power"):
-        feed.run()
-    at_point(nothing)
+    break_off(feed, at_point)
     other = feed.desk.fields(id="text")  # its ids lie in other parts
     with pytest.raises(PySparkException, match="begun with another mapping"):
         feed.run(other)
@@ -210,10 +214,7 @@ def test_where_the_marks_have_expired_in_the_middle_of_a_batch_nothing_is_guesse
     feed: Feed, at_point: Callable[[Callable[[], None]], None]
 ) -> None:
     feed.add(*feed.desk.reminders(9))
-    at_point(lose_power)
-    with pytest.raises(PySparkException, match="no power"):
-        feed.run()
-    at_point(nothing)
+    break_off(feed, at_point)
     forget_marks(feed)
     with pytest.raises(PySparkException, match=r"offsets\.retention\.minutes"):
         feed.run()

@@ -30,7 +30,7 @@ VERSION: Final = 1
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What an archive knows of one batch.
+    """The facts that an archive keeps about one batch.
 
     Attributes:
         ends: topic, partition, and how far the batch reads.

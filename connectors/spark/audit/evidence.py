@@ -49,7 +49,7 @@ NO_PAST: Final = Past()
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of the logs at one cut.
+    """Facts about the logs at one cut.
 
     Attributes:
         spans: the offsets of each log that are read.

@@ -293,7 +293,7 @@ def _number(output: Output) -> int:
 
 
 def _continued(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
-    """Yield why an occurrence is none of the record that it names."""
+    """Yield the findings against an occurrence that does not belong to the record that it names."""
     why = against_origin(source, output)
     if why is not None:
         yield finding_of(ALTERED, source, output, rules, why)

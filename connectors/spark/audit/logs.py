@@ -23,7 +23,7 @@ _TASKS_MIN: Final = 8
 
 
 class Logs(Protocol):
-    """What is read."""
+    """The logs that one step of an audit reads."""
 
     def records(self, places: Iterable[Place]) -> DataFrame:
         """Return the records of some partitions, as ``topics.ROW_SCHEMA``."""

@@ -177,7 +177,7 @@ class Following:
         faults.point("audit_judged")
         manifest = _manifest(before, cut, evidence, self._options, step, result)
         write_text(self._state.summary_path(number), _text(result))
-        self._state.commit(manifest)
+        self._state.commit(manifest, before)
         faults.point("audit_committed")
         self.manifest, self._is_concluded = manifest, False
         self._conclude()

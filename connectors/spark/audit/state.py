@@ -1,4 +1,4 @@
-"""What an audit carries from one cut to the next: numbered folders, and a manifest of each.
+"""The state that an audit carries from one cut to the next: numbered folders with manifests.
 
 A folder holds what one cut added, in runs of Parquet with the columns of the ledger:
 
@@ -83,7 +83,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def tier(self) -> tuple[str, str, int]:
-        """What runs have in common that may be made one: kind, bucket and size, roughly."""
+        """Kind, bucket and rough size; runs that share all three may be merged."""
         return self.kind, self.bucket, self.rows.bit_length() // _TIER_BITS
 
 
@@ -189,9 +189,8 @@ class State:
             )
         return found
 
-    def commit(self, manifest: Manifest) -> None:
-        """Make a cut the last one, and delete what none of the last two needs."""
-        before = self.newest()
+    def commit(self, manifest: Manifest, before: Manifest) -> None:
+        """Make a cut the last one, and delete what neither it nor the one before needs."""
         text = msgspec.json.encode(manifest).decode()
         write_text(f"{self._path}/manifest-{manifest.number:08d}.json", text)
         runs = {run.number for run in (*before.runs, *manifest.runs)}

@@ -78,7 +78,7 @@ _ID_DIGITS: Final = 32
 
 
 def with_ids(found: DataFrame) -> DataFrame:
-    """Return findings with their ``id``: the same for the same finding, whoever makes it again."""
+    """Return findings with their ``id``, which is derived from what the finding says."""
     text = sf.to_json(sf.struct(*_NAMES_IT))
     return found.select(sf.substring(sf.sha2(text, 256), 1, _ID_DIGITS).alias("id"), "*")
 

@@ -375,7 +375,7 @@ def _bears(message: Message, header: str | None) -> bool:
 def offsets_at(
     client: Mapping[str, str], places: Collection[Place], at_ms: int
 ) -> dict[Place, int]:
-    """The first record of each log whose timestamp is ``at_ms`` or later; none where there is none.
+    """Return the first offset of each log from ``at_ms`` on; logs without any are left out.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.

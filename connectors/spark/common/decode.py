@@ -195,7 +195,7 @@ class ShardReader:
 
 
 def claim_of(row: Row) -> Claim | None:
-    """Return the row as a copy; None: it is none, or no service can have written it."""
+    """Return the row read as a copy, or None if it is no copy that a service can have written."""
     return _sensible(read_claim((row[2], row[3], row[4] or [])))
 
 

@@ -23,7 +23,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def read_text(path: str) -> str | None:
-    """Return the content of a file; None: there is none."""
+    """Return the content of a file, or None if there is no such file."""
     system, place = _located(path)
     if not is_there(path):
         return None

@@ -17,8 +17,3 @@ def kept(rows: DataFrame, path: str, *by: str) -> DataFrame:
 def or_false(told: Column) -> Column:
     """Return a condition that is false where it is null."""
     return sf.coalesce(told, sf.lit(False))  # noqa: FBT003  # a literal of Spark's
-
-
-def columns_of(ddl: str) -> list[str]:
-    """Return the names of the columns that a schema lists."""
-    return [column.split()[0] for column in ddl.split(",")]

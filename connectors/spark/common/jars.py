@@ -51,7 +51,7 @@ class SparkJar(NamedTuple):
 
 
 def locked() -> tuple[SparkJar, ...]:
-    """What the connector needs beside Spark's own jars."""
+    """Return the jars that the connector needs and Spark does not bring."""
     text = resources.files(__package__).joinpath(LOCK).read_text("utf-8")
     rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
     return tuple(SparkJar(coordinate, sha256, int(size)) for coordinate, sha256, size in rows)
@@ -63,7 +63,7 @@ def spark_folder() -> Path:
 
 
 def are_installed(folder: Path | None = None) -> bool:
-    """Whether Spark has the connector already."""
+    """Return whether Spark has the connector already."""
     folder = folder or spark_folder()
     return all((folder / jar.file_name).exists() for jar in locked())
 
@@ -110,7 +110,7 @@ def fetch(scratch: Path) -> Path:
 
 
 def write_lock(fetched: Path, lock: Path) -> None:
-    """Name what was fetched and is none of Spark's own jars."""
+    """Write into the lock which fetched jars Spark does not bring."""
     own = spark_folder()
     lines = []
     for path in sorted(fetched.iterdir()):

@@ -40,6 +40,17 @@ class Tasks:
         return f"{self.done} of {self.total} tasks done, {self.running} running{failed}"
 
 
+def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterator[None]:
+    """Yield at the beginning of each interval until ``stop`` is set; one that takes longer is
+    followed at once.
+    """
+    while not stop.is_set():
+        next_s = time.monotonic() + interval_s
+        yield
+        say("waiting for the next interval")
+        stop.wait(max(0.0, next_s - time.monotonic()))
+
+
 def hush(spark: SparkSession) -> None:
     """Let Spark write errors only; a session that ``spark-submit`` brings writes all it does."""
     spark.sparkContext.setLogLevel("ERROR")

@@ -10,8 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from xxhash import xxh3_64_hexdigest
 
-from connectors.spark.common.sink import Sink, portable
-from connectors.spark.common.topics import native_options
+from connectors.spark.common.sink import Sink, sink_client
 
 NAMES: Final = "delayservice-spark-"
 """How transactional ids and groups of what is published begin."""
@@ -59,7 +58,7 @@ def publish(
         "at",
     )
     sink = Sink(
-        client={"log_level": "3", **portable(native_options(client))},
+        client=sink_client(client),
         topic=topic,
         name=name,
         parts=1,

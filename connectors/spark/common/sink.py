@@ -42,6 +42,7 @@ from connectors.kafka.clients import (
 )
 from connectors.kafka.errors import FENCED, answer_of, error_of
 from connectors.kafka.source import consumer_config
+from connectors.spark.common.topics import native_options
 from delayservice import faults
 from delayservice.core.entry import Headers
 from delayservice.errors import KafkaEdgeError
@@ -199,6 +200,12 @@ class Sink:
 
 
 _LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_stable=True)
+
+
+def sink_client(client: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of a sink's clients, from those that a job has for its own."""
+    # Errors only: each retry of the client would be a warning.
+    return {"log_level": "3", **portable(native_options(client))}
 
 
 def portable(client: Mapping[str, str]) -> dict[str, str]:

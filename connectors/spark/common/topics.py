@@ -132,7 +132,7 @@ def java_options(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def native_options(client: Mapping[str, str]) -> dict[str, str]:
-    """Those that librdkafka itself takes: without what is for Java's client only."""
+    """Return the options for librdkafka, without those for Java's client only."""
     return {name: value for name, value in client.items() if not name.startswith("java.")}
 
 

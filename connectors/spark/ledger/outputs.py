@@ -204,7 +204,7 @@ def _text(told: Mapping[str, bytes | None], name: str) -> str:
 
 
 def _number(told: Mapping[str, bytes | None], name: str) -> int:
-    """A number that fits into 64 bits; -1: there is none."""
+    """Return a header as a number that fits into 64 bits, or -1 if it is no such number."""
     text = told.get(name)
     return int(text) if text is not None and _COUNT.fullmatch(text) else -1
 

@@ -90,7 +90,7 @@ class CutRow:
 
     @property
     def copy(self) -> Copy:
-        """Whose copy of which shard."""
+        """The node whose copy it is, and the topic and partition."""
         return self.node, self.topic, self.partition
 
 

@@ -1,4 +1,4 @@
-"""Comparisons again and again until the process is told to stop, and repairs within guard rails.
+"""Compares copies at intervals until the process is told to stop, and repairs within guard rails.
 
 Before a repair the copy and a right one of another node are read from their disks, and all is
 compared once more: a passing difference is left alone, and the other copy is known to be right.
@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from connectors.kafka.repairs import RepairDesk, cluster_id
 from connectors.spark.common.failures import FAILURES, reason
-from connectors.spark.common.progress import Say
+from connectors.spark.common.progress import Say, each_interval
 from connectors.spark.common.topics import native_options
 from connectors.spark.reconcile.guard import (
     IS_STALE,
@@ -116,11 +116,8 @@ def follow(
         say: told in a few words what is being done.
     """
     following = _Following(spark, options, stop, say)
-    while not stop.is_set():
-        began_s = time.monotonic()
+    for _ in each_interval(options.interval_s, stop, say):
         heard(following.once(), following.so_far.repairs)
-        say("waiting for the next interval")
-        stop.wait(max(0.0, began_s + options.interval_s - time.monotonic()))
     return following.so_far
 
 

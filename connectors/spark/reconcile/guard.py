@@ -1,4 +1,4 @@
-"""The guard rails of repairs that nobody asks for: decisions alone, from what was compared.
+"""Decides which repairs may be made without asking a person, from the results of comparisons.
 
 A repair rebuilds what one node holds of one slice. Without a person only a copy that is not the
 owner's is rebuilt, one of a slice at a time, while another copy of each of its shards is right and
@@ -24,7 +24,7 @@ IS_STALE: Final = "the comparison took too long"
 
 
 class Standing(NamedTuple):
-    """What a comparison says of a copy: whether its node delivers, and whether it is right."""
+    """What was found for one copy: whether its node delivers, and whether it is right."""
 
     is_owner: bool
     is_equal: bool
@@ -96,7 +96,7 @@ def choose(steps: Sequence[Step], known: Mapping[Copy, Standing], repairs_left: 
 
 
 def is_fresh(age_s: float) -> bool:
-    """Return whether copies that were read so long ago are still as they were, for a repair."""
+    """Return whether copies that were read ``age_s`` ago are recent enough for a repair."""
     return age_s <= FRESH_S
 
 

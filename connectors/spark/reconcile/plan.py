@@ -67,7 +67,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def copy(self) -> Copy:
-        """Whose copy of which shard."""
+        """The node whose copy it is, and the topic and partition."""
         return self.node, self.topic, self.partition
 
 
@@ -151,7 +151,7 @@ def decode_plan(data: bytes | str) -> Plan:
 
 
 class Desk(Protocol):
-    """What hands commands to nodes: ``RepairDesk``."""
+    """Hands commands to nodes; ``RepairDesk`` is one."""
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
         """Write commands and give their reports as they come."""

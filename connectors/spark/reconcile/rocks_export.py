@@ -27,7 +27,7 @@ _BATCH_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written: ``stop_offset`` is S of the store, below which the export is complete."""
+    """A written export; it is complete below ``stop_offset``, which is S of the store."""
 
     path: Path
     rows: int

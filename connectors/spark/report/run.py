@@ -326,7 +326,7 @@ class _Work:
 
 
 def _text(header: str) -> Column:
-    """Return the last header of a name as text; null: there is none."""
+    """Return the last header of a name as text, or null if there is none."""
     found = sf.filter("headers", lambda one: one["key"] == header)
     return sf.try_element_at(found, sf.lit(-1))["value"].cast("string")
 

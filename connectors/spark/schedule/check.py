@@ -1,4 +1,4 @@
-"""What the service would say to a record that is not written yet: its own reader decides.
+"""Checks records before they are written, by the service's own reader.
 
 This runs on executors: it gets Arrow batches and gives them back with a verdict on each row.
 """

@@ -30,7 +30,7 @@ from connectors.spark.common.cut import settled_spans, take_cut
 from connectors.spark.common.failures import FAILURES, reason
 from connectors.spark.common.files import is_replaceable
 from connectors.spark.common.progress import Say
-from connectors.spark.common.sink import PARTS_MAX, Sink, portable
+from connectors.spark.common.sink import PARTS_MAX, Sink, sink_client
 from connectors.spark.common.topics import native_options, read_topic
 from connectors.spark.schedule.check import JUDGED, Rules, check
 from connectors.spark.schedule.mapping import Fields, drafts
@@ -353,9 +353,8 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
 
 def sink_for(options: ScheduleOptions, rules: Rules) -> Sink:
     """Return the sink of a job."""
-    client = portable(native_options(options.writer or options.client))
     return Sink(
-        client={"log_level": "3", **client},  # errors; each retry of the client would be a warning
+        client=sink_client(options.writer or options.client),
         topic=options.topic,
         name=options.name,
         parts=min(PARTS_MAX, rules.partitions[options.topic]),
