@@ -25,7 +25,6 @@ from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.errors import MISSING, answer_of, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
 from delayservice.core.checkpoint import NOTHING_READ, LastRead
-from delayservice.core.cursor import OFFSET_MAX
 from delayservice.core.entry import UNREADABLE, Row
 from delayservice.errors import KafkaEdgeError
 from delayservice.lanes.ports import Bounds, Place, Run, Trouble
@@ -272,8 +271,8 @@ class KafkaSource:
             if place in self._catching_up:
                 ended.append(place)
         elif error.code() in _MOVED:
-            if 0 <= message.offset() < self._begun.get(place, OFFSET_MAX):
-                return  # of an assignment before: the client keeps errors when it drops the rest
+            if self._is_of_before(place, message.offset()):
+                return
             why = str(error)
             is_truncated = _TRUNCATED in why
             self._troubles.append(Trouble(place, why, has_moved=True, is_truncated=is_truncated))
@@ -284,6 +283,13 @@ class KafkaSource:
         else:
             why = f"{place[0]}:{place[1]} can't be read: {error}"
             self._troubles.append(Trouble(place, why, has_moved=False))
+
+    def _is_of_before(self, place: Place, offset: int | None) -> bool:
+        """Return whether an error is of an earlier assignment: the client keeps errors when it
+        drops what it has fetched. ``offset`` is None where the client does not know it.
+        """
+        begun = self._begun.get(place)
+        return begun is None or (offset is not None and offset < begun)
 
     def take_troubles(self) -> Sequence[Trouble]:
         """Return what could not be read; see the port."""

@@ -209,7 +209,9 @@ def test_it_begins_right_behind_what_it_read_last_so_that_the_client_asks_for_it
 class Message:
     """A record, or an error."""
 
-    def __init__(self, offset: int, epoch: int | None, error: KafkaError | None = None) -> None:
+    def __init__(
+        self, offset: int | None, epoch: int | None, error: KafkaError | None = None
+    ) -> None:
         self._offset, self._epoch, self._error = offset, epoch, error
 
     def topic(self) -> str:
@@ -218,7 +220,7 @@ class Message:
     def partition(self) -> int:
         return PLACE[1]
 
-    def offset(self) -> int:
+    def offset(self) -> int | None:
         return self._offset
 
     def error(self) -> KafkaError | None:
@@ -318,9 +320,9 @@ def test_a_truncation_is_told_from_a_position_that_is_lost_otherwise(
     assert [(t.has_moved, t.is_truncated) for t in made.take_troubles()] == [(True, is_truncated)]
 
 
-@pytest.mark.parametrize(("offset", "is_told"), [(2, False), (5, True), (9, True)])
+@pytest.mark.parametrize(("offset", "is_told"), [(2, False), (5, True), (9, True), (None, True)])
 def test_the_error_of_a_position_from_before_a_seek_is_none_of_the_new_one(
-    offset: int,
+    offset: int | None,
     is_told: bool,  # noqa: FBT001  # a parameter of the test
 ) -> None:
     made, _, behind = source()
