@@ -87,7 +87,7 @@ __all__ = [
 PARTITION_BY_KEY = -1
 
 _PARTITION_MAX = 2**31 - 1
-_FIRE_SINCE = _WINDOW_SINCE = _RECURRING_SINCE = 2
+FIRE_SINCE = _WINDOW_SINCE = _RECURRING_SINCE = 2
 """Versions of the contract."""
 PLAIN_DIGITS_MAX = 15
 _TIME_AND_TARGET = 2
@@ -320,7 +320,7 @@ class RecordReader:
         contract = self._contract
         if not record_id or kind is None or len(record_id) > contract.id_bytes_max:
             return None
-        if contract.level_ms or contract.version < _FIRE_SINCE:
+        if contract.level_ms or contract.version < FIRE_SINCE:
             return None
         return (origin.offset, kind, 0, record_id, original, origin.source)
 
@@ -448,7 +448,7 @@ class RecordReader:
         identity: bytes | None,
         original: Original,
     ) -> Entry:
-        if operation == FIRE_OP and self._contract.version < _FIRE_SINCE:
+        if operation == FIRE_OP and self._contract.version < FIRE_SINCE:
             raise RecordRefusedError(OP_INVALID, f"{operation} was not served yet")
         if identity is None:
             raise RecordRefusedError(OP_INVALID, f"{operation} needs {DELAY_ID}")

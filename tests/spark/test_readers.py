@@ -12,21 +12,22 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.spark.common.topics import ROW_SCHEMA
-from connectors.spark.ledger.facts import DELIVERED, LETTER, OUTCOME, OutputFacts
+from connectors.spark.ledger.facts import LETTER, OUTCOME
 from connectors.spark.ledger.native import (
+    COMPLETE,
     DOUBTFUL,
-    KEYED,
+    HASHED,
     ORDINARY,
-    PLAIN,
-    classified_outputs,
+    classified_deliveries,
+    classified_outcomes,
     classified_sources,
     ledger_of,
 )
 from connectors.spark.ledger.outputs import OutputRows
-from connectors.spark.ledger.rows import COLUMNS, Ledger, name_hash, pack, value_hash
+from connectors.spark.ledger.rows import COLUMNS, Ledger, name_hash, value_hash
 from connectors.spark.ledger.sources import SourceRows
 from delayservice.core.aliases import KNOWN
-from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
+from delayservice.core.contract import CONTRACT_VERSION, HOMES_VERSION, Contract, Contracts
 from delayservice.core.names import HOME_NAMES
 
 DELAY, LEVEL, LETTERS, OUTCOMES = "delay_topic_any", "delay_topic_1", "letters", "outcomes"
@@ -40,6 +41,7 @@ STRICT = replace(
 CONTRACTS = {
     (DELAY, 0): Contracts([(0, OLD), (100, NEW)]),
     (DELAY, 1): Contracts([(0, STRICT)]),
+    (DELAY, 2): Contracts([(0, replace(NEW, version=HOMES_VERSION, id_partitions=3))]),
     (LEVEL, 0): Contracts([(0, replace(NEW, level_ms=5_000))]),
 }
 TOPICS = (DELAY, LEVEL, LETTERS, OUTCOMES, *TARGETS)
@@ -47,7 +49,7 @@ LEDGER = Ledger(
     shards={place: name_hash(f"{place[0]}:{place[1]}") for place in CONTRACTS},
     topics={name: name_hash(name) for name in TOPICS},
     contracts=CONTRACTS,
-    partitions={DELAY: 2, LEVEL: 1},
+    partitions={DELAY: 3, LEVEL: 1},
     roles={LETTERS: LETTER, OUTCOMES: OUTCOME},
 )
 RECORDS = 20_000
@@ -62,20 +64,31 @@ def test_source_records(spark: SparkSession) -> None:
     records = frame(spark, rows)
     classified = classified_sources(records, LEDGER).persist()
     readings = count_readings(classified)
-    assert min(readings[PLAIN], readings[KEYED], readings[DOUBTFUL]) > RECORDS // 20
+    assert min(readings[COMPLETE], readings[HASHED], readings[DOUBTFUL]) > RECORDS // 20
+    with_ids = classified.where("reading < 2 and id is not null").groupBy("kind").count()
+    assert min(row["count"] for row in with_ids.collect()) > RECORDS // 100
     wanted = read(SourceRows(LEDGER).of(batches(rows)))
     assert_same(rows_of(ledger_of(classified, LEDGER, of_sources=True)), wanted)
 
 
-def test_outputs(spark: SparkSession) -> None:
+def test_deliveries_and_dead_letters(spark: SparkSession) -> None:
     rng = random.Random(2)
     rows = [output(rng, offset) for offset in range(RECORDS)]
-    classified = classified_outputs(frame(spark, rows), LEDGER).persist()
+    classified = classified_deliveries(frame(spark, rows), LEDGER).persist()
     readings = count_readings(classified)
-    assert min(readings[n] for n in (PLAIN, KEYED, DOUBTFUL, ORDINARY)) > RECORDS // 20
+    assert min(readings[n] for n in (COMPLETE, HASHED, DOUBTFUL, ORDINARY)) > RECORDS // 20
     made = rows_of(ledger_of(classified, LEDGER, of_sources=False))
-    wanted = [plain_more(row) for row in read(OutputRows(LEDGER).of(batches(rows)))]
-    assert_same(settling(made), settling(wanted))
+    assert_same(settling(made), settling(read(OutputRows(LEDGER).of(batches(rows)))))
+
+
+def test_outcomes(spark: SparkSession) -> None:
+    rng = random.Random(4)
+    rows = [outcome(rng, offset) for offset in range(RECORDS)]
+    classified = classified_outcomes(frame(spark, rows), LEDGER).persist()
+    readings = count_readings(classified)
+    assert min(readings[n] for n in (COMPLETE, DOUBTFUL, ORDINARY)) > RECORDS // 50
+    made = rows_of(ledger_of(classified, LEDGER, of_sources=False))
+    assert_same(settling(made), settling(read(OutputRows(LEDGER).of(batches(rows)))))
 
 
 def test_a_value_of_which_only_the_hash_was_kept_has_the_same_content(
@@ -108,15 +121,50 @@ def test_a_value_of_which_only_the_hash_was_kept_has_the_same_content(
 
 
 def source(rng: random.Random, offset: int) -> Row:
-    place = rng.choice([(DELAY, 0), (DELAY, 0), (DELAY, 1), (LEVEL, 0)])
+    place = rng.choice([(DELAY, 0), (DELAY, 0), (DELAY, 1), (DELAY, 2), (LEVEL, 0)])
     at = rng.choice([("delay-at", moment(rng)), ("delay-after", delay(rng))])
     headers: list[Header] = [at, ("delay-target-topic", rng.choice(TARGETS[:2]).encode())]
-    for _ in range(rng.randrange(3)):
-        headers.insert(rng.randrange(len(headers) + 1), own(rng))
+    if rng.random() < 0.2:
+        headers = [("delay-op", rng.choice([b"cancel", b"cancel", b"fire", b"other"]))]
+    if len(headers) == 1 or rng.random() < 0.3:
+        headers.insert(rng.randrange(len(headers) + 1), ("delay-id", identity(rng)))
+    for _ in range(mostly(rng, 0, 1, 2) if len(headers) > 2 else rng.randrange(3)):
+        at_side = rng.choice([0, len(headers), rng.randrange(len(headers) + 1)])
+        headers.insert(at_side, own(rng))
     if rng.random() < 0.3:
         spoil(rng, headers)
     kept: list[Header] | None = None if rng.random() < 0.02 else headers
     return (*place, offset, at_ms(rng), content(rng), content(rng), kept)
+
+
+def identity(rng: random.Random) -> bytes:
+    return bytes(mostly(rng, b"%d" % rng.randrange(1_000), b"", b"x" * 65, b"\xff", b" a "))
+
+
+def outcome(rng: random.Random, offset: int) -> Row:
+    """As the service writes them, perhaps spoilt."""
+    settles = mostly(rng, b"%d" % rng.randrange(100), b"-1", b"x")
+    shard = mostly(rng, f"{DELAY}:{rng.randrange(2)}".encode(), b"elsewhere:0", b"no:7", b"x")
+    said = ["cancelled", "replaced", "not_pending", "expired", "fired"]
+    headers: list[Header] = [
+        ("delay-outcome", mostly(rng, rng.choice(said).encode(), b"lost", b"")),
+        ("delay-shard", shard),
+        ("delay-settles", settles),
+    ]
+    more: list[Header] = [
+        ("delay-id", identity(rng)),
+        ("delay-source", mostly(rng, shard + b":" + settles, b"x:0:1", b"")),
+        ("delay-due-at", mostly(rng, b"%d" % T, b"", b"x")),
+        ("delay-settled-by", mostly(rng, b"%d" % rng.randrange(200), b"x", b"-1")),
+        ("delay-settled-by-source", b"delay_topic_any:1:3"),
+    ]
+    headers += [header for header in more[:-1] if rng.random() < 0.7]
+    headers += more[-1:] if rng.random() < 0.1 else []
+    if rng.random() < 0.1:
+        spoil(rng, headers)
+    if rng.random() < 0.05:
+        headers = [own(rng)]
+    return (OUTCOMES, 0, offset, T, content(rng), None, headers)
 
 
 def mostly(rng: random.Random, usual: Any, *odd: Any) -> Any:
@@ -182,7 +230,7 @@ def output(rng: random.Random, offset: int) -> Row:
         told = rng.sample(told, rng.randrange(4))
     if rng.random() < 0.2:
         told.append(rng.choice([("delay-id", b"a"), ("delay-error", b"x"), own(rng)]))
-    topic = rng.choice([*TARGETS, LETTERS, OUTCOMES])
+    topic = rng.choice([*TARGETS, LETTERS])
     kept: list[Header] | None = None if rng.random() < 0.02 else [*headers, *told]
     return (topic, 0, offset, T, content(rng), content(rng), kept)
 
@@ -230,18 +278,9 @@ def assert_same(made: list[tuple[Any, ...]], wanted: list[tuple[Any, ...]]) -> N
         assert one == other
 
 
-def plain_more(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Python packs the facts of a plain delivery, too; they say nothing but its own place."""
-    for place, shard in LEDGER.shards.items():
-        origin = f"{place[0]}:{place[1]}:{row[1]}"
-        if row[2] == DELIVERED and (row[0], row[12]) == (shard, pack(OutputFacts(origin))):
-            return (*row[:12], None)
-    return row
-
-
 def settling(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Rows of records that are judged: native and Python count the others apart."""
-    return sorted((plain_more(row) for row in rows if row[0] != -1 or row[1] > 1), key=repr)
+    return sorted((row for row in rows if row[0] != -1 or row[1] > 1), key=repr)
 
 
 @pytest.fixture(autouse=True)

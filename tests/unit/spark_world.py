@@ -20,7 +20,7 @@ from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.audit.verdicts import CERTAIN, FOUND, SETTLED, UNJUDGED
 from connectors.spark.ledger.facts import DELIVERED, LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
-from connectors.spark.ledger.rows import SCHEMA, Ledger, name_hash
+from connectors.spark.ledger.rows import SCHEMA, Ledger, LedgerRow, name_hash
 from connectors.spark.ledger.sources import SourceRows
 from delayservice.core.codec import Payload
 from delayservice.core.contract import HOMES_VERSION, Contract, Contracts
@@ -341,8 +341,8 @@ def _at_ms(row: dict[str, Any]) -> int:
     """Return when a record without an id was delivered; 0: it was not."""
     if row["verdict"] != SETTLED or row["record_id"] is not None:
         return 0
-    settled = msgspec.msgpack.decode(row["packed"])
-    return int(settled[5]) if settled[3] == DELIVERED else 0
+    settled = LedgerRow(*msgspec.msgpack.decode(row["packed"]))
+    return settled.at_ms if settled.kind == DELIVERED else 0
 
 
 def _dicts(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ from connectors.spark.ledger.facts import (
     Source,
     SourceFacts,
 )
-from connectors.spark.ledger.rows import Values, batch_of, pack
+from connectors.spark.ledger.rows import LedgerRow, batch_of, pack
 from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
 from delayservice.core.cursor import Cursor
 from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID
@@ -356,7 +356,7 @@ def test_a_believed_copy_is_forged_if_the_service_says_so() -> None:
 def fates(source: Source | None, *outputs: Output, rules: Rules = RULES) -> list[tuple[int, int]]:
     """Verdict and condition of what is kept for the next cut."""
     group = grouped(0, 50 if source is None else source.offset, source, outputs)
-    verdicts = judge(replace(group, rows=[(0, 50)]), rules, Counter())
+    verdicts = judge(replace(group, rows=[LedgerRow(0, 50, SOURCE)]), rules, Counter())
     return [(one.verdict, one.when) for one in verdicts if one.verdict in (CARRIED, SETTLED)]
 
 
@@ -403,17 +403,34 @@ def decided(source: Source, *outputs: Output, rules: Rules = RULES) -> set[tuple
 # --- many at once --------------------------------------------------------------------------------
 
 
-def row(source: Source) -> Values:
+def row(source: Source) -> LedgerRow:
     s = source
-    times = (s.key_ms, s.due_ms, s.written_ms)
-    more = None if s.facts is PLAIN_SOURCE else pack(s.facts)
-    return (0, s.offset, SOURCE, *times, s.content, s.topic, -1, 0, -1, 0, more)
+    return LedgerRow(
+        0,
+        s.offset,
+        SOURCE,
+        key_ms=s.key_ms,
+        due_ms=s.due_ms,
+        at_ms=s.written_ms,
+        content=s.content,
+        topic=s.topic,
+        more=None if s.facts is PLAIN_SOURCE else pack(s.facts),
+    )
 
 
-def delivered(offset: int, output: Output) -> Values:
+def delivered(offset: int, output: Output) -> LedgerRow:
     o = output
-    place = (o.topic, o.partition, o.place)
-    return (0, offset, o.role, 0, o.due_ms, o.at_ms, o.content, *place, -1, 0, None)
+    return LedgerRow(
+        0,
+        offset,
+        o.role,
+        due_ms=o.due_ms,
+        at_ms=o.at_ms,
+        content=o.content,
+        topic=o.topic,
+        partition=o.partition,
+        place=o.place,
+    )
 
 
 def test_rows_of_one_record_meet_across_batches() -> None:

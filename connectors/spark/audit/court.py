@@ -42,9 +42,8 @@ from connectors.spark.ledger.facts import (
 )
 from connectors.spark.ledger.ids import NONE, IdHistory, Line
 from connectors.spark.ledger.kinds import FOREIGN, settlement_name
-from connectors.spark.ledger.rows import COUNTED, NO_SHARD, NOWHERE
+from connectors.spark.ledger.rows import COUNTED, NO_SHARD, NOWHERE, LedgerRow, batch_of
 from connectors.spark.ledger.rows import MALFORMED as MALFORMED_ROW
-from connectors.spark.ledger.rows import SCHEMA as LEDGER_SCHEMA
 from delayservice.core.entry import HOMEBOUND, INVALID
 
 JUDGED: Final = (
@@ -128,10 +127,7 @@ def decide_by_ids(judged: DataFrame, passed: Passed, rules: Rules) -> DataFrame:
 def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the ledger that ``packed``, the only column, holds."""
     for batch in batches:
-        rows = [_unpack(row) for row in batch.column(0).to_pylist()]
-        columns = list(zip(*rows, strict=True)) or [()] * len(LEDGER_SCHEMA)
-        arrays = [pa.array(c, f.type) for c, f in zip(columns, LEDGER_SCHEMA, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=LEDGER_SCHEMA)
+        yield batch_of(map(_unpack, batch.column(0).to_pylist()))
 
 
 # --- by record -----------------------------------------------------------------------------------
@@ -152,7 +148,7 @@ class Court:
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """Yield rows of ``JUDGED``, and at last the counts."""
-        rows = (row for batch in batches for row in zip(*_lists(batch), strict=True))
+        rows = (row for batch in batches for row in map(LedgerRow, *_lists(batch)))
         with without_collector():
             groups = groupby(rows, lambda row: row[:2])
             yield from _batches(
@@ -165,25 +161,26 @@ class Court:
             for kind, number in self._counts.items()
         )
 
-    def _of_no_shard(self, rows: Sequence[Sequence[Any]]) -> Iterator[_Row]:
+    def _of_no_shard(self, rows: Sequence[LedgerRow]) -> Iterator[_Row]:
         """Count what settles nothing, and find what says so in a wrong way."""
-        for _, what, _, _, _, at_ms, _, topic, partition, place, _, _, more in rows:
+        for row in rows:
+            what = row.offset
             if what not in (MALFORMED_ROW, NOWHERE):
-                self._counts[COUNTED[what]] += place
+                self._counts[COUNTED[what]] += row.place
                 continue
             yield {
                 "verdict": FOUND,
                 "when": CERTAIN,
                 "kind": MALFORMED if what == MALFORMED_ROW else UNKNOWN_SOURCE,
                 "shard": NO_SHARD,
-                "target": topic,
-                "target_partition": partition,
-                "target_offset": place,
-                "at_ms": at_ms,
-                "detail": more.decode(),
+                "target": row.topic,
+                "target_partition": row.partition,
+                "target_offset": row.place,
+                "at_ms": row.at_ms,
+                "detail": (row.more or b"").decode(),
             }
 
-    def _of_group(self, rows: Sequence[Sequence[Any]]) -> Iterator[_Row]:
+    def _of_group(self, rows: Sequence[LedgerRow]) -> Iterator[_Row]:
         group = without_undecided(group_of(rows), self._rules.may_be_refused)
         self._counts["outputs"] += len(group.settling) + len(group.successors)
         found = list(judge(group, self._rules, self._counts))
@@ -212,7 +209,7 @@ def _finding_row(one: Finding) -> _Row:
         "base": one.base,
         "since_ms": one.since_ms,
         "aim": one.aim,
-        "packed": _pack(one.values) if one.values else None,
+        "packed": None if one.row is None else _pack(one.row),
     }
     return row if one.output is None else row | _place_row(one.output)
 

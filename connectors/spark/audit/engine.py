@@ -1,12 +1,13 @@
 """One step of an audit: from the cut before, if there is one, to this one.
 
     1  read     records since the cut before, as rows of the ledger                        ledger
-    2  due      what was pending and may be settled by now                                 state
-    3  match    records with what settles them; nearly all are done then                   match
-    4  look up  what outputs and ids of this step name of earlier ones                     state
-    5  judge    what is left, record by record                                             court
-    6  decide   what depends on other records of the same id                               court
-    7  keep     findings, and what the next step needs                                     state
+    2  due      what was pending and may be settled by now, or is named by an id           state
+    3  sieve    blocks of plain records that were delivered soundly                        sieve
+    4  match    the rest with what settles it; nearly all of that is done then             match
+    5  look up  what outputs name of records that are not among the rest                   state
+    6  judge    what is left, record by record                                             court
+    7  decide   what depends on other records of the same id                               court
+    8  keep     findings, and what the next step needs                                     state
 
 Each step writes down what the next one reads, so that nothing is computed twice and memory stays
 bounded. Work follows what is new and what comes due, and not what is pending.
@@ -23,22 +24,26 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.audit.court import COUNT, LINE, Passed, judge_records
 from connectors.spark.audit.evidence import Evidence
-from connectors.spark.audit.frames import decide, named, odd_rows, passed
+from connectors.spark.audit.frames import apart, decide, named, passed
 from connectors.spark.audit.held import Held
 from connectors.spark.audit.logs import Logs
-from connectors.spark.audit.match import PENDING, SOUND, match
+from connectors.spark.audit.match import ODD, PENDING, SOUND, UNMATCHED, match, unpaired
 from connectors.spark.audit.rules import Rules
-from connectors.spark.audit.state import Run
+from connectors.spark.audit.sieve import blocks_of, counted, in_blocks, is_plain, waiting
+from connectors.spark.audit.state import KEY, Run
 from connectors.spark.audit.verdicts import FOUND, UNJUDGED
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.frames import kept
+from connectors.spark.ledger.facts import DELIVERED, OUTCOME
 from connectors.spark.ledger.native import (
+    COMPLETE,
     ORDINARY,
-    classified_outputs,
+    classified_deliveries,
+    classified_outcomes,
     classified_sources,
-    ledger_of,
+    read_in_python,
 )
-from connectors.spark.ledger.rows import Ledger
+from connectors.spark.ledger.rows import COLUMNS, Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +93,34 @@ class Engine:
         self._evidence = evidence
         self._rules = rules
         self._ledger = ledger
+        self._counts: Counter[str] = Counter()
 
     def run(self, held: Held | None = None) -> Step:
         """Make the step; without ``held`` it is the only one, and keeps nothing."""
-        new = self._read()
-        rows = new if held is None else new.unionByName(held.due())
-        matched = self._kept("matched", match(rows, self._rules), "status")
-        odd = odd_rows(matched, rows)
+        rows = self._read()
         if held is not None:
-            odd = odd.unionByName(held.look_up(matched, rows))
+            rows = rows.unionByName(held.beside(rows))
+        plain, rest = rows.where(is_plain()), rows.where(~is_plain())
+        blocks = self._kept("blocks", blocks_of(plain, self._rules), "is_even")
+        even, uneven = blocks.where("is_even"), blocks.where("not is_even")
+        sifted = in_blocks(plain, even)
+        if not uneven.isEmpty():
+            rest = rest.unionByName(in_blocks(plain, uneven))
+        matched = self._kept("matched", match(rest, self._rules), "status")
+        odd, sifted = self._odd(matched, sifted, held)
+        odd = odd.unionByName(apart(rest))
         judged = judge_records(odd, self._rules, keeps=held is not None)
         judged = self._kept("judged", judged, "verdict")
-        decided = self._kept("decided", self._decided(matched, judged), "verdict")
-        counts = self._counts(matched, judged)
-        runs = () if held is None else held.keep(matched, decided)
+        decided = self._kept("decided", self._decided(even, matched, judged), "verdict")
+        self._count(even, matched, judged)
+        runs: tuple[Run, ...] = ()
+        if held is not None:
+            sound = sifted.where(sf.col("role") == DELIVERED)
+            runs = held.keep(matched, decided, waiting(sifted, self._rules), sound)
         told = named(decided, self._cut, self._rules)
         verdict = sf.col("verdict")
         found, unjudged = (told.where(verdict == one).drop("verdict") for one in (FOUND, UNJUDGED))
-        return Step(found, unjudged, counts, runs)
+        return Step(found, unjudged, dict(sorted(self._counts.items())), runs)
 
     def _kept(self, name: str, rows: DataFrame, *by: str) -> DataFrame:
         return kept(rows, f"{self._work}/{name}", *by)
@@ -114,40 +129,67 @@ class Engine:
 
     def _read(self) -> DataFrame:
         """Return the rows of the ledger that new records make."""
+        logs, ledger = self._logs, self._ledger
         delayed = {shard.place for shard in self._cut.shards}
-        sources = classified_sources(self._logs.records(delayed), self._ledger)
         others = self._evidence.spans.keys() - delayed
-        outputs = classified_outputs(self._logs.records(others), self._ledger)
-        is_source = sf.lit(True)  # noqa: FBT003  # a literal of Spark's
-        records = sources.withColumn("is_source", is_source).unionByName(
-            outputs.withColumn("is_source", ~is_source)
+        outcomes = {place for place in others if ledger.roles.get(place[0]) == OUTCOME}
+        classified = (
+            (1, classified_sources(logs.records(delayed), ledger)),
+            (0, classified_deliveries(logs.records(others - outcomes), ledger)),
+            (0, classified_outcomes(logs.records(outcomes), ledger)),
         )
-        self._classified = self._kept("records", records, "is_source", "reading")
-        rows = [
-            ledger_of(self._classified.where(told), self._ledger, of_sources=of_sources)
-            for of_sources, told in ((True, "is_source"), (False, "not is_source"))
-        ]
-        return rows[0].unionByName(rows[1])
+        of_sources = sf.lit
+        first, *more = (rows.withColumn("of_sources", of_sources(n)) for n, rows in classified)
+        for rows in more:
+            first = first.unionByName(rows)
+        read = self._kept("records", first, "of_sources", "reading")
+        self._counts["ordinary"] = read.where(sf.col("reading") == ORDINARY).count()
+        rows = read.where(sf.col("reading") == COMPLETE).select(*COLUMNS)
+        for number in (0, 1):
+            rest = read.where((sf.col("of_sources") == number) & (sf.col("reading") != ORDINARY))
+            if not rest.where(sf.col("reading") != COMPLETE).isEmpty():
+                made = read_in_python(rest, ledger, of_sources=bool(number))
+                rows = rows.unionByName(self._kept(f"made-{number}", made))
+        return rows
 
     # --- judge ---------------------------------------------------------------------------------
 
-    def _decided(self, matched: DataFrame, judged: DataFrame) -> DataFrame:
+    def _odd(
+        self, matched: DataFrame, sifted: DataFrame, held: Held | None
+    ) -> tuple[DataFrame, DataFrame]:
+        """Return the rows that have to be judged in Python, those of earlier records that outputs
+        name included; and the sifted rows without those.
+        """
+        odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
+        keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()
+        if keys.isEmpty():
+            return odd, sifted
+        beside = self._kept("beside", sifted.join(sf.broadcast(keys), KEY, "left_semi"))
+        sound, pending = counted(blocks_of(beside, self._rules))
+        self._counts.update(sources=-sound - pending, delivered=-sound)
+        self._counts.update(outputs=-sound, pending=-pending)
+        odd = odd.unionByName(beside)
+        if held is not None:
+            odd = odd.unionByName(held.look_up(keys.join(beside, KEY, "left_anti")))
+        return odd, sifted.join(sf.broadcast(keys), KEY, "left_anti")
+
+    def _decided(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> DataFrame:
         """Return the verdicts that are certain by now."""
         has_ids = not judged.where(sf.col("verdict") == LINE).isEmpty()
         offsets = sum(span.end - span.start for span in self._evidence.spans.values())
-        known = passed(matched, offsets) if has_ids else Passed()
+        known = passed(matched, offsets, even) if has_ids else Passed()
         return self._logs.still_true(decide(judged, known, self._rules), self._rules)
 
     # --- results -------------------------------------------------------------------------------
 
-    def _counts(self, matched: DataFrame, judged: DataFrame) -> dict[str, int]:
-        """Return how many records there were, by what became of them."""
+    def _count(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> None:
+        """Count records by what became of them."""
         sums = judged.where(sf.col("verdict") == COUNT).groupBy("kind").agg(sf.sum("number"))
-        counts = Counter({row[0]: row[1] for row in sums.collect()})
-        by_status = matched.groupBy("status").count().collect()
-        plain = {row["status"]: row["count"] for row in by_status}
-        sound, pending = plain.get(SOUND, 0), plain.get(PENDING, 0)
-        ordinary = self._classified.where(sf.col("reading") == ORDINARY).count()
-        counts.update(sources=sound + pending, delivered=sound, outputs=sound)
-        counts.update(pending=pending, ordinary=ordinary)
-        return dict(sorted(counts.items()))
+        self._counts.update({row[0]: row[1] for row in sums.collect()})
+        usual = matched.where(sf.col("status").isin(SOUND, PENDING))
+        by_role = {row[0]: row[1] for row in usual.groupBy("o_role").count().collect()}
+        sound, pending = counted(even)
+        delivered, told = sound + by_role.get(DELIVERED, 0), by_role.get(OUTCOME, 0)
+        pending += by_role.get(None, 0)
+        self._counts.update(sources=delivered + told + pending, pending=pending)
+        self._counts.update(delivered=delivered, outputs=delivered + told, given_an_outcome=told)

@@ -15,6 +15,7 @@ from connectors.spark.audit.court import COUNT, LINE, Passed, decide_by_ids, jud
 from connectors.spark.audit.evidence import Evidence, Strictness, all_of, rules_of
 from connectors.spark.audit.match import ODD, SOUND, UNMATCHED, match, unpaired
 from connectors.spark.audit.rules import Rules
+from connectors.spark.audit.sieve import BLOCK_BITS
 from connectors.spark.audit.verdicts import CERTAIN, FOUND, UNJUDGED, with_ids
 from connectors.spark.common.cut import Cut
 from connectors.spark.ledger.facts import NAMED
@@ -22,7 +23,6 @@ from connectors.spark.ledger.rows import NO_SHARD, name_hash
 
 _PASSED_MAX: Final = 500_000
 """Blocks of offsets of which the driver keeps when H had passed them."""
-_BLOCK_BITS: Final = 8
 _USUAL: Final = Strictness()
 
 
@@ -47,33 +47,35 @@ def findings(
     """
     rules = rules_of(cut, all_of(cut) if evidence is None else evidence, strictness)
     matched = match(ledger, rules)
-    judged = judge_records(odd_rows(matched, ledger), rules, keeps=False)
+    odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
+    judged = judge_records(odd.unionByName(apart(ledger)), rules, keeps=False)
     offsets = sum(span.end - span.start for span in cut.spans.values())
     decided = decide(judged, passed(matched, offsets), rules)
     is_finding = sf.col("verdict") == FOUND
     return named(decided, cut, rules).select("*", is_finding.alias("is_finding")).drop("verdict")
 
 
-def odd_rows(matched: DataFrame, ledger: DataFrame) -> DataFrame:
-    """Return the rows of the ledger that have to be judged in Python."""
-    pairs = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
-    apart = (sf.col("shard") == NO_SHARD) | (sf.col("role") == NAMED)
-    return pairs.unionByName(ledger.where(apart))
+def apart(ledger: DataFrame) -> DataFrame:
+    """Return the rows of the ledger that are judged without being matched."""
+    return ledger.where((sf.col("shard") == NO_SHARD) | (sf.col("role") == NAMED))
 
 
-def passed(matched: DataFrame, offsets: int) -> Passed:
-    """Return when H had passed the blocks of offsets that sound pairs are in.
+def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> Passed:
+    """Return when H had passed the blocks of offsets that sound records are in.
 
     Args:
         matched: as ``match`` gives it.
         offsets: how many were read, which says how large a block is.
+        even: blocks of sound records beside those, as ``blocks_of`` gives them.
     """
-    bits = max(_BLOCK_BITS, (offsets // _PASSED_MAX).bit_length())
-    blocks = (
-        matched.where(sf.col("status") == SOUND)
-        .groupBy("shard", sf.shiftright("offset", bits).alias("block"))
-        .agg(sf.min("o_at_ms").alias("at_ms"))
-    )
+    bits = max(BLOCK_BITS, (offsets // _PASSED_MAX).bit_length())
+    sound = matched.where(sf.col("status") == SOUND)
+    block = sf.shiftright("offset", BLOCK_BITS).alias("block")
+    told = sound.select("shard", block, sf.col("o_at_ms").alias("at_ms"))
+    if even is not None:
+        told = told.unionByName(even.where("at_ms is not null").select("shard", "block", "at_ms"))
+    wide = sf.shiftright("block", bits - BLOCK_BITS).alias("block")
+    blocks = told.groupBy("shard", wide).agg(sf.min("at_ms"))
     return Passed(bits, ((row[0], row[1], row[2]) for row in blocks.collect()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -13,8 +13,10 @@ from connectors.spark.ledger.facts import (
     ARRIVED,
     CONTINUED,
     DISCLAIMED,
+    HERE,
     LETTER,
     NAMED,
+    OUTCOME,
     PLAIN_OUTPUT,
     PLAIN_SOURCE,
     REMEMBERED,
@@ -26,8 +28,9 @@ from connectors.spark.ledger.facts import (
     Source,
     SourceFacts,
 )
-from connectors.spark.ledger.ids import Line
-from connectors.spark.ledger.rows import NO_ID, id_hash, pack
+from connectors.spark.ledger.ids import NONE, Line
+from connectors.spark.ledger.kinds import OUTCOME_NAMES
+from connectors.spark.ledger.rows import LedgerRow, id_hash, pack
 from delayservice.core.codes import COPY_FORGED
 from delayservice.core.entry import INVALID
 
@@ -66,7 +69,7 @@ class Group:
     arrivals: Sequence[Output] = ()
     mirrored: int = 0
     undecided: Sequence[Output] = ()
-    rows: Sequence[Sequence[Any]] = field(default=(), repr=False)
+    rows: Sequence[LedgerRow] = field(default=(), repr=False)
 
     def carried(self, when: int = CERTAIN) -> Iterator[Finding]:
         """Yield the rows as they are, for the next cut."""
@@ -75,10 +78,10 @@ class Group:
     def carried_undecided(self) -> Iterator[Finding]:
         """Yield the rows of what may still be refused, for the next cut."""
         places = {place_of(one) for one in self.undecided}
-        rows = [row for row in self.rows if places and _place_of_row(row) in places]
+        rows = [row for row in self.rows if row.role not in SOURCES and row[8:11] in places]
         yield from self._carried(rows, CERTAIN)
 
-    def _carried(self, rows: Sequence[Sequence[Any]], when: int) -> Iterator[Finding]:
+    def _carried(self, rows: Sequence[LedgerRow], when: int) -> Iterator[Finding]:
         record_id = None if self.source is None else self.source.facts.record_id
         base = 0 if self.source is None else base_of(self.source)
         for row in rows:
@@ -90,23 +93,23 @@ class Group:
                 record_id=record_id,
                 base=base,
                 verdict=CARRIED,
-                values=tuple(row),
+                row=row,
             )
 
 
-def group_of(rows: Sequence[Sequence[Any]]) -> Group:
-    """Return the group of some rows of ``LEDGER`` with the same shard and offset."""
+def group_of(rows: Sequence[LedgerRow]) -> Group:
+    """Return the group of some rows of the ledger with the same shard and offset."""
     shard, offset = rows[0][:2]
-    by_role = {row[2]: row for row in rows if row[2] in SOURCES}
+    by_role = {row.role: row for row in rows if row.role in SOURCES}
     source = _source(by_role[SOURCE]) if SOURCE in by_role else None
-    outputs = [_output(row) for row in rows if row[2] not in SOURCES]
+    outputs = [_output(row) for row in rows if row.role not in SOURCES]
     group = grouped(shard, offset, source, outputs)
-    past = by_role.get(REMEMBERED)
+    past, named = by_role.get(REMEMBERED), by_role.get(NAMED)
     return replace(
         group,
-        settled=None if past is None else Settled(past[3], past[5], *past[7:10]),
-        details=None if past is None or past[12] is None else _remembered(past[12]),
-        named=_named(by_role[NAMED][12]) if NAMED in by_role else None,
+        settled=None if past is None else _settled(past),
+        details=None if past is None or past.more is None else _remembered(past.more),
+        named=None if named is None or named.more is None else _named(named.more),
         rows=rows,
     )
 
@@ -148,10 +151,6 @@ def place_of(output: Output) -> tuple[int, int, int]:
     return output.topic, output.partition, output.place
 
 
-def _place_of_row(row: Sequence[Any]) -> tuple[Any, ...] | None:
-    return None if row[2] in SOURCES else tuple(row[7:10])
-
-
 def base_of(source: Source) -> int:
     """Return the first offset at which the canceller of a record may be."""
     return source.facts.base or source.offset + 1
@@ -159,21 +158,32 @@ def base_of(source: Source) -> int:
 
 def named_row(shard: int, line: Line, record_id: bytes) -> Finding:
     """Return a record that was judged and may still cancel others, for the next cut."""
-    values = (
-        *(shard, line.offset, NAMED, line.key_ms, 0, line.written_ms, 0, -1, -1, 0, -1),
-        *(id_hash(record_id), pack((record_id, line))),
+    row = LedgerRow(
+        shard,
+        line.offset,
+        NAMED,
+        key_ms=line.key_ms,
+        at_ms=line.written_ms,
+        id_hash=id_hash(record_id),
+        more=pack((record_id, line)),
     )
-    return Finding("", shard, line.offset, verdict=CARRIED, values=values)
+    return Finding("", shard, line.offset, verdict=CARRIED, row=row)
 
 
 def settled_row(
     group: Group, settled: Settled, details: Remembered | None = None, when: int = CERTAIN
 ) -> Finding:
     """Return a record that was judged, to be remembered."""
-    values = (
-        *(group.shard, group.offset, REMEMBERED, settled.role, 0, settled.at_ms, 0),
-        *(settled.topic, settled.partition, settled.place, -1, NO_ID),
-        None if details is None else pack(details),
+    row = LedgerRow(
+        group.shard,
+        group.offset,
+        REMEMBERED,
+        kind=settled.role,
+        at_ms=settled.at_ms,
+        topic=settled.topic,
+        partition=settled.partition,
+        place=settled.place,
+        more=None if details is None else pack(details),
     )
     source = group.source
     return Finding(
@@ -184,7 +194,7 @@ def settled_row(
         record_id=None if source is None else source.facts.record_id,
         base=0 if source is None else base_of(source),
         verdict=SETTLED,
-        values=values,
+        row=row,
     )
 
 
@@ -201,13 +211,24 @@ def _as_refused(source: Source, outputs: Sequence[Output]) -> Source:
     return source
 
 
-def _source(row: Sequence[Any]) -> Source:
-    shard, offset, _, key_ms, due_ms, at_ms, content, topic, partition, _, key_hash, _, more = row
-    facts = PLAIN_SOURCE if more is None else _source_facts(more)
-    return Source(shard, offset, key_ms, due_ms, at_ms, content, topic, partition, facts, key_hash)
+def _source(row: LedgerRow) -> Source:
+    if row.more is not None:
+        facts = _source_facts(row.more)
+    else:
+        facts = PLAIN_SOURCE if row.id is None else SourceFacts(row.kind, row.id)
+    return Source(*row[:2], *row[4:10], facts, row.key_hash)
 
 
-def _output(row: Sequence[Any]) -> Output:
-    _, _, role, _, due_ms, at_ms, content, topic, partition, place, key_hash, _, more = row
-    facts = PLAIN_OUTPUT if more is None else _output_facts(more)
-    return Output(role, due_ms, at_ms, content, topic, partition, place, key_hash, facts)
+def _output(row: LedgerRow) -> Output:
+    if row.more is not None:
+        facts = _output_facts(row.more)
+    elif row.role == OUTCOME:
+        origin = HERE if row.by == NONE else ""
+        facts = OutputFacts(origin, outcome=OUTCOME_NAMES[row.kind], by=row.by)
+    else:
+        facts = PLAIN_OUTPUT
+    return Output(row.role, *row[5:12], facts)
+
+
+def _settled(row: LedgerRow) -> Settled:
+    return Settled(row.kind, row.at_ms, row.topic, row.partition, row.place)

@@ -9,21 +9,28 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.court import ledger_rows
-from connectors.spark.audit.match import PENDING, SOUND, UNMATCHED, of_records, remembered
+from connectors.spark.audit.match import PENDING, SOUND, of_records, remembered, remembered_outputs
 from connectors.spark.audit.rules import Rules
-from connectors.spark.audit.state import GONE, HISTORY, OPEN, Run, State, bucket_of
-from connectors.spark.audit.state import PENDING as PENDING_RUN
+from connectors.spark.audit.state import (
+    GONE,
+    IDENTIFIED,
+    JUDGED,
+    KEY,
+    OPEN,
+    RECENT,
+    SPECIAL,
+    Run,
+    State,
+    bucket_of,
+)
+from connectors.spark.audit.state import PENDING as PLAIN
 from connectors.spark.audit.verdicts import CARRIED, SETTLED
 from connectors.spark.common.frames import kept
 from connectors.spark.ledger.facts import SOURCE
 from connectors.spark.ledger.rows import COLUMNS, LEDGER, NO_ID
 
-_KEY: Final = ["shard", "offset"]
-_ROW: Final = [*_KEY, "role", "topic", "partition", "place"]
-_FIRST_LOOK: Final = 8
-_GROWTH: Final = 4
-"""How many of the newest runs of the history are searched first, and how many times more each time
-after that: most of what comes late comes soon."""
+_ROW: Final = [*KEY, "role", "topic", "partition", "place"]
+_ID: Final = ["shard", "id_hash"]
 _FINEST: Final = "0-"
 
 
@@ -51,11 +58,14 @@ class Held:
         self._state = state
         self._number = number
         self._taken_ms = taken_ms
+        self._grace_ms = rules.grace_ms
         self._work = work
         k_ms = [own.later.key[0] for own in rules.shards.values()]
         self._due_ms = max(0, rules.overdue_since_ms, *k_ms)
         self._runs = self._split(list(runs))
         self._due = {r.bucket for r in self._runs if r.bucket and r.start_ms <= self._due_ms}
+        self._later = {run.bucket for run in self._runs if run.bucket} - self._due
+        self._found = state.live([], ())
 
     def _split(self, runs: list[Run]) -> list[Run]:
         """Return runs with those of wide buckets that come due as runs of narrow ones."""
@@ -63,10 +73,15 @@ class Held:
         wide = {bucket for bucket in due if not bucket.startswith(_FINEST)}
         if not wide:
             return runs
-        rows = self._in_buckets(self._state.live(runs, wide))
-        return [run for run in runs if run.bucket not in wide] + self._written(
-            rows, PENDING_RUN, "-split"
-        )
+        rows = self._state.live(runs, wide)
+        return [run for run in runs if run.bucket not in wide] + self._waiting(rows, "-split")
+
+    def _waiting(self, rows: DataFrame, part: str = "") -> list[Run]:
+        """Write records that nothing settles yet, and return their runs."""
+        rows = self._in_buckets(rows)
+        has_id = sf.col("id_hash") != NO_ID
+        kinds = ((PLAIN, ~has_id), (IDENTIFIED, has_id))
+        return [r for kind, told in kinds for r in self._written(rows.where(told), kind, part)]
 
     def _in_buckets(self, rows: DataFrame) -> DataFrame:
         bucket = bucket_of(sf.greatest("key_ms", sf.lit(self._due_ms)), self._due_ms)
@@ -75,69 +90,78 @@ class Held:
     def _written(self, rows: DataFrame, kind: str, part: str = "") -> list[Run]:
         return self._state.write(rows, self._number, kind, self._taken_ms, part)
 
-    def due(self) -> DataFrame:
-        """Return rows that have to be looked at: of records that may be settled by now, and what
-        is open.
-        """
-        opened = self._state.read(run for run in self._runs if run.kind == OPEN)
-        return opened.unionByName(self._state.live(self._runs, self._due).select(*COLUMNS))
-
     # --- look up -------------------------------------------------------------------------------
 
-    def look_up(self, matched: DataFrame, rows: DataFrame) -> DataFrame:
-        """Return rows of earlier records that this step speaks of: pending ones whose time has not
-        come, by what settles them and by their ids, and those that were judged.
-
-        Args:
-            matched: as ``match`` gives it.
-            rows: the rows of the ledger of this step.
+    def beside(self, new: DataFrame) -> DataFrame:
+        """Return the rows that have to be looked at beside new ones: what is open, records that may
+        be settled by now, and all that are pending under an id that a new row bears.
         """
-        keys = matched.where(sf.col("status") == UNMATCHED).select(*_KEY).distinct()
-        ids = rows.where((sf.col("role") == SOURCE) & (sf.col("id_hash") != NO_ID))
-        ids = ids.select("shard", "id_hash").distinct()
-        later = {run.bucket for run in self._runs if run.bucket} - self._due
-        pending = self._state.live(self._runs, later)
-        named = pending.where(sf.col("id_hash") != NO_ID)
-        found = pending.join(keys, _KEY, "left_semi").unionByName(
-            named.join(ids, ["shard", "id_hash"], "left_semi")
-        )
-        self._found = kept(found.dropDuplicates(_KEY), f"{self._work}/found")
-        late = kept(keys.join(self._found, _KEY, "left_anti"), f"{self._work}/late")
-        return self._found.select(*COLUMNS).unionByName(self._remembered(late))
+        opened = self._state.read(run for run in self._runs if run.kind == OPEN)
+        due = self._state.live(self._runs, self._due)
+        pending = self._state.live(self._runs, self._later, [IDENTIFIED])
+        ids = new.where(sf.col("id_hash") != NO_ID).select(*_ID).distinct()
+        self._found = kept(pending.join(ids, _ID, "left_semi"), f"{self._work}/identified")
+        found = due.unionByName(self._found).select(*COLUMNS)
+        return opened.unionByName(found)
 
-    def _remembered(self, keys: DataFrame) -> DataFrame:
-        """Return the newest row of the history for each key that has any."""
-        runs = sorted((r for r in self._runs if r.kind == HISTORY), key=lambda run: -run.number)
-        found = self._state.read([])
-        at, look = 0, _FIRST_LOOK
-        while at < len(runs) and not keys.isEmpty():
-            rows = self._state.read(runs[at : at + look]).join(keys, _KEY, "left_semi")
-            newest = kept(rows.transform(newest_of_each), f"{self._work}/past-{at}")
-            keys = keys.join(newest, _KEY, "left_anti")
-            found = found.unionByName(newest)
-            at, look = at + look, look * _GROWTH
-        return found
+    def look_up(self, keys: DataFrame) -> DataFrame:
+        """Return the rows of earlier records of some keys that outputs name: pending ones whose
+        time has not come, and those that were judged.
+        """
+        pending = self._state.live(self._runs, self._later).join(keys, KEY, "left_semi")
+        early = kept(pending, f"{self._work}/early")
+        self._found = self._found.unionByName(early)
+        late = keys.join(early, KEY, "left_anti")
+        rows = self._state.read(run for run in self._runs if run.kind in (RECENT, SPECIAL))
+        newest = kept(
+            rows.join(late, KEY, "left_semi").transform(newest_of_each), f"{self._work}/newest"
+        )
+        older = self._state.judged(self._runs, late.join(newest, KEY, "left_anti"))
+        return early.select(*COLUMNS).unionByName(newest).unionByName(older)
 
     # --- keep ----------------------------------------------------------------------------------
 
-    def keep(self, matched: DataFrame, decided: DataFrame) -> tuple[Run, ...]:
-        """Write down what the next step needs, and return all runs that it reads."""
+    def keep(
+        self, matched: DataFrame, decided: DataFrame, waiting: DataFrame, sound: DataFrame
+    ) -> tuple[Run, ...]:
+        """Write down what the next step needs, and return all runs that it reads.
+
+        Args:
+            matched: as ``match`` gives it.
+            decided: the verdicts on what was judged in Python.
+            waiting: rows of records of even blocks that nothing settles yet.
+            sound: rows of deliveries of even blocks.
+        """
         carried = self._packed(decided, CARRIED).join(self._found, _ROW, "left_anti")
         is_later = (sf.col("role") == SOURCE) & (sf.col("key_ms") > self._due_ms)
-        plain = of_records(matched.where(sf.col("status") == PENDING))
-        pending = self._in_buckets(plain.unionByName(carried.where(is_later)))
-        settled = self._packed(decided, SETTLED)
-        gone = self._found.join(settled, _KEY, "left_semi")
-        sound = remembered(matched.where(sf.col("status") == SOUND))
-        history = sound.unionByName(settled).withColumn("due_ms", sf.lit(self._number))
+        still = of_records(matched.where(sf.col("status") == PENDING))
+        still = still.join(self._found, KEY, "left_anti")
+        pending = waiting.unionByName(still).unionByName(carried.where(is_later))
+        paired = remembered(matched.where(sf.col("status") == SOUND))
+        settled = paired.unionByName(self._packed(decided, SETTLED))
+        gone = self._found.join(settled, KEY, "left_semi").select(*COLUMNS, "bucket")
         is_kept = [r for r in self._runs if r.kind != OPEN and r.bucket not in self._due]
         new = [
-            *self._written(pending, PENDING_RUN),
+            *self._waiting(pending),
             *self._written(carried.where(~is_later), OPEN),
             *self._written(gone, GONE),
-            *self._written(history.sort(*_KEY), HISTORY),
+            *self._judged(settled.unionByName(sound.transform(remembered_outputs)), is_kept),
         ]
         return tuple(self._state.merged(is_kept + new, self._number))
+
+    def _judged(self, settled: DataFrame, held: list[Run]) -> list[Run]:
+        """Write down what was judged. Under ``at_least_once`` it is kept in full for a while."""
+        settled = settled.withColumn("due_ms", sf.lit(self._number).cast("long"))
+        is_plain = sf.col("more").isNull()
+        written = self._written(settled.where(~is_plain), SPECIAL)
+        old, plain = [], settled.where(is_plain)
+        if self._grace_ms:
+            since_ms = self._taken_ms - self._grace_ms
+            old = [run for run in held if run.kind == RECENT and run.taken_ms < since_ms]
+            held[:] = [run for run in held if run not in old]
+            written += self._written(plain, RECENT)
+            plain = self._state.read(old)
+        return written + self._written(self._state.folded(plain), JUDGED)
 
     @staticmethod
     def _packed(decided: DataFrame, verdict: int) -> DataFrame:
@@ -148,4 +172,4 @@ class Held:
 def newest_of_each(rows: DataFrame) -> DataFrame:
     """Return the newest row of each judged record: that with the highest number of a cut."""
     row = sf.max_by(sf.struct(*COLUMNS), "due_ms").alias("row")
-    return rows.groupBy(*_KEY).agg(row).select("row.*")
+    return rows.groupBy(*KEY).agg(row).select("row.*")

@@ -1,4 +1,4 @@
-"""Brings source records and what settles them together, by one join: what nearly all pairs need.
+"""Brings source records and what settles them together, and judges the usual pairs.
 
 DataFrame in, DataFrame out, on the session of what is given; nothing here knows Kafka.
 """
@@ -11,139 +11,157 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.rules import Rules
+from connectors.spark.audit.sieve import has_settled, is_in_its_partition, is_pending, with_cursors
 from connectors.spark.common.frames import or_false
-from connectors.spark.ledger.facts import DELIVERED, NAMED, NEVER_MS, REMEMBERED, SOURCE
-from connectors.spark.ledger.rows import COLUMNS, LEDGER, NO_ID, NO_SHARD
+from connectors.spark.ledger.facts import DELIVERED, NAMED, NEVER_MS, OUTCOME, REMEMBERED, SOURCE
+from connectors.spark.ledger.kinds import OUTCOME_KINDS
+from connectors.spark.ledger.native import row_with
+from connectors.spark.ledger.rows import COLUMNS, NO_ID, NO_SHARD
+from delayservice.core.entry import CANCEL, SCHEDULE
 
 SOUND: Final = 0
 PENDING: Final = 1
 ODD: Final = 2
 UNMATCHED: Final = 3
-"""Values of ``status``: a plain record and its one delivery, with nothing wrong; a plain record
-that needs no settlement yet; what has to be judged in Python; an output without its record."""
+"""Values of ``status``: a record and its one settlement, with nothing wrong; a record that needs no
+settlement yet; what has to be judged in Python; an output without its record."""
 
-_OF_SOURCE: Final = ("role", "key_ms", "due_ms", "at_ms", "content", "topic", "partition", "place")
-_SOURCE_ONLY: Final = ("key_hash", "id_hash", "more")
-_OF_OUTPUT: Final = ("role", "due_ms", "at_ms", "content", "topic", "partition", "place")
-_OUTPUT_ONLY: Final = ("key_hash", "more")
-_CURSOR: Final = (
-    "shard long, first_ms long, first_at long, first_h long, "
-    "last_ms long, last_at long, last_h long"
-)
-"""Keys and offsets of the earlier and of the later cursor of a shard."""
+_CANCELLED, _REPLACED = OUTCOME_KINDS["cancelled"], OUTCOME_KINDS["replaced"]
+_NOT_PENDING: Final = OUTCOME_KINDS["not_pending"]
+_KEY: Final = ("shard", "offset")
+_SIDES: Final = {"s_": "is_source", "o_": "not is_source"}
 
 
-def match(ledger: DataFrame, rules: Rules) -> DataFrame:
+def match(rows: DataFrame, rules: Rules) -> DataFrame:
     """Return one row for each pair of a record and an output of it; of what has no counterpart,
     with nulls in place of that. Rows of role ``NAMED`` and of ``NO_SHARD`` are left out.
 
     Args:
-        ledger: rows of ``ledger.rows.LEDGER``.
+        rows: rows of the ledger: of a record and of an id all that there are.
         rules: what to judge by.
 
     Returns:
         ``shard``, ``offset``, ``status``; ``s_*``: columns of the record; ``o_*``: of the output.
-        Of what is ``SOUND`` only what ``remembered`` needs.
     """
     is_source = sf.col("role").isin(SOURCE, REMEMBERED)
-    of_shards = ledger.where((sf.col("shard") != NO_SHARD) & (sf.col("role") != NAMED))
-    sources = of_shards.where(is_source).select(
-        "shard", "offset", *_prefixed("s_", (*_OF_SOURCE, *_SOURCE_ONLY))
+    paired = rows.where((sf.col("shard") != NO_SHARD) & (sf.col("role") != NAMED))
+    sources, outputs = (
+        paired.where(told).select(*_KEY, *_prefixed(prefix))
+        for prefix, told in (("s_", is_source), ("o_", ~is_source))
     )
-    of_record = Window.partitionBy("shard", "offset")
-    outputs = (
-        of_shards.where(~is_source)
-        .withColumn("outputs", sf.count("*").over(of_record))
-        .select("shard", "offset", "outputs", *_prefixed("o_", (*_OF_OUTPUT, *_OUTPUT_ONLY)))
+    counted = outputs.withColumn("outputs", sf.count("*").over(Window.partitionBy(*_KEY)))
+    joined = with_cursors(sources.join(counted, list(_KEY), "full"), rules)
+    # Records without an id are by themselves: they would all be one group.
+    group = sf.when(sf.col("s_id_hash") != NO_ID, sf.col("s_id_hash")).otherwise(
+        sf.xxhash64("offset")
     )
-    cursors = ledger.sparkSession.createDataFrame(_cursors(rules), _CURSOR)
-    joined = sources.join(outputs, ["shard", "offset"], "full").join(
-        sf.broadcast(cursors), "shard", "left"
+    told = joined.withColumns({"group": group, "status": _status(rules)})
+    named = rows.where(sf.col("role") == NAMED).select("shard", sf.col("id_hash").alias("group"))
+    told = told.join(named.distinct().withColumn("is_named", sf.lit(1)), ["shard", "group"], "left")
+    return _with_ids_judged(told).select(
+        *_KEY, "status", *(f"{p}{name}" for p in _SIDES for name in COLUMNS if name not in _KEY)
     )
-    status = (
-        sf.when(or_false(_is_sound(rules)), SOUND)
-        .when(or_false(_is_pending(rules)), PENDING)
+
+
+def _prefixed(prefix: str) -> list[Column]:
+    return [sf.col(name).alias(prefix + name) for name in COLUMNS if name not in _KEY]
+
+
+def _status(rules: Rules) -> Column:
+    """Return the status of a pair by itself. Of an id, H has passed all that can say more."""
+    has_id = sf.col("s_id_hash") != NO_ID
+    is_passed = ~has_id | (sf.col("offset") < sf.col("first_h"))
+    is_simple = (sf.col("s_role") == SOURCE) & sf.col("s_more").isNull()
+    is_settled = is_simple & is_passed & (sf.col("outputs") == 1) & sf.col("o_more").isNull()
+    is_delayed = sf.col("s_kind") == SCHEDULE
+    waits = is_simple & is_delayed & sf.col("o_role").isNull() & is_pending(rules, "s_")
+    is_sound = is_settled & ((is_delayed & _is_delivered_well(rules)) | (has_id & _is_outcome()))
+    return (
+        sf.when(or_false(is_sound), SOUND)
+        .when(or_false(waits), PENDING)
         .when(sf.col("s_role").isNull(), UNMATCHED)
         .otherwise(ODD)
     )
-    told = joined.withColumn("status", status.cast("byte"))
-    is_sound = sf.col("status") == SOUND
-    kept = {"s_role", "o_at_ms", "o_topic", "o_partition", "o_place", "shard", "offset", "status"}
-    names = [name for name in told.columns if name[:2] in ("s_", "o_")]
-    return told.select(
-        "shard",
-        "offset",
-        "status",
-        *(sf.col(n) if n in kept else sf.when(~is_sound, sf.col(n)).alias(n) for n in names),
-    )
 
 
-def _prefixed(prefix: str, names: tuple[str, ...]) -> list[Column]:
-    return [sf.col(name).alias(prefix + name) for name in names]
-
-
-def _cursors(rules: Rules) -> list[tuple[int, ...]]:
-    return [
-        (shard, *own.earlier.key, own.earlier.offset, *own.later.key, own.later.offset)
-        for shard, own in rules.shards.items()
-    ]
-
-
-def _has_settled(cursor: str) -> Column:
-    """Return ``Cursor.has_settled`` of a record without an id, as an expression."""
-    key_ms, offset = sf.col("s_key_ms"), sf.col("offset")
-    k_ms, k_at = sf.col(f"{cursor}_ms"), sf.col(f"{cursor}_at")
-    by_key = (key_ms < k_ms) | ((key_ms == k_ms) & (offset <= k_at))
-    return (offset < sf.col(f"{cursor}_h")) & by_key
-
-
-def _is_plain_source() -> Column:
-    return (sf.col("s_role") == SOURCE) & sf.col("s_more").isNull()
-
-
-def _is_sound(rules: Rules) -> Column:
+def _is_delivered_well(rules: Rules) -> Column:
     late_ms = NEVER_MS if rules.late_ms is None else rules.late_ms
     due_ms, at_ms = sf.col("s_due_ms"), sf.col("o_at_ms")
     return (
-        _is_plain_source()
-        & (sf.col("o_role") == DELIVERED)
-        & sf.col("o_more").isNull()
-        & (sf.col("outputs") == 1)
+        (sf.col("o_role") == DELIVERED)
         & (sf.col("s_content") == sf.col("o_content"))
         & (sf.col("s_topic") == sf.col("o_topic"))
         & (due_ms == sf.col("o_due_ms"))
-        & _is_in_its_partition(rules)
+        & is_in_its_partition(rules, sf.col("s_partition"), "o_")
         & (at_ms >= due_ms - rules.early_ms)
         & (at_ms - sf.greatest(due_ms, "s_at_ms") <= late_ms)
-        & _has_settled("last")
+        & has_settled("last", "s_")
     )
 
 
-def _is_in_its_partition(rules: Rules) -> Column:
-    """Return whether an output lies where its record names, or where its key belongs."""
-    counts = sf.lit(0)
-    for count, topics in rules.topics_by_partitions().items():
-        counts = sf.when(sf.col("o_topic").isin(*topics), count).otherwise(counts)
-    named, lies, hashed = sf.col("s_partition"), sf.col("o_partition"), sf.col("o_key_hash")
-    by_key = (hashed < 0) | (sf.try_mod(hashed, counts) == lies)
-    return sf.when(named >= 0, named == lies).otherwise(by_key)
+def _is_outcome() -> Column:
+    """Return whether an outcome may be that of its record, as far as the pair says."""
+    told = sf.col("o_kind")
+    is_cancelled = told.isin(_CANCELLED, _REPLACED) & (sf.col("o_by") > sf.col("offset"))
+    of_cancel = told.isin(_CANCELLED, _NOT_PENDING)
+    by_kind = sf.when(sf.col("s_kind") == SCHEDULE, is_cancelled).when(
+        sf.col("s_kind") == CANCEL, of_cancel
+    )
+    return (sf.col("o_role") == OUTCOME) & by_kind
 
 
-def _is_pending(rules: Rules) -> Column:
-    since_ms = sf.greatest("s_key_ms", "s_at_ms")
-    is_waiting = ~_has_settled("first") & (since_ms >= rules.overdue_since_ms)
-    return _is_plain_source() & sf.col("o_role").isNull() & is_waiting
+# --- records of one id ---------------------------------------------------------------------------
+
+
+def _with_ids_judged(pairs: DataFrame) -> DataFrame:
+    """Return pairs with those as ``ODD`` whose id has a record that is not settled as the next one
+    of the id demands, or that is not certain: Python judges all of such an id.
+    """
+    of_id = Window.partitionBy("shard", "group")
+    in_order = of_id.orderBy("offset")
+    columns = ("offset", "s_kind", "s_at_ms", "o_role", "o_kind", "o_by", "first_h")
+    both = sf.struct(*columns)
+    read = pairs.withColumns(
+        {"next": sf.lead(both).over(in_order), "last": sf.lag(both).over(in_order)}
+    )
+    is_usual = sf.col("status").isin(SOUND, PENDING) & sf.col("is_named").isNull()
+    is_right = or_false(is_usual & _is_as_demanded())
+    is_settled = sf.col("status") <= PENDING
+    status = sf.when(is_settled & ~sf.every("is_right").over(of_id), ODD).otherwise(
+        sf.col("status")
+    )
+    return read.withColumn("is_right", is_right).withColumn("status", status.cast("byte"))
+
+
+def _is_as_demanded() -> Column:
+    """Return whether a pair is as the next and the last one of its id demand. A delivery that was
+    written before its canceller needs no proof; of one that was later, Python looks for it.
+    """
+    following, before = sf.col("next"), sf.col("last")
+    is_alone = following.isNull()
+    by_next = (sf.col("o_by") == following["offset"]) & (following["offset"] < sf.col("first_h"))
+    wanted = sf.when(following["s_kind"] == CANCEL, _CANCELLED).when(
+        following["s_kind"] == SCHEDULE, _REPLACED
+    )
+    is_cancelled = by_next & (sf.col("o_kind") == wanted)
+    is_in_time = is_alone | (sf.col("o_at_ms") <= following["s_at_ms"])
+    has_settled_one = or_false((before["o_role"] == OUTCOME) & (before["o_by"] == sf.col("offset")))
+    is_cancel_right = (sf.col("o_kind") == _CANCELLED) == has_settled_one
+    return (
+        sf.when(sf.col("s_id_hash") == NO_ID, sf.lit(1) == 1)
+        .when(sf.col("status") == PENDING, is_alone)
+        .when(sf.col("s_kind") == CANCEL, is_cancel_right)
+        .when(sf.col("o_role") == DELIVERED, is_in_time)
+        .otherwise(is_cancelled)
+    )
 
 
 # --- rows of the ledger again --------------------------------------------------------------------
 
 
 def unpaired(matched: DataFrame) -> DataFrame:
-    """Return the rows of ``LEDGER`` that pairs were made of; the record once for each pair."""
-    zero, no_id = sf.lit(0), sf.lit(NO_ID)
-    source = {name: sf.col(f"s_{name}") for name in (*_OF_SOURCE, *_SOURCE_ONLY)}
-    output = {name: sf.col(f"o_{name}") for name in (*_OF_OUTPUT, *_OUTPUT_ONLY)}
-    rows = [_row(source), _row(output | {"key_ms": zero, "id_hash": no_id})]
+    """Return the rows of the ledger that pairs were made of; the record once for each pair."""
+    rows = [_row(prefix) for prefix in _SIDES]
     return (
         matched.select(sf.explode(sf.array(*rows)).alias("row"))
         .select("row.*")
@@ -152,21 +170,22 @@ def unpaired(matched: DataFrame) -> DataFrame:
 
 
 def of_records(matched: DataFrame) -> DataFrame:
-    """Return the rows of ``LEDGER`` of the records in pairs."""
-    source = {name: sf.col(f"s_{name}") for name in (*_OF_SOURCE, *_SOURCE_ONLY)}
-    return matched.select(_row(source).alias("row")).select("row.*")
+    """Return the rows of the ledger of the records in pairs."""
+    return matched.select(_row("s_").alias("row")).select("row.*")
+
+
+def _row(prefix: str) -> Column:
+    return sf.struct(
+        *(sf.col(name if name in _KEY else prefix + name).alias(name) for name in COLUMNS)
+    )
 
 
 def remembered(sound: DataFrame) -> DataFrame:
-    """Return rows of role ``REMEMBERED`` of the records in sound pairs."""
-    output = {name: sf.col(f"o_{name}") for name in ("at_ms", "topic", "partition", "place")}
-    zero = dict.fromkeys(("due_ms", "content", "id_hash"), sf.lit(0))
-    fixed = {"role": sf.lit(REMEMBERED), "key_ms": sf.lit(DELIVERED), "key_hash": sf.lit(-1)}
-    row = _row(output | zero | fixed | {"more": sf.lit(None)})
-    return sound.select(row.alias("row")).select("row.*")
+    """Return ``REMEMBERED`` rows of the records in sound pairs."""
+    return remembered_outputs(sound.select(_row("o_").alias("row")).select("row.*"))
 
 
-def _row(given: dict[str, Column]) -> Column:
-    types = dict(column.split() for column in LEDGER.split(", "))
-    made = given | {"shard": sf.col("shard"), "offset": sf.col("offset")}
-    return sf.struct(*(made[name].cast(types[name]).alias(name) for name in COLUMNS))
+def remembered_outputs(outputs: DataFrame) -> DataFrame:
+    """Return ``REMEMBERED`` rows of what sound outputs settle."""
+    kept = (*_KEY, "at_ms", "topic", "partition", "place")
+    return outputs.select(*row_with(*kept, role=sf.lit(REMEMBERED), kind=sf.col("role")))

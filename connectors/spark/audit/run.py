@@ -162,8 +162,8 @@ class Following:
         rules = rules_of(cut, evidence, self._options.strictness, past)
         work = self._options.path(f"state/{number:08d}/work")
         runs, dropped = list(before.runs), 0
-        if anew := [name_hash(name) for name in before.replaced(cut.topic_ids)]:
-            runs, dropped = self._state.without(runs, anew, number)
+        if gone := [name_hash(name) for name in before.deleted(cut)]:
+            runs, dropped = self._state.without(runs, gone, number)
         held = Held(self._state, runs, number, cut.taken_ms, rules, work)
         logs = KafkaLogs(self._spark, self._options.client, evidence)
         ledger = Ledger.of(cut, self._options.secrets)

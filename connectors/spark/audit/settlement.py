@@ -27,6 +27,7 @@ from connectors.spark.ledger.facts import (
     COPIED,
     DELIVERED,
     FORWARDED,
+    HERE,
     LETTER,
     Output,
     Source,
@@ -151,6 +152,7 @@ def _changed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
 def _sourced(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
     """Return whether a dead letter or a control's outcome names where its record was written."""
     told, wanted = output.facts.origin, origin_of(source, rules)
+    told = own_place(source, rules) if told == HERE else told
     if told and source.facts.is_armed and told != wanted:
         detail = f"its delay-source is {told}, not {wanted}"
         yield finding_of(ALTERED, source, output, rules, detail)

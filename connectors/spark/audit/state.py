@@ -1,15 +1,18 @@
 """The state that an audit carries from one cut to the next: numbered folders with manifests.
 
-A folder holds what one cut added, in runs of Parquet with the columns of the ledger:
+A folder holds what one cut added, in runs of Parquet:
 
-=========  ========================================================================================
-run        rows
-=========  ========================================================================================
-pending    records that nothing settles yet, by bucket of the time at which that is to happen
-gone       records that were settled before the time of their bucket, by the same bucket
-open       whatever has to be looked at again at the next cut; replaced by each cut
-history    records that were judged (``REMEMBERED``), for what may still come for them
-=========  ========================================================================================
+==========  =======================================================================================
+run         rows
+==========  =======================================================================================
+pending     records that nothing settles yet, by bucket of the time at which that is to happen
+identified  the same of records that bear an id
+gone        records that were settled before the time of their bucket, by the same bucket
+open        whatever has to be looked at again at the next cut; replaced by each cut
+recent      records that were judged (``REMEMBERED``) and may be delivered again after a crash
+special     records that were judged, with details that what comes later is compared with
+judged      all others that were judged: a bitmap of offsets by what settled them (``JUDGED``)
+==========  =======================================================================================
 
 A cut exists when its manifest does. So a run that was killed begins again from the last manifest,
 and nothing that an unfinished cut left is read.
@@ -26,22 +29,37 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.evidence import Past
+from connectors.spark.common.cut import Cut
 from connectors.spark.common.files import delete, names_in, read_text, write_text
 from connectors.spark.common.topics import Place
-from connectors.spark.ledger.facts import NEVER_MS, SOURCE
+from connectors.spark.ledger.facts import NEVER_MS, REMEMBERED, SOURCE
+from connectors.spark.ledger.native import row_with
 from connectors.spark.ledger.rows import LEDGER
 from delayservice.errors import DelayServiceError
 from delayservice.units import DAY_MS, MINUTE_MS
 
 PENDING: Final = "pending"
+IDENTIFIED: Final = "identified"
 GONE: Final = "gone"
 OPEN: Final = "open"
-HISTORY: Final = "history"
+RECENT: Final = "recent"
+SPECIAL: Final = "special"
+JUDGED: Final = "judged"
 
-_KINDS: Final = {PENDING: True, GONE: True, OPEN: False, HISTORY: False}
-"""The kinds of runs, and whether they have buckets."""
+WAITING: Final = (PENDING, IDENTIFIED)
+"""Kinds of runs with records that nothing settles yet."""
+_BUCKETED: Final = (*WAITING, GONE)
+_KINDS: Final = (*_BUCKETED, OPEN, RECENT, SPECIAL, JUDGED)
 
-VERSION: Final = 1
+_JUDGED_ROWS: Final = "shard long, kind byte, topic long, block long, offsets binary"
+"""Records that were judged: ``kind`` and ``topic`` as of a ``REMEMBERED`` row, ``block`` and
+``offsets`` as Spark's ``bitmap_bucket_number`` and ``bitmap_construct_agg`` give them."""
+_BLOCK_BITS: Final = 15
+_BYTE_BITS: Final = 3
+"""A bitmap has 2 to the power of 15 bits."""
+
+VERSION: Final = 2
+KEY: Final = ["shard", "offset"]
 WIDTHS_MS: Final = (MINUTE_MS, 10 * MINUTE_MS, 120 * MINUTE_MS, DAY_MS, 30 * DAY_MS)
 """Widths of buckets: a record lies in one of the widest that is not longer than its delay."""
 RUNS_MAX: Final = 8
@@ -134,12 +152,17 @@ class Manifest(msgspec.Struct, frozen=True):
     audit: str = ""
     v: int = VERSION
 
-    def replaced(self, topic_ids: Mapping[str, str]) -> list[str]:
-        """Return the shards of topics that were deleted and made anew since."""
-        known = topic_ids.keys()
-        logs = [log for log in self.logs if log.start >= 0 and log.topic in known]
-        anew = [log for log in logs if topic_ids[log.topic] != log.topic_id]
-        return [f"{log.topic}:{log.partition}" for log in anew]
+    def deleted(self, cut: Cut) -> list[str]:
+        """Return the shards of topics that were deleted since, and perhaps made anew."""
+        ids = cut.topic_ids
+        return [
+            f"{log.topic}:{log.partition}"
+            for log in self.logs
+            if log.start >= 0
+            and (
+                log.topic not in cut.partitions or ids.get(log.topic, log.topic_id) != log.topic_id
+            )
+        ]
 
     def past(self, topic_ids: Mapping[str, str]) -> Past:
         """Return the facts that hold at the next cut: those of topics that were not made anew."""
@@ -213,12 +236,12 @@ class State:
             if number.isdecimal() and int(number) not in kept:
                 delete(f"{self._path}/{name}")
 
-    def read(self, runs: Iterable[Run]) -> DataFrame:
-        """Return the rows of some runs, as ``LEDGER``."""
+    def read(self, runs: Iterable[Run], schema: str = LEDGER) -> DataFrame:
+        """Return the rows of some runs."""
         paths = [f"{self._path}/{run.folder}" for run in runs]
         if not paths:
-            return self._spark.createDataFrame([], LEDGER)
-        return self._spark.read.schema(LEDGER).parquet(*paths)
+            return self._spark.createDataFrame([], schema)
+        return self._spark.read.schema(schema).parquet(*paths)
 
     def write(
         self, rows: DataFrame, number: int, kind: str, taken_ms: int, part: str = ""
@@ -226,7 +249,7 @@ class State:
         """Write rows as runs, and return those that have any.
 
         Args:
-            rows: ``LEDGER``, and ``bucket`` where the kind has buckets.
+            rows: of the kind's columns, and ``bucket`` where it has buckets.
             number: of the cut.
             kind: of the runs.
             taken_ms: as in ``Run``.
@@ -234,27 +257,59 @@ class State:
         """
         run = Run(number, kind, "", 0, taken_ms, part)
         path = f"{self._path}/{run.folder}"
-        buckets = [name for name in rows.columns if name == "bucket"]
+        buckets = ["bucket"] if kind in _BUCKETED else []
+        schema = rows.schema
         rows.write.mode("overwrite").partitionBy(*buckets).parquet(path)
-        schema = LEDGER + "".join(f", {name} string" for name in buckets)
-        written = self._spark.read.schema(schema).parquet(path)
-        if not buckets:
-            count = written.count()
-            return [msgspec.structs.replace(run, rows=count)] if count else []
-        counts = written.groupBy("bucket").count().collect()
-        return [msgspec.structs.replace(run, bucket=b, rows=count) for b, count in sorted(counts)]
+        counts = self._spark.read.schema(schema).parquet(path).groupBy(*buckets).count().collect()
+        found = [(row["bucket"] if buckets else "", row["count"]) for row in counts]
+        return [
+            msgspec.structs.replace(run, bucket=bucket, rows=count)
+            for bucket, count in sorted(found)
+            if count
+        ]
 
-    def live(self, runs: Sequence[Run], buckets: Iterable[str]) -> DataFrame:
+    # --- pending -------------------------------------------------------------------------------
+
+    def live(
+        self, runs: Sequence[Run], buckets: Iterable[str], kinds: Sequence[str] = WAITING
+    ) -> DataFrame:
         """Return the pending rows of some buckets that are not gone, and the ``bucket`` of each."""
         chosen = set(buckets)
         held = [run for run in runs if run.bucket in chosen]
-        gone = self.read(run for run in held if run.kind == GONE).select("shard", "offset")
-        pending = self._with_bucket(run for run in held if run.kind == PENDING)
-        return pending.join(gone, ["shard", "offset"], "left_anti")
+        pending = self._with_bucket(run for run in held if run.kind in kinds)
+        gone = [run for run in held if run.kind == GONE]
+        if not gone:
+            return pending
+        return pending.join(self.read(gone).select(*KEY), KEY, "left_anti")
 
     def _with_bucket(self, runs: Iterable[Run]) -> DataFrame:
         bucket = sf.regexp_extract(sf.input_file_name(), _BUCKET_IN_PATH, 1)
         return self.read(runs).withColumn("bucket", bucket)
+
+    # --- judged --------------------------------------------------------------------------------
+
+    def folded(self, judged: DataFrame) -> DataFrame:
+        """Return ``REMEMBERED`` rows as ``JUDGED`` ones, which forget when they were settled."""
+        after = sf.col("offset") + 1  # Spark's own count of bits begins with 1
+        return judged.groupBy(
+            "shard", "kind", "topic", sf.bitmap_bucket_number(after).alias("block")
+        ).agg(sf.bitmap_construct_agg(sf.bitmap_bit_position(after)).alias("offsets"))
+
+    def judged(self, runs: Iterable[Run], keys: DataFrame) -> DataFrame:
+        """Return ``REMEMBERED`` rows of those keys that were judged: with what settled them, not
+        when and where in its topic.
+        """
+        held = self.read((run for run in runs if run.kind == JUDGED), _JUDGED_ROWS)
+        bit = sf.col("offset").bitwiseAND((1 << _BLOCK_BITS) - 1)
+        byte = sf.substr("offsets", (sf.shiftright(bit, _BYTE_BITS) + 1).cast("int"), sf.lit(1))
+        number = sf.conv(sf.hex(byte), 16, 10).cast("long")
+        mask = bit.bitwiseAND((1 << _BYTE_BITS) - 1).cast("int")
+        is_set = sf.call_function("shiftright", number, mask).bitwiseAND(1) == 1
+        block = (sf.shiftright("offset", _BLOCK_BITS) + 1).alias("block")
+        found = held.join(sf.broadcast(keys.select(*KEY, block)), ["shard", "block"]).where(is_set)
+        return found.select(*row_with(*KEY, "kind", "topic", role=sf.lit(REMEMBERED)))
+
+    # --- fewer runs ----------------------------------------------------------------------------
 
     def without(
         self, runs: Sequence[Run], shards: Sequence[int], number: int
@@ -270,13 +325,18 @@ class State:
         opened = self.read(run for run in runs if run.kind == OPEN)
         pending += opened.where(is_theirs & (sf.col("role") == SOURCE)).count()
         left: list[Run] = []
-        for kind, has_buckets in _KINDS.items():
+        for kind in _KINDS:
             held = [run for run in runs if run.kind == kind]
-            rows = (self._with_bucket if has_buckets else self.read)(held).where(~is_theirs)
             if held:
+                rows = self._of_kind(kind, held).where(~is_theirs)
                 newest_ms = max(run.taken_ms for run in held)
                 left += self.write(rows, number, kind, newest_ms, "-anew")
         return left, pending
+
+    def _of_kind(self, kind: str, runs: Sequence[Run]) -> DataFrame:
+        if kind in _BUCKETED:
+            return self._with_bucket(runs)
+        return self.read(runs, _JUDGED_ROWS if kind == JUDGED else LEDGER)
 
     def merged(self, runs: Sequence[Run], number: int) -> list[Run]:
         """Return the runs, after those were made one of which there are too many of a size."""
@@ -287,14 +347,16 @@ class State:
 
     def _merged(self, runs: Sequence[Run], number: int) -> list[Run]:
         first = runs[0]
-        if len(runs) < RUNS_MAX or first.kind == OPEN:
+        if len(runs) < RUNS_MAX or first.kind in (OPEN, RECENT):
             return list(runs)
-        rows = self.read(runs).sort("shard", "offset")
-        if first.bucket:
-            rows = rows.withColumn("bucket", sf.lit(first.bucket))
+        rows = self._of_kind(first.kind, runs)
+        if first.kind == JUDGED:
+            rows = rows.groupBy("shard", "kind", "topic", "block").agg(
+                sf.bitmap_or_agg("offsets").alias("offsets")
+            )
         newest_ms = max(run.taken_ms for run in runs)
         part = f"-{first.bucket}-{first.tier[2]}"
-        return self.write(rows, number, first.kind, newest_ms, part)
+        return self.write(rows.coalesce(1), number, first.kind, newest_ms, part)
 
 
 def bucket_of(key_ms: Column, now_ms: int) -> Column:

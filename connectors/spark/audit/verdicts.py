@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from connectors.spark.ledger.facts import Output, Source
+from connectors.spark.ledger.rows import LedgerRow
 
 LOST: Final = "lost"
 DUPLICATED: Final = "duplicated"
@@ -100,7 +101,7 @@ class Finding(NamedTuple):
         since_ms: of a lost record: it holds only if the topics are complete since this time.
         aim: of a lost record: its target topic.
         verdict: one of those above.
-        values: of what is carried or settled: its row of the ledger.
+        row: of what is carried or settled: its row of the ledger.
     """
 
     kind: str
@@ -117,7 +118,7 @@ class Finding(NamedTuple):
     since_ms: int = 0
     aim: int = -1
     verdict: int = FOUND
-    values: tuple[object, ...] = ()
+    row: LedgerRow | None = None
 
 
 class Settled(NamedTuple):

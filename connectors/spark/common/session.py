@@ -32,6 +32,13 @@ SESSION: Final[Mapping[str, str]] = MappingProxyType(
         "spark.sql.maxConcurrentOutputFileWriters": "16",
         "spark.sql.codegen.hugeMethodLimit": "8000",
         "spark.sql.execution.arrow.maxBytesPerBatch": "67108864",
+        # Without kafka: the older reader of batches makes two more copies of each record.
+        "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
+        # A consumer that has read its part keeps what it fetched ahead: megabytes for each.
+        "spark.kafka.consumer.cache.timeout": "5s",
+        "spark.kafka.consumer.cache.evictorThreadRunInterval": "5s",
+        "spark.kafka.consumer.fetchedData.cache.timeout": "5s",
+        "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
     }
 )
 """Settings that the jobs rely on, wherever they run."""
@@ -42,6 +49,7 @@ _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.driver.memory": "2g",
+        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         "spark.driver.host": "127.0.0.1",

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
 
 from connectors.spark.common.cut import Cut
-from connectors.spark.ledger.native import classified_outputs, classified_sources, ledger_of
+from connectors.spark.ledger.native import (
+    classified_deliveries,
+    classified_outcomes,
+    classified_sources,
+    ledger_of,
+)
 from connectors.spark.ledger.rows import LEDGER, Ledger
 
 __all__ = ["LEDGER", "ledger"]
@@ -22,7 +28,7 @@ def ledger(
         sources: the records of the delay topics: ``topic``, ``partition``, ``offset``,
             ``timestamp_ms``, ``key``, ``value`` and ``headers`` as Spark's Kafka source has them
             (``topics.ROW_SCHEMA``), and ``value_hash`` where only the hash of a value was kept. Any
-            table with these columns serves. It is read three times: persist it if that costs.
+            table with these columns serves. It is read twice: persist it if that costs.
         outputs: the same of the targets, the dead-letter topic and the outcome topic.
         cut: cursors, contracts and ends.
         secrets: the cluster's, to tell forged copies; none: copies are believed.
@@ -31,6 +37,10 @@ def ledger(
         Rows of ``LEDGER``.
     """
     reading = Ledger.of(cut, secrets)
-    return ledger_of(classified_sources(sources, reading), reading, of_sources=True).unionByName(
-        ledger_of(classified_outputs(outputs, reading), reading, of_sources=False)
+    is_outcome = sf.col("topic") == cut.outcomes
+    deliveries = classified_deliveries(outputs.where(~is_outcome), reading)
+    outcomes = classified_outcomes(outputs.where(is_outcome), reading)
+    of_sources = ledger_of(classified_sources(sources, reading), reading, of_sources=True)
+    return of_sources.unionByName(
+        ledger_of(deliveries.unionByName(outcomes), reading, of_sources=False)
     )

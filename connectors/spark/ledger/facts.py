@@ -34,6 +34,8 @@ SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED, FORWARDED})
 NO_PARTITION: Final = -1
 NO_TIME: Final = -1
 NEVER_MS: Final = 2**62
+HERE: Final = "#"
+"""``origin`` of an outcome that names the place of the record that it settles."""
 
 
 class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
@@ -76,7 +78,7 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
     """Facts about an output that is not a plain delivery.
 
     Attributes:
-        origin: its ``delay-source``; empty: the place that it settles.
+        origin: its ``delay-source``; empty: the place that it settles, and of an outcome: none.
         outcome: its ``delay-outcome``.
         code: its ``delay-error``.
         by: the canceller that it names; -1: none.

@@ -61,6 +61,10 @@ SETTLEMENTS: Final[Mapping[str, Settlement]] = {
 }
 """Settlements by name. The names of role ``OUTCOME`` are the values of ``delay-outcome``."""
 
+OUTCOME_NAMES: Final = ("", *(name for name, s in SETTLEMENTS.items() if s.role == OUTCOME))
+"""Values of ``delay-outcome``, each at the place that is ``kind`` of its row in the ledger."""
+OUTCOME_KINDS: Final = {name: kind for kind, name in enumerate(OUTCOME_NAMES)}
+
 _BY_ROLE: Final = {one.role: name for name, one in SETTLEMENTS.items() if one.role != OUTCOME}
 
 

@@ -9,39 +9,48 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import pyarrow as pa
 
-from connectors.spark.common.decode import Run, key_hash, rows_of, runs, without_collector
+from connectors.spark.common.decode import (
+    NO_KEY,
+    Run,
+    key_hash,
+    rows_of,
+    runs,
+    without_collector,
+)
 from connectors.spark.common.topics import Place
+from connectors.spark.ledger.copies import said_by
 from connectors.spark.ledger.facts import (
     DELIVERED,
     DISCLAIMED,
     LETTER,
     OUTCOME,
+    SOURCE,
     OutputFacts,
 )
+from connectors.spark.ledger.kinds import OUTCOME_KINDS, OUTCOME_NAMES
 from connectors.spark.ledger.rows import (
     FOREIGN,
     MALFORMED,
-    NO_ID,
     NO_SHARD,
     NOWHERE,
     UNMARKED,
     Ledger,
-    Values,
+    LedgerRow,
     batch_of,
     content_hash,
+    id_hash,
     pack,
 )
 from delayservice.core import names
 from delayservice.core.aliases import STRIPPED
 from delayservice.core.codes import COPY_FORGED
 from delayservice.core.copies import CONTINUES
-from delayservice.core.entry import Headers, Row
+from delayservice.core.entry import Headers, Original, Row
 
-_Content: TypeAlias = tuple[bytes | None, bytes | None, Headers]
 _COUNT: Final = re.compile(rb"\d{1,18}")
 _OFFSET: Final = re.compile(rb"-?\d{1,18}")
 _SHARD: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249}):(\d{1,9})")
@@ -65,7 +74,7 @@ class OutputRows:
         with without_collector():
             for batch in batches:
                 for run in runs(batch):
-                    yield batch_of(list(_Outputs(self.ledger, run).rows()))
+                    yield batch_of(_Outputs(self.ledger, run).rows())
 
 
 class _Outputs:
@@ -80,7 +89,7 @@ class _Outputs:
         self._topic = ledger.topics[run.topic]
         self._partition = run.partition
 
-    def rows(self) -> Iterator[Values]:
+    def rows(self) -> Iterator[LedgerRow]:
         counts: Counter[int] = Counter()
         for row in rows_of(self._batch):
             told = dict(row[4] or ())
@@ -89,11 +98,11 @@ class _Outputs:
             else:
                 counts[UNMARKED] += 1
         for what, count in counts.items():
-            yield (NO_SHARD, what, *(0,) * 7, count, 0, NO_ID, None)
+            yield LedgerRow(NO_SHARD, what, SOURCE, place=count)
 
     def _of_marked(
         self, row: Row, told: Mapping[str, bytes | None], counts: Counter[int]
-    ) -> Iterator[Values]:
+    ) -> Iterator[LedgerRow]:
         settles = told[names.DELAY_SETTLES]
         if settles is None or not _OFFSET.fullmatch(settles) or int(settles) < CONTINUES:
             yield self._note(row, MALFORMED, f"{names.DELAY_SETTLES} is no offset")
@@ -107,19 +116,46 @@ class _Outputs:
         if shard is None:
             yield from self._of_foreign(row, place, counts)
         elif int(settles) >= 0:
-            yield from self._of_settlement(row, shard, int(settles), told)
+            yield from self._of_settlement(row, shard, place, int(settles), told)
 
     def _of_settlement(
-        self, row: Row, shard: int, offset: int, told: Mapping[str, bytes | None]
-    ) -> Iterator[Values]:
+        self, row: Row, shard: int, place: Place, offset: int, told: Mapping[str, bytes | None]
+    ) -> Iterator[LedgerRow]:
         content = (row[2], row[3], row[4] or [])
         due_ms, hashed, facts = self._facts(told, content)
-        what = (shard, offset, self._role, 0, due_ms, row[1], hashed, self._topic)
-        yield (*what, self._partition, row[0], key_hash(row[2]), NO_ID, pack(facts))
+        kind = OUTCOME_KINDS.get(facts.outcome, 0)
+        is_here = facts.origin == f"{place[0]}:{place[1]}:{offset}"
+        yield LedgerRow(
+            shard,
+            offset,
+            self._role,
+            kind=kind,
+            due_ms=due_ms,
+            at_ms=row[1],
+            content=hashed,
+            topic=self._topic,
+            partition=self._partition,
+            place=row[0],
+            key_hash=key_hash(row[2]) if self._role == DELIVERED else NO_KEY,
+            by=facts.by if self._role == OUTCOME else -1,
+            id_hash=id_hash(told.get(names.DELAY_ID)),
+            more=None if self._is_simple(facts, is_here=is_here) else pack(facts),
+        )
         if self._role == LETTER and facts.code == COPY_FORGED:
             yield from self._disclaimed(shard, offset, content)
 
-    def _of_foreign(self, row: Row, place: Place, counts: Counter[int]) -> Iterator[Values]:
+    def _is_simple(self, facts: OutputFacts, *, is_here: bool) -> bool:
+        """Return whether the columns of a row say all: of a delivery that no fire caused, or of an
+        outcome, that names its canceller or, of a control, its own place.
+        """
+        if facts != OutputFacts(facts.origin, outcome=facts.outcome, by=facts.by):
+            return False
+        if self._role == OUTCOME:
+            is_named = not facts.origin if facts.by >= 0 else is_here
+            return is_named and facts.outcome in OUTCOME_NAMES[1:]
+        return self._role == DELIVERED and facts.by < 0 and is_here
+
+    def _of_foreign(self, row: Row, place: Place, counts: Counter[int]) -> Iterator[LedgerRow]:
         """Yield what is wrong with an output of a shard that is not judged, or count it."""
         topic, partition = place
         count = self._ledger.partitions.get(topic)
@@ -129,10 +165,18 @@ class _Outputs:
             why = f"it says that it settles a record of {topic}:{partition}, and there is no such"
             yield self._note(row, NOWHERE, f"{why} partition")
 
-    def _note(self, row: Row, what: int, why: str) -> Values:
+    def _note(self, row: Row, what: int, why: str) -> LedgerRow:
         """Return a row about the output itself."""
-        place = (self._topic, self._partition, row[0])
-        return (NO_SHARD, what, 0, 0, 0, row[1], 0, *place, 0, NO_ID, why.encode())
+        return LedgerRow(
+            NO_SHARD,
+            what,
+            SOURCE,
+            at_ms=row[1],
+            topic=self._topic,
+            partition=self._partition,
+            place=row[0],
+            more=why.encode(),
+        )
 
     def _place_of(self, told: Mapping[str, bytes | None]) -> Place | None:
         """The shard that ``delay-settles`` is an offset of; None: that can't be read."""
@@ -143,7 +187,7 @@ class _Outputs:
         return None if match is None else (match[1].decode("ascii"), int(match[2]))
 
     def _facts(
-        self, told: Mapping[str, bytes | None], content: _Content
+        self, told: Mapping[str, bytes | None], content: Original
     ) -> tuple[int, int, OutputFacts]:
         """Its due time, the hash of its content, and the rest."""
         key, value, headers = content
@@ -176,15 +220,15 @@ class _Outputs:
         )
         return _number(asked, names.DELAY_AT), content_hash(key, value, own), facts
 
-    def _disclaimed(self, shard: int, offset: int, content: _Content) -> Iterator[Values]:
+    def _disclaimed(self, shard: int, offset: int, content: Original) -> Iterator[LedgerRow]:
         """Yield what the copy or envelope at ``offset`` claims: the service says that it is forged,
         so that does not count.
         """
         key, value, headers = content
         place = next(place for place, number in self._ledger.shards.items() if number == shard)
         forged: Row = (offset, 0, key, value, _written(headers))
-        for values in self._ledger.said_by(place, forged):
-            yield (*values[:2], DISCLAIMED, *values[3:])
+        for row in said_by(self._ledger, place, forged):
+            yield row._replace(role=DISCLAIMED)
 
 
 def _own(headers: Headers) -> Headers:

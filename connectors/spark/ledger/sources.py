@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
 from connectors.spark.common.decode import (
+    NO_KEY,
     Run,
     ShardReader,
     envelope_of,
@@ -22,21 +23,20 @@ from connectors.spark.common.decode import (
     waiting,
     without_collector,
 )
-from connectors.spark.common.topics import Place
+from connectors.spark.ledger.copies import said_by
 from connectors.spark.ledger.facts import SOURCE, SourceFacts
 from connectors.spark.ledger.kinds import WAITING
 from connectors.spark.ledger.rows import (
     Ledger,
-    Values,
+    LedgerRow,
     batch_of,
     content_hash,
     group_hash,
     id_hash,
     pack,
-    unverified,
 )
 from delayservice.core.codec import Payload, packed_recurrence
-from delayservice.core.entry import COPY, HOMEBOUND, INVALID, SCHEDULE, Entry, Row
+from delayservice.core.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE, Entry, Row
 from delayservice.core.home import Group, homebound
 from delayservice.core.names import DELAY_COPY, DELAY_HOME
 from delayservice.core.recurrence import recurrence_of
@@ -59,44 +59,43 @@ class SourceRows:
                 for run in runs(batch):
                     reader = reading.get((run.topic, run.partition))
                     if reader is not None:
-                        yield batch_of(list(self._of_run(run, reader)))
+                        yield batch_of(self._of_run(run, reader))
 
-    def _of_run(self, run: Run, reader: ShardReader) -> Iterator[Values]:
+    def _of_run(self, run: Run, reader: ShardReader) -> Iterator[LedgerRow]:
         place = (run.topic, run.partition)
         shard = self.ledger.shards.get(place)
         rows = rows_of(run.batch)
         if shard is None:
             rows = [row for row in rows if _is_claimed(row)]
-        entries = reader.read(rows)
-        if shard is not None:
-            for row, entry in zip(rows, entries, strict=True):
-                is_verified = entry[0] not in reader.believed
+        for row, entry in zip(rows, reader.read(rows), strict=True):
+            is_verified = row[0] not in reader.believed
+            if shard is not None:
                 yield self._source(shard, run.topic, row, entry, is_verified=is_verified)
-        yield from self._copies(place, rows, entries, reader.believed)
-
-    def _copies(
-        self,
-        place: Place,
-        rows: Sequence[Row],
-        entries: Sequence[Entry],
-        believed: Container[int],
-    ) -> Iterator[Values]:
-        for row, entry in zip(rows, entries, strict=True):
             if entry[1] == COPY or envelope_of(row) is not None:
-                said = self.ledger.said_by(place, row)
-                yield from map(unverified, said) if entry[0] in believed else said
+                yield from said_by(self.ledger, place, row, is_verified=is_verified)
 
     def _source(
         self, shard: int, topic: str, row: Row, entry: Entry, *, is_verified: bool
-    ) -> Values:
-        offset, kind, key_ms, record_id, payload, _ = entry
+    ) -> LedgerRow:
+        offset, kind, key_ms, record_id, _, _ = entry
         target, partition, key, value, own, due_ms, _ = _described(entry, topic)
         number = self.ledger.topics.get(target, -1)
-        is_plain = kind == SCHEDULE and payload[6] is None and number >= 0
-        return (
-            *(shard, offset, SOURCE, key_ms, due_ms, row[1], content_hash(key, value, own)),
-            *(number, partition, 0, key_hash(key), id_hash(record_id)),
-            None if is_plain else pack(self._facts(entry, topic, is_verified=is_verified)),
+        is_simple = is_verified and _is_simple(entry, number)
+        return LedgerRow(
+            shard,
+            offset,
+            SOURCE,
+            kind=kind,
+            key_ms=key_ms,
+            due_ms=due_ms,
+            at_ms=row[1],
+            content=content_hash(key, value, own),
+            topic=number,
+            partition=partition,
+            key_hash=NO_KEY if kind in (CANCEL, FIRE) else key_hash(key),
+            id_hash=id_hash(record_id),
+            id=record_id,
+            more=None if is_simple else pack(self._facts(entry, topic, is_verified=is_verified)),
         )
 
     def _facts(self, entry: Entry, topic: str, *, is_verified: bool) -> SourceFacts:
@@ -126,6 +125,16 @@ class SourceRows:
             recur=packed_recurrence(payload[6]) or b"",
             is_verified=is_verified,
         )
+
+
+def _is_simple(entry: Entry, topic: int) -> bool:
+    """Return whether the columns of a row say all of a record: a schedule of a topic that there is,
+    or a control, with nothing beside its id.
+    """
+    _, kind, _, record_id, payload, extra = entry
+    if kind == SCHEDULE:
+        return topic >= 0 and payload[6] in (None, (record_id, None, 1, None))
+    return kind in (CANCEL, FIRE) and not extra
 
 
 def _waiting_facts(entry: Entry, group: Group, *, is_verified: bool) -> SourceFacts:

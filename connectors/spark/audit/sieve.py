@@ -1,0 +1,155 @@
+"""Finds the plain records that were delivered plainly and soundly, without a join.
+
+Of neighbouring offsets, a block, the hashes of what records ask for are compared with those of what
+deliveries say: where both are the same set, all of the block is sound, for a hash holds offset,
+due time, content and target. The rest is matched row by row.
+
+DataFrame in, DataFrame out, on the session of what is given; nothing here knows Kafka.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from connectors.spark.audit.rules import Rules
+from connectors.spark.common.frames import or_false
+from connectors.spark.ledger.facts import DELIVERED, NEVER_MS, SOURCE
+from connectors.spark.ledger.rows import COLUMNS, NO_ID, NO_SHARD
+from delayservice.core.entry import SCHEDULE
+
+BLOCK_BITS: Final = 8
+"""Neighbouring offsets that are compared together, as a power of two."""
+BLOCK: Final = ["shard", "block"]
+
+CURSORS: Final = (
+    "shard long, first_ms long, first_at long, first_h long, "
+    "last_ms long, last_at long, last_h long"
+)
+"""Keys and offsets of the earlier and of the later cursor of a shard."""
+
+
+def is_plain() -> Column:
+    """Return whether a row of the ledger is of a record or delivery that can be sieved."""
+    is_source = (
+        (sf.col("role") == SOURCE) & (sf.col("kind") == SCHEDULE) & (sf.col("partition") < 0)
+    )
+    return (
+        (is_source | (sf.col("role") == DELIVERED))
+        & sf.col("more").isNull()
+        & (sf.col("id_hash") == NO_ID)
+        & (sf.col("shard") != NO_SHARD)
+    )
+
+
+def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
+    """Return what is known of each block of plain rows.
+
+    Args:
+        plain: rows of the ledger that ``is_plain`` holds for.
+        rules: what to judge by.
+
+    Returns:
+        ``shard``, ``block``; ``is_even``: all of it is sound or pending; how many records are
+        ``sound`` and ``pending`` then; ``at_ms``: when the first delivery was written.
+    """
+    is_source = sf.col("role") == SOURCE
+    is_due = is_source & has_settled("last")
+    is_waiting = is_source & is_pending(rules)
+    is_delivery = ~is_source & _is_delivered_well(rules)
+    asked = sf.xxhash64("offset", "due_ms", "content", "topic")
+    step = sf.when(is_due, 1).when(is_delivery, -1).otherwise(0)
+    told = with_cursors(with_block(plain), rules).select(
+        *BLOCK,
+        step.alias("step"),
+        sf.when(step != 0, asked).otherwise(0).alias("asked"),
+        or_false(is_due | is_waiting | is_delivery).alias("is_usual"),
+        sf.when(is_source & (step == 0), 1).otherwise(0).alias("waits"),
+        sf.when(~is_source, sf.col("at_ms")).alias("at_ms"),
+    )
+    is_even = (sf.sum("step") == 0) & (sf.bit_xor("asked") == 0) & sf.every("is_usual")
+    return told.groupBy(*BLOCK).agg(
+        is_even.alias("is_even"),
+        sf.count_if(sf.col("step") > 0).alias("sound"),
+        sf.sum("waits").alias("pending"),
+        sf.min("at_ms").alias("at_ms"),
+    )
+
+
+def counted(blocks: DataFrame) -> tuple[int, int]:
+    """Return how many records of some blocks are sound, and how many pending."""
+    row = blocks.agg(sf.sum("sound"), sf.sum("pending")).collect()[0]
+    return row[0] or 0, row[1] or 0
+
+
+def in_blocks(rows: DataFrame, blocks: DataFrame) -> DataFrame:
+    """Return the rows that are in some blocks."""
+    chosen = sf.broadcast(blocks.select(*BLOCK))
+    return with_block(rows).join(chosen, BLOCK, "left_semi").drop("block")
+
+
+def waiting(plain: DataFrame, rules: Rules) -> DataFrame:
+    """Return the rows of records that no cursor has settled yet."""
+    is_waiting = (sf.col("role") == SOURCE) & ~has_settled("last")
+    return with_cursors(plain, rules).where(is_waiting).select(*COLUMNS)
+
+
+def with_block(rows: DataFrame) -> DataFrame:
+    """Return rows with the number of their block."""
+    return rows.withColumn("block", sf.shiftright("offset", BLOCK_BITS))
+
+
+def with_cursors(rows: DataFrame, rules: Rules) -> DataFrame:
+    """Return rows with the columns of ``CURSORS`` of their shard."""
+    cursors = rows.sparkSession.createDataFrame(_cursors(rules), CURSORS)
+    return rows.join(sf.broadcast(cursors), "shard", "left")
+
+
+def _cursors(rules: Rules) -> list[tuple[int, ...]]:
+    return [
+        (shard, *own.earlier.key, own.earlier.offset, *own.later.key, own.later.offset)
+        for shard, own in rules.shards.items()
+    ]
+
+
+def has_settled(cursor: str, source: str = "") -> Column:
+    """Return ``Cursor.has_settled`` of a record without an id, as an expression.
+
+    Args:
+        cursor: ``first`` or ``last``.
+        source: what the columns of the record begin with.
+    """
+    key_ms, offset = sf.col(f"{source}key_ms"), sf.col("offset")
+    k_ms, k_at = sf.col(f"{cursor}_ms"), sf.col(f"{cursor}_at")
+    by_key = (key_ms < k_ms) | ((key_ms == k_ms) & (offset <= k_at))
+    return (offset < sf.col(f"{cursor}_h")) & by_key
+
+
+def is_pending(rules: Rules, source: str = "") -> Column:
+    """Return whether a record without an id needs no settlement yet, and is not overdue."""
+    since_ms = sf.greatest(f"{source}key_ms", f"{source}at_ms")
+    return ~has_settled("first", source) & (since_ms >= rules.overdue_since_ms)
+
+
+def is_in_its_partition(rules: Rules, named: Column, output: str = "") -> Column:
+    """Return whether a delivery lies where its record names, or where its key belongs.
+
+    Args:
+        rules: how many partitions topics have.
+        named: the partition that the record names; negative: none.
+        output: what the columns of the delivery begin with.
+    """
+    topic, lies, hashed = (sf.col(f"{output}{name}") for name in ("topic", "partition", "key_hash"))
+    counts = sf.lit(0)
+    for count, topics in rules.topics_by_partitions().items():
+        counts = sf.when(topic.isin(*topics), count).otherwise(counts)
+    by_key = (hashed < 0) | (sf.try_mod(hashed, counts) == lies)
+    return sf.when(named >= 0, named == lies).otherwise(by_key)
+
+
+def _is_delivered_well(rules: Rules) -> Column:
+    late_ms = NEVER_MS if rules.late_ms is None else rules.late_ms
+    after_ms = sf.col("at_ms") - sf.col("due_ms")
+    return after_ms.between(-rules.early_ms, late_ms) & is_in_its_partition(rules, sf.lit(-1))
