@@ -5,7 +5,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := delayservice connectors ha client tests examples
+CODE := delayservice connectors ha client devtools tests examples
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --universal --python-version 3.11 --custom-compile-command "make lock"
 
@@ -18,7 +18,7 @@ endif
 
 # The stamp's name is made of what the venv was made of. File times would not do: a checkout may
 # bring an older lock with a newer time, and a copied .venv still belongs to the folder it was in.
-SOURCES := requirements/dev.txt $(wildcard requirements/*.in) pyproject.toml client/pyproject.toml
+SOURCES := requirements/dev.txt $(wildcard requirements/*.in) pyproject.toml client/pyproject.toml devtools/pyproject.toml
 STAMP := $(VENV)/.built-$(shell { pwd; $(PYTHON) -V; cat $(SOURCES); } 2>&1 | cksum | cut -d' ' -f1)
 
 help:  ## show this list
@@ -35,7 +35,7 @@ $(STAMP):
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--require-hashes -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--no-deps --no-build-isolation -e . -e client
+		--no-deps --no-build-isolation -e . -e client -e devtools
 	@touch $@
 
 check: $(STAMP)  ## format, lint, types
@@ -130,9 +130,9 @@ lock: $(STAMP)  ## write the lock files anew from requirements/*.in
 	$(COMPILE) -c requirements/spark.txt $(wildcard requirements/*.in) -o requirements/dev.txt
 
 lock-jars: $(STAMP)  ## write the locks of the jars anew
-	$(BIN)/python -m delayservice.dev.lock_jars
+	$(BIN)/python -m delay_devtools.lock_jars
 	$(BIN)/python -m connectors.spark.common.jars --lock
 
 clean:  ## remove .venv and every cache in this folder
-	rm -rf $(VENV) build client/build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info client/*.egg-info
+	rm -rf $(VENV) build client/build devtools/build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info client/*.egg-info devtools/*.egg-info
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

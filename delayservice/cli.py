@@ -7,22 +7,21 @@ nothing is pending there; 5 written to the log, and nothing heard of it yet.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import sys
 import time
 from dataclasses import asdict
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from delayservice import __version__
-from delayservice.commands import admin, bench, dlq, offline, spark, zookeeper
+from delayservice.base.errors import DelayServiceError
+from delayservice.commands import admin, dlq, offline, smoke, spark, zookeeper
 from delayservice.commands.api import EXIT_NOTHING
 from delayservice.commands.change import EXIT_NOT_KNOWN
 from delayservice.commands.console import err, out, print_error, print_json, say
-from delayservice.commands.extras import development_extra
 from delayservice.commands.options import (
     BootstrapOption,
     ConfigOption,
@@ -31,7 +30,6 @@ from delayservice.commands.options import (
     load,
     load_settings,
 )
-from delayservice.errors import DelayServiceError
 
 EXIT_ERROR = 1
 EXIT_UNHEALTHY = 3
@@ -62,7 +60,7 @@ def run(config: ConfigOption = None, sets: SetOption = None) -> None:
     """Run a node until it is told to stop (SIGTERM or Ctrl-C)."""
     settings = load(config, sets, is_node=True).settings
     settings.kafka.client_config("admin")  # fails early when no broker is named
-    from delayservice.node import run as run_node
+    from delayservice.process.node import run as run_node
 
     raise typer.Exit(run_node(settings))
 
@@ -133,7 +131,7 @@ def send(
     It is partitioned as a Java producer would: by key, or by its id when it has one.
     """
     from delayservice.commands import send as sending
-    from delayservice.core import names
+    from delayservice.contract import names
 
     settings = load_settings(config, sets, bootstrap)
     named = {
@@ -230,7 +228,7 @@ def show_config(
     ] = False,
 ) -> None:
     """Print the effective configuration and where each value comes from. Secrets are hidden."""
-    from delayservice import settings_report
+    from delayservice.config import reference as settings_report
 
     if reference:
         print(settings_report.reference(), end="")  # noqa: T201 (Markdown as it is)
@@ -267,56 +265,22 @@ def version(*, as_json: JsonOption = False) -> None:
         out.print(f"delayservice {__version__} (librdkafka {confluent_kafka.libversion()[0]})")
 
 
-@app.command(epilog="Exit status 0 only when nothing was lost, doubled or early.")
-def demo(
-    *,
-    records: Annotated[int, typer.Option(min=1, help="Records to send.")] = 20_000,
-    kills: Annotated[
-        int | None,
-        typer.Option(min=0, help="Times a node is killed.", show_default="3; of one node 5"),
-    ] = None,
-    nodes: Annotated[
-        int, typer.Option(min=1, max=6, help="Nodes, each beside a broker; 1 has no ZooKeeper.")
-    ] = 3,
-    store: Annotated[
-        Literal["wheel", "rocksdb", "memory"],
-        typer.Option(help="Where pending records are kept."),
-    ] = "wheel",
-    delivery: Annotated[
-        Literal["exactly_once", "at_least_once"], typer.Option(help="What a crash may cost.")
-    ] = "exactly_once",
-    as_json: JsonOption = False,
-) -> None:
-    """Start real Kafka and the service, kill and freeze its nodes, and judge what arrives.
-
-    The last line is one JSON object with the result; with --json it is the only one.
-    """
-    with development_extra():
-        from delayservice.dev.demo.choices import Choices
-        from delayservice.dev.demo.story import run as run_demo
-
-    shown = io.StringIO() if as_json else sys.stdout
-    with contextlib.redirect_stdout(shown):
-        exit_status = run_demo(Choices(records, kills, nodes, store, delivery))
-    if isinstance(shown, io.StringIO):
-        print(*shown.getvalue().splitlines()[-1:])  # noqa: T201 (JSON as it is)
-    raise typer.Exit(exit_status)
-
-
-app.command(epilog=bench.EPILOG)(bench.bench)
+app.command(epilog=smoke.EPILOG)(smoke.smoke)
 app.command(epilog=offline.INSPECT_EPILOG)(offline.inspect)
 app.command(epilog=offline.VERIFY_EPILOG)(offline.verify)
 admin.add_to(app)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(spark.app, name="spark")
 app.add_typer(zookeeper.app, name="zookeeper")
+app.add_typer(smoke.dev, name="dev")
+
+# Commands of other distributions, as kafka-delay-devtools, are functions that add them.
+for _added in entry_points(group="delayservice.commands"):
+    _added.load()(app)
 
 
 def main() -> None:
     """Run the command line and end the process with its exit status."""
-    from delayservice.dev.commands import app as dev_app
-
-    app.add_typer(dev_app, name="dev")
     try:
         app()
     except DelayServiceError as exc:

@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from delayservice.core.electability import (
+from delayservice.engine.electability import (
     CopyFacts,
     Verdict,
     WorkerFacts,
     electability,
     rest_s,
 )
-from delayservice.core.role import Role
+from delayservice.engine.role import Role
 from ha.notes import UNADVERTISED_VERSION, LifeNote, NodeNote, OwnerNote
 from ha.ownership import Standing
 from ha.placement import Member, SliceFacts, place, rank_owners

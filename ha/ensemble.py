@@ -19,7 +19,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 
-from delayservice.cluster_options import ZooKeeper
+from delayservice.config.cluster import ZooKeeper
 from ha.kazoo_client import KazooLog, make_client
 from ha.members import Members, survey_of
 from ha.notes import (

@@ -18,8 +18,8 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, make_acl, make_digest_acl
 
-from delayservice.cluster_options import ZooKeeper
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
+from delayservice.config.cluster import ZooKeeper
 
 _RECONNECT_S_MAX: Final = 1.0
 _CONNECT_S: Final = 15.0

@@ -16,7 +16,7 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from delayservice.core.codes import printable
+from delayservice.contract.codes import printable
 
 _Note = TypeVar("_Note", bound=msgspec.Struct)
 WorkerId: TypeAlias = tuple[str, str, int]

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from delayservice.core.electability import CopyFacts, Verdict, WorkerFacts, electability
-from delayservice.core.role import Role
+from delayservice.engine.electability import CopyFacts, Verdict, WorkerFacts, electability
+from delayservice.engine.role import Role
 from ha.members import Members, survey_of
 from ha.notes import LifeNote, NodeNote, OwnerNote
 from ha.placement import SliceFacts

@@ -7,8 +7,8 @@ from contextlib import suppress
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 
-from delayservice.cluster_options import ZooKeeper
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
+from delayservice.config.cluster import ZooKeeper
 from ha.kazoo_client import connected
 from ha.notes import PinNote, encode
 

@@ -9,8 +9,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from delayservice.cluster_options import ZooKeeper
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
+from delayservice.config.cluster import ZooKeeper
 from ha.kazoo_client import acl_of, connected
 
 

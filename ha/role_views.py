@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from delayservice.core.role import Role
+from delayservice.engine.role import Role
 
 
 class RoleViews:

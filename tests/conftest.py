@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 
 _INTEGRATION = Path(__file__).parent / "integration"
 _TOLD = 30

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from time import process_time
 from typing import Final
 
-from delayservice.core.census import Census
-from delayservice.core.codec import encode_payload
-from delayservice.core.cursor import Cursor
-from delayservice.core.entry import SCHEDULE, Entry, Row
-from delayservice.core.outcome import DELIVERED, Output, Tally
-from delayservice.core.past_due import PastDue
-from delayservice.core.pending import NO_MARK, Frame
-from delayservice.lanes.counting import LaneCounts, count_lane, topic_counts
+from delayservice.contract.codec import encode_payload
+from delayservice.contract.entry import SCHEDULE, Entry, Row
+from delayservice.engine.census import Census
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.outcome import DELIVERED, Output, Tally
+from delayservice.engine.past_due import PastDue
+from delayservice.engine.pending import NO_MARK, Frame
+from delayservice.inspection.counting import LaneCounts, count_lane, topic_counts
+from delayservice.process.worker_thread import MetricsObserver
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
-from delayservice.worker_thread import MetricsObserver
 from tests.unit.loop_stage import NOW_MS, TOPIC, Stage
 
 RECORDS: Final = 2_000

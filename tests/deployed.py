@@ -14,8 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from delayservice.cli import app
-from delayservice.dev.commands import app as dev_app
-from delayservice.settings import Settings, load
+from delayservice.config.settings import Settings, load
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,7 +75,6 @@ def parse(words: list[str]) -> None:
     whole = typer.Typer()
     whole.registered_commands += app.registered_commands
     whole.registered_groups += app.registered_groups
-    whole.add_typer(dev_app, name="dev")
     command = get_command(whole)
     try:
         context = command.make_context("delayservice", list(words))

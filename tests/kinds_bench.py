@@ -29,17 +29,17 @@ from statistics import quantiles
 
 import psutil
 
-from delayservice.core.contract import HOMES_VERSION, Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.entry import Headers, Row
-from delayservice.core.outcome import Output
-from delayservice.core.partitioner import partition_for
-from delayservice.core.record import RecordReader
-from delayservice.core.settle import Routes, Settler, Verdicts
-from delayservice.core.shard import Shard
-from delayservice.cron import cron_time
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.service import ServiceProcess
+from delayservice.contract.contracts import HOMES_VERSION, Contract, Contracts
+from delayservice.contract.entry import Headers, Row
+from delayservice.contract.partitioner import partition_for
+from delayservice.contract.record import RecordReader
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.outcome import Output
+from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.shard import Shard
+from delayservice.process.cron import cron_time
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from tests.integration.bench import Bench, await_true, now_ms

@@ -1,7 +1,7 @@
 """Every name that machines read, collected from the code: ``python -m tests.names`` prints them.
 
 A consumer, a dashboard, a script or another version of a node depends on each of them. So
-``tests/unit/test_names.py`` compares them with ``tests/unit/names.json``.
+``tests/unit/test_names.py`` compares them with ``tests/unit/headers.json``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import kafka_delay_client
 from connectors.spark import audit
 from connectors.spark.reconcile import compare, plan
 from delayservice.cli import app
-from delayservice.core import checkpoint, claims, codes, contract, copies, digest_rows, home, names
-from delayservice.core.outcome import OUTCOME_NAMES
-from delayservice.settings import Settings
+from delayservice.config.settings import Settings
+from delayservice.contract import codes, contracts, home, names, requeue
+from delayservice.engine import checkpoint, claims
+from delayservice.engine.outcome import OUTCOME_NAMES
+from delayservice.replicas import digest_rows
 from delayservice.store.wheel import block
 from tests.admin.described import openapi
 
@@ -78,8 +80,8 @@ def _versions() -> list[str]:
     return [
         f"checkpoint {checkpoint.VERSION}",
         f"claim {claims.VERSION}",
-        f"contract {contract.CONTRACT_VERSION}",
-        f"copy {copies.COPY_VERSION}",
+        f"contract {contracts.CONTRACT_VERSION}",
+        f"copy {requeue.COPY_VERSION}",
         f"digest row {digest_rows.VERSION}",
         f"envelope {home.ENVELOPE_VERSION}",
         f"findings of copies {compare.FINDINGS_VERSION}",
@@ -100,8 +102,7 @@ def _settings(model: type[BaseModel], prefix: str) -> Iterator[str]:
 def _trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if "dev" not in path.relative_to(ROOT).parts:
-                yield path, ast.parse(path.read_text("utf-8"))
+            yield path, ast.parse(path.read_text("utf-8"))
 
 
 def _strings(tree: ast.AST) -> Iterator[str]:
@@ -118,7 +119,7 @@ def _literals(prefix: str) -> Iterator[str]:
 
 
 def _metrics() -> Iterator[str]:
-    tree = ast.parse((ROOT / "delayservice" / "metrics_export.py").read_text("utf-8"))
+    tree = ast.parse((ROOT / "delayservice" / "metrics" / "families.py").read_text("utf-8"))
     return (text for text in _strings(tree) if text.startswith("delay_") and text.isidentifier())
 
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
 
-from delayservice.core.cursor import Cursor, Key
+from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.rocks_database import RocksDatabase
 from delayservice.store.rocksdb import RocksStore
-from delayservice.store.wheel import Wheel
+from delayservice.store.wheel import Wheel, WheelStore
 from tests.wheels import TOPIC
 
 START_MS = 1_800_000_000_000
@@ -42,7 +42,7 @@ def make_stores(kind: str, root: Path, count: int) -> list[Store]:
         rocks = RocksDatabase(root)
         return [RocksStore(rocks, TOPIC, number) for number in range(count)]
     wheel = Wheel(root)
-    return [wheel.shard(TOPIC, number) for number in range(count)]
+    return [WheelStore(wheel, TOPIC, number) for number in range(count)]
 
 
 @dataclass

@@ -5,9 +5,9 @@ writes those headers, checks them before anything is sent, and knows where an id
 confluent-kafka. Its wheel carries the modules of the header contract that it needs (``setup.py``).
 """
 
-from delayservice.core.levels import DEFAULT_LEVELS_MS, ROCKETMQ_LEVELS_MS
-from delayservice.core.request import NO_KEY
-from delayservice.errors import InvalidRequestError, KafkaEdgeError
+from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
+from delayservice.contract.levels import DEFAULT_LEVELS_MS, ROCKETMQ_LEVELS_MS
+from delayservice.contract.request import NO_KEY
 from kafka_delay_client.answers import OutcomeReader
 from kafka_delay_client.dedupe import Deduplicator, LruSeen, SeenStore
 from kafka_delay_client.ladder import RETRY_DELAYS_MS, HandedOver, RetryLadder

@@ -11,8 +11,8 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from connectors.kafka.outcomes import Outcomes, Place, together
-from delayservice.core.request import Text
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.request import Text
 from kafka_delay_client.base import DeliveryCallback
 from kafka_delay_client.producer import DelayProducer
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
 
 DeliveryCallback: TypeAlias = Callable[[KafkaError | None, Message], None]
 

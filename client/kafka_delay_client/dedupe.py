@@ -8,7 +8,7 @@ from typing import Protocol
 
 from confluent_kafka import Message
 
-from delayservice.errors import InvalidRequestError
+from delayservice.base.errors import InvalidRequestError
 from kafka_delay_client.received import source_of
 
 

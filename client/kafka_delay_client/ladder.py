@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, Message
 
-from delayservice.core.codes import printable
-from delayservice.core.levels import ROCKETMQ_LEVELS_MS
-from delayservice.core.request import Delay, Header, delay_ms, target_headers
-from delayservice.errors import InvalidRequestError, KafkaEdgeError
+from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
+from delayservice.contract.codes import printable
+from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
+from delayservice.contract.request import Delay, Header, delay_ms, target_headers
 from kafka_delay_client.levels import LevelProducer
 from kafka_delay_client.producer import DelayProducer
 from kafka_delay_client.received import (

@@ -8,8 +8,9 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from delayservice.core.levels import DEFAULT_LEVELS_MS, level_of, level_topic
-from delayservice.core.request import (
+from delayservice.base.errors import InvalidRequestError
+from delayservice.contract.levels import DEFAULT_LEVELS_MS, level_of, level_topic
+from delayservice.contract.request import (
     Delay,
     OwnHeaders,
     TargetKey,
@@ -18,7 +19,6 @@ from delayservice.core.request import (
     plain_headers,
     target_headers,
 )
-from delayservice.errors import InvalidRequestError
 from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
 
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from confluent_kafka import KafkaException, Producer
 
-from delayservice.core.partitioner import partition_for
-from delayservice.errors import InvalidRequestError, KafkaEdgeError
+from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
+from delayservice.contract.partitioner import partition_for
 
 REFRESH_S: Final = 60.0
 """How long a partition count is believed."""

@@ -7,9 +7,10 @@ from typing import Any, Final, Unpack
 
 from confluent_kafka import Producer
 
-from delayservice.core import names
-from delayservice.core.draft import CANCEL_OP, FIRE_OP
-from delayservice.core.request import (
+from delayservice.base.errors import InvalidRequestError
+from delayservice.contract import names
+from delayservice.contract.draft import CANCEL_OP, FIRE_OP
+from delayservice.contract.request import (
     OwnHeaders,
     TargetKey,
     Text,
@@ -19,7 +20,6 @@ from delayservice.core.request import (
     target_headers,
     when_headers,
 )
-from delayservice.errors import InvalidRequestError
 from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
 from kafka_delay_client.places import Places
 

@@ -6,8 +6,8 @@ from typing import Final, TypeAlias, cast
 
 from confluent_kafka import Message
 
-from delayservice.core import names
-from delayservice.core.aliases import STRIPPED
+from delayservice.contract import names
+from delayservice.contract.aliases import STRIPPED
 
 RETRY_SOURCE: Final = "retry-source"
 """Header that the retry ladder adds: ``source_of`` the record that failed first."""

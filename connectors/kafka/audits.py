@@ -11,7 +11,7 @@ import structlog
 from confluent_kafka import Consumer, TopicPartition
 
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from delayservice.metrics import ReconcileFacts
+from delayservice.metrics.counts import ReconcileFacts
 
 _LOOK_BACK: Final = 50_000
 """Records before the end among which the newest summaries are looked for: findings come before

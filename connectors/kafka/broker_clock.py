@@ -15,7 +15,7 @@ import structlog
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message, Producer
 
 from connectors.kafka.clients import producer_client
-from delayservice.core.claims import encode_key
+from delayservice.engine.claims import encode_key
 
 _ANSWER_S: Final = 2.0
 

@@ -24,11 +24,11 @@ from confluent_kafka import (
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.source import READ_HINT, consumer_config, scan_partition
-from delayservice.clock import Clock
-from delayservice.core.checkpoint import ForeignRecordError, Standing, standing_of
-from delayservice.core.claims import Claimed, ClaimLog
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.ports import NO_TIME, Place, ReadBack
+from delayservice.base.clock import Clock
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.engine.checkpoint import ForeignRecordError, Standing, standing_of
+from delayservice.engine.claims import Claimed, ClaimLog
+from delayservice.engine.ports import NO_TIME, Place, ReadBack
 
 _FIRST_LOOK: Final = 1_000
 """Records before the end of a partition that are read first: the newest of busy slices."""

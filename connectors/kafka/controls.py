@@ -15,8 +15,8 @@ from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
 from connectors.kafka.outcomes import Outcomes, Place
 from connectors.kafka.source import consumer_config
-from delayservice.core.names import Header
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.names import Header
 
 CONFIRM_S: Final = 15.0
 """How long a record may take to be confirmed; the client gives it up then as well."""

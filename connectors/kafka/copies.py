@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from connectors.kafka.clients import producer_client
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from delayservice.core.repair import Command, Report, decode_message
+from delayservice.replicas.commands import Command, Report, decode_message
 
 REMEMBERED_MS: Final = 3_600_000
 """How far back a node that starts looks for commands it was not there for."""

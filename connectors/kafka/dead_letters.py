@@ -16,7 +16,8 @@ from connectors.kafka.clients import KafkaAdmin, flush, produce_patiently, produ
 from connectors.kafka.errors import FENCED, PURGED, REFUSALS, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
 from connectors.kafka.source import consumer_config, scan_partition
-from delayservice.core.dead_letters import (
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.dead_letters import (
     DeadLetter,
     Heading,
     Rewritten,
@@ -25,8 +26,7 @@ from delayservice.core.dead_letters import (
     read_letter,
     replayed_offsets,
 )
-from delayservice.core.entry import Row
-from delayservice.errors import KafkaEdgeError
+from delayservice.contract.entry import Row
 
 FIRST_LOOK: Final = 2
 """Offsets of each partition that a survey looks at first: so few that the newest are seen, however

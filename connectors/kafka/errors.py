@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from delayservice.core.codes import TARGET_REFUSED, TOO_LARGE
+from delayservice.contract.codes import TARGET_REFUSED, TOO_LARGE
 
 Answer = TypeVar("Answer")
 

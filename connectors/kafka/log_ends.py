@@ -20,8 +20,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from connectors.kafka.errors import answer_of, error_of
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.ports import Bounds, Place
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.engine.ports import Bounds, Place
 
 ASK_TIMEOUT_S: Final = 15.0
 EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]

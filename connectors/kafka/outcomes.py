@@ -10,7 +10,8 @@ from typing import Final, NamedTuple, Self
 from confluent_kafka import Consumer, TopicPartition
 
 from connectors.kafka.clients import NO_RECORDS
-from delayservice.core.names import (
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.names import (
     DELAY_OUTCOME,
     DELAY_SETTLED_BY,
     DELAY_SETTLED_BY_SOURCE,
@@ -19,7 +20,6 @@ from delayservice.core.names import (
     DELAY_SOURCE,
     Header,
 )
-from delayservice.errors import KafkaEdgeError
 
 _POLL_S: Final = 0.2
 _NOT_PENDING: Final = "not_pending"

@@ -10,7 +10,7 @@ import structlog
 from confluent_kafka import Consumer, TopicPartition
 
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from delayservice.core.pauses import Pause, Paused, Pauses, decode_key, decode_pause, encode_key
+from delayservice.engine.pauses import Pause, Paused, Pauses, decode_key, decode_pause, encode_key
 
 _COMPLAIN_S: Final = 3.0
 """A new topic, or a broker that restarts, takes a moment."""

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import LATEST, offset_of
-from delayservice.lanes.ports import Place
+from delayservice.engine.ports import Place
 
 CONNECTION: Final = {"socket.timeout.ms": "3000"}
 """Options of the client to ask with: a connection without an answer is given up after this, else

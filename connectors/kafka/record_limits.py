@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from connectors.kafka.batch_size import batch_bytes
 from connectors.kafka.targets import TargetTopics
-from delayservice.core.batch import batch_bytes
-from delayservice.core.outcome import Output
+from delayservice.engine.outcome import Output
 
 _LIMITS_MAX: Final = 1_000
 """Topics whose limits are remembered; after that they are found anew."""

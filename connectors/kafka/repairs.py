@@ -18,8 +18,8 @@ from connectors.kafka.clients import (
 )
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.source import consumer_config
-from delayservice.core.repair import Command, Report, decode_message, encode_message
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.replicas.commands import Command, Report, decode_message, encode_message
 
 _WAIT_S: Final = 0.2
 

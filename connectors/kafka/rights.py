@@ -14,7 +14,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from connectors.kafka.errors import UNKNOWN_TARGETS, answer_of, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
 
 READ: Final = AclOperation.READ
 WRITE: Final = AclOperation.WRITE

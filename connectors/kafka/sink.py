@@ -34,18 +34,18 @@ from connectors.kafka.errors import (
 from connectors.kafka.record_limits import RecordLimits
 from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_terms import BATCH_BYTES, compresses
-from delayservice import faults
-from delayservice.core.claims import WRITER, encode_key
-from delayservice.core.codes import TOO_LARGE
-from delayservice.core.outcome import DELIVERED, Output, Target
-from delayservice.errors import (
+from delayservice.base import faults
+from delayservice.base.errors import (
     KafkaEdgeError,
     OwnershipLostError,
     RefusedError,
     TransactionAbortedError,
     WriterGivenUpError,
 )
-from delayservice.lanes.ports import Control, Place
+from delayservice.contract.codes import TOO_LARGE
+from delayservice.engine.claims import WRITER, encode_key
+from delayservice.engine.outcome import DELIVERED, Output, Target
+from delayservice.engine.ports import Control, Place
 
 COMMIT_TIMEOUT_S: Final = 30.0
 ABORT_TIMEOUT_S: Final = 2.0

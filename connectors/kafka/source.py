@@ -24,10 +24,10 @@ from confluent_kafka.admin import AdminClient
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.errors import MISSING, answer_of, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
-from delayservice.core.checkpoint import NOTHING_READ, LastRead
-from delayservice.core.entry import UNREADABLE, Row
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.ports import Bounds, Place, Run, Trouble
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.entry import UNREADABLE, Row
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead
+from delayservice.engine.ports import Bounds, Place, Run, Trouble
 
 SCAN_STALL_S: Final = 60.0
 SCAN_BATCH: Final = 5_000

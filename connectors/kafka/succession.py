@@ -20,11 +20,11 @@ from connectors.kafka.clients import KAFKA, Clients
 from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import log_bounds, log_ends, many_bounds
 from connectors.kafka.source import consumer_config, scan_partition
-from delayservice.core.checkpoint import decode_checkpoint
-from delayservice.core.claims import WRITER, Claimed
-from delayservice.core.entry import Row
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.ports import Bounds, Place
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.entry import Row
+from delayservice.engine.checkpoint import decode_checkpoint
+from delayservice.engine.claims import WRITER, Claimed
+from delayservice.engine.ports import Bounds, Place
 
 FENCES_AT_ONCE: Final = 8
 """Clients that fence side by side: each takes threads, whatever number of writers died."""

@@ -21,7 +21,8 @@ from connectors.kafka.errors import answer_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.rights import WRITE, Access, ask_access
 from connectors.kafka.topic_terms import CONFIGS, TopicTerms
-from delayservice.core.codes import (
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.codes import (
     TARGET_ASKED,
     TARGET_DOWN,
     TARGET_LATER,
@@ -29,9 +30,8 @@ from delayservice.core.codes import (
     TARGET_UNAUTHORIZED,
     TARGET_UNKNOWN,
 )
-from delayservice.core.entry import Headers
-from delayservice.core.outcome import Target
-from delayservice.errors import KafkaEdgeError
+from delayservice.contract.entry import Headers
+from delayservice.engine.outcome import Target
 
 _RECHECK_S: Final = 0.25
 """How old the answer may be by which a target is found bad. Its topic may have been made since the

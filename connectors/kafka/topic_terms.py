@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from delayservice.core.batch import batch_bytes
-from delayservice.core.codes import TARGET_LATER, TARGET_REFUSED, TOO_LARGE
-from delayservice.core.entry import Headers
+from connectors.kafka.batch_size import batch_bytes
+from delayservice.contract.codes import TARGET_LATER, TARGET_REFUSED, TOO_LARGE
+from delayservice.contract.entry import Headers
 
 BATCH_BYTES: Final = 1_000_000
 """Bytes that the client puts into one batch of a partition."""

@@ -26,8 +26,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
 from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
-from delayservice.errors import KafkaEdgeError
-from delayservice.settings import Settings
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.config.settings import Settings
 
 REQUEST_TIMEOUT_S: Final = 15.0
 LETTER_EXTRA_BYTES: Final = 8 * 1024

@@ -1,34 +1,11 @@
-"""The Spark commands as a job for a cluster.
+"""The former place of ``delayservice/commands/spark_job.py``, kept for one version."""
 
-    spark-submit --master spark://host:7077 --packages … connectors/spark/job.py audit …
-    python -m connectors.spark.job report …
-
-The commands and their options are those of ``delayservice spark``; ``docs/spark.md`` says what the
-executors need.
-"""
-
-from __future__ import annotations
-
+import runpy
 import sys
 from pathlib import Path
 
-
-def main() -> None:
-    """Run a command and end the process with its exit status."""
-    _make_importable()
-    from delayservice.commands.spark import main as run  # noqa: PLC0415  # not before the path is right
-
-    run()
-
-
-def _make_importable() -> None:
-    """A script's own folder is where Python looks first, and modules here have names of others:
-    ``html`` is one of Python's own. What holds the packages belongs there instead.
-    """
-    here = Path(__file__).resolve().parent
-    sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != here]
-    sys.path.insert(0, str(here.parents[1]))
-
-
 if __name__ == "__main__":
-    main()
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
+    place = here.parents[1] / "delayservice" / "commands" / "spark_job.py"
+    runpy.run_path(str(place), run_name="__main__")

@@ -26,15 +26,15 @@ from delayservice.admin.models import ById, Done, Pause, Reason, Reschedule
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.admin.reading import id_bytes
-from delayservice.core import names
-from delayservice.core.contract import PAST_DUE_DEAD_LETTER
-from delayservice.core.draft import CANCEL_OP, FIRE_OP
-from delayservice.core.names import Header
-from delayservice.core.partitioner import partition_for
-from delayservice.core.pauses import Kind, Paused, encode_key, encode_pause
-from delayservice.core.pauses import Pause as PauseRow
-from delayservice.core.question import Pending
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
+from delayservice.contract import names
+from delayservice.contract.contracts import PAST_DUE_DEAD_LETTER
+from delayservice.contract.draft import CANCEL_OP, FIRE_OP
+from delayservice.contract.names import Header
+from delayservice.contract.partitioner import partition_for
+from delayservice.engine.pauses import Kind, Paused, encode_key, encode_pause
+from delayservice.engine.pauses import Pause as PauseRow
+from delayservice.inspection.query import Pending
 
 _PausedName = Annotated[
     str,

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from delayservice.metrics import LATENESS_BOUNDS_MS, Counters
-from delayservice.metrics_hub import NodeTotals
+from delayservice.metrics.counts import LATENESS_BOUNDS_MS, Counters
+from delayservice.metrics.hub import NodeTotals
 
 EVERY_S: Final = 1.0
 KEPT: Final = 900

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from delayservice.asking import Asker
-from delayservice.core.question import (
+from delayservice.base.errors import DelayServiceError
+from delayservice.inspection.asking import Asker
+from delayservice.inspection.query import (
     Ahead,
     Fate,
     Find,
@@ -25,7 +26,6 @@ from delayservice.core.question import (
     Standings,
     merged,
 )
-from delayservice.errors import DelayServiceError
 from ha.members import Members, joined
 
 TIMEOUT_S: Final = 10.0

@@ -8,12 +8,12 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from delayservice.core.codes import RecordRefusedError
-from delayservice.core.entry import Row
-from delayservice.core.names import Header as RawHeader
-from delayservice.core.pending import NO_MARK
-from delayservice.core.question import Fate, Pending
-from delayservice.core.times import check_is_ms
+from delayservice.contract.codes import RecordRefusedError
+from delayservice.contract.entry import Row
+from delayservice.contract.names import Header as RawHeader
+from delayservice.contract.times import check_is_ms
+from delayservice.engine.pending import NO_MARK
+from delayservice.inspection.query import Fate, Pending
 
 
 def _no_truth(value: object) -> object:

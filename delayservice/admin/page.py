@@ -34,11 +34,11 @@ from delayservice.admin.reading import (
     pauses_of,
     timeline_of,
 )
-from delayservice.core.codes import EXPLANATIONS
-from delayservice.core.question import Locate, Position, Search
-from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import DelayServiceError
-from delayservice.settings_report import Row, as_text, redacted
+from delayservice.base.errors import DelayServiceError
+from delayservice.config.reference import Row, as_text, redacted
+from delayservice.contract.codes import EXPLANATIONS
+from delayservice.contract.times import DUE_STOP_MS
+from delayservice.inspection.query import Locate, Position, Search
 
 BUCKETS: Final = {"second": 60, "minute": 60, "hour": 48}
 _ROWS: Final = 50

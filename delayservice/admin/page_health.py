@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from delayservice.admin import models
-from delayservice.metrics_hub import NodeStatus, TargetStatus
+from delayservice.metrics.hub import NodeStatus, TargetStatus
 
 BEHIND_MS: Final = 2_000
 """A record that waits so long after it was due shows that something is slow."""

@@ -17,9 +17,9 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from delayservice.admin.models import Content
-from delayservice.core.times import DUE_STOP_MS, parse_instant_ms
-from delayservice.errors import DelayServiceError
-from delayservice.units import parse_duration_ms
+from delayservice.base.errors import DelayServiceError
+from delayservice.config.units import parse_duration_ms
+from delayservice.contract.times import DUE_STOP_MS, parse_instant_ms
 
 NO_FIGURE: Final = "\N{EN DASH}"
 VALUE_CHARS_MAX: Final = 16_384

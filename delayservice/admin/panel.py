@@ -16,9 +16,9 @@ from connectors.kafka.source import consumer_config, scan_partition
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Inquiry
 from delayservice.admin.problems import Refusal
-from delayservice.core.entry import Row
-from delayservice.metrics_hub import MetricsHub
-from delayservice.settings import Settings
+from delayservice.config.settings import Settings
+from delayservice.contract.entry import Row
+from delayservice.metrics.hub import MetricsHub
 
 _TOPICS_FRESH_S: Final = 5.0
 SURVEY_BYTES_MAX: Final = 32 << 20

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import compile_path
 
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
 
 MEDIA_TYPE: Final = "application/problem+json"
 

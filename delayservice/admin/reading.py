@@ -15,11 +15,13 @@ from delayservice.admin import models
 from delayservice.admin.models import ID_CHARS_MAX
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
-from delayservice.core.codes import RecordRefusedError
-from delayservice.core.cursor import OFFSET_MAX
-from delayservice.core.dead_letters import Heading
-from delayservice.core.electability import SILENT_S_MAX
-from delayservice.core.question import (
+from delayservice.config.reference import redacted
+from delayservice.contract.codes import RecordRefusedError
+from delayservice.contract.dead_letters import Heading
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.contract.times import DUE_STOP_MS, parse_instant_ms
+from delayservice.engine.electability import SILENT_S_MAX
+from delayservice.inspection.query import (
     HORIZONS_MS,
     HOUR_MS,
     MINUTE_MS,
@@ -29,9 +31,7 @@ from delayservice.core.question import (
     Search,
     count_within,
 )
-from delayservice.core.times import DUE_STOP_MS, parse_instant_ms
-from delayservice.metrics_hub import why_not_electable
-from delayservice.settings_report import redacted
+from delayservice.metrics.hub import why_not_electable
 
 UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 SCAN_MAX: Final = 20_000

@@ -23,11 +23,11 @@ from delayservice.admin.app import make_app
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Workers
 from delayservice.admin.panel import Panel
-from delayservice.admin_options import TOKEN_CHARS_MIN, made_token_path
-from delayservice.asking import Asker
-from delayservice.errors import DelayServiceError, SettingsError
-from delayservice.metrics_hub import MetricsHub
-from delayservice.settings import Settings
+from delayservice.base.errors import DelayServiceError, SettingsError
+from delayservice.config.admin import TOKEN_CHARS_MIN, made_token_path
+from delayservice.config.settings import Settings
+from delayservice.inspection.asking import Asker
+from delayservice.metrics.hub import MetricsHub
 
 _CONCURRENCY_MAX: Final = 256
 _CLOSE_S: Final = 3

@@ -13,13 +13,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, plain, print_json, say
-from delayservice.errors import DelayServiceError
 
 if TYPE_CHECKING:
     from httpx import Client, Response
 
-    from delayservice.settings import Settings
+    from delayservice.config.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
@@ -129,7 +129,7 @@ def _token(settings: Settings, token_file: Path | None, host: str) -> tuple[str 
     Raises:
         DelayServiceError: the file that ``--token-file`` names can't be read.
     """
-    from delayservice.admin_options import made_token_path
+    from delayservice.config.admin import made_token_path
 
     if token_file is not None:
         return _read_token(token_file), ""

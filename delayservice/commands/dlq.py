@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.options import (
     BootstrapOption,
@@ -24,15 +25,14 @@ from delayservice.commands.options import (
     load_settings,
     moment_ms,
 )
-from delayservice.core import dead_letters, names
-from delayservice.core.codes import EXPLANATIONS, printable
-from delayservice.core.dead_letters import DeadLetter, Filter
-from delayservice.core.names import Header
-from delayservice.errors import DelayServiceError
+from delayservice.contract import dead_letters, names
+from delayservice.contract.codes import EXPLANATIONS, printable
+from delayservice.contract.dead_letters import DeadLetter, Filter
+from delayservice.contract.names import Header
 
 if TYPE_CHECKING:
     from connectors.kafka.dead_letters import Advance, DeadLetterTopic, Place, Replay
-    from delayservice.settings import Settings
+    from delayservice.config.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415

@@ -14,12 +14,12 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
+from delayservice.base.errors import StoreError
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.send import instant_ms
-from delayservice.core.codec import Payload, decode_payload
-from delayservice.core.pending import NO_MARK, Frame
-from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import StoreError
+from delayservice.contract.codec import Payload, decode_payload
+from delayservice.contract.times import DUE_STOP_MS
+from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.store.offline import StoreFacts, look, read_records
 from delayservice.store.shards import ShardFolder, find_shards, user_of
 from delayservice.store.wheel.reading import Bounds, Damage

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 if TYPE_CHECKING:
-    from delayservice.settings import Loaded, Settings
+    from delayservice.config.settings import Loaded, Settings
 
 INSTALLED: Final = Path("/etc/delayservice/delayservice.toml")
 """Where deployments put the configuration. Commands that ask or change something find it there, so
@@ -42,7 +42,7 @@ def load(config: Path | None, sets: list[str] | None, *, is_node: bool = False) 
     Raises:
         SettingsError: see ``settings.load``.
     """
-    from delayservice.settings import load_with_origins  # noqa: PLC0415  # help is read more often
+    from delayservice.config.settings import load_with_origins  # noqa: PLC0415  # help is read more often
 
     installed = INSTALLED if INSTALLED.is_file() and not is_node else None
     return load_with_origins(config or installed, sets or [], os.environ)
@@ -67,7 +67,7 @@ def moment_ms(option: str, text: str | None) -> int | None:
         DelayServiceError: it can't be read.
     """
     from delayservice.commands.send import instant_ms  # noqa: PLC0415  # as above
-    from delayservice.units import parse_duration_ms  # noqa: PLC0415  # as above
+    from delayservice.config.units import parse_duration_ms  # noqa: PLC0415  # as above
 
     if text is None:
         return None

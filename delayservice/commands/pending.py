@@ -139,7 +139,7 @@ def _cells(record: dict[str, Any]) -> list[str]:
 
 
 def _show_backlog(backlog: dict[str, Any]) -> None:
-    from delayservice.units import format_duration
+    from delayservice.config.units import format_duration
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("due")
@@ -225,7 +225,7 @@ def _text(content: dict[str, str] | None, null: str = "") -> str:
 
 
 def _from_now(epoch_ms: int) -> str:
-    from delayservice.units import format_duration
+    from delayservice.config.units import format_duration
 
     ahead_ms = epoch_ms - time.time_ns() // 1_000_000
     rounded_ms = round(abs(ahead_ms), -3)

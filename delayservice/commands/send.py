@@ -16,19 +16,19 @@ from connectors.kafka.clients import UNREACHABLE, admin_client
 from connectors.kafka.controls import ControlDesk
 from connectors.kafka.outcomes import Place
 from connectors.kafka.source import topic_ids
-from delayservice.contracts import allowlist_for, contract_for, reserved_topics
-from delayservice.core import names
-from delayservice.core.codes import TARGET_DENIED, RecordRefusedError
-from delayservice.core.contract import Contracts
-from delayservice.core.draft import CANCEL_OP, FIRE_OP
-from delayservice.core.entry import INVALID, SCHEDULE
-from delayservice.core.partitioner import partition_for
-from delayservice.core.record import RecordReader
-from delayservice.core.targets import Allowlist
-from delayservice.core.times import check_is_ms
-from delayservice.errors import DelayServiceError, KafkaEdgeError
-from delayservice.settings import Settings
-from delayservice.units import parse_duration_ms
+from delayservice.base.errors import DelayServiceError, KafkaEdgeError
+from delayservice.config.contract import allowlist_for, contract_for, reserved_topics
+from delayservice.config.settings import Settings
+from delayservice.config.units import parse_duration_ms
+from delayservice.contract import names
+from delayservice.contract.codes import TARGET_DENIED, RecordRefusedError
+from delayservice.contract.contracts import Contracts
+from delayservice.contract.draft import CANCEL_OP, FIRE_OP
+from delayservice.contract.entry import INVALID, SCHEDULE
+from delayservice.contract.partitioner import partition_for
+from delayservice.contract.record import RecordReader
+from delayservice.contract.targets import Allowlist
+from delayservice.contract.times import check_is_ms
 
 TIMEOUT_S = 15.0
 _ANY_PARTITION = -1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from delayservice.base.errors import DelayServiceError
 from delayservice.commands import spark_audit, spark_schedule
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import (
@@ -32,8 +32,7 @@ from delayservice.commands.spark_session import (
     require_extra,
     running,
 )
-from delayservice.contracts import allowed_patterns
-from delayservice.errors import DelayServiceError
+from delayservice.config.contract import allowed_patterns
 
 # Help is read more often than anything runs: what is heavy is imported by the command.
 # ruff: noqa: PLC0415
@@ -282,53 +281,6 @@ def export(
             out.print(str(done.path), style="bold green", markup=False)
     if as_json:
         print_json({"v": 1, "kind": "export", "shards": facts})
-
-
-@app.command(
-    epilog="Examples: [bold]delayservice spark drill --json[/]"
-    "\n\n[bold]delayservice spark drill --records 20000 --defects 64 -b localhost:9092 --keep[/]"
-    f"\n\n{STATUS}"
-)
-def drill(
-    *,
-    records: Annotated[int, typer.Option(min=1_000, help="That producers write.")] = 1_000_000,
-    defects: Annotated[int, typer.Option(min=0, help="Of all kinds together.")] = 300,
-    cuts: Annotated[
-        int, typer.Option(min=0, help="At so many an audit that follows judges as well.")
-    ] = 0,
-    partitions: Annotated[int, typer.Option(min=2, help="Of the delay topic.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the history and its defects.")] = 20_260_101,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave topics and folders, and say where they are.")
-    ] = False,
-    bootstrap: Annotated[
-        str, typer.Option("--bootstrap", "-b", help="A cluster, instead of one started for it.")
-    ] = "",
-    master: MasterOption = None,
-    conf: ConfOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Inject defects into topics and copies, and see whether audit and comparison find them all.
-
-    Exit status 0 only if each was found with its offset, and nothing else.
-    """
-    require_extra()
-    from delayservice.dev.drill.report import show
-    from delayservice.dev.drill.run import DrillOptions, judged, prepared
-
-    options = DrillOptions(records, defects, seed, bootstrap, keep, partitions, cuts=cuts)
-    is_shown = not as_json or sys.stderr.isatty()
-    with ExitStack() as stack:
-        if cuts:
-            job = stack.enter_context(running("drill", master, conf, as_json=as_json))
-        made = stack.enter_context(
-            prepared(options, job.spark if cuts else None, is_shown=is_shown)
-        )
-        if not cuts:
-            job = stack.enter_context(running("drill", master, conf, as_json=as_json))
-        verdict = judged(made, job.spark, job.say)
-        show(verdict, made, as_json=as_json)
-    raise typer.Exit(0 if verdict.is_good else EXIT_FINDINGS)
 
 
 def main() -> None:

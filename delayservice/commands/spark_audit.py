@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from delayservice.base.errors import KafkaEdgeError
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import (
     BootstrapOption,
@@ -29,13 +30,12 @@ from delayservice.commands.spark_session import (
     running,
     told_to_stop,
 )
-from delayservice.contracts import allowed_patterns
-from delayservice.errors import KafkaEdgeError
+from delayservice.config.contract import allowed_patterns
 
 if TYPE_CHECKING:
     from connectors.spark.audit import AuditOptions, AuditResult
     from connectors.spark.audit.state import Manifest
-    from delayservice.settings import Settings
+    from delayservice.config.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported by the command.
 # ruff: noqa: PLC0415

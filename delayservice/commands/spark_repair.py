@@ -8,10 +8,10 @@ from pathlib import Path
 
 from connectors.kafka.repairs import RepairDesk, cluster_id
 from connectors.spark.reconcile.plan import Outcome, Plan, carry_out, decode_plan
+from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, out, print_json
-from delayservice.core.repair import Report
-from delayservice.errors import DelayServiceError
-from delayservice.settings import Settings
+from delayservice.config.settings import Settings
+from delayservice.replicas.commands import Report
 
 
 def run(settings: Settings, path: Path, *, is_dry: bool, timeout_s: float, as_json: bool) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from xxhash import xxh3_64_hexdigest
 
+from delayservice.base.errors import InvalidRequestError
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.options import (
     BootstrapOption,
@@ -28,13 +29,12 @@ from delayservice.commands.spark_session import (
     running,
     told_to_stop,
 )
-from delayservice.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from connectors.spark.schedule.run import Scheduled
     from connectors.spark.schedule.stream import Stream
-    from delayservice.core.contract import Contract
-    from delayservice.settings import Settings
+    from delayservice.config.settings import Settings
+    from delayservice.contract.contracts import Contract
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
@@ -160,8 +160,8 @@ def schedule(
     from connectors.spark.schedule.mapping import Fields
     from connectors.spark.schedule.stream import StreamOptions, start_stream
     from delayservice.commands.send import delay_ms
-    from delayservice.contracts import allowlist_for
-    from delayservice.settings import load
+    from delayservice.config.contract import allowlist_for
+    from delayservice.config.settings import load
 
     for_topic = stream or any((checkpoint, schema, from_config))
     _check_usage(
@@ -256,7 +256,7 @@ def _name(settings: Settings, source: str | None, topic: str, job: str | None) -
 def _contracts(settings: Settings, client: Mapping[str, str], topic: str) -> Sequence[Contract]:
     """Return what holds for records that are written now."""
     from connectors.spark.schedule.run import served_contracts
-    from delayservice.contracts import contract_for
+    from delayservice.config.contract import contract_for
 
     found = served_contracts(client, settings.topics.checkpoint, topic)
     return found or (contract_for(settings, topic),)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err
 from delayservice.commands.extras import how_to_install
-from delayservice.errors import DelayServiceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 import msgspec
 from rich.table import Table
 
+from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import out
-from delayservice.core.codes import printable
-from delayservice.errors import DelayServiceError
-from delayservice.metrics import PauseFact
-from delayservice.metrics_hub import NodeStatus, SliceStatus, TargetStatus
+from delayservice.contract.codes import printable
+from delayservice.metrics.counts import PauseFact
+from delayservice.metrics.hub import NodeStatus, SliceStatus, TargetStatus
 
 TIMEOUT_S = 5.0
 

@@ -13,9 +13,9 @@ from typing import Final
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from delayservice.base.errors import StoreError
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.inspect import shard_text, time_text
-from delayservice.errors import StoreError
 from delayservice.store.findings import Finding, Verdict
 from delayservice.store.offline import verify as check
 from delayservice.store.offline import wheel_reader

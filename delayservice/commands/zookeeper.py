@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from delayservice.cluster_options import ZooKeeper
+from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load_settings
-from delayservice.errors import DelayServiceError
+from delayservice.config.cluster import ZooKeeper
 
 if TYPE_CHECKING:
     from ha.notes import PinNote

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from delayservice.core.census import Census
-from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.pending import NO_MARK, Frame, Lump, Mark, Named
-from delayservice.errors import SlotDamagedError
+from delayservice.base.errors import SlotDamagedError
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.engine.census import Census
+from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.pending import NO_MARK, Frame, Lump, Mark, Named
 
 __all__ = ["NO_MARK", "Frame", "Lump", "Mark", "Named", "Store", "StoreStats"]
 

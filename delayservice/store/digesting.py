@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from delayservice.core.census import MINUTE_MS, Census
-from delayservice.core.codec import decode_payload
-from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.digest import NEAR_MS, ShardDigest
-from delayservice.core.digest_rows import Unreadable
-from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import SlotDamagedError
+from delayservice.base.errors import SlotDamagedError
+from delayservice.contract.codec import decode_payload
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.contract.times import DUE_STOP_MS
+from delayservice.engine.census import MINUTE_MS, Census
+from delayservice.engine.cursor import Cursor, Key
+from delayservice.replicas.digest import NEAR_MS, ShardDigest
+from delayservice.replicas.digest_rows import Unreadable
 from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
 
 if TYPE_CHECKING:

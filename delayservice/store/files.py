@@ -15,7 +15,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import google_crc32c
 import structlog
 
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
 
 if TYPE_CHECKING:
     from delayservice.store.files import Files

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 from rocksdict import WriteBatch
 
-from delayservice.core.cursor import Cursor, Key
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.rocks import (
     Guarded,
     Reclaimer,

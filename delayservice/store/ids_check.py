@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from delayservice.core.pending import NO_MARK
+from delayservice.engine.pending import NO_MARK
 from delayservice.store.findings import INCONSISTENT, Finding
 from delayservice.store.ids import IdFacts, IdRows
 

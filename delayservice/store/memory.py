@@ -13,7 +13,7 @@ from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Store, St
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from delayservice.core.cursor import Cursor, Key
+    from delayservice.engine.cursor import Cursor, Key
 
 
 class MemoryStore(Store):

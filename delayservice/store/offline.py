@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
 from delayservice.store import findings
 from delayservice.store.base import Frame
 from delayservice.store.findings import Finding, Verdict

@@ -39,7 +39,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
 from delayservice.store.files import make_folder
 from delayservice.store.rocks_manifest import check_witness, read_manifest
 

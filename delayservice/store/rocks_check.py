@@ -10,10 +10,10 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from delayservice.core.codec import decode_payload
-from delayservice.core.pending import NO_MARK
-from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.contract.codec import decode_payload
+from delayservice.contract.times import DUE_STOP_MS
+from delayservice.engine.pending import NO_MARK
 from delayservice.store import findings
 from delayservice.store.findings import Finding, Verdict
 from delayservice.store.ids_check import NamedRecord, check_ids

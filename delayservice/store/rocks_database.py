@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import structlog
 from rocksdict import WriteBatch
 
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
 from delayservice.store.files import Files
 from delayservice.store.folder import Format, StoreFolder, read_format
 from delayservice.store.rocks import (

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import google_crc32c
 
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 from rocksdict import WriteBatch
 
-from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Store, StoreStats
 from delayservice.store.ids import IdRows
 from delayservice.store.rocks import prefix_of, read_keys, read_rows

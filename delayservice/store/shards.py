@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
 from delayservice.store.files import Files
 from delayservice.store.folder import read_format
 from delayservice.store.rocks_database import DATABASE, places_in
@@ -20,7 +20,7 @@ from delayservice.store.wheel.horizon import NAME, HorizonDamagedError, read_hor
 
 KINDS: Final = ("wheel", "rocksdb")
 _SHARD_NAME: Final = re.compile("[0-9a-f]{24}")
-"""See ``delayservice.stores``."""
+"""See ``delayservice.process.stores``."""
 _LOCKS: Final = Path("/proc/locks")
 
 

@@ -25,9 +25,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from PIL import Image
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.ports import free_ports
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.ports import free_ports
+from delay_devtools.service import ServiceProcess
 from tests.admin.browser import PHONE, Browser, Scheme, chromium
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "images"

@@ -20,7 +20,7 @@ from delayservice.admin.page_words import (
     utc,
     visible,
 )
-from delayservice.metrics_hub import NodeStatus, TargetStatus, WorkerStatus
+from delayservice.metrics.hub import NodeStatus, TargetStatus, WorkerStatus
 
 NOW_MS = 1_763_750_262_123
 

@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 from structlog.testing import capture_logs
 
-from delayservice.core.cursor import Key
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.engine.cursor import Key
 from delayservice.store.base import Frame, Store
 from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
 from delayservice.store.wheel import FORMAT as WHEEL_FORMAT

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench
 
 pytestmark = pytest.mark.cluster

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from delayservice.core.checkpoint import VERSION
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.engine.checkpoint import VERSION
 from tests.compat.test_formats import NOW, content, unpacked
 from tests.integration.bench import Bench, await_true
 

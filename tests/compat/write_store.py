@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final, cast
 
-from delayservice.core.codec import encode_payload
+from delayservice.contract.codec import encode_payload
 from delayservice.store import rocksdb as store_of_rocks
 from delayservice.store import wheel
 
@@ -43,7 +43,7 @@ def main(kind: str, folder: Path) -> None:
     elif kind == "rocksdb":
         store = cast("Any", store_of_rocks).RocksStore(folder)
     elif hasattr(wheel, "Wheel"):
-        store = wheel.Wheel(folder).shard("0" * 24, 0)
+        store = cast("Any", wheel).WheelStore(wheel.Wheel(folder), "0" * 24, 0)
     else:
         store = cast("Any", wheel).WheelStore(folder)
     store.open()

@@ -13,9 +13,10 @@ from unittest.mock import patch
 
 import pytest
 
-from delayservice.core.codec import encode_payload
-from delayservice.core.cursor import OFFSET_MAX, START_KEY, Cursor, Key
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.contract.codec import encode_payload
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.engine.cursor import START_KEY, Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.folder import VERSION_BYTES, version_text

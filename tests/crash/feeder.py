@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from delayservice.core.cursor import Cursor, Key
+from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import Store
 from delayservice.store.wheel import WheelOptions
 from tests.crash.model_log import ModelLog

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from delayservice.core.cursor import Cursor, Key
-from delayservice.errors import SlotDamagedError
+from delayservice.base.errors import SlotDamagedError
+from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store
 
 START_MS = 1_800_000_000_000 // 3_600_000 * 3_600_000 + 3_597_000

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.core.cursor import OFFSET_MAX, Cursor
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK
 from delayservice.store.ids import IdRows
 from tests.crash.model_log import ModelLog, read_all

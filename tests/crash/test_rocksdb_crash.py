@@ -14,8 +14,8 @@ from unittest.mock import Mock, patch
 import pytest
 from rocksdict import Cache, Options
 
-from delayservice.core.cursor import Cursor
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.engine.cursor import Cursor
 from delayservice.store.base import Frame
 from delayservice.store.rocks import RocksOptions, _to_native
 from tests.crash.model_log import ModelLog, read_all

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.core.cursor import Cursor
+from delayservice.engine.cursor import Cursor
 from tests.crash import feeder
 from tests.crash.model_log import ModelLog, read_all
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.core.cursor import Cursor, Key
-from delayservice.errors import SlotDamagedError
+from delayservice.base.errors import SlotDamagedError
+from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import Mark, Named
 from delayservice.store.files import Files
 from delayservice.store.ids import IdDatabase, IdIndex

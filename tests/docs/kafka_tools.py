@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from delayservice.dev.jars import Jar, ensure_jars
-from delayservice.dev.java import find_java
-from delayservice.dev.servers import Jvm
+from delay_devtools.jars import Jar, ensure_jars
+from delay_devtools.java import find_java
+from delay_devtools.servers import Jvm
 
 TOOLS_JAR: Final = Jar(
     "org.apache.kafka:kafka-tools:4.3.0",

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 import psutil
 
-from delayservice.dev.ports import LOOPBACK, free_ports
+from delay_devtools.ports import LOOPBACK, free_ports
 from tests.docs.kafka_tools import put_tools, stand_in
 from tests.docs.pages import ROOT, Command, bare
 from tests.docs.tables import ASKS, SERVERS, STATUSES

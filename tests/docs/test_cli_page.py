@@ -14,7 +14,6 @@ import pytest
 import typer
 
 from delayservice.cli import app
-from delayservice.dev.commands import app as dev_app
 from tests.docs.pages import ROOT
 
 PAGE: Final = (ROOT / "docs" / "cli.md").read_text("utf-8")
@@ -39,7 +38,7 @@ def leaves(group: typer.Typer, above: str = "") -> Iterator[tuple[str, str]]:
         yield from leaves(below.typer_instance, f"{above}{below.name} ")
 
 
-EVERY: Final = [*leaves(app), *leaves(dev_app, "dev ")]
+EVERY: Final = list(leaves(app))
 
 
 @pytest.mark.parametrize(("name", "epilog"), EVERY, ids=[name for name, _ in EVERY])

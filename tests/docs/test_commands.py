@@ -23,9 +23,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     NewTopic,
 )
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.ports import ANY_PORTS
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.ports import ANY_PORTS
+from delay_devtools.service import ServiceProcess
 from tests.docs.pages import Command, bare, blocks, commands
 from tests.docs.tables import BEFORE, LONG, SERVERS, SMALLER
 from tests.docs.terminal import Machine, Terminal, await_true

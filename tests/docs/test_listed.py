@@ -17,7 +17,6 @@ import typer
 from typer.exceptions import TyperException
 
 from delayservice.cli import app
-from delayservice.dev.commands import app as dev_app
 from tests.docs.pages import DOCS, PAGES, ROOT, Block, Command, bare, blocks, commands
 from tests.docs.tables import (
     ASKS,
@@ -150,7 +149,6 @@ def read_ours(words: list[str]) -> None:
     whole = typer.Typer()
     whole.registered_commands += app.registered_commands
     whole.registered_groups += app.registered_groups
-    whole.add_typer(dev_app, name="dev")
     # What typer builds its commands on is no part of its interface, so it has no name here.
     command: Any = typer.main.get_command(whole)
     context: Any = None
@@ -184,9 +182,9 @@ def read_submit(words: list[str]) -> None:
     """What comes after the job is a command of ours; the connector is the one that we start."""
     job = next(number for number, word in enumerate(words) if word.endswith("job.py"))
     read_ours(["spark", *words[job + 1 :]])
-    session = (ROOT / "connectors/spark/common/session.py").read_text("utf-8")
+    connector = (ROOT / "connectors/spark/common/connector.py").read_text("utf-8")
     package = words[words.index("--packages") + 1]
-    assert package in session or package.rpartition(":")[0] in session
+    assert package in connector or package.rpartition(":")[0] in connector
 
 
 def read_pip(words: list[str]) -> None:

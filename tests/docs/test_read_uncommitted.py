@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, Reader, await_true, now_ms
 
 RECORDS = 300

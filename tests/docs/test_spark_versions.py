@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from connectors.spark.common.jars import locked
-from connectors.spark.common.session import JAVA_VERSIONS, PACKAGES
+from connectors.spark.common.connector import PACKAGES, locked
+from connectors.spark.common.session import JAVA_VERSIONS
 from tests.docs.pages import ROOT
 
 PAGE: Final = (ROOT / "docs/compatibility.md").read_text("utf-8")

@@ -1,6 +1,6 @@
 """The verdict: what was acknowledged against what was found. Pure; reads no topic and no clock.
 
-It shares no code with the service or with ``delayservice.dev.judge``, and knows only the promises:
+It shares no code with the service or its judge, and knows only the promises:
 each record has exactly one outcome, is never early and byte for byte the same, and a cancel that
 came in good time wins.
 """

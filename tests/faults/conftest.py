@@ -18,8 +18,8 @@ from typing import Final
 
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.ports import LOOPBACK
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.ports import LOOPBACK
 from tests.faults.checker import Verdict
 from tests.faults.network import Namespace, Network, network_missing
 from tests.faults.stage import Script, Stage

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import psutil
 
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.service import ServiceProcess
 
 LET_GO: Final = frozenset({"ownership_lost", "handed_over", "slice_interrupted", "loop_failed"})
 """Events after which the slice that they name is not this node's."""

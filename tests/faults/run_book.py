@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.alert_rules import OPERATIONS
 from tests.docs.kafka_tools import put_tools, stand_in
 from tests.faults.node import Node

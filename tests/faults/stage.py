@@ -17,7 +17,7 @@ from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.faults.checker import Rules, Verdict, check
 from tests.faults.history import History, Plan
 from tests.faults.node import Node, Place

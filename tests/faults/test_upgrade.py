@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.crew import SECRET
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.crew import SECRET
+from delay_devtools.service import ServiceProcess
 from tests.faults.conftest import Scenario
 from tests.faults.facts import UID, Acked, Step
 from tests.faults.node import Node, Place
@@ -134,7 +134,7 @@ def test_versions_take_slices_from_each_other_and_nothing_is_lost_or_doubled(
     first.wait_serving(SLICES)
     asked = f"-b {nodes.bootstrap} --records {RECORDS} --per-s {PER_S} --delay-ms-max 8000"
     load = subprocess.Popen(
-        [sys.executable, "-m", "delayservice", "dev", "load", "--json", *asked.split()],
+        [sys.executable, "-m", "delayservice", "smoke", "--json", *asked.split()],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 from typer.testing import CliRunner, Result
 
+from delay_devtools.service import ServiceProcess
 from delayservice.cli import app
-from delayservice.dev.service import ServiceProcess
 from tests.integration.bench import await_true
 
 TOKEN = "a token that only the tests know"  # noqa: S105  # of a node that lives for a test

@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     ResourceType,
 )
 
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.service import ServiceProcess
 
 SECRET: Final = "only-for-tests-0123456789"  # noqa: S105  # nothing else is signed with it
 WAIT_S: Final = 30.0

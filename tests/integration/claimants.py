@@ -12,12 +12,12 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
-from delayservice.clock import SystemClock
-from delayservice.core.checkpoint import Checkpoint, encode_checkpoint, fingerprint
-from delayservice.core.claims import CLAIM, Tenure, encode_word
-from delayservice.core.outcome import DELIVERED, Output
-from delayservice.lanes.ports import Control
-from delayservice.lanes.take_over import Taken, take_over
+from delayservice.base.clock import SystemClock
+from delayservice.engine.checkpoint import Checkpoint, encode_checkpoint, fingerprint
+from delayservice.engine.claims import CLAIM, Tenure, encode_word
+from delayservice.engine.outcome import DELIVERED, Output
+from delayservice.engine.ports import Control
+from delayservice.slices.take_over import Taken, take_over
 
 SECRET = fingerprint(b"secret")
 SLICE = 5

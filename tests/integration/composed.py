@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 
-from delayservice.dev import servers
-from delayservice.dev.child import Child, Reaper
-from delayservice.dev.jars import ensure_jars, read_lock
-from delayservice.dev.java import find_java
-from delayservice.dev.probe import kafka_probe
-from delayservice.dev.servers import Jvm
+from delay_devtools import servers
+from delay_devtools.child import Child, Reaper
+from delay_devtools.jars import ensure_jars, read_lock
+from delay_devtools.java import find_java
+from delay_devtools.probe import kafka_probe
+from delay_devtools.servers import Jvm
 from tests.deployed import ROOT, Service, property_of, seconds, services
 
 START_S: Final = 90.0

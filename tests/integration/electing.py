@@ -12,9 +12,9 @@ from typing import Any
 from kazoo.client import KazooClient
 from structlog.testing import capture_logs
 
-from delayservice.cluster_options import Placement, ZooKeeper
-from delayservice.core.role import Role
-from ha.elected import ElectedOwnership
+from delayservice.config.cluster import Placement, ZooKeeper
+from delayservice.engine.role import Role
+from ha.election_thread import ElectedOwnership
 from ha.notes import UNADVERTISED_VERSION, NodeNote
 from ha.ownership import Standing
 from ha.placement import SliceFacts

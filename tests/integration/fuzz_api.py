@@ -26,8 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from delayservice.dev.bench.figures import quantile
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.bench.figures import quantile
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration import fuzz_hooks
 from tests.integration.asked import TOKEN, Asked
 from tests.integration.bench import Bench, Reader, await_true, now_ms

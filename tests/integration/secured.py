@@ -25,8 +25,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     UserScramCredentialUpsertion,
 )
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.servers import SECURE_HOST
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.servers import SECURE_HOST
 from tests.integration.bench import Bench
 from tests.integration.tls_front import make_authority, make_certificate
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from delay_devtools.cluster import EmbeddedCluster
 from delayservice.admin.changing import WAITING_MAX
 from delayservice.cli import app
-from delayservice.dev.cluster import EmbeddedCluster
 from tests.integration.asked import TOKEN, Asked
 from tests.integration.bench import Bench, Place, await_true, now_ms
 from tests.integration.fuzz_api import fuzz

@@ -13,7 +13,7 @@ import psutil
 from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import await_true
 
 

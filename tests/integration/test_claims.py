@@ -10,11 +10,11 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
-from delayservice.core.claims import CLAIM, RELEASE, Tenure
-from delayservice.core.outcome import DELIVERED
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.errors import OwnershipLostError
-from delayservice.lanes.ports import Control
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.base.errors import OwnershipLostError
+from delayservice.engine.claims import CLAIM, RELEASE, Tenure
+from delayservice.engine.outcome import DELIVERED
+from delayservice.engine.ports import Control
 from tests.conftest import MakeTopic
 from tests.integration.bench import await_true
 from tests.integration.claimants import PLACE, SLICE, Topics, Worker

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from delayservice.core.partitioner import partition_for
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.errors import KafkaEdgeError
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.partitioner import partition_for
 from kafka_delay_client import (
     NO_KEY,
     DelayProducer,

@@ -13,10 +13,10 @@ from typing import Final
 
 import pytest
 
-from delayservice.core.partitioner import partition_for
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.jars import ensure_jars
-from delayservice.dev.java import find_java
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.jars import ensure_jars
+from delay_devtools.java import find_java
+from delayservice.contract.partitioner import partition_for
 from tests.docs.kafka_tools import CLASSES, TOOLS_JAR
 from tests.integration.bench import Bench
 

@@ -15,9 +15,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from kazoo.client import KazooClient
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.ports import free_ports
-from delayservice.errors import ClusterError
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.ports import free_ports
+from delayservice.base.errors import ClusterError
 
 GONE_SECONDS_MAX = 20
 
@@ -65,7 +65,7 @@ class Up:
     """``dev up --json`` as a process of its own, with everything that it started."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "delayservice.dev", "up", "--json", *arguments]
+        command = [sys.executable, "-m", "delay_devtools", "dev", "up", "--json", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
         assert self.process.stdout
         line = self.process.stdout.readline()
@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_meanwhile_costs_another_try(
 ) -> None:
     taken = int(cluster.bootstrap.rpartition(":")[2])  # by a broker 1, just as the new one
     answers = [[taken, *free_ports(4)], free_ports(5)]
-    monkeypatch.setattr("delayservice.dev.cluster.free_ports", lambda *_: answers.pop(0))
+    monkeypatch.setattr("delay_devtools.cluster.free_ports", lambda *_: answers.pop(0))
     with EmbeddedCluster() as own:
         assert own.bootstrap != cluster.bootstrap
         assert not answers

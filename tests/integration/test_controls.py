@@ -12,8 +12,8 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.controls import ControlDesk
 from connectors.kafka.dead_letters import DeadLetterTopic
 from connectors.kafka.outcomes import Place
-from delayservice.core import dead_letters
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.contract import dead_letters
 from tests.conftest import MakeTopic
 
 ONE, TWO = Place("delay_topic_any", 0, 5), Place("delay_topic_any", 1, 5)

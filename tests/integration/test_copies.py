@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from connectors.kafka.repairs import RepairDesk
-from delayservice.core.codec import encode_payload
-from delayservice.core.contract import Contracts
-from delayservice.core.digest import frame_hash
-from delayservice.core.record import RecordReader
-from delayservice.core.repair import Command, Detail, DetailRow, Report, Verb, decode_message
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.contract.codec import encode_payload
+from delayservice.contract.contracts import Contracts
+from delayservice.contract.record import RecordReader
+from delayservice.replicas.commands import Command, Detail, DetailRow, Report, Verb, decode_message
+from delayservice.replicas.digest import frame_hash
 from tests.integration.bench import SECRET, Bench, await_true, now_ms
 
 RECORDS = 300

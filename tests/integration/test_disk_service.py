@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.service import ServiceProcess
 from tests.faults.disk import SmallDisk, disk_missing
 from tests.integration.bench import Bench, await_true
 

@@ -13,9 +13,9 @@ from confluent_kafka import Producer
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import DeadLetterTopic, Replayer
-from delayservice.core import dead_letters
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.errors import KafkaEdgeError
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract import dead_letters
 from tests.integration.bench import Bench, Header, Seen, now_ms
 
 PARK_MS = 200

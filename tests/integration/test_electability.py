@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.ports import free_ports
-from delayservice.dev.service import PROGRAM, ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.ports import free_ports
+from delay_devtools.service import PROGRAM, ServiceProcess
 from tests.faults.wallclock import WallClock, clock_missing
 from tests.integration.bench import Bench, await_true, now_ms
 
@@ -223,7 +223,7 @@ def test_a_worker_that_is_stopped_is_ended_by_its_supervisor_and_another_begins(
 
 
 SOON_ENDED = """
-from delayservice import node
+from delayservice.process import node
 from delayservice.cli import main
 
 node.HUNG_S_MAX = 2.0

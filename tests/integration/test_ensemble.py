@@ -14,9 +14,9 @@ import pytest
 from kazoo.exceptions import NotEmptyError
 from kazoo.security import make_acl
 
-from delayservice.cluster_options import ZooKeeper
-from delayservice.core.role import Role
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.config.cluster import ZooKeeper
+from delayservice.engine.role import Role
 from ha.ensemble import Ensemble, EnsembleError, Held, RefusedError
 from ha.notes import LifeNote, NodeNote, OwnerNote
 from ha.ownership import Standing

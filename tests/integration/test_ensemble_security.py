@@ -14,12 +14,12 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl_credential
 from typer.testing import CliRunner
 
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.ports import free_ports
+from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
-from delayservice.cluster_options import ZooKeeper
-from delayservice.core.role import Role
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.ports import free_ports
-from delayservice.errors import DelayServiceError
+from delayservice.config.cluster import ZooKeeper
+from delayservice.engine.role import Role
 from ha.rights import set_rights
 from tests.integration.bench import await_true
 from tests.integration.electing import Lines, by_hand, captured, logged, new_root, options, working

@@ -21,8 +21,8 @@ from typing import Final, TypeAlias
 import pytest
 from confluent_kafka import Producer
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.java import find_java
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.java import find_java
 from tests.integration.bench import Bench, Header
 from tests.integration.test_client_recipes import class_path
 from tests.integration.test_homes import (

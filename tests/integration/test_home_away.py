@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
-from delayservice.core.partitioner import partition_for
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.contract.partitioner import partition_for
 from tests.integration.bench import Bench, Header, await_true, now_ms
 
 pytestmark = pytest.mark.night

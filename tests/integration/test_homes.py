@@ -18,8 +18,8 @@ import pytest
 from confluent_kafka import Producer
 
 from connectors.kafka.client import DelayProducer, OutcomeReader
-from delayservice.core.partitioner import partition_for
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.contract.partitioner import partition_for
 from tests.integration.bench import Bench, Header, Seen, await_true, now_ms
 
 pytestmark = pytest.mark.cluster

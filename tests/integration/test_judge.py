@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from confluent_kafka import Producer
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.judge import Judge, Verdict
-from delayservice.dev.load import UID_HEADER, Planned
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.smoke.judge import Judge, Verdict
+from delayservice.smoke.load import UID_HEADER, Planned
 
 NOW_MS = time.time_ns() // 1_000_000
 PAST_MS = NOW_MS - 10_000

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, Header, Seen, now_ms
 
 LATE_MS_MAX = 10_000

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.service import ServiceProcess
 from tests.integration.bench import Bench, Header, Place, Seen, await_true, now_ms
 
 pytestmark = pytest.mark.quick

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, Header, Seen, now_ms
 
 WINDOW_MS = 4_000

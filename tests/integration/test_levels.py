@@ -12,9 +12,9 @@ from typing import Final
 
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.crew import Crew, Node, sets_of_several
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.crew import Crew, Node, sets_of_several
+from delay_devtools.service import ServiceProcess
 from tests.integration.bench import Bench, Header, Place, Seen, await_true
 
 LEVELS_MS: Final = tuple(range(200, 2_600, 200))

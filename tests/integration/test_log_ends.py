@@ -6,7 +6,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from connectors.kafka.log_ends import EARLIEST, LATEST, log_bounds, log_ends, offsets_of
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import await_true
 
 TOPIC = "moved"

@@ -20,10 +20,10 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not re-exported
 
 from connectors.kafka import succession
-from delayservice.core.outcome import DELIVERED
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.service import ServiceProcess
-from delayservice.errors import KafkaEdgeError
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.service import ServiceProcess
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.engine.outcome import DELIVERED
 from tests.integration.bench import Bench, Seen, await_true, now_ms
 from tests.integration.claimants import PLACE, Topics, Worker
 

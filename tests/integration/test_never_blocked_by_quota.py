@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.jars import ensure_jars
-from delayservice.dev.java import find_java
-from delayservice.dev.servers import Jvm
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.jars import ensure_jars
+from delay_devtools.java import find_java
+from delay_devtools.servers import Jvm
 from tests.integration.bench import Bench, now_ms
 
 QUOTA_BYTES_PER_S = 256 * 1_024

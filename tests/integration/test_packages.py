@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, await_true
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -227,7 +227,7 @@ def test_what_only_an_extra_brings_is_named(
 
 
 def test_the_load_of_the_compose_file_needs_no_extra(service_venv: Venv) -> None:
-    service_venv.done("python", "-c", "import delayservice.dev.loading")
+    service_venv.done("python", "-c", "import delayservice.smoke.run")
 
 
 def test_service_and_client_share_no_file(shared_venv: Venv) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # its stubs don't re-export
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, await_true
 
 pytestmark = pytest.mark.cluster

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from delayservice.core.pauses import Pause, Paused, encode_key, encode_pause
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.service import ServiceProcess
+from delayservice.engine.pauses import Pause, Paused, encode_key, encode_pause
 from tests.integration.bench import Bench, await_true, now_ms
 
 pytestmark = pytest.mark.cluster

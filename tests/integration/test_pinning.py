@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from delay_devtools.cluster import EmbeddedCluster
 from delayservice.cli import app
-from delayservice.cluster_options import ZooKeeper
-from delayservice.core.role import Role
-from delayservice.dev.cluster import EmbeddedCluster
+from delayservice.config.cluster import ZooKeeper
+from delayservice.engine.role import Role
 from ha.election import Pace
 from tests.integration.bench import await_true
 from tests.integration.electing import by_hand, captured, logged, options, working

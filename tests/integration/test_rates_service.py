@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, Seen, now_ms
 
 PARTITIONS = 2

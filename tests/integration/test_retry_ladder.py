@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.errors import KafkaEdgeError
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.base.errors import KafkaEdgeError
 from kafka_delay_client import (
     Deduplicator,
     DelayProducer,

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from delayservice.core.partitioner import partition_for
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.contract.partitioner import partition_for
 from tests.integration.bench import Bench, Header, Seen, now_ms
 
 pytestmark = pytest.mark.quick

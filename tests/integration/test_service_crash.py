@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.judge import Judge, Verdict
-from delayservice.dev.load import Planned, plan
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.service import ServiceProcess
+from delayservice.smoke.judge import Judge, Verdict
+from delayservice.smoke.load import Planned, plan
 from tests.integration.bench import WAIT_S, Bench, await_true
 
 RECORDS = 4_000

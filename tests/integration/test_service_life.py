@@ -15,8 +15,8 @@ import psutil
 import pytest
 from confluent_kafka import TopicPartition
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.service import ServiceProcess
 from tests.integration.bench import Bench, await_true
 
 STOP_S_MAX = 15.0

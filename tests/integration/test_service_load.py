@@ -11,8 +11,8 @@ from typing import Self
 import psutil
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.service import ServiceProcess
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.service import ServiceProcess
 from tests.integration.bench import Bench, Reader, await_true, now_ms
 
 RECORDS = int(os.environ.get("PEAK_RECORDS", "200000"))

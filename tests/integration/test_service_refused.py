@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, Header, Seen, now_ms
 from tests.integration.raw_producer import produce_raw
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.service import ServiceProcess
-from delayservice.settings import Topics
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.service import ServiceProcess
+from delayservice.config.settings import Topics
 from tests.integration.bench import Bench, await_true
 
 FIT = {"message_timestamp_type": "LogAppendTime"}

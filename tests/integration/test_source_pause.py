@@ -15,7 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from connectors.kafka.errors import answer_of
 from connectors.kafka.source import KafkaSource
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import await_true
 
 pytestmark = pytest.mark.cluster

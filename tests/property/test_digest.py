@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.core.cursor import Cursor
-from delayservice.core.digest import HOUR_MS, SLOT_MS, HourRow, ShardDigest, frame_hash
-from delayservice.core.pending import NO_MARK, Frame
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.pending import NO_MARK, Frame
+from delayservice.replicas.digest import HOUR_MS, SLOT_MS, HourRow, ShardDigest, frame_hash
 
 RECORDS = 24
 

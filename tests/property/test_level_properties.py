@@ -11,15 +11,15 @@ from typing import Any, TypeAlias, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.draft import RULES
-from delayservice.core.entry import INVALID, Headers, Row
-from delayservice.core.level import LevelRecords, LevelShard
-from delayservice.core.outcome import DELIVERED, EXPIRED, Output
-from delayservice.core.record import RecordReader
-from delayservice.core.settle import Routes, Settler, Verdicts
-from delayservice.core.targets import Allowlist
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
+from delayservice.contract.draft import RULES
+from delayservice.contract.entry import INVALID, Headers, Row
+from delayservice.contract.record import RecordReader
+from delayservice.contract.targets import Allowlist
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.level import LevelRecords, LevelShard
+from delayservice.engine.outcome import DELIVERED, EXPIRED, Output
+from delayservice.engine.settle import Routes, Settler, Verdicts
 
 TOPIC = "delay_topic_1"
 ROUTES = Routes(

@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import OFFSET_MAX, Cursor
-from delayservice.core.entry import Headers, Row
-from delayservice.core.question import (
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import OFFSET_MAX, Headers, Row
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.ports import Run, Source
+from delayservice.engine.settle import Routes
+from delayservice.inspection import looking
+from delayservice.inspection.query import (
     Find,
     Horizon,
     Locate,
@@ -24,12 +27,9 @@ from delayservice.core.question import (
     count_within,
     merged,
 )
-from delayservice.core.settle import Routes
-from delayservice.cron import cron_time
-from delayservice.lanes import looking
-from delayservice.lanes.any_lane import AnyLane
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Run, Source
+from delayservice.process.cron import cron_time
+from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from delayservice.core.flow import AHEAD_MS, BURST_MS
+from delayservice.engine.flow import AHEAD_MS, BURST_MS
 from tests.unit.test_rates import NOW_MS, TICK_MS, World, limited, payload
 
 WINDOW_MS = 2_000

@@ -8,21 +8,21 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delayservice.contracts import contract_for
-from delayservice.core import names
-from delayservice.core.aliases import ALIASES
-from delayservice.core.codec import Meta, Payload, decode_payload, encode_payload
-from delayservice.core.codes import EXPLANATIONS
-from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
-from delayservice.core.copies import write_copy
-from delayservice.core.cursor import START_KEY
-from delayservice.core.draft import RULES
-from delayservice.core.entry import CANCEL, COPY, INVALID, SCHEDULE, Headers
-from delayservice.core.names import Header
-from delayservice.core.provenance import dead_letter_headers
-from delayservice.core.record import RecordReader
-from delayservice.core.recurrence import recurs
-from delayservice.settings import Settings
+from delayservice.config.contract import contract_for
+from delayservice.config.settings import Settings
+from delayservice.contract import names
+from delayservice.contract.aliases import ALIASES
+from delayservice.contract.codec import Meta, Payload, decode_payload, encode_payload
+from delayservice.contract.codes import EXPLANATIONS
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
+from delayservice.contract.draft import RULES
+from delayservice.contract.entry import CANCEL, COPY, INVALID, SCHEDULE, Headers
+from delayservice.contract.names import Header
+from delayservice.contract.provenance import dead_letter_headers
+from delayservice.contract.record import RecordReader
+from delayservice.contract.recurrence import recurs
+from delayservice.contract.requeue import write_copy
+from delayservice.engine.cursor import START_KEY
 
 TOPIC, PARTITION, SECRET = "delay_topic_any", 3, b"secret"
 INPUT_NAMES = sorted(set(RULES) | {alias.header for alias in ALIASES})

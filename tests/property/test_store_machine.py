@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delayservice.core.cursor import Cursor, Key
+from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.wheel import WheelOptions

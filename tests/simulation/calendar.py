@@ -6,8 +6,8 @@ years (design rule 2).
 
 from __future__ import annotations
 
-from delayservice.core.codes import CRON_INVALID, RecordRefusedError
-from delayservice.core.recurrence import CronTime
+from delayservice.contract.codes import CRON_INVALID, RecordRefusedError
+from delayservice.contract.recurrence import CronTime
 
 NEVER, BAD = "never", "bad"
 SHIFTS_MS = (0, 7)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from delayservice.core.entry import Headers
-from delayservice.lanes.ports import Place
+from delayservice.contract.entry import Headers
+from delayservice.engine.ports import Place
 
 SCHEDULE, CANCEL, FIRE, INVALID, COPY = "schedule", "cancel", "fire", "invalid", "copy"
 TOLERANCE_MS = 120

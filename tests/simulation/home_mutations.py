@@ -18,15 +18,15 @@ from typing import Any
 from unittest.mock import patch
 
 from connectors.kafka.sink import KafkaSink
-from delayservice.core import homeward, outcome
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.entry import COPY, HOMEBOUND, SCHEDULE, Entry
-from delayservice.core.home import waiting_group
-from delayservice.core.homeward import Homeward
-from delayservice.core.outcome import Output
-from delayservice.core.record import RecordReader
-from delayservice.core.shard import Shard
-from delayservice.lanes.ports import Place
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import COPY, HOMEBOUND, SCHEDULE, Entry
+from delayservice.contract.home import waiting_group
+from delayservice.contract.record import RecordReader
+from delayservice.engine import homeward, outcome
+from delayservice.engine.homeward import Homeward
+from delayservice.engine.outcome import Output
+from delayservice.engine.ports import Place
+from delayservice.engine.shard import Shard
 from tests.simulation.mutations import Mutation, replaced
 from tests.simulation.plan import (
     HOMES,

@@ -14,17 +14,17 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
-from delayservice.core import outcome
-from delayservice.core.codec import Payload, encode_payload
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import START_KEY, Cursor, Key
-from delayservice.core.entry import CANCEL, COPY, SCHEDULE, Entry
-from delayservice.core.outcome import Output
-from delayservice.core.record import RecordReader
-from delayservice.core.settle import Routes, Settler, Verdicts
-from delayservice.core.shard import Shard
-from delayservice.core.targets import Allowlist
-from delayservice.cron import cron_time
+from delayservice.contract.codec import Payload, encode_payload
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import CANCEL, COPY, SCHEDULE, Entry
+from delayservice.contract.record import RecordReader
+from delayservice.contract.targets import Allowlist
+from delayservice.engine import outcome
+from delayservice.engine.cursor import START_KEY, Cursor, Key
+from delayservice.engine.outcome import Output
+from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.shard import Shard
+from delayservice.process.cron import cron_time
 from tests.simulation.history import ViolationError
 from tests.simulation.sim_store import SimStore
 

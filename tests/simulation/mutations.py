@@ -27,33 +27,33 @@ from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_terms import TopicTerms
-from delayservice.clock import ClockWatch
-from delayservice.core import outcome
-from delayservice.core import recurrence as recurrence_module
-from delayservice.core.checkpoint import UNKNOWN_STANDING, ShardCheckpoint, decode_checkpoint
-from delayservice.core.claims import Claimed, ClaimLog, Tenure, Word, decode_key, names_to_fence
-from delayservice.core.codec import Payload, decode_payload
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.entry import CANCEL, FIRE, INVALID, SCHEDULE, Entry, Row
-from delayservice.core.label import Label
-from delayservice.core.outcome import Output
-from delayservice.core.pending import NO_MARK, Additions, Frame
-from delayservice.core.recurrence import CronTime, Recurrence, encode, recurrence_of
-from delayservice.core.role import Role
-from delayservice.core.settle import Settler
-from delayservice.core.shard import Shard
-from delayservice.core.storing import bearing_ids
-from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import KafkaEdgeError, OwnershipLostError
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.level_proof import LevelProof
-from delayservice.lanes.log_proof import LogProof
-from delayservice.lanes.owning import Owning
-from delayservice.lanes.ports import Bounds, Place, Run
-from delayservice.lanes.slice import Phase, Slice
-from delayservice.lanes.take_over import take_over_lane
-from delayservice.lanes.transaction import Timing, Transaction
+from delayservice.base.clock import ClockWatch
+from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
+from delayservice.contract import recurrence as recurrence_module
+from delayservice.contract.codec import Payload, decode_payload
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import CANCEL, FIRE, INVALID, OFFSET_MAX, SCHEDULE, Entry, Row
+from delayservice.contract.recurrence import CronTime, Recurrence, encode, recurrence_of
+from delayservice.contract.times import DUE_STOP_MS
+from delayservice.engine import outcome
+from delayservice.engine.checkpoint import UNKNOWN_STANDING, ShardCheckpoint, decode_checkpoint
+from delayservice.engine.claims import Claimed, ClaimLog, Tenure, Word, decode_key, names_to_fence
+from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.label import Label
+from delayservice.engine.outcome import Output
+from delayservice.engine.pending import NO_MARK, Additions, Frame
+from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.role import Role
+from delayservice.engine.settle import Settler
+from delayservice.engine.shard import Shard
+from delayservice.engine.storing import bearing_ids
+from delayservice.slices.lane import Lane
+from delayservice.slices.level_proof import LevelProof
+from delayservice.slices.log_proof import LogProof
+from delayservice.slices.owning import Owning
+from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.take_over import take_over_lane
+from delayservice.slices.transaction import Timing, Transaction
 from tests.simulation.sim_log import CLAIMS_PLACE, OPEN, SimLog, Written, checkpoint_place
 from tests.simulation.sim_store import SimStore
 
@@ -295,7 +295,7 @@ def any_secret_will_do() -> Iterator[None]:
         return str(original(label, stop, contracts, label.secrets))
 
     with (
-        patch("delayservice.lanes.follower.check_secret", lambda *_: None),
+        patch("delayservice.slices.follower.check_secret", lambda *_: None),
         replaced(Label, "doubt", doubt),
     ):
         yield
@@ -583,7 +583,7 @@ def unserved_cursor_dropped() -> AbstractContextManager[Any]:
 def _wrong_names(
     wrong: Callable[[Claimed, Tenure | None, str], frozenset[str]],
 ) -> AbstractContextManager[Any]:
-    return patch("delayservice.lanes.take_over.names_to_fence", wrong)
+    return patch("delayservice.slices.take_over.names_to_fence", wrong)
 
 
 def latest_claim() -> AbstractContextManager[Any]:
@@ -839,7 +839,7 @@ def other_slices_checkpoint_is_followed() -> Iterator[None]:
     with (
         patch("connectors.kafka.checkpoints.standing_of", lambda *_: UNKNOWN_STANDING),
         patch(
-            "delayservice.lanes.follower.decode_checkpoint_of",
+            "delayservice.slices.follower.decode_checkpoint_of",
             lambda _, data: decode_checkpoint(data),
         ),
     ):
@@ -986,7 +986,7 @@ def fire_is_always_done() -> AbstractContextManager[Any]:
 
 def fired_and_parked_waits() -> AbstractContextManager[Any]:
     """What was fired while its target was missing waits for its due time after all."""
-    return patch("delayservice.core.settle._was_tried", lambda _: False)
+    return patch("delayservice.engine.settle._was_tried", lambda _: False)
 
 
 def fire_ends_the_series() -> AbstractContextManager[Any]:
@@ -1027,7 +1027,7 @@ def recurred_is_not_in_flight() -> AbstractContextManager[Any]:
 
 def recurred_settles() -> AbstractContextManager[Any]:
     """The next occurrence counts as a settlement of the one before."""
-    return patch("delayservice.core.settle.CONTINUES", None)
+    return patch("delayservice.engine.settle.CONTINUES", None)
 
 
 def next_from_now() -> AbstractContextManager[Any]:
@@ -1038,7 +1038,7 @@ def next_from_now() -> AbstractContextManager[Any]:
             return now_ms + recurrence.every_ms
         return cron_time(recurrence.cron, recurrence.zone, max(due_ms, now_ms))
 
-    return patch("delayservice.core.recurrence._next_ms", next_ms)
+    return patch("delayservice.contract.recurrence._next_ms", next_ms)
 
 
 def missed_are_caught_up() -> AbstractContextManager[Any]:
@@ -1049,7 +1049,7 @@ def missed_are_caught_up() -> AbstractContextManager[Any]:
             return due_ms + recurrence.every_ms
         return cron_time(recurrence.cron, recurrence.zone, due_ms)
 
-    return patch("delayservice.core.recurrence._next_ms", next_ms)
+    return patch("delayservice.contract.recurrence._next_ms", next_ms)
 
 
 def one_occurrence_too_many() -> AbstractContextManager[Any]:
@@ -1063,7 +1063,7 @@ def one_occurrence_too_many() -> AbstractContextManager[Any]:
         return real(payload, *args)
 
     real = recurrence_module.following
-    return patch("delayservice.core.settle.following", following)
+    return patch("delayservice.engine.settle.following", following)
 
 
 def begins_at_once() -> AbstractContextManager[Any]:
@@ -1158,7 +1158,7 @@ def recreated_topic_keeps_its_cursor() -> Iterator[None]:
             known = dataclasses.replace(known, topic_id=lane.topic_id)
         take_over_lane(lane, known, *args)
 
-    with patch("delayservice.lanes.owning.take_over_lane", wrong):
+    with patch("delayservice.slices.owning.take_over_lane", wrong):
         yield
 
 

@@ -13,25 +13,25 @@ from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
-from delayservice.core.codes import TARGET_DENIED
-from delayservice.core.contract import CONTRACT_VERSION, Contract
-from delayservice.core.entry import Headers
-from delayservice.core.flow import FlowRules
-from delayservice.core.names import DELAY_ERROR, DELAY_TARGET_TOPIC
-from delayservice.core.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output
-from delayservice.core.recurrence import CronTime
-from delayservice.core.role import Role
-from delayservice.core.settle import Routes
-from delayservice.core.shard import MayRead, at_will
-from delayservice.core.targets import Allowlist
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.any_lane import AnyLane
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.level import FetchAhead, LevelLane
-from delayservice.lanes.limits import Limits
-from delayservice.lanes.ports import Place
-from delayservice.lanes.upkeep import Pace
-from delayservice.lanes.worker_loop import WorkerLoop
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.codes import TARGET_DENIED
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract
+from delayservice.contract.entry import Headers
+from delayservice.contract.names import DELAY_ERROR, DELAY_TARGET_TOPIC
+from delayservice.contract.recurrence import CronTime
+from delayservice.contract.targets import Allowlist
+from delayservice.engine.flow import FlowRules
+from delayservice.engine.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output
+from delayservice.engine.ports import Place
+from delayservice.engine.role import Role
+from delayservice.engine.settle import Routes
+from delayservice.engine.shard import MayRead, at_will
+from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
+from delayservice.slices.level import FetchAhead, LevelLane
+from delayservice.slices.limits import Limits
+from delayservice.slices.upkeep import Pace
+from delayservice.slices.worker_loop import WorkerLoop
 from delayservice.store.base import Store
 from tests.simulation.history import FICKLE, HELD_MS, ViolationError
 from tests.simulation.plan import LEVELS_MS

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from delayservice.lanes.ports import Place
+from delayservice.engine.ports import Place
 from tests.simulation.calendar import BAD, instants_after
 from tests.simulation.history import (
     CANCEL,

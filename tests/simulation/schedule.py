@@ -54,17 +54,17 @@ def silenced() -> Iterator[None]:
         wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
     )
     with (
-        patch("delayservice.lanes.lane._log", quiet),
-        patch("delayservice.lanes.level._log", quiet),
-        patch("delayservice.lanes.lost._log", quiet),
-        patch("delayservice.lanes.worker_loop._log", quiet),
-        patch("delayservice.lanes.owning._log", quiet),
-        patch("delayservice.lanes.transaction._log", quiet),
-        patch("delayservice.lanes.take_over._log", quiet),
-        patch("delayservice.lanes.digests._log", quiet),
-        patch("delayservice.lanes.copies._log", quiet),
-        patch("delayservice.lanes.worker_loop._SHARE_MIN", 1),  # a few records are many here
-        patch("delayservice.core.homeward._AGAIN_MS", 30),
+        patch("delayservice.slices.lane._log", quiet),
+        patch("delayservice.slices.level._log", quiet),
+        patch("delayservice.slices.lost._log", quiet),
+        patch("delayservice.slices.worker_loop._log", quiet),
+        patch("delayservice.slices.owning._log", quiet),
+        patch("delayservice.slices.transaction._log", quiet),
+        patch("delayservice.slices.take_over._log", quiet),
+        patch("delayservice.slices.digests._log", quiet),
+        patch("delayservice.slices.copies._log", quiet),
+        patch("delayservice.slices.worker_loop._SHARE_MIN", 1),  # a few records are many here
+        patch("delayservice.engine.homeward._AGAIN_MS", 30),
         ExitStack() as patches,
     ):
         for module in (

@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from delayservice.lanes.copies import CopyKeeper
-from delayservice.lanes.digests import ScanTurns, SliceDigests
-from delayservice.lanes.ports import Place
+from delayservice.engine.ports import Place
+from delayservice.slices.copies import CopyKeeper
+from delayservice.slices.digests import ScanTurns, SliceDigests
 from delayservice.store.base import Store
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def short_slots() -> Iterator[None]:
             "SLOTS": _SLOTS,
             "HOUR_MS": _SLOT_MS * _SLOTS,
         }.items():
-            patches.enter_context(patch(f"delayservice.core.digest.{name}", value))
-        patches.enter_context(patch("delayservice.core.digest_rows.SLOT_MS", _SLOT_MS))
+            patches.enter_context(patch(f"delayservice.replicas.digest.{name}", value))
+        patches.enter_context(patch("delayservice.replicas.digest_rows.SLOT_MS", _SLOT_MS))
         patches.enter_context(patch("delayservice.store.digesting.SCAN_ROWS", 3))
         yield
 

@@ -28,9 +28,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from connectors.kafka.clients import Clients
-from delayservice.core.claims import decode_key
-from delayservice.core.entry import Headers
-from delayservice.lanes.ports import Place
+from delayservice.contract.entry import Headers
+from delayservice.engine.claims import decode_key
+from delayservice.engine.ports import Place
 from tests.simulation.history import ViolationError
 from tests.simulation.sim_log import CLAIMS, OPEN, Epoch, Topic, Transaction, Written
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from delayservice.core.entry import Headers, Row
-from delayservice.lanes.ports import Place
+from delayservice.contract.entry import Headers, Row
+from delayservice.engine.ports import Place
 
 Epoch: TypeAlias = tuple[int, int]
 

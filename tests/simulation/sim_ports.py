@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from delayservice.clock import ClockWatch
-from delayservice.core.outcome import Tally
-from delayservice.core.role import Role
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.ports import ReadBack
+from delayservice.base.clock import ClockWatch
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.engine.outcome import Tally
+from delayservice.engine.ports import ReadBack
+from delayservice.engine.role import Role
 from tests.simulation.history import TOLERANCE_MS
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class SimClock:
         return self._node.world.elapsed_ms / 1000
 
     def boot_s(self) -> float:
-        """See ``delayservice.clock``. No machine is suspended here."""
+        """See ``delayservice.base.clock``. No machine is suspended here."""
         return self.monotonic_s()
 
 

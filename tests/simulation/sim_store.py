@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
-from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.pending import NO_MARK, Frame, Lump, Mark, Named
-from delayservice.errors import SlotDamagedError
+from delayservice.base.errors import SlotDamagedError
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.pending import NO_MARK, Frame, Lump, Mark, Named
 from delayservice.store.base import Store, StoreStats
 from tests.simulation.history import ViolationError
 

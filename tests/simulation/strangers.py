@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from delayservice.lanes.ports import Place
+from delayservice.engine.ports import Place
 from tests.simulation.sim_log import (
     CHECKPOINT_PARTITIONS,
     CHECKPOINTS,

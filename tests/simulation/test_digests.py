@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from delayservice.core.digest import ShardDigest
+from delayservice.replicas.digest import ShardDigest
 from tests.simulation.plan import draw_plan
 from tests.simulation.schedule import run_schedule, silenced
 from tests.simulation.sim_digests import DigestBook, short_slots

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from delayservice.errors import StoreError
-from delayservice.lanes.ports import Place
+from delayservice.base.errors import StoreError
+from delayservice.engine.ports import Place
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks

@@ -1,9 +1,9 @@
 """Meetings too rare to wait for: found once by a long run, and put down here."""
 
-from delayservice.core import outcome
-from delayservice.core.codec import Payload
-from delayservice.core.cursor import Cursor
-from delayservice.core.entry import CANCEL, COPY, SCHEDULE, Entry
+from delayservice.contract.codec import Payload
+from delayservice.contract.entry import CANCEL, COPY, SCHEDULE, Entry
+from delayservice.engine import outcome
+from delayservice.engine.cursor import Cursor
 from tests.simulation.model_adapter import Node, nothing_fired
 
 

@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from delayservice.lanes.ports import Place
+from delayservice.engine.ports import Place
 from tests.simulation.calendar import BAD, NEVER
 from tests.simulation.history import (
     CANCEL,

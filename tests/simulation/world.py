@@ -6,9 +6,9 @@ from collections.abc import Callable
 from random import Random
 from unittest.mock import patch
 
-from delayservice.core.role import Role
-from delayservice.lanes.ports import Place
-from delayservice.lanes.slice import Phase
+from delayservice.engine.ports import Place
+from delayservice.engine.role import Role
+from delayservice.slices.slice import Phase
 from tests.simulation.calendar import SHIFTS_MS, make_calendar
 from tests.simulation.history import COPY, ViolationError
 from tests.simulation.node import MakeStore, Node, SimCrashError
@@ -465,7 +465,7 @@ class World:
             ViolationError: a promise was broken.
         """
         if self.plan.large:  # then sizes are compared before records are sent
-            with patch("delayservice.core.letters._LARGE_BYTES", 300):
+            with patch("delayservice.contract.letters._LARGE_BYTES", 300):
                 self._run()
         else:
             self._run()

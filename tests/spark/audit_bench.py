@@ -26,7 +26,7 @@ from connectors.kafka.log_ends import EARLIEST, LATEST, offsets_of
 from connectors.spark.audit import AuditOptions, audit
 from connectors.spark.common.session import open_session
 from connectors.spark.common.topics import read_topic
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.spark.made_history import MadeHistory
 
 PARTITIONS = 4

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.spark.common.session import open_session
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.conftest import MakeTopic
 from tests.integration.bench import await_true
 from tests.spark.schedule_desk import PARTITIONS, Desk

@@ -1,7 +1,7 @@
 """A delay topic with records in it, and the copies that nodes would have of it.
 
 Records are written to a real topic, read by the service's own reader, and kept in real stores; a
-test then spoils copies. The digest topic is written as ``delayservice.core.digest_rows`` says.
+test then spoils copies. The digest topic is written as ``delayservice.replicas.digest_rows`` says.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 
 from connectors.kafka.clients import admin_client
 from connectors.spark.reconcile.store_source import shard_name
-from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
-from delayservice.core.claims import Tenure
-from delayservice.core.codec import decode_payload
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import START_KEY, Cursor
-from delayservice.core.digest import HOUR_MS, SLOT_MS, SLOTS, HourRow, frame_hash
-from delayservice.core.digest_rows import CutFacts, Place, Row, Unreadable, cut_row, hour_row
-from delayservice.core.entry import Row as SourceRow
-from delayservice.core.pending import NO_MARK, Frame
-from delayservice.core.record import RecordReader
-from delayservice.core.repair import Command, Detail, Report, decode_message, encode_message
-from delayservice.core.storing import additions
+from delayservice.contract.codec import decode_payload
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import Row as SourceRow
+from delayservice.contract.record import RecordReader
+from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
+from delayservice.engine.claims import Tenure
+from delayservice.engine.cursor import START_KEY, Cursor
+from delayservice.engine.pending import NO_MARK, Frame
+from delayservice.engine.storing import additions
+from delayservice.replicas.commands import Command, Detail, Report, decode_message, encode_message
+from delayservice.replicas.digest import HOUR_MS, SLOT_MS, SLOTS, HourRow, frame_hash
+from delayservice.replicas.digest_rows import CutFacts, Place, Row, Unreadable, cut_row, hour_row
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.shards import ShardFolder

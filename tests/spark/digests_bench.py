@@ -27,12 +27,12 @@ from pyspark.sql import SparkSession
 
 from connectors.spark.common.session import open_session
 from connectors.spark.reconcile.run import ReconcileOptions, reconcile
-from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.digest import HOUR_MS, SLOTS, HourRow
-from delayservice.core.digest_rows import CutFacts, Place, Row, cut_row, hour_row
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
+from delayservice.engine.cursor import Cursor
+from delayservice.replicas.digest import HOUR_MS, SLOTS, HourRow
+from delayservice.replicas.digest_rows import CutFacts, Place, Row, cut_row, hour_row
 from tests.described import topic_id_of
 
 SHARDS = 64

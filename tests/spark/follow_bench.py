@@ -20,7 +20,7 @@ import psutil
 
 from connectors.spark.audit import AuditOptions, AuditResult, Following
 from connectors.spark.common.session import open_session
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.spark.made_history import DAY_MS, MadeHistory
 
 PARTITIONS = 4

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors.spark.schedule.mapping import Fields
 from connectors.spark.schedule.run import Scheduled, ScheduleOptions, schedule
-from delayservice.core.contract import CONTRACT_VERSION, Contract
-from delayservice.core.targets import Allowlist
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract
+from delayservice.contract.targets import Allowlist
 from tests.integration.bench import Reader, Seen
 
 PARTITIONS = 5

@@ -1,7 +1,7 @@
 """A real Spark standalone cluster: one master, two workers, and jobs submitted to it.
 
 Everything listens on 127.0.0.1 only. When the tests end, however they end, the processes and files
-are gone (``delayservice.dev.reaper``).
+are gone (``delay_devtools.reaper``).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Final, Self
 import psutil
 import pyspark
 
-from connectors.spark.common import session
-from delayservice.dev import reaper
-from delayservice.dev.child import Child, Reaper
-from delayservice.dev.ports import LOOPBACK, free_ports
+from connectors.spark.common import connector, session
+from delay_devtools import reaper
+from delay_devtools.child import Child, Reaper
+from delay_devtools.ports import LOOPBACK, free_ports
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 JOB: Final = Path(__file__).parents[2] / "connectors" / "spark" / "job.py"
@@ -85,7 +85,7 @@ class StandaloneCluster:
         command = [
             str(SPARK_HOME / "bin" / "spark-submit"),
             *("--master", self.master),
-            *("--packages", ",".join(session.PACKAGES)),
+            *("--packages", ",".join(connector.PACKAGES)),
             *("--driver-memory", "512m", "--executor-memory", EXECUTOR_MEMORY),
             *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
             str(JOB),

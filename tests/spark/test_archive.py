@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from connectors.spark.archive import ARCHIVE, Archive, ArchiveOptions, audit_archive, start_archive
 from connectors.spark.audit import AuditOptions, AuditResult, audit
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.drill.run import KINDS, DrillOptions, audit_options, prepared
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.drill.run import KINDS, DrillOptions, audit_options, prepared
 from tests.spark.made_history import MadeHistory
 
 MINUTE = 60_000

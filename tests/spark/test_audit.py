@@ -13,9 +13,8 @@ from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, OffsetRange, audit, verdicts
 from connectors.spark.common.cut import Span, first_times
-from delayservice.core.names import DELAY_SETTLES
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.drill.run import (
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.drill.run import (
     KINDS,
     Drill,
     DrillOptions,
@@ -23,9 +22,10 @@ from delayservice.dev.drill.run import (
     prepared,
     read_findings,
 )
-from delayservice.dev.drill.stage import Found
-from delayservice.dev.drill.writing import Topics
-from delayservice.errors import DelayServiceError, KafkaEdgeError
+from delay_devtools.drill.stage import Found
+from delay_devtools.drill.writing import Topics
+from delayservice.base.errors import DelayServiceError, KafkaEdgeError
+from delayservice.contract.names import DELAY_SETTLES
 from tests.integration.bench import Reader
 from tests.spark.made_history import MadeHistory
 

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, Following, audit
-from delayservice import faults
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.drill.wire import signed_copy
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.drill.wire import signed_copy
+from delayservice.base import faults
 from tests.integration.bench import Reader
 from tests.spark.made_history import Header, MadeHistory
 

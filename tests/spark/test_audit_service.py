@@ -12,7 +12,7 @@ from confluent_kafka import Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, audit
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import SECRET, WAIT_S, Bench, Header, Seen, now_ms
 
 PARTITIONS = 2

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from delayservice import faults
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.base import faults
 from tests.integration.bench import Bench, Reader, await_true
 from tests.spark.standalone import StandaloneCluster
 

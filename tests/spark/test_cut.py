@@ -15,9 +15,9 @@ from connectors.kafka.source import scan_partition
 from connectors.spark.audit import AuditOptions, audit
 from connectors.spark.common import newest
 from connectors.spark.common.cut import Cut, take_cut
-from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.errors import KafkaEdgeError
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
 from tests.spark.made_history import MadeHistory
 
 SLICES = 5

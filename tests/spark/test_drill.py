@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.drill.run import KINDS, DrillOptions, judged, prepared
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.drill.run import KINDS, DrillOptions, judged, prepared
 
 
 def drilled(spark: SparkSession, options: DrillOptions) -> None:

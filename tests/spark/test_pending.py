@@ -9,11 +9,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors.spark.common.pending import LogPart, before, sift, uncancelled, written_since_ms
 from connectors.spark.reconcile.stored import HASHES
-from delayservice.core.codec import Payload
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.copies import write_copy
-from delayservice.core.cursor import Cursor
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.contract.codec import Payload
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.requeue import write_copy
+from delayservice.engine.cursor import Cursor
 from tests.conftest import MakeTopic
 
 Header = tuple[str, str | bytes | None]

@@ -26,9 +26,9 @@ from connectors.spark.ledger.native import (
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import COLUMNS, Ledger, name_hash, value_hash
 from connectors.spark.ledger.sources import SourceRows
-from delayservice.core.aliases import KNOWN
-from delayservice.core.contract import CONTRACT_VERSION, HOMES_VERSION, Contract, Contracts
-from delayservice.core.names import HOME_NAMES
+from delayservice.contract.aliases import KNOWN
+from delayservice.contract.contracts import CONTRACT_VERSION, HOMES_VERSION, Contract, Contracts
+from delayservice.contract.names import HOME_NAMES
 
 DELAY, LEVEL, LETTERS, OUTCOMES = "delay_topic_any", "delay_topic_1", "letters", "outcomes"
 TARGETS = ("to_a", "to_b", "other")

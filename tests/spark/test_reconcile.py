@@ -10,13 +10,14 @@ from pyspark.sql import SparkSession
 
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.plan import Step, decode_plan
-from connectors.spark.reconcile.run import ReconcileOptions, ReconcileResult, reconcile
-from delayservice.core.cursor import Cursor
-from delayservice.core.digest import SLOT_MS
-from delayservice.core.digest_rows import Unreadable
-from delayservice.core.pending import NO_MARK
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.drill.replicas import flip_byte
+from connectors.spark.reconcile.result import ReconcileResult
+from connectors.spark.reconcile.run import ReconcileOptions, reconcile
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.drill.replicas import flip_byte
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.pending import NO_MARK
+from delayservice.replicas.digest import SLOT_MS
+from delayservice.replicas.digest_rows import Unreadable
 from delayservice.store.wheel.reading import load_state
 from tests.conftest import MakeTopic
 from tests.spark.copies_world import (

@@ -15,8 +15,8 @@ from confluent_kafka.cimpl import NewTopic
 from typer.testing import CliRunner
 
 from connectors.kafka.clients import admin_client
+from delay_devtools.cluster import EmbeddedCluster
 from delayservice.commands.spark import app
-from delayservice.dev.cluster import EmbeddedCluster
 from tests.conftest import MakeTopic
 from tests.integration.bench import await_true
 from tests.spark.copies_world import NEAR, World, without

@@ -17,10 +17,11 @@ from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
 from connectors.spark.reconcile.guard import IS_OVER_LIMIT, IS_OWNERS
 from connectors.spark.reconcile.plan import carry_out, decode_plan
-from connectors.spark.reconcile.run import ReconcileOptions, ReconcileResult, reconcile
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.dev.drill.replicas import flip_byte
-from delayservice.dev.service import ServiceProcess
+from connectors.spark.reconcile.result import ReconcileResult
+from connectors.spark.reconcile.run import ReconcileOptions, reconcile
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.drill.replicas import flip_byte
+from delay_devtools.service import ServiceProcess
 from delayservice.store.shards import ShardFolder, find_shards
 from delayservice.store.wheel.reading import load_state
 from tests.integration.bench import Bench, await_true, now_ms

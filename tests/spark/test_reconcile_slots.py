@@ -12,7 +12,7 @@ from connectors.spark.reconcile.compare import COPIES, FINDING, HELD, LOGGED, co
 from connectors.spark.reconcile.details import UNREADABLE, Details, Range
 from connectors.spark.reconcile.plan import Step
 from connectors.spark.reconcile.slots import WRONG, plan_steps, ranges_of, slot_findings
-from delayservice.core.digest import HOUR_MS, SLOT_MS
+from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 
 LOG_START, BELOW = 10, 100
 PLACES = "node string, topic string, partition int, slot_start_ms bigint"

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from connectors.spark.report.facts import Report
 from connectors.spark.report.run import ReportOptions, report
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import SECRET, Bench, now_ms
 
 HOUR_MS = 3_600_000

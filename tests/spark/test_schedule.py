@@ -16,9 +16,9 @@ from connectors.spark.schedule.run import (
     ID_DUPLICATE,
     read_rows,
 )
-from delayservice.core.contract import Contract
-from delayservice.core.partitioner import partition_for
-from delayservice.errors import DelayServiceError, InvalidRequestError
+from delayservice.base.errors import DelayServiceError, InvalidRequestError
+from delayservice.contract.contracts import Contract
+from delayservice.contract.partitioner import partition_for
 from kafka_delay_client.producer import DelayProducer
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader

@@ -19,8 +19,8 @@ from confluent_kafka import Producer
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
-from delayservice import faults
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.base import faults
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader, await_true
 

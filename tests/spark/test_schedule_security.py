@@ -17,8 +17,8 @@ from connectors.kafka.clients import admin_client
 from connectors.spark.schedule.mapping import Fields
 from connectors.spark.schedule.run import ScheduleOptions, schedule, served_contracts
 from connectors.spark.schedule.stream import Stream, StreamOptions, start_stream
-from delayservice.core.contract import CONTRACT_VERSION, Contract
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract
 from tests.integration.bench import Reader, await_true
 from tests.integration.secured import Right, SecureCluster, rights_of, secure_cluster
 

@@ -10,9 +10,9 @@ from confluent_kafka import IsolationLevel
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import log_bounds
 from connectors.spark.common.sink import Record, Sink, _Part, mark_of, records_written
-from delayservice import faults
-from delayservice.dev.cluster import EmbeddedCluster
-from delayservice.errors import KafkaEdgeError
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.base import faults
+from delayservice.base.errors import KafkaEdgeError
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader, await_true
 

@@ -19,8 +19,8 @@ from connectors.kafka.dead_letters import partition_counts
 from connectors.spark.schedule.check import VALUE_INVALID
 from connectors.spark.schedule.mapping import Fields
 from connectors.spark.schedule.stream import INFER, Stream, StreamOptions, start_stream
-from delayservice import faults
-from delayservice.errors import InvalidRequestError
+from delayservice.base import faults
+from delayservice.base.errors import InvalidRequestError
 from tests.conftest import MakeTopic
 from tests.integration.bench import Header, await_true
 from tests.spark.schedule_desk import CONTRACT, DUE_MS, Desk

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from connectors.kafka.log_ends import LATEST, offsets_of
 from connectors.spark.common.progress import shown
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader, await_true
 

@@ -19,14 +19,14 @@ from connectors.spark.reconcile.store_source import (
     shard_name,
 )
 from connectors.spark.reconcile.stored import SCHEMA, signed
-from delayservice.core.codec import encode_payload
-from delayservice.core.digest import frame_hash
-from delayservice.dev.drill.replicas import flip_byte
+from delay_devtools.drill.replicas import flip_byte
+from delayservice.contract.codec import encode_payload
+from delayservice.replicas.digest import frame_hash
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.rocks_database import RocksDatabase
 from delayservice.store.rocksdb import RocksStore
 from delayservice.store.shards import ShardFolder
-from delayservice.store.wheel import Wheel, WheelOptions
+from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
 from delayservice.store.wheel.reading import Bounds, load_state
 
 START_MS = 1_795_226_400_000  # an hour
@@ -48,7 +48,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A node's state folder with two shards, one of them in use."""
     state = tmp_path_factory.mktemp("n1")
     wheel = Wheel(state / "wheel" / "0", WheelOptions(slot_ms=HOUR_MS))
-    stores = [wheel.shard(shard_name(TOPIC_ID), partition) for partition in (0, 1)]
+    stores = [WheelStore(wheel, shard_name(TOPIC_ID), partition) for partition in (0, 1)]
     for store in stores:
         store.open()
         given = [a_frame(offset) for offset in range(1_000)]

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, audit
 from connectors.spark.common import cut
-from delayservice.dev.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster
 from tests.spark.made_history import MadeHistory
 
 

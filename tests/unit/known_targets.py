@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from delayservice.core.outcome import Target
-from delayservice.core.targets import Allowlist
+from delayservice.contract.targets import Allowlist
+from delayservice.engine.outcome import Target
 
 
 def any_target(delay_topic: str) -> Allowlist:

@@ -10,25 +10,25 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from delayservice.core.checkpoint import Checkpoint, decode_checkpoint
-from delayservice.core.claims import Claimed, ClaimLog, encode_key
-from delayservice.core.contract import (
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.contracts import (
     NAMES_VERSION,
     TARGETS_BY_SETTINGS_VERSION,
     Contract,
     Contracts,
 )
-from delayservice.core.entry import Headers, Row
-from delayservice.core.outcome import Output, Tally
-from delayservice.core.role import Role
-from delayservice.core.settle import Routes
-from delayservice.cron import cron_time
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.limits import Limits
-from delayservice.lanes.ports import Bounds, Control, Place, ReadBack, Run, Trouble
-from delayservice.lanes.slice import Slice
-from delayservice.lanes.worker_loop import WorkerLoop
+from delayservice.contract.entry import Headers, Row
+from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
+from delayservice.engine.claims import Claimed, ClaimLog, encode_key
+from delayservice.engine.outcome import Output, Tally
+from delayservice.engine.ports import Bounds, Control, Place, ReadBack, Run, Trouble
+from delayservice.engine.role import Role
+from delayservice.engine.settle import Routes
+from delayservice.process.cron import cron_time
+from delayservice.slices.lane import Lane
+from delayservice.slices.limits import Limits
+from delayservice.slices.slice import Slice
+from delayservice.slices.worker_loop import WorkerLoop
 from delayservice.store.memory import MemoryStore
 from tests.unit.known_targets import KnownTargets
 

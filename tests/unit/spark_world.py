@@ -22,18 +22,18 @@ from connectors.spark.ledger.facts import DELIVERED, LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import SCHEMA, Ledger, LedgerRow, name_hash
 from connectors.spark.ledger.sources import SourceRows
-from delayservice.core.codec import Payload
-from delayservice.core.contract import HOMES_VERSION, Contract, Contracts
-from delayservice.core.copies import write_copy
-from delayservice.core.cursor import Cursor
-from delayservice.core.entry import SCHEDULE, Headers
-from delayservice.core.home import (
+from delayservice.contract.codec import Payload
+from delayservice.contract.contracts import HOMES_VERSION, Contract, Contracts
+from delayservice.contract.entry import SCHEDULE, Headers
+from delayservice.contract.home import (
     SETTLES_NOTHING,
     Sent,
     homebound,
     waiting_payload,
     write_envelope,
 )
+from delayservice.contract.requeue import write_copy
+from delayservice.engine.cursor import Cursor
 
 DELAY = "delay_topic_any"
 HOME = "delay_topic_any, partition 1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from delayservice.core.codec import Meta, encode_payload
+from delayservice.contract.codec import Meta, encode_payload
 from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store
 from delayservice.store.wheel import WheelOptions
 from tests.rocks import LoneRocks

@@ -34,13 +34,13 @@ from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import position_of, timeline_of
 from delayservice.admin.server import admin_token
-from delayservice.core.partitioner import partition_for
-from delayservice.core.pending import Lump
-from delayservice.core.question import Horizon, Pending
-from delayservice.errors import DelayServiceError, SettingsError
-from delayservice.metrics import SliceMetrics, encode_slice, encode_snapshot
-from delayservice.metrics_hub import MetricsHub, why_not_electable
-from delayservice.settings import Settings, load
+from delayservice.base.errors import DelayServiceError, SettingsError
+from delayservice.config.settings import Settings, load
+from delayservice.contract.partitioner import partition_for
+from delayservice.engine.pending import Lump
+from delayservice.inspection.query import Horizon, Pending
+from delayservice.metrics.counts import SliceMetrics, encode_slice, encode_snapshot
+from delayservice.metrics.hub import MetricsHub, why_not_electable
 from ha.members import Holding, Members
 
 TOKEN = "a token that only the tests know"  # noqa: S105

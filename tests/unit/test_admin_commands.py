@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from delayservice.base.errors import DelayServiceError
 from delayservice.commands import api, console, pending
 from delayservice.commands.api import add_row, connect, tell_nothing
-from delayservice.errors import DelayServiceError
-from delayservice.settings import Settings, load
+from delayservice.config.settings import Settings, load
 
 MADE = "the token that the node has made"
 HOSTILE = "a\x1b]0;owned\x07\x9b31m\N{RIGHT-TO-LEFT OVERRIDE}\N{RIGHT-TO-LEFT ISOLATE}\r\nb [bold]"

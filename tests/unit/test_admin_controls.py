@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from connectors.kafka import controls
 from connectors.kafka.controls import CONFIRM_S, ControlDesk
 from connectors.kafka.outcomes import Place
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
 
 FATAL = KafkaError(KafkaError._FATAL, "out of order", fatal=True)
 REFUSED = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large")

@@ -11,9 +11,10 @@ import pytest
 import yaml
 from prometheus_client.core import Metric
 
-from delayservice.core.census import TopicCounts, Waiting
-from delayservice.core.outcome import OUTCOME_NAMES
-from delayservice.metrics import (
+from delayservice.config.settings import load
+from delayservice.engine.census import TopicCounts, Waiting
+from delayservice.engine.outcome import OUTCOME_NAMES
+from delayservice.metrics.counts import (
     AuditFacts,
     PauseFact,
     PauseFacts,
@@ -24,9 +25,8 @@ from delayservice.metrics import (
     encode_snapshot,
     histogram_of,
 )
-from delayservice.metrics_export import export
-from delayservice.metrics_hub import MetricsHub
-from delayservice.settings import load
+from delayservice.metrics.families import export
+from delayservice.metrics.hub import MetricsHub
 from tests.alert_rules import (
     DASHBOARD,
     EXAMPLES,

@@ -13,9 +13,15 @@ from multiprocessing.connection import Connection
 import pytest
 from structlog.testing import capture_logs
 
-from delayservice.asking import WAITING_MAX, Answer, Asker, NotAnsweredError, answer_questions
-from delayservice.core.question import Ahead, Horizon, Question
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
+from delayservice.inspection.asking import (
+    WAITING_MAX,
+    Answer,
+    Asker,
+    NotAnsweredError,
+    answer_questions,
+)
+from delayservice.inspection.query import Ahead, Horizon, Question
 
 AHEAD = Ahead(now_ms=5)
 

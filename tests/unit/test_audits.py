@@ -1,7 +1,7 @@
 import json
 
 from connectors.kafka.audits import AuditSummaries, AuditSummary, AuditWatcher
-from delayservice.metrics import ReconcileFacts
+from delayservice.metrics.counts import ReconcileFacts
 
 ONE, OTHER = (("delay_topic_any", 0, 0, 8_192),), (("delay_topic_any", 1, 0, 8_192),)
 

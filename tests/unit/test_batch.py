@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core.batch import batch_bytes
-from delayservice.core.entry import Headers
+from connectors.kafka.batch_size import batch_bytes
+from delayservice.contract.entry import Headers
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from delay_devtools.bench import report
+from delay_devtools.bench.figures import Figures, merged, quantile
+from delay_devtools.bench.sampling import MIB, Sample, busy_until, disk_bytes, slope_mib_per_h
+from delay_devtools.bench.tally import Verdict
 from delayservice.cli import app
-from delayservice.dev.bench import report
-from delayservice.dev.bench.figures import Figures, merged, quantile
-from delayservice.dev.bench.sampling import MIB, Sample, busy_until, disk_bytes, slope_mib_per_h
-from delayservice.dev.bench.tally import Verdict
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from delayservice.dev.bench.records import HEAD, KEYS, SIZE_MIN, Batch, keys
-from delayservice.dev.bench.tally import Tally, Verdict
+from delay_devtools.bench.records import HEAD, KEYS, SIZE_MIN, Batch, keys
+from delay_devtools.bench.tally import Tally, Verdict
 
 BATCH = Batch("abcdefgh", 2_000, 60, 7)
 DUE_MS = 1_000_000

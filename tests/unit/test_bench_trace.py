@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayservice.dev.bench.trace import Delivery, Pause, Trace, Tracer
+from delay_devtools.bench.trace import Delivery, Pause, Trace, Tracer
 
 
 def trace(*deliveries: tuple[int, int]) -> Trace:

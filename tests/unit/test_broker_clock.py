@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
 
 from connectors.kafka.broker_clock import BrokerClock
-from delayservice.core.claims import ClaimLog
+from delayservice.engine.claims import ClaimLog
 
 
 class Stamped:

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.core import census
-from delayservice.core.census import OTHERS, Census, Waiting, largest, with_others
-from delayservice.core.codec import Meta, encode_payload
-from delayservice.core.cursor import OFFSET_MAX, Cursor
-from delayservice.core.pending import NO_MARK, Frame
-from delayservice.core.question import count_within
+from delayservice.contract.codec import Meta, encode_payload
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.engine import census
+from delayservice.engine.census import OTHERS, Census, Waiting, largest, with_others
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.pending import NO_MARK, Frame
+from delayservice.inspection.query import count_within
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore

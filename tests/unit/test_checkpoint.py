@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from delayservice.core.checkpoint import (
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.engine.checkpoint import (
     Checkpoint,
     LastRead,
     ShardCheckpoint,
@@ -16,11 +18,9 @@ from delayservice.core.checkpoint import (
     fingerprint,
     longest_waits_ms,
 )
-from delayservice.core.claims import Tenure
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.losses import Lost
-from delayservice.errors import KafkaEdgeError
+from delayservice.engine.claims import Tenure
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.losses import Lost
 
 CONTRACTS = Contracts([(0, Contract(allow=("orders*",))), (40, Contract(allow=("mails",)))])
 SHARDS = {"delay_topic_any": ShardCheckpoint("id", Cursor((5, 7), 42), CONTRACTS)}

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from delayservice.core.checkpoint import (
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.engine.checkpoint import (
     UNKNOWN_STANDING,
     Checkpoint,
     ForeignRecordError,
@@ -14,9 +15,8 @@ from delayservice.core.checkpoint import (
     encode_checkpoint,
     standing_of,
 )
-from delayservice.core.claims import Tenure
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import Cursor
+from delayservice.engine.claims import Tenure
+from delayservice.engine.cursor import Cursor
 
 SHARDS = {"delay_topic_any": ShardCheckpoint("id", Cursor((5, 6), 7), Contracts([(0, Contract())]))}
 

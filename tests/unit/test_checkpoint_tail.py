@@ -7,9 +7,9 @@ from unittest.mock import patch
 import pytest
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
-from delayservice.clock import SystemClock
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.ports import ReadBack
+from delayservice.base.clock import SystemClock
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.engine.ports import ReadBack
 
 SLICE = 3
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core.checkpoint import Checkpoint, encode_checkpoint
-from delayservice.core.claims import (
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.engine.checkpoint import Checkpoint, encode_checkpoint
+from delayservice.engine.claims import (
     CLAIM,
     RELEASE,
     Claimed,
@@ -21,8 +22,7 @@ from delayservice.core.claims import (
     encode_word,
     names_to_fence,
 )
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.take_over import take_over
+from delayservice.slices.take_over import take_over
 from tests.unit.loop_stage import Heritage, Logs, ManualClock, Writer
 
 SLICE = 3

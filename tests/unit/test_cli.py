@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
 from delayservice.commands import send
-from delayservice.core import names
-from delayservice.errors import DelayServiceError
-from delayservice.metrics import SliceMetrics, encode_slice, encode_snapshot
-from delayservice.metrics_hub import MetricsHub
-from delayservice.settings import load
+from delayservice.config.settings import load
+from delayservice.contract import names
+from delayservice.metrics.counts import SliceMetrics, encode_slice, encode_snapshot
+from delayservice.metrics.hub import MetricsHub
 
 ROOT = Path(__file__).parents[2]
 ORDERS = ("delay-target-topic", b"orders")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from delayservice.core.partitioner import partition_for
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.partitioner import partition_for
 from kafka_delay_client import DelayProducer, InvalidRequestError, LevelProducer
 from kafka_delay_client.places import Places
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.record import INVALID, SCHEDULE, RecordReader
-from delayservice.core.request import (
+from delayservice.base.errors import InvalidRequestError
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.record import INVALID, SCHEDULE, RecordReader
+from delayservice.contract.request import (
     NO_KEY,
     delay_ms,
     id_bytes,
@@ -16,7 +17,6 @@ from delayservice.core.request import (
     target_headers,
     when_headers,
 )
-from delayservice.errors import InvalidRequestError
 
 NOW_MS = 1_700_000_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.clock import NOT_COMPARED, ClockGuard, SystemClock
+from delayservice.base.clock import NOT_COMPARED, ClockGuard, SystemClock
 
 WALL = 1_800_000_000_000
 STEP = st.integers(min_value=502, max_value=10**12)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from delayservice.core.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from delayservice.lanes.limits import Limits
-from delayservice.lanes.ports import ReadBack
+from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from delayservice.engine.ports import ReadBack
+from delayservice.slices.limits import Limits
 from tests.unit.loop_stage import Stage
 
 

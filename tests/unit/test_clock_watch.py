@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from delayservice.clock import NOT_COMPARED, ClockWatch
+from delayservice.base.clock import NOT_COMPARED, ClockWatch
 
 TOLERANCE_MS = 500
 

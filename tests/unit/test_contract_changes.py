@@ -7,14 +7,14 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.settle import Routes
-from delayservice.cron import cron_time
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Bounds, Source
-from delayservice.lanes.take_over import CONTRACTS_BYTES_MAX, take_over_lane
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.ports import Bounds, Source
+from delayservice.engine.settle import Routes
+from delayservice.process.cron import cron_time
+from delayservice.slices.lane import Lane
+from delayservice.slices.take_over import CONTRACTS_BYTES_MAX, take_over_lane
 from delayservice.store.memory import MemoryStore
 from tests.unit.test_lane_label import START_MS, TOPIC, Log, read, run
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core.codec import Payload
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.copies import write_copy
-from delayservice.core.entry import COPY, INVALID, Entry, Headers
-from delayservice.core.names import Header
-from delayservice.core.provenance import Provenance, dead_letter_headers, provenance
-from delayservice.core.record import RecordReader
+from delayservice.contract.codec import Payload
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import COPY, INVALID, Entry, Headers
+from delayservice.contract.names import Header
+from delayservice.contract.provenance import Provenance, dead_letter_headers, provenance
+from delayservice.contract.record import RecordReader
+from delayservice.contract.requeue import write_copy
 
 OWN: Headers = [("a", b"\xff"), ("b", None), ("a", b"\xff")]
 META = (b"\x00id\xff", b"delay_topic_any:3:7", 2, 9_000)

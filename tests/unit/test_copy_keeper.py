@@ -9,11 +9,11 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from delayservice.core.repair import Command, Report, Verb, decode_message
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.copies import CopyKeeper
-from delayservice.lanes.digests import SliceDigests
-from delayservice.lanes.lane import Lane
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.replicas.commands import Command, Report, Verb, decode_message
+from delayservice.slices.copies import CopyKeeper
+from delayservice.slices.digests import SliceDigests
+from delayservice.slices.lane import Lane
 
 TOPIC, TOPIC_ID, NOW_MS = "delay_topic_any", "id", 1_000
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.core.census import Waiting
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.entry import Headers
-from delayservice.core.question import count_within
-from delayservice.lanes.counting import LaneCounts, count_lane, counts_within, topic_counts
-from delayservice.lanes.lane import Lane
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import Headers
+from delayservice.engine.census import Waiting
+from delayservice.inspection.counting import LaneCounts, count_lane, counts_within, topic_counts
+from delayservice.inspection.query import count_within
+from delayservice.slices.lane import Lane
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
 from tests.unit.loop_stage import ROUTES, TOPIC, Stage

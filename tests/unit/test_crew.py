@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayservice.dev.crew import told_of
+from delay_devtools.crew import told_of
 
 AT = "2026-01-01T00:00:00+00:00"
 WHY = "fenced at commit_transaction: another node has taken over a slice"

@@ -7,8 +7,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from delayservice.core.codes import RecordRefusedError
-from delayservice.cron import cron_time
+from delayservice.contract.codes import RecordRefusedError
+from delayservice.process.cron import cron_time
 
 BERLIN = "Europe/Berlin"
 
@@ -110,5 +110,5 @@ def test_what_never_matches_is_searched_for_once(monkeypatch: pytest.MonkeyPatch
     def search(*_: object) -> None:
         raise AssertionError("searched again")
 
-    monkeypatch.setattr("delayservice.cron.CronSim", search)
+    monkeypatch.setattr("delayservice.process.cron.CronSim", search)
     assert cron_time(never, "UTC", 86_400_000) is None

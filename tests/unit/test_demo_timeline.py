@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from delayservice.dev.demo.timeline import Act, Deed, Ending, ending, fences, strip, turns
-from delayservice.dev.tenures import HandOver, Told, hand_overs, owners
+from delay_devtools.demo.timeline import Act, Deed, Ending, ending, fences, strip, turns
+from delay_devtools.tenures import HandOver, Told, hand_overs, owners
 
 
 def took(at_ms: float, node: str, epoch: int, slice_no: int = 0) -> Told:

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from delayservice.core import outcome
-from delayservice.core.census import OTHERS
-from delayservice.core.codes import TARGET_DENIED
-from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
-from delayservice.core.cursor import START_KEY
-from delayservice.core.entry import Headers
-from delayservice.core.outcome import Output
-from delayservice.core.recurrence import Recurrence
-from delayservice.core.settle import Settler, Verdicts
-from delayservice.core.targets import Allowlist
-from delayservice.lanes.counting import LaneCounts, count_lane
-from delayservice.lanes.lane import Lane
+from delayservice.contract.codes import TARGET_DENIED
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
+from delayservice.contract.entry import Headers
+from delayservice.contract.recurrence import Recurrence
+from delayservice.contract.targets import Allowlist
+from delayservice.engine import outcome
+from delayservice.engine.census import OTHERS
+from delayservice.engine.cursor import START_KEY
+from delayservice.engine.outcome import Output
+from delayservice.engine.settle import Settler, Verdicts
+from delayservice.inspection.counting import LaneCounts, count_lane
+from delayservice.slices.lane import Lane
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
 from tests.unit.known_targets import KnownTargets

@@ -9,8 +9,8 @@ import subprocess
 import pytest
 import yaml
 
-from delayservice.client_options import is_secret_name
-from delayservice.worker import STOP_TIMEOUT_S
+from delayservice.config.kafka import is_secret_name
+from delayservice.process.worker import STOP_TIMEOUT_S
 from tests.deployed import ROOT, Service, UsageError, compose, nodes, parse, seconds, services
 
 ALL = list(services().values())
@@ -169,7 +169,7 @@ def test_the_comparison_expects_a_copy_on_each_node() -> None:
 
 def test_a_command_that_is_none_is_noticed() -> None:
     with pytest.raises(UsageError, match="--recods"):
-        parse(["dev", "load", "--recods", "1000"])
+        parse(["smoke", "--recods", "1000"])
 
 
 def test_a_node_sits_beside_each_broker_and_shares_its_network() -> None:

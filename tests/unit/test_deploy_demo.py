@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from delayservice.dev.demo.choices import Choices
-from delayservice.dev.demo.nodes import SLICES, sets_of
-from delayservice.dev.servers import BrokerPlan, _broker_properties
-from delayservice.settings import Settings, load_with_origins
-from delayservice.settings_report import effective
+from delay_devtools.demo.choices import Choices
+from delay_devtools.demo.nodes import SLICES, sets_of
+from delay_devtools.servers import BrokerPlan, _broker_properties
+from delayservice.config.reference import effective
+from delayservice.config.settings import Settings, load_with_origins
 from tests.deployed import nodes, property_of, services
 
 OTHERWISE = {

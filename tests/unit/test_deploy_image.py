@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from connectors.spark.common.session import JAVA_VERSIONS
-from delayservice.settings import load
+from delayservice.config.settings import load
 from tests.deployed import ROOT, parse
 
 LINES = [
@@ -153,7 +153,7 @@ def test_its_steps_give_a_service_that_starts(tmp_path: Path) -> None:
     assert done.stdout.startswith("delayservice ")
     # The load of docker-compose.yml runs from the image as well: without the development extra.
     helped = subprocess.run(
-        [opt / "delayservice/bin/python", "-c", "import delayservice.dev.loading"],
+        [opt / "delayservice/bin/python", "-c", "import delayservice.smoke.run"],
         check=False,
         capture_output=True,
         text=True,

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from connectors.spark.audit.result import EXIT_FINDINGS, EXIT_UNJUDGED
-from delayservice.settings import load
-from delayservice.worker import STOP_TIMEOUT_S
+from delayservice.config.settings import load
+from delayservice.process.worker import STOP_TIMEOUT_S
 from tests.deployed import ROOT, parse, services
 
 FILE = ROOT / "deploy/kubernetes/delayservice.yaml"

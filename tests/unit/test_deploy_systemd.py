@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.settings import load
-from delayservice.worker import STOP_TIMEOUT_S
+from delayservice.config.settings import load
+from delayservice.process.worker import STOP_TIMEOUT_S
 from tests.deployed import ROOT, parse, seconds
 
 FOLDER = ROOT / "deploy/systemd"

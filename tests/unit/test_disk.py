@@ -9,17 +9,17 @@ from typing import Any, cast
 
 import pytest
 
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.disk import DiskLevel, Watermarks
-from delayservice.core.settle import Routes
-from delayservice.cron import cron_time
-from delayservice.disk import DiskWatch, used_percent
-from delayservice.flow_options import Disk
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.limits import Limits
-from delayservice.lanes.ports import Bounds, Place, Run
-from delayservice.lanes.upkeep import Pace
+from delayservice.config.flow import Disk
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.disk import DiskLevel, Watermarks
+from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.settle import Routes
+from delayservice.process.cron import cron_time
+from delayservice.process.disk import DiskWatch, used_percent
+from delayservice.slices.lane import Lane
+from delayservice.slices.limits import Limits
+from delayservice.slices.upkeep import Pace
 from delayservice.store.memory import MemoryStore
 from tests.unit.loop_stage import Stage
 

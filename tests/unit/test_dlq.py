@@ -10,18 +10,18 @@ from typer.testing import CliRunner
 
 from delayservice.cli import app
 from delayservice.commands import dlq
-from delayservice.core import dead_letters, names
-from delayservice.core.aliases import ALIASES
-from delayservice.core.codes import EXPLANATIONS
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.dead_letters import DeadLetter, Filter, Source
-from delayservice.core.draft import RULES, Draft
-from delayservice.core.entry import INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Original, Row
-from delayservice.core.names import Header
-from delayservice.core.provenance import dead_letter_headers
-from delayservice.core.record import RecordReader
-from delayservice.core.settle import Settler, Verdicts
-from delayservice.core.times import FIRST_READINGS
+from delayservice.contract import dead_letters, names
+from delayservice.contract.aliases import ALIASES
+from delayservice.contract.codes import EXPLANATIONS
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.dead_letters import DeadLetter, Filter, Source
+from delayservice.contract.draft import RULES, Draft
+from delayservice.contract.entry import INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Original, Row
+from delayservice.contract.names import Header
+from delayservice.contract.provenance import dead_letter_headers
+from delayservice.contract.record import RecordReader
+from delayservice.contract.times import FIRST_READINGS
+from delayservice.engine.settle import Settler, Verdicts
 from tests.unit.test_settle import ROUTES
 
 TOPIC, PARTITION = "delay_topic_any", 3

@@ -12,8 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from delayservice.cli import app
-from delayservice.dev.commands import app as dev_app
-from delayservice.settings import Settings, load
+from delayservice.config.settings import Settings, load
 from tests.docs.pages import DOCS
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +105,6 @@ def test_every_command_that_is_named_exists_with_its_options(page: Path) -> None
     whole = typer.Typer()
     for command in app.registered_commands:
         whole.registered_commands.append(command)
-    whole.add_typer(dev_app, name="dev")
     whole.registered_groups += app.registered_groups
     groups = [group.name for group in whole.registered_groups]
     for words in commands(page):

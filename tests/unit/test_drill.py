@@ -10,27 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.digest import frame_hash
-from delayservice.core.entry import CANCEL, FIRE, INVALID, SCHEDULE
-from delayservice.core.partitioner import partition_for
-from delayservice.core.record import RecordReader
-from delayservice.dev.drill.judge import judge
-from delayservice.dev.drill.outputs import Output
-from delayservice.dev.drill.run import KINDS
-from delayservice.dev.drill.scenes import DEFECTS, FIRST, LAST, SOUND
-from delayservice.dev.drill.service import ROLL_WINDOW_MS, Record, Shard
-from delayservice.dev.drill.stage import Defect, Scenery, Stage
-from delayservice.dev.drill.users import Names, Request, Users
-from delayservice.dev.drill.wire import contract, pack, partition_of, record_hash
+from delay_devtools.drill.judge import judge
+from delay_devtools.drill.outputs import Output
+from delay_devtools.drill.run import KINDS
+from delay_devtools.drill.scenes import DEFECTS, FIRST, LAST, SOUND
+from delay_devtools.drill.service import ROLL_WINDOW_MS, Record, Shard
+from delay_devtools.drill.stage import Defect, Scenery, Stage
+from delay_devtools.drill.users import Names, Request, Users
+from delay_devtools.drill.wire import contract, pack, partition_of, record_hash
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import CANCEL, FIRE, INVALID, SCHEDULE
+from delayservice.contract.partitioner import partition_for
+from delayservice.contract.record import RecordReader
+from delayservice.replicas.digest import frame_hash
 from tests.unit.test_imports import ROOT, imports_of
 
-FOLDER = ROOT / "delayservice" / "dev" / "drill"
+FOLDER = ROOT / "devtools" / "delay_devtools" / "drill"
 JUDGING = {"run.py", "report.py"}
 """They start the jobs and tell what came of it; all others make what is judged, or judge."""
 FORBIDDEN = (
     "connectors.spark",
-    "delayservice.core",
+    "delayservice.contract",
+    "delayservice.engine",
+    "delayservice.replicas",
     "pyspark",
 )
 FOUND_KINDS = {
@@ -53,7 +55,7 @@ def test_the_injector_shares_no_code_with_what_it_judges(path: Path) -> None:
 
 def test_preparing_a_drill_loads_no_job_and_no_spark() -> None:
     program = (
-        "import sys, delayservice.dev.drill.run\n"
+        "import sys, delay_devtools.drill.run\n"
         "print([m for m in sys.modules if m.startswith(('connectors.spark', 'pyspark'))])"
     )
     done = subprocess.run(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delayservice.core.electability import (
+from delayservice.engine.electability import (
     DISK_S_MAX,
     ELECTABLE,
     SILENT_S_MAX,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 import pytest
 
-from delayservice.core.contract import CONTRACT_VERSION
-from delayservice.core.electability import Cause, WorkerFacts
-from delayservice.core.role import Role
-from delayservice.settings import Settings
-from delayservice.worker import make_ownership
+from delayservice.config.settings import Settings
+from delayservice.contract.contracts import CONTRACT_VERSION
+from delayservice.engine.electability import Cause, WorkerFacts
+from delayservice.engine.role import Role
+from delayservice.process.worker import make_ownership
 from ha.ensemble import MEMBERS, EnsembleError, Held
 from ha.notes import NodeNote, OwnerNote
 from ha.ownership import Standalone

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 
 import pytest
 
-from delayservice.core.electability import BROKER_S_MAX, Cause, WorkerFacts
-from delayservice.core.role import Role
+from delayservice.engine.electability import BROKER_S_MAX, Cause, WorkerFacts
+from delayservice.engine.role import Role
 from ha.election import Announce, Claim, Effect, Election, Evict, Pace, Resign, Seat
 from ha.notes import LifeNote, NodeNote, OwnerNote, encode
 from ha.ownership import Standing

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from delayservice import faults
-from delayservice.errors import SettingsError
+from delayservice.base import faults
+from delayservice.base.errors import SettingsError
 
 ROOT = Path(__file__).parents[2]
 FOUR_ROUNDS = """
-from delayservice import faults
+from delayservice.base import faults
 for n in range(4):
     print(n, flush=True)
     faults.point("after_poll")
@@ -61,7 +61,7 @@ def test_the_thread_that_stops_the_process_goes_no_further(tmp_path: Path) -> No
     passes = f"""
 import os, threading
 from pathlib import Path
-from delayservice import faults
+from delayservice.base import faults
 def turn():
     for n in range({rounds}):
         faults.bind("flushed:stop:1")("flushed")
@@ -88,7 +88,7 @@ def test_a_file_says_when(tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     passes = f"""
 from pathlib import Path
-from delayservice import faults
+from delayservice.base import faults
 faults.point("before_commit")
 Path({str(trap)!r}).touch()
 faults.point("after_poll")

@@ -9,19 +9,19 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from delayservice.core.checkpoint import (
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.engine.checkpoint import (
     Checkpoint,
     ShardCheckpoint,
     WrongSecretError,
     encode_checkpoint,
 )
-from delayservice.core.claims import Tenure
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.losses import Lost
-from delayservice.lanes.follower import Follower
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Checkpoints, ReadBack
+from delayservice.engine.claims import Tenure
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.losses import Lost
+from delayservice.engine.ports import Checkpoints, ReadBack
+from delayservice.slices.follower import Follower
+from delayservice.slices.lane import Lane
 
 CONTRACTS = Contracts([(0, Contract())])
 

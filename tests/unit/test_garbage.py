@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import gc, weakref
-from delayservice import garbage
+from delayservice.process import garbage
 
 class Ring:
     def __init__(self):

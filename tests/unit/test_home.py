@@ -10,36 +10,46 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.core import outcome
-from delayservice.core.codec import Payload, decode_payload
-from delayservice.core.codes import (
+from delayservice.contract.codec import Payload, decode_payload
+from delayservice.contract.codes import (
     TARGET_ASKED,
     TARGET_DOWN,
     TARGET_LATER,
     TARGET_PAUSED,
     TOO_LARGE,
 )
-from delayservice.core.contract import (
+from delayservice.contract.contracts import (
     HOMES_VERSION,
     TARGETS_BY_SETTINGS_VERSION,
     Contract,
     ContractError,
     Contracts,
 )
-from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.core.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE, Entry, Headers
-from delayservice.core.home import (
+from delayservice.contract.entry import (
+    CANCEL,
+    COPY,
+    FIRE,
+    HOMEBOUND,
+    INVALID,
+    OFFSET_MAX,
+    SCHEDULE,
+    Entry,
+    Headers,
+)
+from delayservice.contract.home import (
     SETTLES_NOTHING,
     read_claimed_envelope,
     taken_along,
     waiting_group,
 )
-from delayservice.core.outcome import Output, Target
-from delayservice.core.partitioner import partition_for
-from delayservice.core.record import RecordReader
-from delayservice.core.settle import Routes, Settler, Verdicts
-from delayservice.core.shard import Shard
-from delayservice.cron import cron_time
+from delayservice.contract.partitioner import partition_for
+from delayservice.contract.record import RecordReader
+from delayservice.engine import outcome
+from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.outcome import Output, Target
+from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.shard import Shard
+from delayservice.process.cron import cron_time
 from delayservice.store.memory import MemoryStore
 from tests.unit.known_targets import KnownTargets, any_target
 

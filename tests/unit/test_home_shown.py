@@ -13,14 +13,14 @@ from delayservice.admin.changing import refuse_what_would_fail
 from delayservice.admin.models import Reschedule
 from delayservice.admin.problems import Refusal
 from delayservice.commands import pending, send
-from delayservice.core.contract import HOMES_VERSION, Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.entry import HOMEBOUND
-from delayservice.core.partitioner import partition_for
-from delayservice.core.question import Pending
-from delayservice.core.record import RecordReader
-from delayservice.lanes import looking
-from delayservice.settings import load
+from delayservice.config.settings import load
+from delayservice.contract.contracts import HOMES_VERSION, Contract, Contracts
+from delayservice.contract.entry import HOMEBOUND
+from delayservice.contract.partitioner import partition_for
+from delayservice.contract.record import RecordReader
+from delayservice.engine.cursor import Cursor
+from delayservice.inspection import looking
+from delayservice.inspection.query import Pending
 
 TOPIC = "delay_topic_any"
 NOW_MS = 1_800_000_000_000

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from structlog.testing import capture_logs
 
-from delayservice.core.cursor import Key
+from delayservice.engine.cursor import Key
 from delayservice.store.base import NO_MARK
 from delayservice.store.rocks import prefix_of, read_keys
 from delayservice.store.wheel import Wheel, WheelStore
@@ -18,7 +18,7 @@ MANY = 300
 
 
 def opened(wheel: Wheel, partition: int) -> WheelStore:
-    store = wheel.shard(TOPIC, partition)
+    store = WheelStore(wheel, TOPIC, partition)
     store.open()
     return store
 
@@ -105,7 +105,7 @@ def test_a_damaged_database_of_ids_costs_the_shards_with_ids_and_no_others(tmp_p
         path.write_bytes(b"rubbish")
     again = Wheel(tmp_path)
     with capture_logs() as logged:
-        stores = [again.shard(TOPIC, partition) for partition in range(3)]
+        stores = [WheelStore(again, TOPIC, partition) for partition in range(3)]
         assert [store.open() for store in stores] == [0, 0, 3]
     told = [line["event"] for line in logged]
     assert told == ["id_index_damaged", "ids_damaged", "ids_damaged"]
@@ -113,5 +113,5 @@ def test_a_damaged_database_of_ids_costs_the_shards_with_ids_and_no_others(tmp_p
     assert stores[2].stats().pending == 2
     again.close()
     third = Wheel(tmp_path)
-    assert [third.shard(TOPIC, partition).open() for partition in range(3)] == [0, 0, 3]
+    assert [WheelStore(third, TOPIC, partition).open() for partition in range(3)] == [0, 0, 3]
     third.close()

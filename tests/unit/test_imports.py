@@ -1,68 +1,50 @@
-"""Imports point one way: core knows nothing, and only the entry points know everyone."""
+"""Imports point one way: the contract knows nothing, and only the processes know everyone."""
 
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 CLIENT = "kafka_delay_client"
-OURS = ("delayservice", "connectors", "ha", CLIENT)
-ROOTS = {CLIENT: ROOT / "client"}
+DEVTOOLS = "delay_devtools"
+OURS = ("delayservice", "connectors", "ha", CLIENT, DEVTOOLS)
+ROOTS = {CLIENT: ROOT / "client", DEVTOOLS: ROOT / "devtools"}
 
-# Small modules that everyone but core may use, and that know only each other.
-LEAVES = frozenset(
-    f"delayservice.{name}"
-    for name in [
-        "admin_options",
-        "client_options",
-        "clock",
-        "cluster_options",
-        "digest_options",
-        "errors",
-        "faults",
-        "flow_options",
-        "level_options",
-        "logs",
-        "metrics",
-        "settings",
-        "settings_layers",
-        "settings_report",
-        "units",
-    ]
-)
+BASE = frozenset({"delayservice.base"})
+CONTRACT = BASE | {"delayservice.contract"}
+ENGINE = CONTRACT | {"delayservice.engine", "delayservice.replicas"}
+CONFIG = ENGINE | {"delayservice.config"}
 
-# Who may import what of ours, by prefix; a module that is not below any of these may import all.
+# Who may import what of ours, by prefix; the first prefix that fits counts. What is not below any
+# of them (process, commands, cli) may import all but the development tools.
 MAY_KNOW: dict[str, frozenset[str]] = {
-    "delayservice.core": frozenset({"delayservice.core", "delayservice.errors"}),
-    "delayservice.store": LEAVES | {"delayservice.core", "delayservice.store"},
-    "delayservice.lanes": LEAVES
-    | {"delayservice.core", "delayservice.store", "delayservice.lanes"},
-    # An entry point as the command line is: a cluster starts it instead.
-    "connectors.spark.job": frozenset({"delayservice.commands.spark"}),
-    # Offline sources read the stores' files. First, for the first that fits counts.
-    "connectors.spark": LEAVES | {"delayservice.core", "delayservice.store", "connectors"},
+    "delayservice.base": BASE,
+    "delayservice.contract": CONTRACT,
+    # Pure decisions. The formats of digests and of repair commands are a package of their own.
+    "delayservice.engine": CONTRACT | {"delayservice.engine"},
+    "delayservice.replicas": ENGINE,
+    "delayservice.store": ENGINE | {"delayservice.store"},
+    "delayservice.slices": CONFIG | {"delayservice.store", "delayservice.slices"},
+    "delayservice.inspection": ENGINE
+    | {"delayservice.store", "delayservice.slices", "delayservice.inspection", "ha.members"},
+    "delayservice.config": CONFIG,
+    "delayservice.metrics": CONFIG | {"delayservice.metrics", "delayservice.inspection.query"},
+    "delayservice.smoke": BASE | {"delayservice.smoke"},
+    # Offline sources read the stores' files.
+    "connectors.spark": CONFIG | {"delayservice.store", "connectors"},
     # The client under its former name.
     "connectors.kafka.client": frozenset({CLIENT}),
-    # lanes.ports holds the interfaces that the connectors fill.
-    "connectors": LEAVES | {"delayservice.core", "delayservice.lanes.ports", "connectors"},
-    "ha": LEAVES | {"delayservice.core", "ha"},
+    # engine.ports holds the interfaces that the connectors fill.
+    "connectors": CONFIG | {"delayservice.metrics", "connectors"},
+    "ha": CONFIG | {"ha"},
     # Its wheel carries what it imports (client/setup.py), so that is to be little.
-    CLIENT: frozenset(
-        {"delayservice.core", "delayservice.errors", "connectors.kafka.outcomes", CLIENT}
-    ),
-    # The presets, the marks, what metrics carry, and how durations are read.
-    **dict.fromkeys(
-        LEAVES,
-        LEAVES
-        | {
-            f"delayservice.core.{name}"
-            for name in ("levels", "disk", "census", "outcome", "times", "codes")
-        },
-    ),
+    CLIENT: CONTRACT | {"connectors.kafka.outcomes", CLIENT},
 }
+PURE = frozenset({"delayservice.contract", "delayservice.engine", "delayservice.replicas"})
 CORE_FOREIGN = frozenset({"msgspec", "murmurhash2", "xxhash"})
 # A clock, a file, a socket, a thread or chance: what the core must be handed, and never take.
 CORE_FORBIDDEN = frozenset(
@@ -136,18 +118,50 @@ def test_a_module_imports_only_what_its_layer_may_know(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in MODULES if layer_of(module_name(p)) == "delayservice.core"], ids=module_name
+    "path", [p for p in MODULES if layer_of(module_name(p)) in PURE], ids=module_name
 )
-def test_core_uses_only_the_standard_library_and_does_no_io(path: Path) -> None:
+def test_pure_packages_use_only_the_standard_library_and_do_no_io(path: Path) -> None:
     foreign = {name.split(".")[0] for name in imports_of(path)} - set(OURS)
     unknown = foreign - CORE_FOREIGN - sys.stdlib_module_names
     assert not unknown, f"core may use {set(CORE_FOREIGN)} beside the standard library"
     assert not foreign & CORE_FORBIDDEN, "core is handed time, files and chance from outside"
 
 
-def test_nothing_but_the_entry_points_knows_the_development_tools() -> None:
-    entry_points = frozenset({"delayservice.cli", "delayservice.commands", "delayservice.dev"})
-    development = frozenset({"delayservice.dev"})
+def test_the_service_does_not_know_the_development_tools() -> None:
+    development = frozenset({DEVTOOLS})
     for path in MODULES:
-        if not is_below(module_name(path), entry_points):
+        if not is_below(module_name(path), development):
             assert not [name for name in imports_of(path) if is_below(name, development)], path
+
+
+def test_no_two_packages_import_each_other() -> None:
+    """Packages of the service: a new module finds its place by who may know whom."""
+    knows: dict[str, set[str]] = {}
+    for path in MODULES:
+        own = package_of(module_name(path))
+        knows.setdefault(own, set()).update(
+            package_of(name) for name in imports_of(path) if name.split(".")[0] in OURS
+        )
+    circles = {
+        (one, other)
+        for one, known in knows.items()
+        for other in known
+        if one < other and one in knows.get(other, ())
+    }
+    assert circles <= {("connectors.kafka", CLIENT)}, "the client's former name is the only one"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {
+        module_name(path): [name for name in imports_of(path) if name.split(".")[0] in OURS]
+        for path in MODULES
+    }
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as exc:
+        pytest.fail(f"a circle of imports: {exc.args[1]}")
+
+
+def package_of(name: str) -> str:
+    first, *rest = name.split(".")
+    return ".".join([first, *rest[:1]]) if first in {"delayservice", "connectors"} else first

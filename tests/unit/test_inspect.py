@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from delayservice.cli import app
 from delayservice.commands.inspect import safe_text
-from delayservice.core.cursor import Cursor
+from delayservice.engine.cursor import Cursor
 from delayservice.store.base import Frame, Store
 from tests.unit import stored_folders as stored
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.dev import jars
-from delayservice.dev.jars import KAFKA_LOCKS, Jar, ensure_jars, parse_lock, read_lock
-from delayservice.errors import ClusterError
+from delay_devtools import jars
+from delay_devtools.jars import KAFKA_LOCKS, Jar, ensure_jars, parse_lock, read_lock
+from delayservice.base.errors import ClusterError
 
 CONTENT = b"not really a jar" * 1000
 

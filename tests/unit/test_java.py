@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.dev.java import find_java
-from delayservice.errors import ClusterError
+from delay_devtools.java import find_java
+from delayservice.base.errors import ClusterError
 
 
 def fake_java(home: Path, version: str) -> Path:

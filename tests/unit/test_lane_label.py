@@ -8,18 +8,18 @@ from typing import cast
 
 import pytest
 
-from delayservice.core.checkpoint import fingerprint
-from delayservice.core.codec import Payload
-from delayservice.core.contract import Contract, ContractError, Contracts
-from delayservice.core.copies import write_copy
-from delayservice.core.cursor import Cursor
-from delayservice.core.entry import Headers, Row
-from delayservice.core.label import Label
-from delayservice.core.pending import NO_MARK
-from delayservice.core.settle import Routes
-from delayservice.cron import cron_time
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Place, Run, Source
+from delayservice.contract.codec import Payload
+from delayservice.contract.contracts import Contract, ContractError, Contracts
+from delayservice.contract.entry import Headers, Row
+from delayservice.contract.requeue import write_copy
+from delayservice.engine.checkpoint import fingerprint
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.label import Label
+from delayservice.engine.pending import NO_MARK
+from delayservice.engine.ports import Place, Run, Source
+from delayservice.engine.settle import Routes
+from delayservice.process.cron import cron_time
+from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
 from tests.wheels import LoneStore

@@ -8,16 +8,16 @@ from typing import cast
 
 import pytest
 
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.entry import Headers, Row
-from delayservice.core.pending import Frame
-from delayservice.core.settle import Routes
-from delayservice.cron import cron_time
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes import repair
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Bounds, Place, Run, Source
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import Headers, Row
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.pending import Frame
+from delayservice.engine.ports import Bounds, Place, Run, Source
+from delayservice.engine.settle import Routes
+from delayservice.process.cron import cron_time
+from delayservice.slices import repair
+from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.wheel import WheelOptions

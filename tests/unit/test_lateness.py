@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from delayservice.core import past_due
-from delayservice.core.census import OTHERS
-from delayservice.core.outcome import DELIVERED, PAST_DUE, RESUMED, Output, Tally
-from delayservice.metrics import TARGETS_MAX, WorkerMetrics, histogram_of
-from delayservice.worker_thread import MetricsObserver
+from delayservice.engine import past_due
+from delayservice.engine.census import OTHERS
+from delayservice.engine.outcome import DELIVERED, PAST_DUE, RESUMED, Output, Tally
+from delayservice.metrics.counts import TARGETS_MAX, WorkerMetrics, histogram_of
+from delayservice.process.worker_thread import MetricsObserver
 from tests.unit.loop_stage import NOW_MS, TOPIC, Stage
 
 

@@ -9,15 +9,15 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from delayservice.core.checkpoint import LastRead
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import START_KEY, Cursor
-from delayservice.core.entry import Row
-from delayservice.core.losses import Lost
-from delayservice.core.outcome import PARKED, Output
-from delayservice.core.settle import Routes
-from delayservice.lanes.level import FetchAhead, LevelLane
-from delayservice.lanes.ports import Bounds, Place, Run, Source, Targets
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import Row
+from delayservice.engine.checkpoint import LastRead
+from delayservice.engine.cursor import START_KEY, Cursor
+from delayservice.engine.losses import Lost
+from delayservice.engine.outcome import PARKED, Output
+from delayservice.engine.ports import Bounds, Place, Run, Source, Targets
+from delayservice.engine.settle import Routes
+from delayservice.slices.level import FetchAhead, LevelLane
 from tests.unit.known_targets import KnownTargets
 
 TOPIC = "delay_topic_1"

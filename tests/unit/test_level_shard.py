@@ -6,24 +6,24 @@ from typing import Any, cast
 
 import pytest
 
-from delayservice.core import outcome
-from delayservice.core.codec import Payload
-from delayservice.core.codes import (
+from delayservice.contract.codec import Payload
+from delayservice.contract.codes import (
     COPY_FORGED,
     HEADER_INVALID,
     OP_INVALID,
     TARGET_INVALID,
     TIME_INVALID,
 )
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.copies import read_copy, write_copy
-from delayservice.core.cursor import START_KEY, Cursor
-from delayservice.core.entry import UNREADABLE, Headers, Row
-from delayservice.core.level import LevelRecords, LevelShard
-from delayservice.core.outcome import Output
-from delayservice.core.provenance import Provenance
-from delayservice.core.record import RecordReader
-from delayservice.core.settle import Routes, Settler, Verdicts
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import UNREADABLE, Headers, Row
+from delayservice.contract.provenance import Provenance
+from delayservice.contract.record import RecordReader
+from delayservice.contract.requeue import read_copy, write_copy
+from delayservice.engine import outcome
+from delayservice.engine.cursor import START_KEY, Cursor
+from delayservice.engine.level import LevelRecords, LevelShard
+from delayservice.engine.outcome import Output
+from delayservice.engine.settle import Routes, Settler, Verdicts
 from tests.unit.known_targets import KnownTargets
 
 TOPIC = "delay_topic_1"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core.levels import (
+from delayservice.base.errors import DelayServiceError
+from delayservice.contract.levels import (
     DEFAULT_LEVELS_MS,
     PRESETS,
     ROCKETMQ_LEVELS_MS,
     level_of,
     level_topic,
 )
-from delayservice.errors import DelayServiceError
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient
 
 from connectors.kafka import log_ends as module
 from connectors.kafka.log_ends import LATEST, log_bounds, log_ends, offsets_of
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.ports import Bounds
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.engine.ports import Bounds
 
 PLACE = ("delay_topic_a", 0)
 

@@ -13,16 +13,16 @@ from confluent_kafka import KafkaError
 
 from connectors.kafka.clients import KAFKA
 from connectors.kafka.source import KafkaSource
-from delayservice.core.checkpoint import NOTHING_READ, LastRead
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.label import Label
-from delayservice.core.outcome import DELIVERED
-from delayservice.core.settle import Routes
-from delayservice.cron import cron_time
-from delayservice.errors import LogTruncatedError
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Bounds, Place, Run
+from delayservice.base.errors import LogTruncatedError
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.label import Label
+from delayservice.engine.outcome import DELIVERED
+from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.settle import Routes
+from delayservice.process.cron import cron_time
+from delayservice.slices.lane import Lane
 from delayservice.store.memory import MemoryStore
 
 PLACE = ("delay_topic_any", 0)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from delayservice import logs
-from delayservice.settings import Log
+from delayservice.config.settings import Log
+from delayservice.process import logs
 
 SECRET = "hunter22"  # noqa: S105 (an example)
 

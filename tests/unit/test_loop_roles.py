@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from delayservice.core.claims import CLAIM, encode_word
-from delayservice.core.role import Role
-from delayservice.errors import (
+from delayservice.base.errors import (
     KafkaEdgeError,
     OwnershipLostError,
     TransactionAbortedError,
     WriterGivenUpError,
 )
-from delayservice.lanes.limits import Limits
-from delayservice.lanes.ports import Control
-from delayservice.lanes.slice import Phase
+from delayservice.engine.claims import CLAIM, encode_word
+from delayservice.engine.ports import Control
+from delayservice.engine.role import Role
+from delayservice.slices.limits import Limits
+from delayservice.slices.slice import Phase
 from tests.unit.loop_stage import Stage
 
 SLOW = Limits(

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from delayservice.core.census import TopicCounts, Waiting
-from delayservice.core.outcome import OUTCOME_NAMES
-from delayservice.errors import DelayServiceError
-from delayservice.metrics import (
+from delayservice.base.errors import DelayServiceError
+from delayservice.config.settings import load
+from delayservice.engine.census import TopicCounts, Waiting
+from delayservice.engine.outcome import OUTCOME_NAMES
+from delayservice.metrics.counts import (
     LATENESS_BOUNDS_MS,
     TARGETS_MAX,
     AuditFacts,
@@ -33,9 +34,8 @@ from delayservice.metrics import (
     histogram_of,
     observe_s,
 )
-from delayservice.metrics_export import export
-from delayservice.metrics_hub import MetricsHub
-from delayservice.settings import load
+from delayservice.metrics.families import export
+from delayservice.metrics.hub import MetricsHub
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 

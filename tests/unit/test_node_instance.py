@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from delayservice.node import node_instance
-from delayservice.settings import load
+from delayservice.config.settings import load
+from delayservice.process.node import node_instance
 
 
 def instance_in(state_dir: Path) -> str:

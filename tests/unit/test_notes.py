@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from delayservice.core.contract import CONTRACT_VERSION
+from delayservice.contract.contracts import CONTRACT_VERSION
 from ha.notes import (
     UNADVERTISED_VERSION,
     LifeNote,

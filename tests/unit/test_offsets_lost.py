@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from delayservice.core.checkpoint import NOTHING_READ, LastRead
-from delayservice.core.codes import CONTROL_LOST
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.copies import write_copy
-from delayservice.core.cursor import Cursor
-from delayservice.core.digest import HOUR_MS
-from delayservice.core.losses import RANGES_MAX, Gap, Lost, doubtful, skipped, with_gap
-from delayservice.core.outcome import (
+from delayservice.contract.codes import CONTROL_LOST
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.record import RecordReader
+from delayservice.contract.requeue import write_copy
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.losses import RANGES_MAX, Gap, Lost, doubtful, skipped, with_gap
+from delayservice.engine.outcome import (
     CANCELLED,
     DEAD_LETTERED,
     DELIVERED,
@@ -25,11 +25,11 @@ from delayservice.core.outcome import (
     PARKED,
     Output,
 )
-from delayservice.core.record import RecordReader
-from delayservice.core.settle import Routes, Settler, Verdicts
-from delayservice.cron import cron_time
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Bounds, Place, Run
+from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.process.cron import cron_time
+from delayservice.replicas.digest import HOUR_MS
+from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
 from tests.wheels import LoneStore

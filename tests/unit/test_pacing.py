@@ -1,8 +1,8 @@
 import pytest
 
-from delayservice.core.pacing import Pacer
-from delayservice.lanes.limits import limits_of
-from delayservice.settings import Settings
+from delayservice.config.settings import Settings
+from delayservice.engine.pacing import Pacer
+from delayservice.slices.limits import limits_of
 
 
 def test_an_idle_slice_commits_as_often_as_it_may() -> None:

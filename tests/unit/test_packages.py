@@ -15,22 +15,20 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from typer.testing import CliRunner
 
 import kafka_delay_client
 from connectors.kafka import client as former
 from delayservice import __version__
-from delayservice.cli import app
-from delayservice.cluster_options import ZooKeeper
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
+from delayservice.config.cluster import ZooKeeper
 from ha import kazoo_client
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "client" / "kafka_delay_client"
 CARRIED = {
     "connectors.kafka": {"clients", "outcomes"},
-    "delayservice": {"errors"},
-    "delayservice.core": {
+    "delayservice.base": {"errors"},
+    "delayservice.contract": {
         "aliases",
         "codes",
         "draft",
@@ -116,12 +114,13 @@ def test_the_built_client_works_where_the_service_is_not(built: Path) -> None:
 
 def test_an_import_that_can_not_be_renamed_ends_the_build(build: ModuleType) -> None:
     with pytest.raises(ValueError, match="line 2: write"):
-        build.renamed("import re\nimport delayservice.core.times\n")
+        build.renamed("import re\nimport delayservice.contract.times\n")
 
 
 def test_modules_of_one_name_end_the_build(build: ModuleType, tmp_path: Path) -> None:
     text = (
-        "from connectors.kafka.errors import FENCED\nfrom delayservice.errors import StoreError\n"
+        "from connectors.kafka.errors import FENCED\n"
+        "from delayservice.base.errors import StoreError\n"
     )
     (tmp_path / "user.py").write_text(text, "utf-8")
     with pytest.raises(ValueError, match="have one name"):
@@ -146,14 +145,17 @@ def test_the_former_name_says_what_to_install_where_the_client_is_not() -> None:
 
 
 def test_service_and_client_have_one_version_licence_and_build_backend() -> None:
-    service, client = project(ROOT), project(ROOT / "client")
-    assert service["project"]["version"] == client["project"]["version"] == __version__
-    for field in ("license", "license-files", "requires-python"):
-        assert service["project"][field] == client["project"][field]
-    assert (ROOT / "client" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    service = project(ROOT)
+    assert service["project"]["version"] == __version__
+    for other in (project(ROOT / "client"), project(ROOT / "devtools")):
+        for field in ("version", "license", "license-files", "requires-python"):
+            assert service["project"][field] == other["project"][field]
+        assert service["build-system"] == other["build-system"]
+    for folder in ("client", "devtools"):
+        assert (ROOT / folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     lock = (ROOT / "requirements" / "build.txt").read_text("utf-8")
     locked = re.findall(r"^\S+==\S+", lock, re.MULTILINE)
-    assert service["build-system"]["requires"] == client["build-system"]["requires"] == locked
+    assert service["build-system"]["requires"] == locked
 
 
 def test_what_both_need_is_required_in_one_version() -> None:
@@ -161,21 +163,22 @@ def test_what_both_need_is_required_in_one_version() -> None:
     assert set(project(ROOT / "client")["project"]["dependencies"]) <= set(listed)
 
 
-@pytest.mark.parametrize(
-    ("command", "module"),
-    [
-        (["bench", "whole"], "delayservice.dev.bench.run"),
-        (["demo"], "delayservice.dev.demo.story"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_a_command_of_the_development_extra_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, command: list[str], module: str
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)  # as if a package that it needs were missing
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 1
-    assert f"pip install './kafka_delay_service-{__version__}-py3-none-any.whl[dev]'" in done.stderr
+def test_the_service_alone_has_no_development_commands() -> None:
+    program = (
+        "import importlib.metadata as metadata\n"
+        "metadata.entry_points = lambda **_: ()\n"
+        "from delayservice.cli import app\n"
+        "app()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"TERM": "dumb", "COLUMNS": "80"},
+    )
+    assert "smoke" in done.stdout
+    assert "bench" not in done.stdout
 
 
 def test_a_login_by_sasl_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from delayservice.commands import status as showing
-from delayservice.core.pauses import Pause, Paused, Pauses, decode_pause
-from delayservice.metrics import PauseFact, encode_snapshot
-from delayservice.metrics_export import export
-from delayservice.metrics_hub import MetricsHub, NodeStatus
-from delayservice.paused import PAUSES_TOLD_MAX, pause_facts
-from delayservice.settings import load
+from delayservice.config.settings import load
+from delayservice.engine.pauses import Pause, Paused, Pauses, decode_pause
+from delayservice.metrics.counts import PauseFact, encode_snapshot
+from delayservice.metrics.families import export
+from delayservice.metrics.hub import MetricsHub, NodeStatus
+from delayservice.metrics.paused import PAUSES_TOLD_MAX, pause_facts
 
 ORDERS = Paused("target", "orders*")
 TOPIC = Paused("topic", "delay_topic_any")

@@ -14,7 +14,7 @@ from connectors.kafka import control_topics
 from connectors.kafka import pauses as pauses_topic
 from connectors.kafka.control_topics import ControlReader
 from connectors.kafka.pauses import PauseWatcher
-from delayservice.core.pauses import (
+from delayservice.engine.pauses import (
     KINDS,
     Pause,
     Paused,

@@ -12,19 +12,19 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from delayservice.core import outcome
-from delayservice.core.codec import Payload, turn_of
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.copies import read_copy
-from delayservice.core.cursor import Cursor
-from delayservice.core.entry import Headers, Row
-from delayservice.core.flow import AHEAD_MS, BURST_MS, Flow, FlowRules, SlotPolicy
-from delayservice.core.outcome import Output
-from delayservice.core.recurrence import Recurrence, encode
-from delayservice.core.settle import Routes, Settler, Verdicts
-from delayservice.cron import cron_time
-from delayservice.lanes.level import FetchAhead, LevelLane
-from delayservice.lanes.ports import Bounds, Run, Source
+from delayservice.contract.codec import Payload, turn_of
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import Headers, Row
+from delayservice.contract.recurrence import Recurrence, encode
+from delayservice.contract.requeue import read_copy
+from delayservice.engine import outcome
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.flow import AHEAD_MS, BURST_MS, Flow, FlowRules, SlotPolicy
+from delayservice.engine.outcome import Output
+from delayservice.engine.ports import Bounds, Run, Source
+from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.process.cron import cron_time
+from delayservice.slices.level import FetchAhead, LevelLane
 from tests.unit.known_targets import KnownTargets, any_target
 
 TOPIC, PARTITION = "delay_topic_any", 3

@@ -8,12 +8,21 @@ from typing import Any
 
 import pytest
 
-from delayservice.core import names
-from delayservice.core.codes import EXPLANATIONS
-from delayservice.core.contract import TARGETS_BY_SETTINGS_VERSION, Contract, Contracts
-from delayservice.core.cursor import START_KEY
-from delayservice.core.entry import CANCEL, FIRE, INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Row
-from delayservice.core.record import RecordReader
+from delayservice.contract import names
+from delayservice.contract.codes import EXPLANATIONS
+from delayservice.contract.contracts import TARGETS_BY_SETTINGS_VERSION, Contract, Contracts
+from delayservice.contract.entry import (
+    CANCEL,
+    FIRE,
+    INVALID,
+    SCHEDULE,
+    UNREADABLE,
+    Entry,
+    Headers,
+    Row,
+)
+from delayservice.contract.record import RecordReader
+from delayservice.engine.cursor import START_KEY
 
 WRITTEN_MS = 1_700_000_000_000
 ROLL_MS = 7_200_000

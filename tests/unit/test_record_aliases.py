@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.core.aliases import ALIASES
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.entry import CANCEL, INVALID, SCHEDULE, Entry, Headers
-from delayservice.core.levels import ROCKETMQ_LEVELS_MS
-from delayservice.core.record import RecordReader
+from delayservice.contract.aliases import ALIASES
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import CANCEL, INVALID, SCHEDULE, Entry, Headers
+from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
+from delayservice.contract.record import RecordReader
 
 WRITTEN_MS = 1_700_000_000_000
 TARGET = ("delay-target-topic", b"videos")

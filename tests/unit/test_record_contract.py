@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from delayservice.core.contract import CONTRACT_VERSION, Contract, ContractError, Contracts
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract, ContractError, Contracts
 
 A, B, C = (Contract(max_delay_ms=ms) for ms in (1, 2, 3))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core.codes import OP_INVALID, TARGET_DENIED, TIME_AMBIGUOUS, TIME_INVALID
-from delayservice.core.contract import TARGETS_BY_SETTINGS_VERSION, Contract, Contracts
-from delayservice.core.entry import INVALID, SCHEDULE, Entry, Headers
-from delayservice.core.record import RecordReader
+from delayservice.contract.codes import OP_INVALID, TARGET_DENIED, TIME_AMBIGUOUS, TIME_INVALID
+from delayservice.contract.contracts import TARGETS_BY_SETTINGS_VERSION, Contract, Contracts
+from delayservice.contract.entry import INVALID, SCHEDULE, Entry, Headers
+from delayservice.contract.record import RecordReader
 
 WRITTEN_MS = 1_800_000_000_000
 TARGET: Headers = [("delay-target-topic", b"orders")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core.partitioner import murmur2, partition_for
+from delayservice.contract.partitioner import murmur2, partition_for
 
 JAVA_HASHES = {
     b"21": -973932308,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.entry import INVALID, SCHEDULE, Entry, Headers
-from delayservice.core.record import RecordReader
-from delayservice.core.recurrence import Recurrence, recurrence_of
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import INVALID, SCHEDULE, Entry, Headers
+from delayservice.contract.record import RecordReader
+from delayservice.contract.recurrence import Recurrence, recurrence_of
 
 WRITTEN_MS = 1_800_000_000_000
 EVERY = ("delay-every", b"5000")

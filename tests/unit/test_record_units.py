@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core import names
-from delayservice.core.codes import TIME_INVALID
-from delayservice.core.recurrence import recurrence_of
+from delayservice.contract import names
+from delayservice.contract.codes import TIME_INVALID
+from delayservice.contract.recurrence import recurrence_of
 from tests.unit.test_record import TARGET, WRITTEN_MS, code, due_ms, read
 
 AT, AFTER, EVERY, EXPIRES = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core import outcome
-from delayservice.core.codec import Payload, decode_payload, encode_payload
-from delayservice.core.codes import CRON_INVALID, RecordRefusedError
-from delayservice.core.copies import CONTINUES, read_copy
-from delayservice.core.outcome import Output, Target
-from delayservice.core.recurrence import Recurrence, encode, following, recurrence_of
-from delayservice.core.settle import Routes, Settler, Verdicts
+from delayservice.contract.codec import Payload, decode_payload, encode_payload
+from delayservice.contract.codes import CRON_INVALID, RecordRefusedError
+from delayservice.contract.recurrence import Recurrence, encode, following, recurrence_of
+from delayservice.contract.requeue import CONTINUES, read_copy
+from delayservice.engine import outcome
+from delayservice.engine.outcome import Output, Target
+from delayservice.engine.settle import Routes, Settler, Verdicts
 from tests.unit.known_targets import KnownTargets, any_target
 
 NOW_MS = 5_000_000

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.contracts import allowlist_for, contract_for
-from delayservice.core.contract import CONTRACT_VERSION, PATTERNS_VERSION, Contract, ContractError
-from delayservice.core.targets import Allowlist
-from delayservice.settings import Settings
+from delayservice.config.contract import allowlist_for, contract_for
+from delayservice.config.settings import Settings
+from delayservice.contract.contracts import (
+    CONTRACT_VERSION,
+    PATTERNS_VERSION,
+    Contract,
+    ContractError,
+)
+from delayservice.contract.targets import Allowlist
 
 OWN = [
     "checkpoint",

@@ -10,8 +10,8 @@ from unittest.mock import patch
 import pytest
 from structlog.testing import capture_logs
 
-from delayservice.core.cursor import START_KEY, Cursor
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.engine.cursor import START_KEY, Cursor
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.rocks import RocksOptions, prefix_of, read_keys
 from delayservice.store.rocks_database import RocksDatabase, places_in

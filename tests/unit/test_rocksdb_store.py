@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.core.cursor import OFFSET_MAX, Cursor
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.engine.cursor import Cursor
 from delayservice.store import rocksdb
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.rocks import RocksOptions, read_keys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayservice.core.role import Role
+from delayservice.engine.role import Role
 from ha.role_views import RoleViews
 
 

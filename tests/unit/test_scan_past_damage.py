@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.core.codec import encode_payload
+from delayservice.contract.codec import encode_payload
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.wheel import WheelOptions

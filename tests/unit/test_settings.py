@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from delayservice.errors import SettingsError
-from delayservice.settings import load, load_with_origins, workers_default
-from delayservice.settings_layers import known_names
-from delayservice.settings_report import HIDDEN, effective, redacted, reference, secret_values
-from delayservice.units import format_duration, parse_duration_ms
+from delayservice.base.errors import SettingsError
+from delayservice.config.layers import known_names
+from delayservice.config.reference import HIDDEN, effective, redacted, reference, secret_values
+from delayservice.config.settings import load, load_with_origins, workers_default
+from delayservice.config.units import format_duration, parse_duration_ms
 
 UNITS = {
     "ms": 1,

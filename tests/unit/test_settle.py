@@ -3,18 +3,18 @@ from dataclasses import replace
 
 import pytest
 
-from delayservice.core import outcome
-from delayservice.core.codec import Payload
-from delayservice.core.codes import (
+from delayservice.contract.codec import Payload
+from delayservice.contract.codes import (
     TARGET_ASKED,
     TARGET_LATER,
     TARGET_REFUSED,
     TARGET_UNKNOWN,
     TOO_LARGE,
 )
-from delayservice.core.recurrence import Recurrence, encode
-from delayservice.core.settle import Routes, Settler, Verdicts
-from delayservice.cron import cron_time
+from delayservice.contract.recurrence import Recurrence, encode
+from delayservice.engine import outcome
+from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.process.cron import cron_time
 from tests.unit.known_targets import KnownTargets, any_target
 
 ROUTES = Routes(

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.core import outcome
-from delayservice.core.codec import Payload
-from delayservice.core.codes import TARGET_UNKNOWN
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import Cursor, Key
-from delayservice.core.entry import CANCEL, COPY, FIRE, SCHEDULE, Entry, Headers
-from delayservice.core.outcome import Output
-from delayservice.core.pending import Additions
-from delayservice.core.settle import Routes, Settler, Verdicts
-from delayservice.core.shard import Shard, _Flights
-from delayservice.cron import cron_time
-from delayservice.lanes.lane import Lane
-from delayservice.lanes.ports import Bounds
+from delayservice.contract.codec import Payload
+from delayservice.contract.codes import TARGET_UNKNOWN
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE, Entry, Headers
+from delayservice.engine import outcome
+from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.outcome import Output
+from delayservice.engine.pending import Additions
+from delayservice.engine.ports import Bounds
+from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.shard import Shard, _Flights
+from delayservice.process.cron import cron_time
+from delayservice.slices.lane import Lane
 from delayservice.store.memory import MemoryStore
 from tests.unit.known_targets import KnownTargets, any_target
 from tests.unit.loop_stage import Logs

@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from delayservice.dev.shown import show_lateness, show_numbers
+from delay_devtools.shown import show_lateness, show_numbers
 
 
 def console() -> Console:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
 from delayservice.commands.spark_session import NEEDED, pairs
-from delayservice.core.codec import encode_payload
-from delayservice.errors import DelayServiceError
+from delayservice.contract.codec import encode_payload
 from delayservice.store.base import NO_MARK
 from tests.rocks import LoneRocks
 from tests.wheels import TOPIC
@@ -62,7 +62,8 @@ def test_help_of_every_command_needs_nothing_of_the_extra() -> None:
 
 
 @pytest.mark.parametrize(
-    "start", [[str(ROOT / "connectors/spark/job.py")], ["-m", "connectors.spark.job"]]
+    "start",
+    [[str(ROOT / "delayservice/commands/spark_job.py")], ["-m", "delayservice.commands.spark_job"]],
 )
 def test_the_job_for_clusters_has_the_same_commands(start: list[str]) -> None:
     """As a file it must not take its neighbour html.py for Python's own html."""

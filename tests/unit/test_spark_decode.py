@@ -17,12 +17,12 @@ from connectors.spark.common.decode import (
     runs,
 )
 from connectors.spark.common.topics import java_options
-from delayservice.core.codec import Payload
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.copies import write_copy
-from delayservice.core.entry import COPY, INVALID, SCHEDULE, UNREADABLE, Headers, Row
-from delayservice.core.partitioner import partition_for
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
+from delayservice.contract.codec import Payload
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import COPY, INVALID, SCHEDULE, UNREADABLE, Headers, Row
+from delayservice.contract.partitioner import partition_for
+from delayservice.contract.requeue import write_copy
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 CONTRACTS = Contracts([(0, Contract(allow=("to_*",)))])

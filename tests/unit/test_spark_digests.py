@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from connectors.spark.reconcile.digests import _sum_hours, _sum_slots
-from delayservice.core.digest import HOUR_MS, SLOT_MS, HourRow
-from delayservice.core.digest_rows import Place, hour_row
+from delayservice.replicas.digest import HOUR_MS, SLOT_MS, HourRow
+from delayservice.replicas.digest_rows import Place, hour_row
 
 START_MS = 500_000 * HOUR_MS
 Slot = tuple[int, int, int]

@@ -18,17 +18,17 @@ from connectors.spark.ledger.facts import LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import Ledger, name_hash
 from connectors.spark.ledger.sources import SourceRows
-from delayservice.core.contract import Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.dev.drill.history import History, Life
-from delayservice.dev.drill.judge import judge
-from delayservice.dev.drill.run import theatre_of
-from delayservice.dev.drill.scenes import DEFECTS
-from delayservice.dev.drill.service import Shard
-from delayservice.dev.drill.stage import GRACE_MS, LATE_MS
-from delayservice.dev.drill.users import Names, Users
-from delayservice.dev.drill.wire import Header, Place
-from delayservice.dev.drill.writing import Ends
+from delay_devtools.drill.history import History, Life
+from delay_devtools.drill.judge import judge
+from delay_devtools.drill.run import theatre_of
+from delay_devtools.drill.scenes import DEFECTS
+from delay_devtools.drill.service import Shard
+from delay_devtools.drill.stage import GRACE_MS, LATE_MS
+from delay_devtools.drill.users import Names, Users
+from delay_devtools.drill.wire import Header, Place
+from delay_devtools.drill.writing import Ends
+from delayservice.contract.contracts import Contracts
+from delayservice.engine.cursor import Cursor
 from tests.unit.spark_world import batch_of_records, verdicts
 
 PARTITIONS = 3

@@ -9,13 +9,15 @@ WORKER = """
 Traceback (most recent call last):
   File "row_check.py", line 71, in judged
     judge = Judge(rules)
-delayservice.core.contract.ContractError: max_delay_ms is -1: it must be 0 to 4503599627370496
+delayservice.contract.contracts.ContractError: max_delay_ms is -1: it must be 0 to 4503599627370496
 \tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:581)
 """
 
 
 def test_of_a_worker_s_traceback_only_the_error_is_told() -> None:
-    expected = "delayservice.core.contract.ContractError: max_delay_ms is -1: it must be 0 to 4503"
+    expected = (
+        "delayservice.contract.contracts.ContractError: max_delay_ms is -1: it must be 0 to 4503"
+    )
     assert reason(PythonException(WORKER)).startswith(expected)
 
 

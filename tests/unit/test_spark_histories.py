@@ -13,11 +13,11 @@ import pytest
 
 from connectors.spark.audit import engine
 from connectors.spark.ledger.facts import NEVER_MS
-from delayservice.core.contract import Contract
-from delayservice.core.entry import CANCEL, FIRE, Headers
-from delayservice.core.home import homebound
-from delayservice.core.partitioner import partition_for
-from delayservice.core.recurrence import Recurrence, encode
+from delayservice.contract.contracts import Contract
+from delayservice.contract.entry import CANCEL, FIRE, Headers
+from delayservice.contract.home import homebound
+from delayservice.contract.partitioner import partition_for
+from delayservice.contract.recurrence import Recurrence, encode
 from tests.unit.spark_world import (
     AT_HOME,
     CONTRACT,

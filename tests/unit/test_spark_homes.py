@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from delayservice.core import outcome
-from delayservice.core.codes import TARGET_DOWN
-from delayservice.core.contract import Contracts
-from delayservice.core.entry import Headers
-from delayservice.core.outcome import Output
-from delayservice.core.partitioner import partition_for
+from delayservice.contract.codes import TARGET_DOWN
+from delayservice.contract.contracts import Contracts
+from delayservice.contract.entry import Headers
+from delayservice.contract.partitioner import partition_for
+from delayservice.engine import outcome
+from delayservice.engine.outcome import Output
 from tests.unit.spark_world import DELAY, HOME, HOMES, LETTERS, OUTCOMES, TARGET, World
 from tests.unit.test_home import ROUTES, SECRET, TOPIC, Partition
 

@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from connectors.spark.common import jars
-from connectors.spark.common.jars import SparkJar, are_installed, install, locked, spark_folder
-from connectors.spark.common.session import PACKAGES
-from delayservice.errors import DelayServiceError
+from connectors.spark.common.connector import (
+    PACKAGES,
+    SparkJar,
+    are_installed,
+    locked,
+    spark_folder,
+)
+from connectors.spark.common.jars import install
+from delayservice.base.errors import DelayServiceError
 
 CONTENT = b"a jar"
 JAR = SparkJar("org.example:thing_2.13:1.0", hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))

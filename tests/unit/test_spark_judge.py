@@ -40,9 +40,9 @@ from connectors.spark.ledger.facts import (
     SourceFacts,
 )
 from connectors.spark.ledger.rows import LedgerRow, batch_of, pack
-from delayservice.core.contract import CONTRACT_VERSION, Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.entry import CANCEL, COPY, FIRE, INVALID
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
+from delayservice.contract.entry import CANCEL, COPY, FIRE, INVALID
+from delayservice.engine.cursor import Cursor
 
 EARLIER = Cursor((1_000, 5), 100)
 LATER = Cursor((2_000, 5), 200)

@@ -9,8 +9,8 @@ from connectors.spark.ledger.facts import (
 )
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import NO_SHARD, UNMARKED, Ledger
-from delayservice.core.dead_letters import marker
-from delayservice.core.entry import Headers
+from delayservice.contract.dead_letters import marker
+from delayservice.contract.entry import Headers
 
 LEDGER = Ledger(
     shards={("delay_topic_any", 3): 0},

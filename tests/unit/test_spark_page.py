@@ -18,8 +18,8 @@ from connectors.spark.report.facts import (
     Waiting,
 )
 from connectors.spark.report.page import class_names, continuous, page
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import Cursor
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.engine.cursor import Cursor
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_795_000_000_000 // HOUR_MS * HOUR_MS

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from connectors.spark.common.pending import CLOCKS_MS, written_since_ms
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.entry import SCHEDULE
-from delayservice.core.record import RecordReader
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import SCHEDULE
+from delayservice.contract.record import RecordReader
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_795_226_400_000

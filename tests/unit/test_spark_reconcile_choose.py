@@ -12,7 +12,7 @@ from connectors.spark.reconcile.digests import (
     Served,
     choose,
 )
-from delayservice.core.cursor import Cursor
+from delayservice.engine.cursor import Cursor
 from delayservice.store.wheel.reading import Damage
 
 TOPIC_ID = "id"

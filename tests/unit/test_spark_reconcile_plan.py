@@ -18,7 +18,7 @@ from connectors.spark.reconcile.plan import (
     decode_plan,
     first_steps,
 )
-from delayservice.core.repair import Command, Report
+from delayservice.replicas.commands import Command, Report
 
 STEP = Step(
     node="n1",

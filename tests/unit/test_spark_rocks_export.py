@@ -10,9 +10,9 @@ import pytest
 
 from connectors.spark.reconcile.rocks_export import export_rocks
 from connectors.spark.reconcile.stored import SCHEMA, signed
-from delayservice.core.codec import encode_payload
-from delayservice.core.digest import frame_hash
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.contract.codec import encode_payload
+from delayservice.replicas.digest import frame_hash
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel.reading import Bounds

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from connectors.spark.common.sink import mark_of, next_batch, portable, records_written
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
 
 
 def test_a_mark_says_how_much_of_its_batch_is_written() -> None:

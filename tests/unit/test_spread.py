@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.entry import Headers
-from delayservice.core.record import RecordReader
-from delayservice.core.spread import spread_ms
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import Headers
+from delayservice.contract.record import RecordReader
+from delayservice.contract.spread import spread_ms
 
 HOUR_MS = 3_600_000
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from delayservice.errors import StoreError
-from delayservice.settings import Settings
+from delayservice.base.errors import StoreError
+from delayservice.config.settings import Settings
+from delayservice.process.stores import Stores, remove_strangers
 from delayservice.store.folder import version_text
 from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
 from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
-from delayservice.stores import Stores, remove_strangers
 
 OLD_SHARD = "0123456789abcdef01234567/3"
 NEWEST = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}

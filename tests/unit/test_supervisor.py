@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from delayservice import node
-from delayservice.core.electability import SILENT_S_MAX, TURN_S_MAX
-from delayservice.metrics import encode_snapshot
-from delayservice.metrics_hub import MetricsHub
-from delayservice.settings import load
+from delayservice.config.settings import load
+from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
+from delayservice.metrics.counts import encode_snapshot
+from delayservice.metrics.hub import MetricsHub
+from delayservice.process import node
 
 ROOT = Path(__file__).parents[2]
 NODE = """
 import sys
-from delayservice import node
-from delayservice.settings import load
+from delayservice.process import node
+from delayservice.config.settings import load
 
 def broken(_):
     raise OSError("no more processes")

@@ -19,7 +19,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from connectors.kafka import targets as module
 from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_terms import TopicTerms, compresses
-from delayservice.core.codes import (
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.codes import (
     TARGET_ASKED,
     TARGET_DOWN,
     TARGET_LATER,
@@ -29,7 +30,6 @@ from delayservice.core.codes import (
     TARGET_UNKNOWN,
     TOO_LARGE,
 )
-from delayservice.errors import KafkaEdgeError
 
 ORDERS = ("orders", -1)
 

@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from connectors.kafka.topics import DelayTopic, Look
-from delayservice.errors import KafkaEdgeError
-from delayservice.topic_watch import TopicWatcher
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.process.topic_watch import TopicWatcher
 
 GOOD = DelayTopic("delay_topic_any", "id-1", 2, ())
 RISKY = replace(GOOD, risks=("retention.ms is 1",))

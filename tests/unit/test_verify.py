@@ -14,9 +14,9 @@ import pytest
 from rocksdict import WriteBatch
 from typer.testing import CliRunner
 
+from delayservice.base.errors import SlotDamagedError
 from delayservice.cli import app
-from delayservice.core.cursor import Cursor
-from delayservice.errors import SlotDamagedError
+from delayservice.engine.cursor import Cursor
 from delayservice.store.base import Mark, Store
 from delayservice.store.ids import IDS_OPTIONS
 from delayservice.store.offline import verify

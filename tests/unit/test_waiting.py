@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.core.role import Role
-from delayservice.errors import KafkaEdgeError
-from delayservice.lanes.limits import Limits
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.engine.role import Role
+from delayservice.slices.limits import Limits
 from tests.unit.loop_stage import TOPIC, Stage
 
 INTERVAL_MS = 20.0

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import pytest
 
 from connectors.kafka.source import KafkaSource
-from delayservice.clock import ClockWatch, SystemClock
-from delayservice.lanes.any_lane import AnyLane
-from delayservice.lanes.ports import Run
-from delayservice.turns import Turns
-from delayservice.worker_thread import MetricsObserver, Wanted, WorkerGate, WorkerThread
+from delayservice.base.clock import ClockWatch, SystemClock
+from delayservice.engine.ports import Run
+from delayservice.process.turns import Turns
+from delayservice.process.worker_thread import MetricsObserver, Wanted, WorkerGate, WorkerThread
+from delayservice.slices.any_lane import AnyLane
 from ha.notes import NodeNote
 from ha.ownership import Standalone
 from ha.placement import SliceFacts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from delayservice.core.cursor import Cursor
-from delayservice.core.pending import NO_MARK
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.pending import NO_MARK
 from tests.wheels import LoneStore
 
 START_MS = 1_700_000_000_000

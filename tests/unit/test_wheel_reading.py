@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.core.cursor import Cursor
-from delayservice.dev.drill.replicas import flip_byte
-from delayservice.errors import SlotDamagedError, StoreError
+from delay_devtools.drill.replicas import flip_byte
+from delayservice.base.errors import SlotDamagedError, StoreError
+from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK, Frame, Mark
 from delayservice.store.shards import ShardFolder, find_shards
 from delayservice.store.wheel import WheelOptions

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from delayservice.core.cursor import START_KEY, Cursor, Key
-from delayservice.errors import SlotDamagedError, StoreError
+from delayservice.base.errors import SlotDamagedError, StoreError
+from delayservice.engine.cursor import START_KEY, Cursor, Key
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
 from delayservice.store.offline import verify, wheel_reader
@@ -55,7 +55,7 @@ def rows_of(partition: int, count: int = 12, slots: int = 6) -> list[Frame]:
 
 
 def opened(wheel: Wheel, partition: int) -> WheelStore:
-    store = wheel.shard(TOPIC, partition)
+    store = WheelStore(wheel, TOPIC, partition)
     store.open()
     return store
 
@@ -89,7 +89,7 @@ def test_a_thousand_shards_have_a_file_for_each_slot_and_one_horizon(tmp_path: P
     wheel.close()
     again = Wheel(tmp_path, OPTIONS)
     for partition in range(MANY):
-        store = again.shard(TOPIC, partition)
+        store = WheelStore(again, TOPIC, partition)
         assert store.open() == 12
         assert store.label == b"label %d" % partition
         assert everything(store) == sorted(rows_of(partition))
@@ -121,11 +121,11 @@ def test_a_shard_that_is_closed_is_as_it_was_when_it_is_opened_again(tmp_path: P
     wheel = Wheel(tmp_path, OPTIONS)
     stores = filled(wheel, 2)
     stores[1].close()
-    store = wheel.shard(TOPIC, 1)
+    store = WheelStore(wheel, TOPIC, 1)
     assert store.open() == 12
     assert everything(store) == sorted(rows_of(1))
     with pytest.raises(StoreError, match="in use by this process"):
-        wheel.shard(TOPIC, 1).open()
+        WheelStore(wheel, TOPIC, 1).open()
     wheel.close()
 
 
@@ -136,7 +136,7 @@ def test_a_store_that_was_reset_does_not_come_back_after_a_crash(tmp_path: Path)
     stores[0].reset()
     wheel.abandon()
     wheel = Wheel(tmp_path, OPTIONS)
-    store = wheel.shard(TOPIC, 0)
+    store = WheelStore(wheel, TOPIC, 0)
     assert store.open() == 0
     assert everything(store) == []
     assert everything(opened(wheel, 1)) == sorted(rows_of(1))
@@ -170,7 +170,7 @@ def test_a_shard_that_no_lane_opens_keeps_no_files_for_ever(tmp_path: Path) -> N
     store.sync()
     store.prune(Cursor((START_MS + 6 * SLOT_MS, 0), 13))
     assert slot_files(tmp_path) == []
-    assert wheel.shard(TOPIC, 1).open() == 0
+    assert WheelStore(wheel, TOPIC, 1).open() == 0
     wheel.close()
 
 
@@ -210,7 +210,7 @@ def test_another_slot_width_starts_the_wheel_over(tmp_path: Path) -> None:
     filled(wheel, 2)
     wheel.close()
     wheel = Wheel(tmp_path, WheelOptions(slot_ms=SLOT_MS * 2))
-    assert wheel.shard(TOPIC, 0).open() == 0
+    assert WheelStore(wheel, TOPIC, 0).open() == 0
     assert slot_files(tmp_path) == []
     wheel.close()
 

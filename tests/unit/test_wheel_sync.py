@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.core.cursor import START_KEY, Cursor
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.engine.cursor import START_KEY, Cursor
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
 from delayservice.store.wheel import WheelOptions

@@ -8,26 +8,26 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from delayservice.core import outcome
-from delayservice.core.checkpoint import (
-    Checkpoint,
-    ShardCheckpoint,
-    encode_checkpoint,
-    fingerprint,
-)
-from delayservice.core.claims import CLAIM, Tenure, encode_key, encode_word
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.role import Role
-from delayservice.errors import (
+from delayservice.base.errors import (
     KafkaEdgeError,
     OwnershipLostError,
     RefusedError,
     TransactionAbortedError,
 )
-from delayservice.lanes.limits import Limits
-from delayservice.lanes.ports import Bounds, Run, Trouble
-from delayservice.lanes.slice import Phase, Slice
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.engine import outcome
+from delayservice.engine.checkpoint import (
+    Checkpoint,
+    ShardCheckpoint,
+    encode_checkpoint,
+    fingerprint,
+)
+from delayservice.engine.claims import CLAIM, Tenure, encode_key, encode_word
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.ports import Bounds, Run, Trouble
+from delayservice.engine.role import Role
+from delayservice.slices.limits import Limits
+from delayservice.slices.slice import Phase, Slice
 from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Stage
 
 LITTLE = Limits(transaction_records=1_000, transaction_interval_ms_min=STEP_MS - 1)

@@ -20,7 +20,7 @@ from connectors.spark.audit.run import audited
 from connectors.spark.common.cut import Cut, Span
 from connectors.spark.common.files import names_in, read_text, write_text
 from connectors.spark.common.topics import ROW_SCHEMA, Place
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
 
 ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
 """Columns of an archive: those of Kafka's records, and the hash of the value (Spark's

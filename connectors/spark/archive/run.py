@@ -24,8 +24,8 @@ from connectors.spark.audit.run import cut_of
 from connectors.spark.common.files import read_text
 from connectors.spark.common.topics import stream_topics
 from connectors.spark.ledger.native import RECORD
-from delayservice.core.names import COPY_NAMES, HOME_NAMES
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
+from delayservice.contract.names import COPY_NAMES, HOME_NAMES
 
 _RECORDS_MAX: Final = 2_000_000
 

@@ -44,7 +44,7 @@ from connectors.spark.ledger.ids import NONE, IdHistory, Line
 from connectors.spark.ledger.kinds import FOREIGN, settlement_name
 from connectors.spark.ledger.rows import COUNTED, NO_SHARD, NOWHERE, LedgerRow, batch_of
 from connectors.spark.ledger.rows import MALFORMED as MALFORMED_ROW
-from delayservice.core.entry import HOMEBOUND, INVALID
+from delayservice.contract.entry import HOMEBOUND, INVALID
 
 JUDGED: Final = (
     "kind string, shard long, offset long, source string, target long, target_partition int, "

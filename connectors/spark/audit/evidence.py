@@ -19,7 +19,7 @@ from connectors.spark.common.cut import (
 from connectors.spark.common.topics import Place
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash
-from delayservice.core import names
+from delayservice.contract import names
 
 CLOCKS_DIFFER_MS: Final = 600_000
 """No output has a timestamp that is so much before its source record's."""

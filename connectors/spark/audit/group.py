@@ -31,8 +31,8 @@ from connectors.spark.ledger.facts import (
 from connectors.spark.ledger.ids import NONE, Line
 from connectors.spark.ledger.kinds import OUTCOME_NAMES
 from connectors.spark.ledger.rows import LedgerRow, id_hash, pack
-from delayservice.core.codes import COPY_FORGED
-from delayservice.core.entry import INVALID
+from delayservice.contract.codes import COPY_FORGED
+from delayservice.contract.entry import INVALID
 
 _source_facts: Final = msgspec.msgpack.Decoder(SourceFacts).decode
 _output_facts: Final = msgspec.msgpack.Decoder(OutputFacts).decode

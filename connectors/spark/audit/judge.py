@@ -54,7 +54,7 @@ from connectors.spark.ledger.facts import (
 from connectors.spark.ledger.ids import NONE, ORDER_MS
 from connectors.spark.ledger.kinds import KIND_NAMES, PENDING, SETTLEMENTS, settlement_name
 from connectors.spark.ledger.successors import against_origin
-from delayservice.core.entry import HOMEBOUND, SCHEDULE
+from delayservice.contract.entry import HOMEBOUND, SCHEDULE
 
 _COUNTED: Final = {
     DELIVERED: "delivered",

@@ -16,7 +16,7 @@ from connectors.spark.common.cut import LogStarts, Span, first_times
 from connectors.spark.common.topics import Place, read_topic
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash
-from delayservice.core import names
+from delayservice.contract import names
 
 _TASK_RECORDS: Final = 1_000_000
 _TASKS_MIN: Final = 8

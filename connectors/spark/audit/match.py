@@ -17,7 +17,7 @@ from connectors.spark.ledger.facts import DELIVERED, NAMED, NEVER_MS, OUTCOME, R
 from connectors.spark.ledger.kinds import OUTCOME_KINDS
 from connectors.spark.ledger.native import row_with
 from connectors.spark.ledger.rows import COLUMNS, NO_ID, NO_SHARD
-from delayservice.core.entry import CANCEL, SCHEDULE
+from delayservice.contract.entry import CANCEL, SCHEDULE
 
 SOUND: Final = 0
 PENDING: Final = 1

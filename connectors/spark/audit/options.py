@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from connectors.spark.audit.evidence import Strictness
 from connectors.spark.common.topics import Place
-from delayservice.core.contract import Contracts
-from delayservice.core.cursor import OFFSET_MAX
-from delayservice.core.targets import Allowlist
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.contracts import Contracts
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.contract.targets import Allowlist
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Final
 from connectors.spark.ledger.facts import NEVER_MS, Output, Source
 from connectors.spark.ledger.kinds import FOREIGN
 from connectors.spark.ledger.rows import name_hash
-from delayservice.core.contract import Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.entry import CANCEL, COPY, FIRE, SCHEDULE
+from delayservice.contract.contracts import Contracts
+from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE
+from delayservice.engine.cursor import Cursor
 
 OPEN: Final = "behind_open_transaction"
 """Reason: a settlement can't be seen before a producer's transaction ends."""

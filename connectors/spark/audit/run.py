@@ -38,8 +38,8 @@ from connectors.spark.common.files import delete, read_text, write_text
 from connectors.spark.common.frames import kept
 from connectors.spark.common.publish import name_for, publish
 from connectors.spark.ledger.rows import Ledger, name_hash
-from delayservice import faults
-from delayservice.errors import DelayServiceError
+from delayservice.base import faults
+from delayservice.base.errors import DelayServiceError
 
 NO_CHECKPOINT: Final = "no_checkpoint"
 NO_EVIDENCE: Final = "no_evidence"

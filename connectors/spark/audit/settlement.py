@@ -42,7 +42,7 @@ from connectors.spark.ledger.kinds import (
     settlement_name,
 )
 from connectors.spark.ledger.successors import same_recurrence
-from delayservice.core.codes import (
+from delayservice.contract.codes import (
     CONTROL_LOST,
     CRON_INVALID,
     HEADER_INVALID,
@@ -55,7 +55,7 @@ from delayservice.core.codes import (
     TOO_LARGE,
     ZONE_INVALID,
 )
-from delayservice.core.entry import CANCEL, FIRE, HOMEBOUND, INVALID, SCHEDULE
+from delayservice.contract.entry import CANCEL, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 HEADERS_UNREADABLE: Final = "headers_unreadable"
 """Reason not to judge a record: Java decodes its header names differently from the service."""

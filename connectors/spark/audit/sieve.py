@@ -18,7 +18,7 @@ from connectors.spark.audit.rules import Rules
 from connectors.spark.common.frames import or_false
 from connectors.spark.ledger.facts import DELIVERED, NEVER_MS, SOURCE
 from connectors.spark.ledger.rows import COLUMNS, NO_ID, NO_SHARD
-from delayservice.core.entry import SCHEDULE
+from delayservice.contract.entry import SCHEDULE
 
 BLOCK_BITS: Final = 8
 """Neighbouring offsets that are compared together, as a power of two."""

@@ -10,9 +10,9 @@ import msgspec
 from connectors.spark.audit.evidence import Evidence
 from connectors.spark.common.cut import Cut, Policy, ShardCut, Span
 from connectors.spark.common.topics import Place
-from delayservice.core.contract import Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
+from delayservice.contract.contracts import Contracts
+from delayservice.engine.cursor import Cursor
 
 VERSION: Final = 1
 

@@ -35,8 +35,8 @@ from connectors.spark.common.topics import Place
 from connectors.spark.ledger.facts import NEVER_MS, REMEMBERED, SOURCE
 from connectors.spark.ledger.native import row_with
 from connectors.spark.ledger.rows import LEDGER
-from delayservice.errors import DelayServiceError
-from delayservice.units import DAY_MS, MINUTE_MS
+from delayservice.base.errors import DelayServiceError
+from delayservice.config.units import DAY_MS, MINUTE_MS
 
 PENDING: Final = "pending"
 IDENTIFIED: Final = "identified"

@@ -37,10 +37,10 @@ from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, LATEST, offsets_o
 from connectors.kafka.source import SCAN_STALL_S, consumer_config, topic_ids
 from connectors.spark.common.newest import CheckpointLog, newest_checkpoints
 from connectors.spark.common.topics import Place, native_options
-from delayservice.core.checkpoint import Checkpoint, ShardCheckpoint
-from delayservice.core.contract import Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.contracts import Contracts
+from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint
+from delayservice.engine.cursor import Cursor
 
 SETTLE_TIMEOUT_S: Final = 150.0
 """Longer than a broker leaves a dead producer's transaction open."""

@@ -19,30 +19,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delayservice.core.codec import Payload
-from delayservice.core.codes import COPY_FORGED
-from delayservice.core.contract import Contracts
-from delayservice.core.copies import Claim, read_claim
-from delayservice.core.cursor import OFFSET_MAX
-from delayservice.core.entry import (
+from delayservice.base.errors import StoreError
+from delayservice.contract.codec import Payload
+from delayservice.contract.codes import COPY_FORGED
+from delayservice.contract.contracts import Contracts
+from delayservice.contract.entry import (
     CANCEL,
     COPY,
     FIRE,
     INVALID,
+    OFFSET_MAX,
     SCHEDULE,
     UNREADABLE,
     Entry,
     Headers,
     Row,
 )
-from delayservice.core.home import Arrived, Group, read_claimed_envelope
-from delayservice.core.home import waiting_group as group_of
-from delayservice.core.names import DELAY_HOME_MAC
-from delayservice.core.partitioner import murmur2
-from delayservice.core.record import RecordReader
-from delayservice.core.recurrence import recurrence_of
-from delayservice.core.topic_names import is_legal_topic
-from delayservice.errors import StoreError
+from delayservice.contract.home import Arrived, Group, read_claimed_envelope
+from delayservice.contract.home import waiting_group as group_of
+from delayservice.contract.names import DELAY_HOME_MAC
+from delayservice.contract.partitioner import murmur2
+from delayservice.contract.record import RecordReader
+from delayservice.contract.recurrence import recurrence_of
+from delayservice.contract.requeue import Claim, read_claim
+from delayservice.contract.topic_names import is_legal_topic
 
 NO_KEY: Final = -1
 """Key hash of a record without a key, or with an empty one: any partition is right."""

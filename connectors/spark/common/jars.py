@@ -9,63 +9,22 @@ than ``jars.lock`` says is refused.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-import pyspark
-
+from connectors.spark.common.connector import LOCK, PACKAGES, SparkJar, locked, spark_folder
 from connectors.spark.common.failures import FAILURES, reason
-from delayservice.errors import DelayServiceError
+from connectors.spark.common.session import open_session
+from delayservice.base.errors import DelayServiceError
 
-LOCK: Final = "jars.lock"
 _HEADER: Final = """\
 # Spark's connector to Kafka, as far as PySpark lacks it: coordinate, SHA-256, size in bytes.
-# Written by `make lock-jars`; the root is PACKAGES in session.py.
+# Written by `make lock-jars`; the root is PACKAGES in connector.py.
 """
-
-
-class SparkJar(NamedTuple):
-    """One line of the lock: ``group:artifact:version``, SHA-256 in hex, size in bytes."""
-
-    coordinate: str
-    sha256: str
-    bytes: int
-
-    @property
-    def file_name(self) -> str:
-        """Its name among Spark's own jars."""
-        _, artifact, version = self.coordinate.split(":")
-        return f"{artifact}-{version}.jar"
-
-    @property
-    def fetched_name(self) -> str:
-        """Its name where Spark's resolver puts it."""
-        group, artifact, version = self.coordinate.split(":")
-        return f"{group}_{artifact}-{version}.jar"
-
-
-def locked() -> tuple[SparkJar, ...]:
-    """Return the jars that the connector needs and Spark does not bring."""
-    text = resources.files(__package__).joinpath(LOCK).read_text("utf-8")
-    rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
-    return tuple(SparkJar(coordinate, sha256, int(size)) for coordinate, sha256, size in rows)
-
-
-def spark_folder() -> Path:
-    """The folder of Spark's own jars."""
-    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent, "jars")
-
-
-def are_installed(folder: Path | None = None) -> bool:
-    """Return whether Spark has the connector already."""
-    folder = folder or spark_folder()
-    return all((folder / jar.file_name).exists() for jar in locked())
 
 
 def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
@@ -99,11 +58,9 @@ def fetch(scratch: Path) -> Path:
     Raises:
         DelayServiceError: Spark can't start, or can't fetch it.
     """
-    from connectors.spark.common import session  # noqa: PLC0415  # which asks this module
-
-    conf = {"spark.jars.packages": ",".join(session.PACKAGES), "spark.jars.ivy": str(scratch)}
+    conf = {"spark.jars.packages": ",".join(PACKAGES), "spark.jars.ivy": str(scratch)}
     try:
-        session.open_session("jars", master="local[1]", conf=conf).stop()
+        open_session("jars", master="local[1]", conf=conf).stop()
     except FAILURES as exc:
         raise DelayServiceError(f"the connector was not fetched: {reason(exc)}") from exc
     return scratch / "jars"

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from connectors.kafka.source import scan_partition
-from delayservice.core.checkpoint import Checkpoint, decode_checkpoint
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 
 _FIRST_LOOK: Final = 512
 """Offsets before the end of a partition that are read first."""

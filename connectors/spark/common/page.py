@@ -24,7 +24,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from delayservice.units import DAY_MS
+from delayservice.config.units import DAY_MS
 
 INK: Final = "#0a0b01"
 MUTED: Final = "#0a0b02"

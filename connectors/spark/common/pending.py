@@ -18,12 +18,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from connectors.spark.common.decode import ShardReader, rows_of, runs
 from connectors.spark.common.topics import Place, read_topic
-from delayservice.core.contract import Contracts
-from delayservice.core.cursor import Cursor
-from delayservice.core.digest import HOUR_MS
-from delayservice.core.entry import COPY, SCHEDULE, Entry
-from delayservice.core.storing import is_user_record
-from delayservice.core.times import DUE_STOP_MS
+from delayservice.contract.contracts import Contracts
+from delayservice.contract.entry import COPY, SCHEDULE, Entry
+from delayservice.contract.times import DUE_STOP_MS
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.storing import is_user_record
+from delayservice.replicas.digest import HOUR_MS
 
 TASK_RECORDS: Final = 1_000_000
 """Records of a task at most, about."""

@@ -15,11 +15,8 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from connectors.spark.common.jars import are_installed
-from delayservice.errors import DelayServiceError
-
-PACKAGES: Final = ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",)
-"""Packages that Spark needs, as Maven coordinates; ``spark-submit --packages`` takes them."""
+from connectors.spark.common.connector import PACKAGES, are_installed
+from delayservice.base.errors import DelayServiceError
 
 JAVA_VERSIONS: Final = (17, 21)
 """Releases of Java that Spark 4.0 runs on."""

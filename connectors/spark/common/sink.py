@@ -43,9 +43,9 @@ from connectors.kafka.clients import (
 from connectors.kafka.errors import FENCED, answer_of, error_of
 from connectors.kafka.source import consumer_config
 from connectors.spark.common.topics import native_options
-from delayservice import faults
-from delayservice.core.entry import Headers
-from delayservice.errors import KafkaEdgeError
+from delayservice.base import faults
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.entry import Headers
 
 Record: TypeAlias = tuple[bytes | None, bytes | None, Headers | None]
 """Key, value and headers."""

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from delayservice.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError
 
 Place: TypeAlias = tuple[str, int]
 """Topic and partition."""

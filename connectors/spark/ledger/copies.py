@@ -20,10 +20,10 @@ from connectors.spark.ledger.facts import (
     OutputFacts,
 )
 from connectors.spark.ledger.rows import Ledger, LedgerRow, content_hash, group_hash, id_hash, pack
-from delayservice.core.codec import packed_recurrence
-from delayservice.core.copies import CONTINUES, Claim
-from delayservice.core.entry import Original, Row
-from delayservice.core.home import Group, taken_along
+from delayservice.contract.codec import packed_recurrence
+from delayservice.contract.entry import Original, Row
+from delayservice.contract.home import Group, taken_along
+from delayservice.contract.requeue import CONTINUES, Claim
 
 
 def said_by(

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from delayservice.core.entry import SCHEDULE
+from delayservice.contract.entry import SCHEDULE
 
 SOURCE: Final = 0
 DELIVERED: Final = 1

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from connectors.spark.ledger.facts import OUTCOME
 from connectors.spark.ledger.kinds import KIND_NAMES, PENDING, SETTLEMENTS, WAITING
-from delayservice.core.entry import CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
+from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
 
 ORDER_MS: Final = 1_000
 """Allowed difference of two timestamps of one service, in ms: clocks may step, and a transaction

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from connectors.spark.ledger.facts import COPIED, DELIVERED, FORWARDED, LETTER, OUTCOME
-from delayservice.core.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE
+from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 WAITING: Final = 100
 """Kind of a copy that waits for its home, beside those of ``entry``."""

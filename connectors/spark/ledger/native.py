@@ -33,20 +33,20 @@ from connectors.spark.ledger.rows import (
     LedgerRow,
 )
 from connectors.spark.ledger.sources import SourceRows
-from delayservice.core import names
-from delayservice.core.aliases import KNOWN
-from delayservice.core.contract import (
+from delayservice.contract import names
+from delayservice.contract.aliases import KNOWN
+from delayservice.contract.contracts import (
     MAX_DELAY_MS_MAX,
     PAST_DUE_DELIVER,
     UNITS_VERSION,
     Contract,
 )
-from delayservice.core.draft import CANCEL_OP
-from delayservice.core.entry import CANCEL, SCHEDULE
-from delayservice.core.partitioner import partition_for
-from delayservice.core.record import FIRE_SINCE, PARTITION_BY_KEY, PLAIN_DIGITS_MAX
-from delayservice.core.targets import Allowlist
-from delayservice.core.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS
+from delayservice.contract.draft import CANCEL_OP
+from delayservice.contract.entry import CANCEL, SCHEDULE
+from delayservice.contract.partitioner import partition_for
+from delayservice.contract.record import FIRE_SINCE, PARTITION_BY_KEY, PLAIN_DIGITS_MAX
+from delayservice.contract.targets import Allowlist
+from delayservice.contract.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS
 
 COMPLETE: Final = 0
 HASHED: Final = 1

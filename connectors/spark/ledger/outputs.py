@@ -45,11 +45,11 @@ from connectors.spark.ledger.rows import (
     id_hash,
     pack,
 )
-from delayservice.core import names
-from delayservice.core.aliases import STRIPPED
-from delayservice.core.codes import COPY_FORGED
-from delayservice.core.copies import CONTINUES
-from delayservice.core.entry import Headers, Original, Row
+from delayservice.contract import names
+from delayservice.contract.aliases import STRIPPED
+from delayservice.contract.codes import COPY_FORGED
+from delayservice.contract.entry import Headers, Original, Row
+from delayservice.contract.requeue import CONTINUES
 
 _COUNT: Final = re.compile(rb"\d{1,18}")
 _OFFSET: Final = re.compile(rb"-?\d{1,18}")

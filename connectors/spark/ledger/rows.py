@@ -22,9 +22,9 @@ from connectors.spark.common.cut import Cut
 from connectors.spark.common.decode import NO_KEY, HashedValue
 from connectors.spark.common.topics import Place
 from connectors.spark.ledger.facts import LETTER, OUTCOME
-from delayservice.core.contract import Contracts
-from delayservice.core.entry import SCHEDULE, Headers
-from delayservice.core.home import Group
+from delayservice.contract.contracts import Contracts
+from delayservice.contract.entry import SCHEDULE, Headers
+from delayservice.contract.home import Group
 
 TYPES: Final = {
     "shard": "long",

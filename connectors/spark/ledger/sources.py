@@ -35,11 +35,11 @@ from connectors.spark.ledger.rows import (
     id_hash,
     pack,
 )
-from delayservice.core.codec import Payload, packed_recurrence
-from delayservice.core.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE, Entry, Row
-from delayservice.core.home import Group, homebound
-from delayservice.core.names import DELAY_COPY, DELAY_HOME
-from delayservice.core.recurrence import recurrence_of
+from delayservice.contract.codec import Payload, packed_recurrence
+from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE, Entry, Row
+from delayservice.contract.home import Group, homebound
+from delayservice.contract.names import DELAY_COPY, DELAY_HOME
+from delayservice.contract.recurrence import recurrence_of
 
 _CODE_AND_DETAIL: Final = 2
 """Parts of a refusal; of what has come home there are more, the last is its source."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from connectors.spark.ledger.facts import Output, Source
-from delayservice.core.recurrence import Recurrence, decode
+from delayservice.contract.recurrence import Recurrence, decode
 
 _FIRST = 1
 

@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from delayservice.core.digest import SLOT_MS
+from delayservice.replicas.digest import SLOT_MS
 
 FINDINGS_VERSION: Final = 2
 """Version of ``FINDING``."""

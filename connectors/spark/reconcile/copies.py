@@ -24,8 +24,8 @@ from connectors.spark.reconcile.compare import COPY, SHARD, names_of, with_slot
 from connectors.spark.reconcile.details import UNREADABLE, Details
 from connectors.spark.reconcile.digests import Comparison, CutRow, Expected, Served, silent
 from connectors.spark.reconcile.store_source import StoreOptions, reach_of, read_store, shard_name
-from delayservice.core.cursor import Cursor
-from delayservice.core.digest import SLOT_MS
+from delayservice.engine.cursor import Cursor
+from delayservice.replicas.digest import SLOT_MS
 from delayservice.store.wheel.reading import Bounds
 
 _FOUND: Final = (

@@ -19,7 +19,7 @@ from connectors.kafka.log_ends import LATEST, offsets_of
 from connectors.kafka.repairs import RepairDesk
 from connectors.spark.common.topics import native_options, read_topic
 from connectors.spark.reconcile.digests import from_hex
-from delayservice.core.repair import Command
+from delayservice.replicas.commands import Command
 
 UNREADABLE: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, slot_stop_ms bigint, "

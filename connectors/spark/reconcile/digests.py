@@ -22,7 +22,7 @@ from connectors.spark.common.pending import batch_of
 from connectors.spark.common.topics import Place
 from connectors.spark.reconcile.plan import Copy
 from connectors.spark.reconcile.stored import signed
-from delayservice.core.cursor import Cursor
+from delayservice.engine.cursor import Cursor
 from delayservice.store.wheel.reading import Damage
 
 NO_CURSOR: Final = Cursor()

@@ -30,14 +30,10 @@ from connectors.spark.reconcile.guard import (
     standings,
 )
 from connectors.spark.reconcile.plan import Copy, Plan, carry_out
-from connectors.spark.reconcile.run import (
-    ReconcileOptions,
-    ReconcileResult,
-    compare_copies,
-    conclude,
-)
-from delayservice.core.repair import Command
-from delayservice.errors import DelayServiceError
+from connectors.spark.reconcile.result import ReconcileResult
+from connectors.spark.reconcile.run import ReconcileOptions, compare_copies, conclude
+from delayservice.base.errors import DelayServiceError
+from delayservice.replicas.commands import Command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from matplotlib.axes import Axes
 from pyspark.sql import DataFrame
@@ -21,11 +21,9 @@ from connectors.spark.common.page import (
     write_page,
 )
 from connectors.spark.reconcile.compare import COPY
-from delayservice.core.digest import SLOT_MS
-
-if TYPE_CHECKING:
-    from connectors.spark.reconcile.plan import Step
-    from connectors.spark.reconcile.run import ReconcileResult
+from connectors.spark.reconcile.plan import Step
+from connectors.spark.reconcile.result import ReconcileResult
+from delayservice.replicas.digest import SLOT_MS
 
 COPIES_MAX: Final = 40
 COLUMNS: Final = 48

@@ -14,11 +14,11 @@ from typing import Final, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec.structs import asdict, replace
 
-from delayservice.core.digest import HOUR_MS
-from delayservice.core.repair import Command, Report
-from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import DelayServiceError
-from delayservice.units import DAY_MS
+from delayservice.base.errors import DelayServiceError
+from delayservice.config.units import DAY_MS
+from delayservice.contract.times import DUE_STOP_MS
+from delayservice.replicas.commands import Command, Report
+from delayservice.replicas.digest import HOUR_MS
 
 Copy: TypeAlias = tuple[str, str, int]
 """Node, topic and partition."""

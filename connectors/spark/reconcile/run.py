@@ -13,8 +13,8 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -31,7 +31,6 @@ from connectors.spark.common.topics import Place, native_options
 from connectors.spark.reconcile.compare import (
     COPY,
     FINDING,
-    FINDINGS_VERSION,
     PLACE,
     SHARD,
     SLOT,
@@ -40,9 +39,10 @@ from connectors.spark.reconcile.compare import (
 )
 from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, copies_of, served
 from connectors.spark.reconcile.details import Details
-from connectors.spark.reconcile.digests import Comparison, Expected
+from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.page import heat, page
-from connectors.spark.reconcile.plan import Copy, Plan, first_steps
+from connectors.spark.reconcile.plan import Plan, first_steps
+from connectors.spark.reconcile.result import Counts, ReconcileResult
 from connectors.spark.reconcile.slots import (
     KINDS,
     damage_findings,
@@ -54,9 +54,9 @@ from connectors.spark.reconcile.slots import (
     wrong_slots,
 )
 from connectors.spark.reconcile.stored import HASHES
-from delayservice.core.digest import HOUR_MS, SLOT_MS
-from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.times import DUE_STOP_MS
+from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 
 SAMPLE_ROWS: Final = 20
 PUBLISHED_MAX: Final = 100
@@ -106,88 +106,6 @@ class ReconcileOptions:
     def path(self, name: str) -> str:
         """Something in ``out``."""
         return f"{self.out.rstrip('/')}/{name}"
-
-
-@dataclass(slots=True)
-class Counts:
-    """Numbers of a comparison.
-
-    Attributes:
-        slot_rows: rows of digests that were read: one for each slot of a copy; 0 on disks.
-        slots_differing: slots that were held against the log.
-        slots_passed: of those that are wrong, how many K passed meanwhile: what was found there is
-            left out.
-        log_offsets: offsets of the delay topics that were read.
-        pending: records that wait, by the copies that have the most.
-        records: of these, those that were compared with another copy or the log.
-        unjudged: records of copies in slots that differ from the log, below its start: they are no
-            findings, for they can't be judged.
-    """
-
-    slot_rows: int = 0
-    slots_differing: int = 0
-    slots_passed: int = 0
-    log_offsets: int = 0
-    pending: int = 0
-    records: int = 0
-    unjudged: int = 0
-
-    def notes(self) -> list[str]:
-        """For people: what could not be judged."""
-        said = "records in slots that differ lie below the start of their delay topic"
-        why = "retention has deleted them there, so the log can't judge them; they are left as are"
-        return [f"{self.unjudged} {said}: {why}"] if self.unjudged else []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileResult:
-    """The result of a comparison.
-
-    Attributes:
-        findings: how many of each kind; kinds without any are left out.
-        counts: the other numbers.
-        seconds: for all of it.
-        read_s: when the copies were read, by the monotonic clock.
-        paths: of ``findings``, ``summary``, ``plan`` and ``report``.
-        plan: the repair plan.
-        sample: the first findings, for people.
-        compared: every shard, with what was compared.
-        wrong: copies with any finding.
-        notes: what people should know.
-    """
-
-    findings: Mapping[str, int]
-    counts: Counts
-    seconds: float
-    read_s: float
-    paths: Mapping[str, str]
-    plan: Plan
-    sample: tuple[Mapping[str, Any], ...]
-    compared: tuple[Comparison, ...]
-    wrong: frozenset[Copy]
-    notes: tuple[str, ...]
-
-    @property
-    def is_clean(self) -> bool:
-        """Return whether nothing was found."""
-        return not self.findings
-
-    def to_json(self) -> dict[str, object]:
-        """Return the content of ``summary.json``."""
-        return {
-            "v": FINDINGS_VERSION,
-            "kind": "reconcile",
-            "at_ms": self.plan.made_ms,
-            "clean": self.is_clean,
-            "findings": dict(self.findings),
-            **asdict(self.counts),
-            "seconds": round(self.seconds, 3),
-            **{f"{name}_path": path for name, path in self.paths.items()},
-            "plan_id": self.plan.id,
-            "steps": len(self.plan.steps),
-            "shards": [one.to_json() for one in self.compared],
-            "notes": list(self.notes),
-        }
 
 
 def reconcile(

@@ -21,7 +21,7 @@ from connectors.spark.reconcile.compare import (
 )
 from connectors.spark.reconcile.digests import sum64
 from connectors.spark.reconcile.plan import STEPS_MAX, Step
-from delayservice.core.digest import HOUR_MS, SLOT_MS
+from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 
 KINDS: Final = (*OF_RECORDS, "damaged", "behind", "silent")
 

@@ -39,8 +39,8 @@ from pyspark.sql.types import StructType
 
 from connectors.spark.reconcile.rocks_export import batches
 from connectors.spark.reconcile.stored import DDL, ShardName
-from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.contract.times import DUE_STOP_MS
 from delayservice.store.folder import read_format
 from delayservice.store.rocks_view import view_of, viewed_database
 from delayservice.store.shards import ShardFolder, find_shards
@@ -67,7 +67,7 @@ _T = TypeVar("_T")
 
 
 def shard_name(topic_id: str) -> str:
-    """The folder of a topic's shards, as ``delayservice.stores`` names it."""
+    """The folder of a topic's shards, as ``delayservice.process.stores`` names it."""
     return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 

@@ -15,10 +15,10 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from connectors.spark.common.pending import Facts
-from delayservice.core.codec import Payload, decode_payload, encode_payload
-from delayservice.core.digest import SLOT_MS, frame_hash
-from delayservice.core.entry import Entry
-from delayservice.core.pending import NO_MARK, Frame
+from delayservice.contract.codec import Payload, decode_payload, encode_payload
+from delayservice.contract.entry import Entry
+from delayservice.engine.pending import NO_MARK, Frame
+from delayservice.replicas.digest import SLOT_MS, frame_hash
 from delayservice.store.wheel.reading import Damage
 
 DDL: Final = """

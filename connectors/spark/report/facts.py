@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from connectors.spark.common.cut import Cut
-from delayservice.units import DAY_MS, MINUTE_MS
+from delayservice.config.units import DAY_MS, MINUTE_MS
 
 HOUR_MS: Final = 60 * MINUTE_MS
 

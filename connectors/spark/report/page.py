@@ -27,7 +27,7 @@ from connectors.spark.report.facts import (
     Load,
     Report,
 )
-from delayservice.units import format_duration
+from delayservice.config.units import format_duration
 
 _LATENESS_COLUMNS: Final = ("records", "early", "p50 ms", "p90 ms", "p99 ms", "max ms")
 _P99: Final = 5

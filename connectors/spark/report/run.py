@@ -40,10 +40,10 @@ from connectors.spark.report.facts import (
     Waiting,
 )
 from connectors.spark.report.page import page
-from delayservice.core import names
-from delayservice.core.contract import Contracts
-from delayservice.core.entry import Entry
-from delayservice.units import DAY_MS, MINUTE_MS
+from delayservice.config.units import DAY_MS, MINUTE_MS
+from delayservice.contract import names
+from delayservice.contract.contracts import Contracts
+from delayservice.contract.entry import Entry
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
 _ACCURACY: Final = 1_000

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.spark.common.sink import records_of
-from delayservice.core.codes import OP_INVALID, TARGET_DENIED, TARGET_UNKNOWN, TOO_LARGE
-from delayservice.core.contract import Contract, Contracts
-from delayservice.core.entry import INVALID, SCHEDULE, Entry, Refusal, Row
-from delayservice.core.record import RecordReader
-from delayservice.core.targets import Allowlist
+from delayservice.contract.codes import OP_INVALID, TARGET_DENIED, TARGET_UNKNOWN, TOO_LARGE
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import INVALID, SCHEDULE, Entry, Refusal, Row
+from delayservice.contract.record import RecordReader
+from delayservice.contract.targets import Allowlist
 
 Check: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

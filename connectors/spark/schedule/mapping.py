@@ -12,11 +12,11 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as sf
 
-from delayservice.core import names
-from delayservice.core.aliases import STRIPPED
-from delayservice.core.request import instant_ms
-from delayservice.errors import InvalidRequestError
-from delayservice.units import parse_duration_ms
+from delayservice.base.errors import InvalidRequestError
+from delayservice.config.units import parse_duration_ms
+from delayservice.contract import names
+from delayservice.contract.aliases import STRIPPED
+from delayservice.contract.request import instant_ms
 
 FIXED: Final = "="
 """In front of a text that is no column's name, whatever columns there are."""

@@ -34,10 +34,10 @@ from connectors.spark.common.sink import PARTS_MAX, Sink, sink_client
 from connectors.spark.common.topics import native_options, read_topic
 from connectors.spark.schedule.check import JUDGED, Rules, check
 from connectors.spark.schedule.mapping import Fields, drafts
-from delayservice.core import names
-from delayservice.core.contract import Contract
-from delayservice.core.targets import Allowlist
-from delayservice.errors import DelayServiceError, InvalidRequestError
+from delayservice.base.errors import DelayServiceError, InvalidRequestError
+from delayservice.contract import names
+from delayservice.contract.contracts import Contract
+from delayservice.contract.targets import Allowlist
 
 ID_DUPLICATE: Final = "id-duplicate"
 """Code of a row whose id other rows have too. Not a dead letter's code: it is never written."""

@@ -40,9 +40,9 @@ from connectors.spark.schedule.run import (
     sink_for,
     write_rejected,
 )
-from delayservice import faults
-from delayservice.core.contract import Contract
-from delayservice.errors import DelayServiceError, InvalidRequestError
+from delayservice.base import faults
+from delayservice.base.errors import DelayServiceError, InvalidRequestError
+from delayservice.contract.contracts import Contract
 
 INFER: Final = "infer"
 """Instead of a schema: it is taken from the first records."""

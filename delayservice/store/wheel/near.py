@@ -13,15 +13,15 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from delayservice.core.cursor import OFFSET_MAX
-from delayservice.errors import SlotDamagedError
+from delayservice.base.errors import SlotDamagedError
+from delayservice.contract.entry import OFFSET_MAX
 from delayservice.store.base import NO_MARK
 from delayservice.store.wheel.block import MARK_ONLY, Block, count_records, sort_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from delayservice.core.cursor import Key
+    from delayservice.engine.cursor import Key
     from delayservice.store.base import Frame
 
 ROW_BYTES: Final = 200

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from delayservice.core.times import DUE_STOP_MS
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.contract.times import DUE_STOP_MS
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
 from delayservice.store.folder import read_format

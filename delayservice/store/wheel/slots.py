@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from delayservice.core.cursor import START_KEY, Key
+from delayservice.engine.cursor import START_KEY, Key
 from delayservice.store.wheel.block import (
     bounds_of,
     count_records,

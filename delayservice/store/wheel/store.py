@@ -8,8 +8,9 @@ from weakref import WeakSet
 
 import msgspec
 
-from delayservice.core.cursor import OFFSET_MAX, Cursor, Key
-from delayservice.errors import SlotDamagedError, StoreError
+from delayservice.base.errors import SlotDamagedError, StoreError
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
 from delayservice.store.wheel.block import MARK_ONLY, BlockDamagedError
 from delayservice.store.wheel.near import Hand, Window

@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from delayservice.core.codec import decode_payload
-from delayservice.core.pending import NO_MARK
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.contract.codec import decode_payload
+from delayservice.engine.pending import NO_MARK
 from delayservice.store import findings
 from delayservice.store.files import Files
 from delayservice.store.findings import Case, Finding, Verdict

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from delayservice.core.cursor import START_KEY
-from delayservice.errors import StoreError
+from delayservice.base.errors import StoreError
+from delayservice.engine.cursor import START_KEY
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
 from delayservice.store.ids import IdDatabase
@@ -31,7 +31,6 @@ from delayservice.store.wheel.horizon import (
 from delayservice.store.wheel.near import Near
 from delayservice.store.wheel.runs import FOLDER, file_name
 from delayservice.store.wheel.slots import Shard, Slots
-from delayservice.store.wheel.store import WheelStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -250,10 +249,6 @@ class Wheel:
         self._is_open = False
 
     # --- shards --------------------------------------------------------------------------------
-
-    def shard(self, topic: str, partition: int) -> WheelStore:
-        """Return the store of a shard, not opened yet; ``topic``: a hash of its id."""
-        return WheelStore(self, topic, partition)
 
     def attach(self, topic: str, partition: int) -> Shard:
         """Return a shard for a lane to use, opened.

@@ -1,0 +1,33 @@
+"""The size of a record in Kafka's record batch, version 2: what ``max.message.bytes`` is compared
+with.
+
+Source: KIP-98 and ``org.apache.kafka.common.record.DefaultRecord``. Lengths are zigzag varints.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from delayservice.contract.entry import Headers
+
+_HEADER_BYTES: Final = 61
+_FIXED_BYTES: Final = 3
+"""Attributes, and the deltas of timestamp and offset, which are 0 for the first record."""
+
+
+def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Return the size of a batch that holds this record alone, uncompressed, in bytes."""
+    body = _FIXED_BYTES + _field(key) + _field(value) + _varint(len(headers))
+    for name, text in headers:
+        body += _field(name.encode()) + _field(text)
+    return _HEADER_BYTES + _varint(body) + body
+
+
+def _field(content: bytes | None) -> int:
+    """Return the bytes of a content behind its length; null is a length of -1."""
+    return 1 if content is None else _varint(len(content)) + len(content)
+
+
+def _varint(number: int) -> int:
+    """Return the bytes of a number that is not negative."""
+    return max(((number << 1).bit_length() + 6) // 7, 1)

@@ -1,0 +1,34 @@
+"""The Spark commands as a job for a cluster.
+
+    spark-submit --master spark://host:7077 --packages … delayservice/commands/spark_job.py audit …
+    python -m delayservice.commands.spark_job report …
+
+The commands and their options are those of ``delayservice spark``; ``docs/spark.md`` says what the
+executors need.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Run a command and end the process with its exit status."""
+    _make_importable()
+    from delayservice.commands.spark import main as run  # noqa: PLC0415  # not before the path is right
+
+    run()
+
+
+def _make_importable() -> None:
+    """A script's own folder is where Python looks first, and modules here have names of others:
+    ``html`` is one of Python's own. What holds the packages belongs there instead.
+    """
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != here]
+    sys.path.insert(0, str(here.parents[1]))
+
+
+if __name__ == "__main__":
+    main()

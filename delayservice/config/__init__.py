@@ -1,0 +1,1 @@
+"""Settings: their sections, bounds and defaults, and the places that they are read from."""

@@ -1,0 +1,87 @@
+"""The ``[admin]`` section: the API and the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from delayservice.base.errors import SettingsError
+from delayservice.config.units import Listen, ListText, Section
+
+TOKEN_CHARS_MIN: Final = 16
+_LOOPBACK: Final = ("127.", "[::1]:", "localhost:")
+
+
+def made_token_path(state_dir: Path) -> Path:
+    """Return the path of the token that a node makes when none is configured."""
+    return state_dir / "admin_token"
+
+
+HostName = Annotated[str, Field(pattern=r"^\*$|^[A-Za-z0-9._:\[\]-]{1,253}$")]
+
+
+class Admin(Section):
+    """The HTTP server of the admin API and the page."""
+
+    listen: Listen = Field(
+        default="127.0.0.1:9465",
+        description="`host:port` of the API and the page; port 0 is any, empty is off.",
+    )
+    token: SecretStr | None = Field(
+        default=None,
+        description="Required for every change. Default: one is made and kept in the "
+        "state folder, file `admin_token`; 16 characters at least.",
+    )
+    token_file: Path | None = Field(
+        default=None, description="File with the token, instead of the token itself."
+    )
+    reads: Literal["auto", "open", "token"] = Field(
+        default="auto",
+        description="Who may read: every client that reaches the server, or one that shows the "
+        "token, as the password of any user. auto: open if `listen` is a loopback address, "
+        "else token.",
+    )
+    hosts: Annotated[tuple[HostName, ...], ListText] = Field(
+        default=(),
+        max_length=100,
+        description="Host names by which browsers may ask for it, besides `localhost`, loopback "
+        "addresses and the one in `listen`; `*` allows any.",
+    )
+
+    @model_validator(mode="after")
+    def _one_token(self) -> Self:
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("set token or token_file, not both")
+        if self.token is not None and len(self.token.get_secret_value()) < TOKEN_CHARS_MIN:
+            raise ValueError(f"the token needs {TOKEN_CHARS_MIN} characters at least")
+        return self
+
+    @property
+    def are_reads_open(self) -> bool:
+        """Return whether anybody who reaches the server may read."""
+        if self.reads == "auto":
+            return self.listen.startswith(_LOOPBACK)
+        return self.reads == "open"
+
+    def configured_token(self) -> str | None:
+        """The token, read from its file if need be; None when none is set.
+
+        Raises:
+            SettingsError: the file can't be read or its content is too short.
+        """
+        if self.token is not None:
+            return self.token.get_secret_value()
+        if self.token_file is None:
+            return None
+        try:
+            token = self.token_file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise SettingsError(f"admin.token_file can't be read: {exc}") from exc
+        if len(token) < TOKEN_CHARS_MIN:
+            raise SettingsError(
+                f"{self.token_file} holds {len(token)} characters; "
+                f"the token needs {TOKEN_CHARS_MIN} at least"
+            )
+        return token

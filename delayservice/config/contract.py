@@ -1,0 +1,84 @@
+"""From settings to the contract: how records that are written from now on are read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from delayservice.config.settings import Settings
+from delayservice.contract.contracts import (
+    CONTRACT_VERSION,
+    HOMES_VERSION,
+    NAMES_VERSION,
+    PATTERNS_VERSION,
+    TARGETS_BY_SETTINGS_VERSION,
+    Contract,
+)
+from delayservice.contract.targets import Allowlist
+from delayservice.contract.topic_names import is_pattern, is_reserved
+
+
+def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VERSION) -> Contract:
+    """Return the contract that the settings ask for, for records of a delay topic from now on.
+
+    Args:
+        settings: of this node.
+        topic: the delay topic.
+        version_max: newest version that every node which may read them knows; what it can't say is
+            left out.
+
+    Raises:
+        ContractError: settings contradict each other.
+    """
+    rules = settings.targets_for(topic)
+    reserved = reserved_topics(settings)
+    has_patterns = version_max >= PATTERNS_VERSION and any(map(is_pattern, reserved))
+    if not has_patterns:
+        reserved = tuple(name for name in reserved if not is_pattern(name))
+    contract = Contract(
+        version=PATTERNS_VERSION if has_patterns else NAMES_VERSION,
+        roll_window_ms=settings.roll_window_ms,
+        roll_spread_ms=settings.roll_spread_ms,
+        max_delay_ms=settings.delivery.max_delay_ms,
+        clamp=settings.delivery.clamp,
+        past_due=settings.delivery.past_due,
+        header_bytes_max=int(settings.delivery.header_bytes_max),
+        id_bytes_max=int(settings.delivery.id_bytes_max),
+        default_target=rules.default_target,
+        level_ms=settings.levels.by_topic.get(topic, 0),
+        allow=rules.allow,
+        reserved=reserved,
+    )
+    if version_max < TARGETS_BY_SETTINGS_VERSION:
+        return contract
+    contract = replace(contract, version=TARGETS_BY_SETTINGS_VERSION, allow=(), reserved=())
+    if version_max < HOMES_VERSION or contract.level_ms:
+        return contract
+    return replace(contract, version=HOMES_VERSION, id_partitions=settings.delivery.id_partitions)
+
+
+def allowlist_for(settings: Settings, topic: str) -> Allowlist:
+    """Return which targets the settings allow to records of a delay topic that are settled now."""
+    rules = settings.targets_for(topic)
+    return Allowlist(topic, rules.allow, reserved_topics(settings), rules.default_target)
+
+
+def allowed_patterns(settings: Settings) -> tuple[str, ...] | None:
+    """Return the targets that the settings allow to any delay topic; None: they say nothing, for
+    they are not a node's.
+    """
+    rules = settings.targets.values()
+    found = {name for rule in rules for name in (*rule.allow, rule.default_target) if name}
+    return tuple(sorted(found)) if settings.targets else None
+
+
+def reserved_topics(settings: Settings) -> tuple[str, ...]:
+    """Names and patterns of topics that are never targets: the service's own and all delay topics.
+    A record that is delivered to one of them would pause deliveries, order repairs, or be delayed
+    by the rules of another delay topic.
+    """
+    topics = settings.topics
+    delay = [*topics.delay, *settings.levels.by_topic]
+    if topics.discover:
+        delay.append(topics.pattern)
+    # What begins with a reserved prefix needs no entry: a contract that says more is another one.
+    return (*topics.own, *sorted({name for name in delay if not is_reserved(name)}))

@@ -1,0 +1,136 @@
+"""The ``[kafka]`` section: librdkafka options as the user's configuration passes them through.
+
+Anything goes except what would break a promise of the service; values whose names look like
+secrets are wrapped, so that neither ``repr`` nor a dump of the settings shows them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field, SecretStr
+
+from delayservice.base.errors import SettingsError
+from delayservice.config.units import Section
+
+ClientRole: TypeAlias = Literal["consumer", "producer", "admin"]
+OptionValue: TypeAlias = str | int | float | bool | SecretStr
+
+_SECRET = re.compile(
+    r"password|secret|key|token|\bpem\b|credential|jaas|oauthbearer\.config", re.IGNORECASE
+)
+_ONLY_A_PLACE = re.compile(r"(_file|\.location|\.url|\.method|\.claim\.name)$", re.IGNORECASE)
+
+_ONCE = "a record must be settled exactly once"
+_SERVICE_CURSOR = "the service keeps its own cursor in the checkpoint topic"
+
+RESERVED: Mapping[str, str] = {
+    "bootstrap.servers": "set kafka.bootstrap instead",
+    "metadata.broker.list": "set kafka.bootstrap instead",
+    "group.id": _SERVICE_CURSOR,
+    "group.instance.id": _SERVICE_CURSOR,
+    "group.protocol": _SERVICE_CURSOR,
+    "enable.auto.commit": _SERVICE_CURSOR,
+    "auto.commit.enable": _SERVICE_CURSOR,
+    "enable.auto.offset.store": _SERVICE_CURSOR,
+    "auto.offset.reset": "a lost offset is reported and never skipped",
+    "isolation.level": "the service chooses it for each read: checkpoints are read committed",
+    "enable.partition.eof": "the service relies on it to know the end of a partition",
+    "transaction.timeout.ms": "it bounds how long a dead owner's transaction holds up consumers",
+    "message.timeout.ms": "it has to fit the transaction's timeout",
+    "transactional.id": "it fences the owner of a slice; see kafka.transactional_id_prefix",
+    "enable.idempotence": f"{_ONCE}, so it is always on",
+    "enable.gapless.guarantee": _ONCE,
+    "acks": f"{_ONCE}, so it is always all",
+    "request.required.acks": f"{_ONCE}, so it is always all",
+    "delivery.report.only.error": "the service needs every failed delivery and no other report",
+    "partitioner": "set delivery.partitioner instead",
+    "partitioner_cb": "set delivery.partitioner instead",
+    "on_delivery": "callbacks belong to the service",
+    "dr_cb": "callbacks belong to the service",
+    "dr_msg_cb": "callbacks belong to the service",
+    "error_cb": "callbacks belong to the service",
+    "stats_cb": "callbacks belong to the service",
+    "throttle_cb": "callbacks belong to the service",
+    "oauth_cb": "callbacks belong to the service",
+    "logger": "logs belong to the service; set log.level",
+    "log_cb": "logs belong to the service; set log.level",
+}
+"""Options that would break a promise, each with the reason that the user is told."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether a value of this name must never be shown. A path to a secret is no secret."""
+    return bool(_SECRET.search(name)) and not _ONLY_A_PLACE.search(name)
+
+
+def reveal(options: Mapping[str, OptionValue]) -> dict[str, str]:
+    """Write the options as librdkafka takes them, secrets in clear: for a client only."""
+    return {name: _text(value) for name, value in options.items()}
+
+
+def _text(value: OptionValue) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def _guard(options: dict[str, OptionValue]) -> dict[str, OptionValue]:
+    for name in options:
+        reason = RESERVED.get(name)
+        if reason is not None:
+            raise ValueError(f"{name} can't be set: {reason}")
+    return {
+        name: SecretStr(_text(value)) if is_secret_name(name) else value
+        for name, value in options.items()
+    }
+
+
+def nearest(name: str, known: list[str]) -> str | None:
+    """Guess the known name that was meant, or None when none is close."""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+Options: TypeAlias = Annotated[
+    dict[str, str | int | float | bool | SecretStr], AfterValidator(_guard), Field(repr=False)
+]
+"""A table of librdkafka options."""
+
+
+class Kafka(Section):
+    """How to reach Kafka. Tables of librdkafka options pass through, except reserved ones."""
+
+    bootstrap: str = Field(
+        default="", description="`host:port`, several with commas. Needed by `run` and `send`."
+    )
+    transactional_id_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] = Field(
+        default="delayservice",
+        description="First part of each slice's `transactional.id`. Never change it while a slice "
+        "has an owner: it is what fences.",
+    )
+    client: Options = Field(
+        default={}, description="librdkafka options of every client (SASL, TLS, ...)."
+    )
+    consumer: Options = Field(default={}, description="librdkafka options of consumers only.")
+    producer: Options = Field(default={}, description="librdkafka options of producers only.")
+    admin: Options = Field(default={}, description="librdkafka options of admin clients only.")
+
+    def client_config(self, role: ClientRole) -> dict[str, str]:
+        """Give the user's options for one kind of client, secrets in clear.
+
+        Raises:
+            SettingsError: ``kafka.bootstrap`` is not set.
+        """
+        if not self.bootstrap:
+            raise SettingsError(
+                "kafka.bootstrap is not set: name a broker in the file, with "
+                "--set kafka.bootstrap=HOST:PORT or in DELAYSERVICE_KAFKA__BOOTSTRAP"
+            )
+        own: dict[str, OptionValue] = getattr(self, role)
+        return {"bootstrap.servers": self.bootstrap, **reveal(self.client), **reveal(own)}

@@ -1,0 +1,60 @@
+"""Which level topics there are, as settings."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import ByteSize, Field, model_validator
+
+from delayservice.config.units import MIB, YEAR_MS, Bytes, DurationMs, ListText, Section
+from delayservice.contract.levels import PRESETS, level_topic
+
+_LEVEL_MS_MIN = 100
+
+
+class Levels(Section):
+    """Level topics, each with one delay: the prefix and a number from 1. None unless asked for."""
+
+    preset: Literal["none", "default", "rocketmq"] = Field(
+        default="none",
+        description="default: 5s 10s 30s 1m 2m 5m 10m 20m 30m 45m 1h 2h; rocketmq: its eighteen.",
+    )
+    delays_ms: Annotated[
+        tuple[Annotated[DurationMs, Field(ge=_LEVEL_MS_MIN, le=YEAR_MS)], ...], ListText
+    ] = Field(
+        default=(),
+        max_length=100,
+        description="Delays of your own instead of a preset, ascending; new ones go to the end.",
+    )
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,240}$")] = Field(
+        default="delay_topic_", description="Level 3 is the topic of this name and a 3."
+    )
+    fetch_ahead_records: int = Field(
+        default=5_000,
+        ge=10,
+        le=1_000_000,
+        description="Records of a partition that are held in memory until they are due.",
+    )
+    fetch_ahead_bytes: Bytes = Field(
+        default=ByteSize(8 * MIB), description="The same in bytes of keys, values and headers."
+    )
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if self.preset != "none" and self.delays_ms:
+            raise ValueError("set preset or delays_ms, not both")
+        if any(a >= b for a, b in pairwise(self.delays_ms)):
+            raise ValueError("delays_ms must ascend: level 2 waits longer than level 1")
+        return self
+
+    @property
+    def all_ms(self) -> tuple[int, ...]:
+        """The delays, milliseconds, ascending; level 1 has the first."""
+        return PRESETS.get(self.preset, self.delays_ms)
+
+    @property
+    def by_topic(self) -> dict[str, int]:
+        """The delay of each level topic, milliseconds."""
+        levels = enumerate(self.all_ms, start=1)
+        return {level_topic(level, self.prefix): level_ms for level, level_ms in levels}

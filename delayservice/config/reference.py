@@ -1,0 +1,165 @@
+"""The settings for people: what is in effect and why, and the reference of all there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, SecretStr
+
+from delayservice.config.kafka import is_secret_name
+from delayservice.config.layers import ENV_PREFIX, PathKey
+from delayservice.config.settings import Loaded, Settings
+from delayservice.config.units import format_duration
+
+HIDDEN = "(hidden)"
+_DURATION_MS = "_ms"
+_TYPE_WORDS: dict[str, str] = {
+    "array": "list",
+    "object": "table",
+    "string": "text",
+    "boolean": "true, false",
+}
+
+
+class Row(NamedTuple):
+    """One value in effect."""
+
+    name: str
+    value: object
+    origin: str
+
+
+def redacted(settings: Settings) -> dict[str, Any]:
+    """Settings as JSON types, with every secret replaced by ``(hidden)``."""
+    tree: dict[str, Any] = {}
+    for path, value in _leaves((), settings):
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = value
+    return tree
+
+
+def effective(loaded: Loaded) -> list[Row]:
+    """Every value in effect with its origin, in the order of the reference, secrets hidden."""
+    return [
+        Row(".".join(path), value, loaded.origins.of(path))
+        for path, value in _leaves((), loaded.settings)
+    ]
+
+
+def as_text(row: Row) -> str:
+    """Write a row's value as a person would."""
+    if isinstance(row.value, list):
+        return ", ".join(_quantity(row.name, item) for item in row.value)
+    if isinstance(row.value, bool):
+        return str(row.value).lower()
+    return "" if row.value is None else _quantity(row.name, row.value)
+
+
+def secret_values(settings: Settings) -> tuple[str, ...]:
+    """Every secret in clear, for ``logs.configure`` to black out and for nothing else."""
+    kafka = settings.kafka
+    wrapped: list[object] = [settings.node.cluster_secret, settings.admin.token]
+    for table in (kafka.client, kafka.consumer, kafka.producer, kafka.admin):
+        wrapped.extend(table.values())
+    return tuple(value.get_secret_value() for value in wrapped if isinstance(value, SecretStr))
+
+
+def _leaves(path: PathKey, value: object) -> Iterator[tuple[PathKey, Any]]:
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _leaves((*path, name), getattr(value, name))
+    elif isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _leaves((*path, name), below)
+    else:
+        yield path, _shown(path[-1], value)
+
+
+def _shown(name: str, value: object) -> object:
+    if isinstance(value, SecretStr) or (value is not None and is_secret_name(name)):
+        return HIDDEN
+    if isinstance(value, tuple):
+        return list(value)
+    if value is None or isinstance(value, bool | int | str | float | dict):
+        return value
+    return str(value)
+
+
+def reference() -> str:
+    """The reference of all settings as Markdown: ``docs/configuration.md`` holds it."""
+    schema = Settings.model_json_schema()
+    parts = []
+    for section, info in schema["properties"].items():
+        holder = info["additionalProperties"] if section == "targets" else info
+        definition = schema["$defs"][holder["$ref"].rpartition("/")[2]]
+        title = "targets.NAME" if section == "targets" else section
+        parts.append(_section(title, definition))
+    return "\n".join(parts)
+
+
+def _section(title: str, definition: dict[str, Any]) -> str:
+    lines = [
+        f"### [{title}]",
+        "",
+        definition["description"].partition("\n\n")[0].replace("\n", " "),
+        "",
+        "| key | default | bounds | meaning |",
+        "|---|---|---|---|",
+    ]
+    for key, field in definition["properties"].items():
+        default = _default(key, field)
+        meaning = field["description"].replace("|", "\\|")
+        lines.append(f"| `{key}` | {default} | {_bounds(key, field)} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(key: str, field: dict[str, Any]) -> str:
+    default = field.get("default")
+    if default is None or default == {}:
+        return "" if default is None else "`{}`"
+    if isinstance(default, list):
+        return "`[" + ", ".join(f'"{_quantity(key, item)}"' for item in default) + "]`"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    shown = _quantity(key, default)
+    return f"`{shown}`" if shown == str(default) and shown.isdecimal() else f'`"{shown}"`'
+
+
+def _bounds(key: str, field: dict[str, Any]) -> str:
+    options = [field, *field.get("anyOf", []), field.get("items", {})]
+    for option in options:
+        if "enum" in option:
+            return ", ".join(f"`{choice}`" for choice in option["enum"])
+        if "minimum" in option and "maximum" in option:
+            return f"{_quantity(key, option['minimum'])} to {_quantity(key, option['maximum'])}"
+        if "minimum" in option:
+            return f"from {option['minimum']}"
+    names: list[str] = [
+        option["type"] for option in options if option.get("type") not in {None, "null"}
+    ]
+    return _TYPE_WORDS.get(names[0], names[0])
+
+
+def _quantity(key: str, value: object) -> str:
+    if not isinstance(value, int):
+        return str(value)
+    if _DURATION_MS in key:
+        return format_duration(value)
+    if "bytes" in key:
+        return _bytes(value)
+    return str(value)
+
+
+def _bytes(value: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= size and value % size == 0:
+            return f"{value // size}{unit}"
+    return str(value)
+
+
+def environment_name(name: str) -> str:
+    """The variable that overrides ``section.key``."""
+    return ENV_PREFIX + name.replace(".", "__").upper()

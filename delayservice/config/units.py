@@ -1,0 +1,152 @@
+"""The types of settings: durations, sizes, lists, names of topics."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+)
+
+from delayservice.contract import times
+from delayservice.contract.codes import RecordRefusedError
+
+MIB = 1024 * 1024
+MINUTE_MS = 60_000
+DAY_MS = 24 * 60 * MINUTE_MS
+YEAR_MS = 365 * DAY_MS
+
+_UNIT_MS = {
+    "ms": 1,
+    "s": 1_000,
+    "m": MINUTE_MS,
+    "h": 60 * MINUTE_MS,
+    "d": DAY_MS,
+    "w": 7 * DAY_MS,
+    "y": YEAR_MS,
+}
+
+_HINT = 'write a duration as "500ms", "2h", "1h30m", "10y" or ISO 8601 ("PT30S")'
+
+
+def parse_duration_ms(text: str) -> int:
+    """Milliseconds of a duration with units, or in ISO 8601, as headers have it (``core.times``).
+
+    Raises:
+        ValueError: it is neither; the text says how to write it.
+    """
+    stripped = text.strip()
+    try:
+        if stripped.isdecimal():
+            raise ValueError(f"{text!r} has no unit: {_HINT}")
+        return times.parse_duration_ms("it", stripped.encode())
+    except RecordRefusedError as exc:
+        raise ValueError(f"{text!r} is no duration: {_HINT}") from exc
+
+
+def format_duration(ms: int) -> str:
+    """Write ``ms`` in the shortest exact way that ``parse_duration_ms`` reads back."""
+    if ms == 0:
+        return "0ms"
+    unit = next(unit for unit, size in reversed(_UNIT_MS.items()) if ms % size == 0)
+    return f"{ms // _UNIT_MS[unit]}{unit}"
+
+
+def _read_ms(value: object) -> object:
+    """Text with a unit becomes milliseconds; a bare number already is in the key's own unit."""
+    if isinstance(value, str) and not _is_number(value):
+        return parse_duration_ms(value)
+    return value
+
+
+def _read_s(value: object) -> object:
+    if isinstance(value, str) and not _is_number(value):
+        milliseconds = parse_duration_ms(value)
+        if milliseconds % _UNIT_MS["s"]:
+            raise ValueError(f"{value!r} is finer than a second")
+        return milliseconds // _UNIT_MS["s"]
+    return value
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().lstrip("+-").isdecimal()
+
+
+def _read_list(value: object) -> object:
+    """Read a list of the environment or ``--set``: JSON, or names with commas between them."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return json.loads(value)
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _read_topic(name: str) -> str:
+    if name in {".", ".."}:
+        raise ValueError("Kafka allows no topic of this name")
+    return name
+
+
+DurationMs: TypeAlias = Annotated[int, BeforeValidator(_read_ms)]
+"""Milliseconds; text may bring its own unit."""
+
+DurationS: TypeAlias = Annotated[int, BeforeValidator(_read_s)]
+"""Seconds; text may bring its own unit."""
+
+ListText = BeforeValidator(_read_list)
+"""Lets a tuple field be written as text."""
+
+_BYTES_MIN = 64 * 1024
+_BYTES_MAX = 64 * 1024 * MIB
+
+Bytes: TypeAlias = Annotated[
+    ByteSize,
+    Field(ge=_BYTES_MIN, le=_BYTES_MAX),
+    # pydantic leaves the bounds of a ByteSize out of the schema that the reference is made from.
+    WithJsonSchema({"type": "integer", "minimum": _BYTES_MIN, "maximum": _BYTES_MAX}),
+]
+"""Bytes; text may bring a unit (``64MiB``)."""
+
+HeaderBytes: TypeAlias = Annotated[
+    ByteSize,
+    Field(ge=256, le=64 * 1024),
+    WithJsonSchema({"type": "integer", "minimum": 256, "maximum": 64 * 1024}),
+]
+"""Bytes of one header."""
+
+Topic: TypeAlias = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$"), AfterValidator(_read_topic)
+]
+"""A name that Kafka allows for a topic."""
+
+TopicPattern: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9._*?-]{1,249}$")]
+"""A topic's name with ``*`` and ``?``."""
+
+
+def _read_listen(listen: str) -> str:
+    if listen and int(listen.rpartition(":")[2]) > 65_535:  # noqa: PLR2004 (the last TCP port)
+        raise ValueError("a port is 65535 at most")
+    return listen
+
+
+Listen: TypeAlias = Annotated[
+    str,
+    Field(pattern=r"^$|^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"),
+    AfterValidator(_read_listen),
+]
+"""``host:port`` to listen on; empty: nothing does."""
+
+
+class Section(BaseModel):
+    """Frozen; nothing unknown passes; input stays out of error texts, for it may be secret."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True
+    )

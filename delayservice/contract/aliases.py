@@ -1,0 +1,178 @@
+"""The headers of other delay systems, so that their producers work unchanged. One table.
+
+Semantics are those of the systems' own sources:
+
+RocketMQ (``MessageConst``, ``HookUtils``, ``TimerMessageStore``): its properties as headers. The
+    topic a message is sent to is its target there (``REAL_TOPIC`` is the broker's own backup, no
+    producer sets it), so here ``delay-target-topic`` or a default target says where to. Levels
+    above 18 mean 18, level 0 means no delay. ``TIMER_DEL_UNIQKEY`` names the ``UNIQ_KEY`` of the
+    message to recall, in newer clients as ``topic+key``. Where RocketMQ lets one property win over
+    another one, two that disagree are refused here.
+etf1 kafka-message-scheduler (``schedule/kafka``, ``clientlib``): epoch in seconds; the record key
+    is the schedule's id, a null value cancels it (its ``DeleteSchedule`` sends no header at all,
+    see ``record``), and the output's key is ``scheduler-target-key`` or null.
+Karafka scheduled messages (``Proxy``, ``Dispatcher``): epoch in seconds (``epoch.to_i``); key as
+    with etf1; ``schedule_source_type: cancel`` cancels. A separate partition key depends on the
+    target's partition count and the producer's own partitioner, so it is refused instead of
+    half-served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from delayservice.contract import names
+from delayservice.contract.codes import TARGET_INVALID, RecordRefusedError
+from delayservice.contract.draft import (
+    CANCEL_OP,
+    RULES,
+    Draft,
+    Rule,
+    drop,
+    target_key,
+    target_partition,
+    target_topic,
+)
+from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
+from delayservice.contract.times import DUE_STOP_MS, parse_count
+
+ROCKETMQ: Final = "RocketMQ"
+ETF1: Final = "etf1"
+KARAFKA: Final = "Karafka"
+
+ROCKETMQ_UNIQ_KEY: Final = "UNIQ_KEY"
+"""RocketMQ's message id: read beside its other headers, and delivered, as RocketMQ does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """One header of another system, and how it is read."""
+
+    header: str
+    system: str
+    meaning: str
+    rule: Rule
+
+
+def _seconds(name: str, value: bytes | None) -> int:
+    return min(parse_count(name, value) * 1_000, DUE_STOP_MS)
+
+
+def _due_after_seconds(name: str, value: bytes | None, timestamp_ms: int) -> int:
+    return timestamp_ms + _seconds(name, value)
+
+
+def _due_after_ms(name: str, value: bytes | None, timestamp_ms: int) -> int:
+    return timestamp_ms + parse_count(name, value)
+
+
+def _due_at_ms(name: str, value: bytes | None, _timestamp_ms: int) -> int:
+    return parse_count(name, value)
+
+
+def _due_at_seconds(name: str, value: bytes | None, _timestamp_ms: int) -> int:
+    return _seconds(name, value)
+
+
+def _due_by_level(name: str, value: bytes | None, timestamp_ms: int) -> int:
+    level = parse_count(name, value)
+    if level == 0:
+        return timestamp_ms
+    return timestamp_ms + ROCKETMQ_LEVELS_MS[min(level, len(ROCKETMQ_LEVELS_MS)) - 1]
+
+
+def _rocketmq_delay_sec(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.rocketmq = True
+    draft.times.append((name, value, _due_after_seconds))
+
+
+def _rocketmq_delay_ms(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.rocketmq = True
+    draft.times.append((name, value, _due_after_ms))
+
+
+def _rocketmq_deliver_ms(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.rocketmq = True
+    draft.times.append((name, value, _due_at_ms))
+
+
+def _rocketmq_level(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.rocketmq = True
+    draft.times.append((name, value, _due_by_level))
+
+
+def _rocketmq_recall(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.rocketmq = True
+    draft.ids.append((name, (value or b"").partition(b"+")[2] or value))
+    draft.ops.append(CANCEL_OP)
+
+
+def _rocketmq_uniq_key(draft: Draft, _name: str, value: bytes | None) -> None:
+    draft.spare_id = draft.spare_id or value
+
+
+def _etf1_epoch(draft: Draft, name: str, value: bytes | None) -> None:
+    _keyed_by_record(draft)
+    draft.times.append((name, value, _due_at_seconds))
+
+
+def _etf1_target_topic(draft: Draft, name: str, value: bytes | None) -> None:
+    _keyed_by_record(draft)
+    target_topic(draft, name, value)
+
+
+def _etf1_target_key(draft: Draft, name: str, value: bytes | None) -> None:
+    _keyed_by_record(draft)
+    target_key(draft, name, value)
+
+
+def _keyed_by_record(draft: Draft) -> None:
+    """etf1: the record key is the id, and a null value is a cancel whatever the headers say."""
+    if draft.value is None and not draft.key_is_id:
+        draft.ops.append(CANCEL_OP)
+    draft.key_is_id = True
+
+
+def _karafka_epoch(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.key_is_id = True
+    draft.times.append((name, value, _due_at_seconds))
+
+
+def _karafka_source_type(draft: Draft, _name: str, value: bytes | None) -> None:
+    draft.key_is_id = True
+    if value in (b"cancel", b"tombstone"):
+        draft.ops.append(CANCEL_OP)
+
+
+def _karafka_partition_key(_draft: Draft, name: str, _value: bytes | None) -> None:
+    raise RecordRefusedError(
+        TARGET_INVALID, f"{name} is not served: send schedule_target_partition or target_key"
+    )
+
+
+ALIASES: Final = (
+    Alias("TIMER_DELAY_SEC", ROCKETMQ, "delay in seconds", _rocketmq_delay_sec),
+    Alias("TIMER_DELAY_MS", ROCKETMQ, "delay in milliseconds", _rocketmq_delay_ms),
+    Alias("TIMER_DELIVER_MS", ROCKETMQ, "due, epoch milliseconds", _rocketmq_deliver_ms),
+    Alias("DELAY", ROCKETMQ, "delay level 1 to 18", _rocketmq_level),
+    Alias("TIMER_DEL_UNIQKEY", ROCKETMQ, "cancel the record of this id", _rocketmq_recall),
+    Alias(ROCKETMQ_UNIQ_KEY, ROCKETMQ, "the id; delivered too", _rocketmq_uniq_key),
+    Alias("scheduler-epoch", ETF1, "due, epoch seconds", _etf1_epoch),
+    Alias("scheduler-target-topic", ETF1, "target topic", _etf1_target_topic),
+    Alias("scheduler-target-key", ETF1, "output key", _etf1_target_key),
+    Alias("schedule_target_epoch", KARAFKA, "due, epoch seconds", _karafka_epoch),
+    Alias("schedule_target_topic", KARAFKA, "target topic", target_topic),
+    Alias("schedule_target_key", KARAFKA, "output key", target_key),
+    Alias("schedule_target_partition", KARAFKA, "target partition", target_partition),
+    Alias("schedule_target_partition_key", KARAFKA, "refused", _karafka_partition_key),
+    Alias("schedule_source_type", KARAFKA, "cancel, or schedule", _karafka_source_type),
+    Alias("schedule_schema_version", KARAFKA, "not used", drop),
+)
+"""Every alias there is. A record may mix them with our own headers; what they say must agree."""
+
+KNOWN: Final = names.COPY_NAMES.union(RULES, (alias.header for alias in ALIASES))
+"""Every header that the service reads or writes."""
+
+STRIPPED: Final = KNOWN - {ROCKETMQ_UNIQ_KEY}
+"""Names of headers that are never delivered as they were written."""

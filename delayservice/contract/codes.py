@@ -1,0 +1,86 @@
+"""Every reason a record can be dead-lettered for: a stable code and one line for people.
+
+Codes are part of the contract with users (``delay-error``): they are added, never renamed. Those
+marked *target* are found when the record is delivered, the others by reading the record alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from delayservice.base.errors import DelayServiceError
+
+TIME_MISSING = "time-missing"
+TIME_INVALID = "time-invalid"
+TIME_AMBIGUOUS = "time-ambiguous"
+TIME_PAST = "time-past"
+DELAY_TOO_LONG = "delay-too-long"
+TARGET_MISSING = "target-missing"
+TARGET_INVALID = "target-invalid"
+TARGET_DENIED = "target-denied"
+TARGET_UNKNOWN = "target-unknown"
+TARGET_UNAUTHORIZED = "target-unauthorized"
+TARGET_REFUSED = "target-refused"
+TARGET_DOWN = "target-down"
+TARGET_PAUSED = "target-paused"
+"""Never in a dead letter: the reason why records of a target are put off."""
+TARGET_ASKED = "target-asked"
+"""Never in a dead letter: the cluster is being asked about the target, and the shard waits."""
+TARGET_LATER = "target-later"
+"""Never in a dead letter: the target takes the record, but not now; it is put off."""
+TOO_LARGE = "too-large"
+OP_INVALID = "op-invalid"
+CRON_INVALID = "cron-invalid"
+ZONE_INVALID = "zone-invalid"
+HEADER_TOO_LARGE = "header-too-large"
+HEADER_INVALID = "header-invalid"
+COPY_FORGED = "copy-forged"
+CONTROL_LOST = "control-lost"
+SLOT_FULL = "slot-full"
+
+EXPLANATIONS: dict[str, str] = {
+    TIME_MISSING: "No header says when: set delay-at or delay-after.",
+    TIME_INVALID: "A time header can't be read, or the record has no usable timestamp.",
+    TIME_AMBIGUOUS: "Two time headers name different instants, or a level topic was given one.",
+    TIME_PAST: "Due before it was written, and this topic dead-letters such records.",
+    DELAY_TOO_LONG: "Due further away than this delay topic's longest delay.",
+    TARGET_MISSING: "No target topic, and this delay topic has no default one.",
+    TARGET_INVALID: "The target is no legal topic, partition or key, or two headers disagree.",
+    TARGET_DENIED: "This delay topic may not deliver to that target topic.",
+    TARGET_UNKNOWN: "The target topic or partition does not exist (target).",
+    TARGET_UNAUTHORIZED: "The broker does not let the service write to the target (target).",
+    TARGET_REFUSED: "The broker refuses the record by the target topic's own rules (target).",
+    TARGET_DOWN: "No broker takes records for the target now (target).",
+    SLOT_FULL: "More records are due in this second than the shard may deliver in it (target).",
+    TOO_LARGE: "The broker refuses the record as too large (target).",
+    OP_INVALID: "delay-op is unknown, or its delay-id is missing, empty or ambiguous.",
+    CRON_INVALID: "The recurring schedule can't be served.",
+    ZONE_INVALID: "The time zone of a recurring schedule is unknown.",
+    HEADER_TOO_LARGE: "An input header or the id is over its size limit.",
+    HEADER_INVALID: "A header's name is not UTF-8.",
+    COPY_FORGED: "The record claims to be the service's own copy, and its signature is wrong.",
+    CONTROL_LOST: "Retention deleted, unread, what may have cancelled, replaced or fired it.",
+}
+"""Code to explanation; the keys are all codes there are."""
+
+
+DETAIL_CHARS_MAX: Final = 512
+"""Longest text for people beside a code."""
+
+
+def printable(detail: str) -> str:
+    """Return a text for people within its limit, on one line, as any terminal can show it."""
+    short = detail[:DETAIL_CHARS_MAX]
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)
+
+
+class RecordRefusedError(DelayServiceError):
+    """A record breaks the contract.
+
+    Raised and caught within ``core``: readers return an ``INVALID`` entry instead.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail

@@ -1,0 +1,346 @@
+"""Dead letters as an operator meets them: read, chosen, judged, and written to be sent again. Pure.
+
+A replay is exact because a *marker* follows it in the same transaction and in the same partition of
+the dead-letter topic: a record without key and value whose header ``delay-replayed`` lists the
+offsets that were replayed. Retention deletes a marker after the dead letters that it speaks of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from delayservice.contract import names
+from delayservice.contract.codes import COPY_FORGED, HEADER_INVALID
+from delayservice.contract.entry import Headers, Row
+from delayservice.contract.names import Header
+
+REPLAYED: Final = "replayed"
+NO_SOURCE: Final = "no-source"
+FORGED: Final = "copy-forged"
+CONTENT_LOST: Final = "content-lost"
+RECURRING: Final = "recurring"
+LIMIT: Final = "replays-max"
+
+REASONS: Final = {
+    REPLAYED: "replayed already",
+    NO_SOURCE: "its source is no partition of a delay topic of this configuration",
+    FORGED: "it claimed to be the service's own copy",
+    CONTENT_LOST: "the dead letter does not hold the whole record; read it at its source",
+    RECURRING: "a recurring schedule has no single due time to be replaced",
+    LIMIT: "replayed as often as allowed",
+}
+"""Why a dead letter is not replayed."""
+
+_ADDED: Final = frozenset(
+    {
+        names.DELAY_ERROR,
+        names.DELAY_ERROR_DETAIL,
+        names.DELAY_SOURCE,
+        names.DELAY_SETTLES,
+        names.DELAY_SHARD,
+    }
+)
+_REPLAY_PROVENANCE: Final = frozenset({names.DELAY_REPLAYED_FROM, names.DELAY_REPLAYS})
+_TARGET_TOPICS: Final = (
+    names.DELAY_TARGET_TOPIC,
+    "scheduler-target-topic",
+    "schedule_target_topic",
+)
+
+_PLACE: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})(?:#\d{1,19})?")
+_COUNT: Final = re.compile(rb"\d{1,9}")
+_OFFSETS: Final = re.compile(rb"\d{1,19}(,\d{1,19})*")
+
+_RECURRING: Final = frozenset({names.DELAY_CRON, names.DELAY_EVERY})
+_OWN_TIMES: Final = frozenset({names.DELAY_AT, names.DELAY_AFTER})
+_ROCKETMQ_TIMES: Final = frozenset(
+    {"TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "DELAY"}
+)
+_KEYED_TIMES: Final = frozenset({"scheduler-epoch", "schedule_target_epoch"})
+ALL_TIMES: Final = _OWN_TIMES | _ROCKETMQ_TIMES | _KEYED_TIMES
+"""Every header that says when, of every system."""
+_ROCKETMQ_TIME: Final = {
+    names.DELAY_AT: "TIMER_DELIVER_MS",
+    names.DELAY_AFTER: "TIMER_DELAY_MS",
+}
+_KEY_IS_ID: Final[Header] = ("schedule_source_type", b"schedule")
+"""Says that the record's key is its id, and nothing else (see ``aliases``)."""
+
+
+class Source(NamedTuple):
+    """Where a record was written: ``delay-source``."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        """Return the source in the form of the header."""
+        return f"{self.topic}:{self.partition}:{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One dead letter. ``headers`` are the record's, without those that the dead letter added."""
+
+    partition: int
+    """Of the dead-letter topic, as ``offset``."""
+    offset: int
+    time_ms: int
+    """When it was dead-lettered, epoch milliseconds."""
+    code: str
+    detail: str
+    source: Source | None
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Partition and offset in the dead-letter topic."""
+        return self.partition, self.offset
+
+    @property
+    def target(self) -> str | None:
+        """The target topic that the record names, as text; None: it names none."""
+        found = [_said(self.headers, name) for name in _TARGET_TOPICS]
+        return next((text.decode("utf-8", "replace") for text in found if text), None)
+
+    @property
+    def record_id(self) -> bytes | None:
+        """Its ``delay-id``."""
+        return _said(self.headers, names.DELAY_ID)
+
+    @property
+    def replays(self) -> int | None:
+        """Return how often it was replayed before; None when that can't be read."""
+        text = _said(self.headers, names.DELAY_REPLAYS)
+        if text is None:
+            return 0
+        return int(text) if _COUNT.fullmatch(text) else None
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of key, value and headers."""
+        own = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + own
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A dead letter without its content: what a list of them shows."""
+
+    partition: int
+    """Of the dead-letter topic, as ``offset``."""
+    offset: int
+    time_ms: int
+    """When it was dead-lettered, epoch milliseconds."""
+    code: str
+    detail: str
+    source: Source | None
+    target: str | None
+    key: bytes | None
+    value_bytes: int | None
+    """Size of the value; None: it is null."""
+
+    @classmethod
+    def of(cls, letter: DeadLetter) -> Heading:
+        """Return the part of a letter that is kept."""
+        return cls(
+            partition=letter.partition,
+            offset=letter.offset,
+            time_ms=letter.time_ms,
+            code=letter.code,
+            detail=letter.detail,
+            source=letter.source,
+            target=letter.target,
+            key=letter.key,
+            value_bytes=None if letter.value is None else len(letter.value),
+        )
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Partition and offset in the dead-letter topic."""
+        return self.partition, self.offset
+
+
+class Rewritten(NamedTuple):
+    """A record to write to a delay topic."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which dead letters are meant; what is None or empty does not restrict."""
+
+    codes: frozenset[str] = frozenset()
+    since_ms: int | None = None
+    until_ms: int | None = None
+    """Exclusive."""
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    """The last three are of the source."""
+
+    def matches(self, letter: DeadLetter) -> bool:
+        """Return whether this one is meant."""
+        return (
+            (not self.codes or letter.code in self.codes)
+            and (self.since_ms is None or letter.time_ms >= self.since_ms)
+            and (self.until_ms is None or letter.time_ms < self.until_ms)
+            and self._is_from(letter.source)
+        )
+
+    def _is_from(self, source: Source | None) -> bool:
+        if self.topic is None:
+            return True
+        asked = (self.topic, self.partition, self.offset)
+        return source is not None and all(
+            wanted is None or wanted == found for wanted, found in zip(asked, source, strict=True)
+        )
+
+
+# --- read ----------------------------------------------------------------------------------------
+
+
+def read_letter(partition: int, row: Row) -> DeadLetter | None:
+    """The dead letter that a record of the dead-letter topic is; None: it is a marker, or foreign.
+
+    Args:
+        partition: of the dead-letter topic.
+        row: the record.
+    """
+    offset, time_ms, key, value, headers = row
+    said = dict(headers or ())  # the last of a name counts, and it is the service's
+    code = said.get(names.DELAY_ERROR)
+    if code is None:
+        return None
+    return DeadLetter(
+        partition=partition,
+        offset=offset,
+        time_ms=time_ms,
+        code=code.decode("utf-8", "replace"),
+        detail=(said.get(names.DELAY_ERROR_DETAIL) or b"").decode("utf-8", "replace"),
+        source=read_source(said.get(names.DELAY_SOURCE)),
+        key=key,
+        value=value,
+        headers=[header for header in headers or () if header[0] not in _ADDED],
+    )
+
+
+def bytes_of(row: Row) -> int:
+    """Bytes of the key, the value and the headers of a record."""
+    _, _, key, value, headers = row
+    own = sum(len(name) + len(text or b"") for name, text in headers or ())
+    return len(key or b"") + len(value or b"") + own
+
+
+def read_source(text: bytes | None) -> Source | None:
+    """``topic:partition:offset``, perhaps of an occurrence (``#n``); None when it is not that."""
+    found = _PLACE.fullmatch(text or b"")
+    if found is None:
+        return None
+    return Source(found[1].decode("ascii"), int(found[2]), int(found[3]))
+
+
+def replayed_offsets(row: Row) -> list[int]:
+    """Return what a marker names as replayed; nothing for any other record.
+
+    A dead letter keeps the headers of its record, which may be named like a marker's: it is none.
+    """
+    said = dict(row[4] or ())
+    text = said.get(names.DELAY_REPLAYED)
+    if text is None or names.DELAY_ERROR in said or not _OFFSETS.fullmatch(text):
+        return []
+    return [int(offset) for offset in text.split(b",")]
+
+
+# --- replay --------------------------------------------------------------------------------------
+
+
+def refusal(
+    letter: DeadLetter,
+    replays_max: int,
+    is_delay_partition: Callable[[str, int], bool],
+    *,
+    retimed: bool,
+) -> str | None:
+    """Return why a dead letter can't be replayed, one of ``REASONS``; None when it can.
+
+    Args:
+        letter: it; whether it was replayed already is not known here.
+        replays_max: how often one record may be replayed.
+        is_delay_partition: whether a topic is a delay topic with such a partition.
+        retimed: whether it is to get another due time.
+    """
+    if letter.source is None or not is_delay_partition(
+        letter.source.topic, letter.source.partition
+    ):
+        return NO_SOURCE
+    if letter.code == COPY_FORGED:
+        return FORGED
+    nothing_left = letter.key is None and letter.value is None and not letter.headers
+    if nothing_left or letter.code == HEADER_INVALID:
+        return CONTENT_LOST
+    if retimed and any(name in _RECURRING for name, _ in letter.headers):
+        return RECURRING
+    if letter.replays is None or letter.replays >= replays_max:
+        return LIMIT
+    return None
+
+
+def rewritten(
+    letter: DeadLetter, source: Source, time: Header | None = None, *, is_level: bool = False
+) -> Rewritten:
+    """The record as it is written again to where it came from.
+
+    Args:
+        letter: the dead letter, which ``refusal`` has nothing against.
+        source: its source.
+        time: ``delay-at`` or ``delay-after`` to replace what it asked for.
+        is_level: its delay topic is a level topic, where the level counts and a time is refused.
+    """
+    first = _said(letter.headers, names.DELAY_REPLAYED_FROM) or str(source).encode()
+    headers = [header for header in letter.headers if header[0] not in _REPLAY_PROVENANCE]
+    if is_level:
+        headers = [header for header in headers if header[0] not in _OWN_TIMES]
+    elif time is not None:
+        headers = _retimed(headers, time)
+    headers += [
+        (names.DELAY_REPLAYED_FROM, first),
+        (names.DELAY_REPLAYS, b"%d" % ((letter.replays or 0) + 1)),
+    ]
+    return Rewritten(source.topic, source.partition, letter.key, letter.value, headers)
+
+
+def marker(offsets: Iterable[int]) -> Headers:
+    """The headers of a marker: these offsets of its own partition were replayed."""
+    return [(names.DELAY_REPLAYED, b",".join(b"%d" % offset for offset in offsets))]
+
+
+def _retimed(headers: Headers, time: Header) -> Headers:
+    """Headers with this time instead of theirs. What another system's time header says beside the
+    time, which id the record has, is kept.
+    """
+    kept: Headers = []
+    for name, value in headers:
+        if name in _ROCKETMQ_TIMES:
+            kept.append((_ROCKETMQ_TIME[time[0]], time[1]))
+        elif name in _KEYED_TIMES:
+            kept.append(_KEY_IS_ID)
+        elif name not in _OWN_TIMES:
+            kept.append((name, value))
+    return [*kept, time]
+
+
+def _said(headers: Headers, name: str) -> bytes | None:
+    """The last header of a name."""
+    return dict(headers).get(name)

@@ -1,0 +1,176 @@
+"""A record's input headers, collected before they are judged, and the rules of our own headers.
+
+A rule only files what its header says; ``record`` judges once all headers are seen, because the
+operation decides which of them matter. Duplicates and aliases are therefore one case: what is said
+more than once must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from delayservice.contract import names
+from delayservice.contract.codes import OP_INVALID, RecordRefusedError
+from delayservice.contract.entry import Headers
+from delayservice.contract.times import Readings
+
+CANCEL_OP = "cancel"
+FIRE_OP = "fire"
+SCHEDULE_OP = "schedule"
+
+TimeParser: TypeAlias = Callable[[str, bytes | None, int], int]
+"""``(header name, value, the record's timestamp_ms)`` to due_ms."""
+
+
+class Draft:
+    """The content of one record's input headers, in the order of the headers."""
+
+    __slots__ = (
+        "counts",
+        "cron",
+        "every",
+        "expiries",
+        "ids",
+        "key",
+        "key_is_id",
+        "keys",
+        "ops",
+        "partitions",
+        "readings",
+        "rocketmq",
+        "spare_id",
+        "targets",
+        "times",
+        "value",
+        "windows",
+        "zones",
+    )
+
+    def __init__(self, key: bytes | None, value: bytes | None, readings: Readings) -> None:
+        """Start with nothing said; ``key`` and ``value`` are the record's own."""
+        self.key = key
+        self.value = value
+        self.readings = readings
+        self.times: list[tuple[str, bytes | None, TimeParser]] = []
+        self.targets: Headers = []
+        self.partitions: Headers = []
+        self.keys: Headers = []
+        self.expiries: Headers = []
+        self.windows: Headers = []
+        self.ids: Headers = []
+        self.ops: list[str] = []
+        self.every: Headers = []
+        self.cron: Headers = []
+        self.zones: Headers = []
+        self.counts: Headers = []
+        self.key_is_id = False
+        """The record key is the id, and the output's key comes from a header or is null."""
+        self.rocketmq = False
+        """``spare_id`` is the id unless another one is given."""
+        self.spare_id: bytes | None = None
+
+    def due_at_ms(self, name: str, value: bytes | None, _timestamp_ms: int) -> int:
+        """``TimeParser`` of an instant."""
+        return self.readings.instant_ms(name, value)
+
+    def due_after_ms(self, name: str, value: bytes | None, timestamp_ms: int) -> int:
+        """``TimeParser`` of a delay from the record's own timestamp."""
+        return timestamp_ms + self.readings.duration_ms(name, value)
+
+    def mentions_delivery(self) -> bool:
+        """Return whether a header says when or where to deliver."""
+        where = self.targets or self.partitions or self.keys
+        return bool(self.times or where or self.recurs)
+
+    @property
+    def recurs(self) -> bool:
+        """Return whether a header speaks of more than one occurrence."""
+        return bool(self.every or self.cron or self.zones or self.counts)
+
+
+Rule: TypeAlias = Callable[[Draft, str, bytes | None], None]
+"""Files one header. Raises ``RecordRefusedError`` for what no operation could accept."""
+
+
+def _at(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.times.append((name, value, draft.due_at_ms))
+
+
+def _after(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.times.append((name, value, draft.due_after_ms))
+
+
+def target_topic(draft: Draft, name: str, value: bytes | None) -> None:
+    """``Rule`` of a target topic."""
+    draft.targets.append((name, value))
+
+
+def target_partition(draft: Draft, name: str, value: bytes | None) -> None:
+    """``Rule`` of a target partition."""
+    draft.partitions.append((name, value))
+
+
+def target_key(draft: Draft, name: str, value: bytes | None) -> None:
+    """``Rule`` of the output key: empty is an empty key, no value is a null key."""
+    draft.keys.append((name, value))
+
+
+def _id(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.ids.append((name, value))
+
+
+def _op(draft: Draft, _name: str, value: bytes | None) -> None:
+    text = "" if value is None else value[:64].decode("ascii", "replace")
+    if text not in (CANCEL_OP, FIRE_OP, SCHEDULE_OP):
+        raise RecordRefusedError(
+            OP_INVALID, f"{names.DELAY_OP} is {text!r}: schedule, cancel or fire is expected"
+        )
+    draft.ops.append(text)
+
+
+def _expires_at(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.expiries.append((name, value))
+
+
+def _window_ms(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.windows.append((name, value))
+
+
+def _every(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.every.append((name, value))
+
+
+def _cron(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.cron.append((name, value))
+
+
+def _timezone(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.zones.append((name, value))
+
+
+def _times(draft: Draft, name: str, value: bytes | None) -> None:
+    draft.counts.append((name, value))
+
+
+def drop(_draft: Draft, _name: str, _value: bytes | None) -> None:
+    """``Rule`` of a header that says nothing and is not delivered."""
+
+
+RULES: dict[str, Rule] = {
+    names.DELAY_AT: _at,
+    names.DELAY_AFTER: _after,
+    names.DELAY_TARGET_TOPIC: target_topic,
+    names.DELAY_TARGET_PARTITION: target_partition,
+    names.DELAY_TARGET_KEY: target_key,
+    names.DELAY_ID: _id,
+    names.DELAY_OP: _op,
+    names.DELAY_EXPIRES_AT: _expires_at,
+    names.DELAY_WINDOW_MS: _window_ms,
+    names.DELAY_EVERY: _every,
+    names.DELAY_CRON: _cron,
+    names.DELAY_TIMEZONE: _timezone,
+    names.DELAY_TIMES: _times,
+    **dict.fromkeys(names.OUTPUT, drop),
+}
+"""Every header of our own that a user's record may carry."""

@@ -1,0 +1,217 @@
+"""Ids find home: the partition where all records of one id meet, and how they get there.
+
+Clients partition differently, so a cancel may lie elsewhere than its record. An id has a **home**:
+murmur2 of the id, modulo a number of partitions that the contract fixes. A record with an id that
+lies elsewhere is settled there by being appended to its home, in an *envelope*: key, value and
+headers as they were, and two more headers::
+
+    delay-home      JSON: v, op, source, written, settles, shard
+    delay-home-mac  HMAC-SHA256 (hex) over where it was written, delay-home, key, value and headers
+
+A cancel or fire goes without key, value and own headers, so it is never too large. While the home
+can't be written to, the record *waits*: it is requeued where it lies, as a parked record whose
+target is its home, and takes along what waited before it (``carried``). The rules were explored by
+``tests/simulation/home_model``. Why envelopes are signed: ``signing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from delayservice.base.errors import StoreError
+from delayservice.contract.codec import Payload
+from delayservice.contract.draft import CANCEL_OP, FIRE_OP, SCHEDULE_OP
+from delayservice.contract.entry import CANCEL, FIRE, SCHEDULE, Original
+from delayservice.contract.names import DELAY_HOME, DELAY_HOME_MAC, DELAY_ID, DELAY_OP, Header
+from delayservice.contract.signing import Signer
+
+ENVELOPE_VERSION: Final = 1
+
+SETTLES_NOTHING: Final = -1
+"""``settles`` of what was carried: the record that took it along has settled it."""
+
+_OPS: Final = {SCHEDULE: SCHEDULE_OP, CANCEL: CANCEL_OP, FIRE: FIRE_OP}
+_KINDS: Final = {name: kind for kind, name in _OPS.items()}
+_SIGNER: Final = Signer(b"delay-home 1", DELAY_HOME, DELAY_HOME_MAC)
+
+
+class Sent(NamedTuple):
+    """A user's record on its way home.
+
+    Attributes:
+        kind: SCHEDULE, CANCEL or FIRE of ``entry``.
+        source: ``delay-source``: where the user wrote it.
+        written_ms: its first timestamp, epoch milliseconds, from which its delay counts.
+        original: key, value and headers, as far as they go home.
+    """
+
+    kind: int
+    source: bytes
+    written_ms: int
+    original: Original
+
+
+Group: TypeAlias = tuple[Sent, ...]
+"""Records of one id in the order in which they were written."""
+
+
+class Arrived(NamedTuple):
+    """An envelope: the record, and the offset ``settles`` of ``shard`` that it settles."""
+
+    sent: Sent
+    settles: int
+    shard: str
+
+
+class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record that waits beside another one; bytes are base64 in JSON."""
+
+    op: str
+    source: bytes
+    written: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The ``delay-home`` header: of an envelope, or of a record that waits (then ``settles`` is the
+    waiting record that it took along).
+    """
+
+    v: int
+    op: str
+    source: bytes
+    written: int
+    settles: int = SETTLES_NOTHING
+    shard: str = ""
+    carried: tuple[_Carried, ...] = ()
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Fields).decode
+
+
+def homebound(
+    kind: int, record_id: bytes, source: bytes, written_ms: int, original: Original
+) -> Sent:
+    """Return a user's record as it goes home; see ``Sent``."""
+    if kind != SCHEDULE:
+        original = (None, None, [(DELAY_OP, _OPS[kind].encode()), (DELAY_ID, record_id)])
+    return Sent(kind, source, written_ms, original)
+
+
+def write_envelope(
+    topic: str, home: int, secret: bytes, sent: Sent, settles: int, shard: str
+) -> Original:
+    """Return the record to append to partition ``home`` of the delay topic.
+
+    Args:
+        topic: the delay topic; the signature is bound to it and to ``home``.
+        home: the partition.
+        secret: the cluster's.
+        sent: what goes there.
+        settles: the offset of ``shard`` that it settles, or ``SETTLES_NOTHING``.
+        shard: ``topic:partition`` that it comes from.
+    """
+    fields = _Fields(
+        ENVELOPE_VERSION, _OPS[sent.kind], sent.source, sent.written_ms, settles, shard
+    )
+    return _SIGNER.signed(f"{topic}:{home}", secret, _encode(fields), sent.original)
+
+
+def read_envelope(
+    topic: str, partition: int, secrets: Sequence[bytes], original: Original
+) -> Sent | None:
+    """Return what ``write_envelope`` was given; None: no secret signed it, or it is not intact."""
+    arrived = _arrived(_SIGNER.verified(f"{topic}:{partition}", secrets, original))
+    return None if arrived is None else arrived.sent
+
+
+def read_claimed_envelope(original: Original) -> Arrived | None:
+    """Return what an envelope says, its signature not looked at; None: it is none that can be read.
+    For those who read topics without the cluster's secret.
+    """
+    return _arrived(_SIGNER.claimed(original))
+
+
+def _arrived(found: tuple[bytes, Original] | None) -> Arrived | None:
+    fields = None if found is None else _fields(found[0])
+    if found is None or fields is None:
+        return None
+    sent = Sent(_KINDS[fields.op], fields.source, fields.written, found[1])
+    return Arrived(sent, fields.settles, fields.shard)
+
+
+def waiting_payload(
+    home: tuple[str, int], record_id: bytes, group: Group, since_ms: int, attempt: int, took: int
+) -> Payload:
+    """Return what is requeued while a home can't be written to: a payload whose target is the home.
+
+    Args:
+        home: the delay topic, and the partition of it.
+        record_id: the id of all of ``group``.
+        group: what waits; at least one.
+        since_ms: when the last of them began to wait, epoch milliseconds.
+        attempt: 1 more than how often it has waited.
+        took: the offset of the waiting record that it took along, or ``SETTLES_NOTHING``.
+    """
+    *before, last = group
+    carried = tuple([_carried(one) for one in before])
+    fields = _Fields(
+        ENVELOPE_VERSION, _OPS[last.kind], last.source, last.written_ms, took, carried=carried
+    )
+    key, value, own = last.original
+    headers: list[Header] = [*own, (DELAY_HOME, _encode(fields))]
+    return (*home, key, value, headers, since_ms, (record_id, last.source, attempt, None))
+
+
+def waiting_group(payload: Payload) -> Group:
+    """Return the records of a payload that waits for its home: one whose target is its own delay
+    topic, as no record of a user has.
+
+    Raises:
+        StoreError: it can't be read, although its checksum or signature was right.
+    """
+    return _waiting(payload)[0]
+
+
+def taken_along(payload: Payload) -> int:
+    """Return the offset of the waiting record that a waiting one took along, or
+    ``SETTLES_NOTHING``.
+
+    Raises:
+        StoreError: as ``waiting_group``.
+    """
+    return _waiting(payload)[1]
+
+
+def _waiting(payload: Payload) -> tuple[Group, int]:
+    _, _, key, value, headers, _, _ = payload
+    name, text = headers[-1] if headers else ("", None)
+    fields = _fields(text or b"") if name == DELAY_HOME else None
+    if fields is None:
+        raise StoreError(f"a record that waits for its home has no {DELAY_HOME} that can be read")
+    last = Sent(_KINDS[fields.op], fields.source, fields.written, (key, value, headers[:-1]))
+    before = [
+        Sent(_KINDS[one.op], one.source, one.written, (one.key, one.value, one.headers))
+        for one in fields.carried
+    ]
+    return (*before, last), fields.settles
+
+
+def _carried(sent: Sent) -> _Carried:
+    key, value, headers = sent.original
+    return _Carried(_OPS[sent.kind], sent.source, sent.written_ms, key, value, headers)
+
+
+def _fields(text: bytes) -> _Fields | None:
+    try:
+        fields = _decode(text)
+    except (msgspec.DecodeError, ValueError):
+        return None
+    ops = {fields.op, *[one.op for one in fields.carried]}
+    return fields if fields.v == ENVELOPE_VERSION and ops <= _KINDS.keys() else None

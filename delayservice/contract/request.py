@@ -1,0 +1,263 @@
+"""A caller's request, checked and written as input headers. Pure: nothing is sent here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from functools import lru_cache, partial
+from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
+
+from delayservice.base.errors import InvalidRequestError
+from delayservice.contract import names
+from delayservice.contract.aliases import STRIPPED
+from delayservice.contract.codes import RecordRefusedError
+from delayservice.contract.recurring import check_every, check_times, parse_cron, parse_zone
+from delayservice.contract.times import (
+    DUE_STOP_MS,
+    check_is_ms,
+    parse_checked_instant_ms,
+    parse_duration_ms,
+)
+from delayservice.contract.topic_names import is_legal_topic, is_reserved
+
+Text: TypeAlias = bytes | str
+"""Bytes, or text that is written as UTF-8."""
+
+Delay: TypeAlias = timedelta | int | str
+"""A ``timedelta``, milliseconds, ``30s``, ``1h30m``, or ISO 8601, weeks to seconds (``PT30S``)."""
+
+Instant: TypeAlias = datetime | int | str
+"""A ``datetime`` with a time zone, epoch milliseconds (what looks like seconds is refused),
+or RFC 3339 with ``Z`` or an offset."""
+
+Header: TypeAlias = tuple[str, bytes | str | None]
+OwnHeaders: TypeAlias = Iterable[Header] | Mapping[str, bytes | str | None]
+
+
+class _NoKey(Enum):
+    NO_KEY = "no key"
+
+
+NO_KEY: Final = _NoKey.NO_KEY
+"""As ``target_key``: the output has no key, whatever the record's own is."""
+
+TargetKey: TypeAlias = Text | Literal[_NoKey.NO_KEY] | None
+
+Given = TypeVar("Given")
+Read = TypeVar("Read")
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_PARTITION_MAX: Final = 2**31 - 1
+
+
+class When(TypedDict, total=False):
+    """The arguments of ``when_headers``, which ``DelayProducer.send`` takes too."""
+
+    delay: Delay | None
+    at: Instant | None
+    expires_at: Instant | None
+    window: Delay | None
+    every: Delay | None
+    cron: str | None
+    timezone: str | None
+    times: int | None
+
+
+def when_headers(
+    *,
+    delay: Delay | None = None,
+    at: Instant | None = None,
+    expires_at: Instant | None = None,
+    window: Delay | None = None,
+    every: Delay | None = None,
+    cron: str | None = None,
+    timezone: str | None = None,
+    times: int | None = None,
+) -> list[Header]:
+    """The headers that say when.
+
+    Args:
+        delay: from the moment the broker appends the record; a fraction of a millisecond is
+            rounded up.
+        at: the due time, rounded up likewise. Give it or ``delay``; a recurring schedule needs
+            neither.
+        expires_at: after this instant the record is expired instead of delivered.
+        window: delivery may be spread over so much time after it is due.
+        every: deliver again after each such period, 1 s or more.
+        cron: deliver by a cron expression of five fields, or of six with seconds first. Only its
+            characters are checked here: the service dead-letters one that means nothing.
+        timezone: the IANA zone that ``cron`` is meant in (``Europe/Berlin``); None: UTC. Checked
+            as ``cron`` is.
+        times: the number of occurrences at most.
+
+    Raises:
+        InvalidRequestError: one can't be read, they contradict each other, or nothing says when.
+    """
+    recurring = _recurring_headers(every, cron, timezone, times)
+    headers = [*_due_headers(delay, at, is_needed=not recurring), *recurring]
+    if window is not None:
+        headers.append((names.DELAY_WINDOW_MS, str(delay_ms("window", window))))
+    if expires_at is not None:
+        expires_ms = instant_ms("expires_at", expires_at)
+        if at is not None and expires_ms < instant_ms("at", at):
+            raise InvalidRequestError("expires_at is before at: the record could only expire")
+        headers.append((names.DELAY_EXPIRES_AT, str(expires_ms)))
+    return headers
+
+
+def _due_headers(delay: Delay | None, at: Instant | None, *, is_needed: bool) -> list[Header]:
+    if delay is not None and at is not None:
+        raise InvalidRequestError("delay and at both say when: give one of them")
+    if delay is not None:
+        return [(names.DELAY_AFTER, str(delay_ms("delay", delay)))]
+    if at is not None:
+        return [(names.DELAY_AT, str(instant_ms("at", at)))]
+    if is_needed:
+        raise InvalidRequestError("nothing says when: give delay, at, every or cron")
+    return []
+
+
+def _recurring_headers(
+    every: Delay | None, cron: str | None, timezone: str | None, times: int | None
+) -> list[Header]:
+    if every is not None and cron is not None:
+        raise InvalidRequestError("every and cron both say how often: give one of them")
+    if every is None and cron is None:
+        if timezone is not None or times is not None:
+            raise InvalidRequestError("timezone and times belong to every or cron: give one")
+        return []
+    headers = _cron_headers(cron, timezone) if every is None else _every_headers(every, timezone)
+    if times is not None:
+        if type(times) is not int:
+            raise InvalidRequestError(f"times is {times!r}: give a whole number")
+        headers.append((names.DELAY_TIMES, str(_as_service(check_times, times))))
+    return headers
+
+
+def _every_headers(every: Delay, timezone: str | None) -> list[Header]:
+    if timezone is not None:
+        raise InvalidRequestError("timezone belongs to cron: a period has no zone")
+    period_ms = _as_service(check_every, delay_ms("every", every))
+    return [(names.DELAY_EVERY, str(period_ms))]
+
+
+def _cron_headers(cron: str | None, timezone: str | None) -> list[Header]:
+    headers: list[Header] = [(names.DELAY_CRON, _as_service(parse_cron, (cron or "").encode()))]
+    if timezone is not None:
+        headers.append((names.DELAY_TIMEZONE, _as_service(parse_zone, timezone.encode())))
+    return headers
+
+
+def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
+    """Return a value as the service's own rule reads it.
+
+    Raises:
+        InvalidRequestError: the service would refuse it.
+    """
+    try:
+        return rule(value)
+    except RecordRefusedError as exc:
+        raise InvalidRequestError(exc.detail) from exc
+
+
+def target_headers(topic: str, partition: int | None, key: TargetKey) -> list[Header]:
+    """The headers that say where.
+
+    Args:
+        topic: the target topic.
+        partition: its partition; None: chosen by the output's key, as a Java producer does.
+        key: the output's key; None: the record's own.
+
+    Raises:
+        InvalidRequestError: the service would never deliver there.
+    """
+    headers: list[Header] = [(names.DELAY_TARGET_TOPIC, _target(topic))]
+    if partition is not None:
+        if type(partition) is not int or not 0 <= partition <= _PARTITION_MAX:
+            raise InvalidRequestError(f"partition is {partition!r}: give a partition's number")
+        headers.append((names.DELAY_TARGET_PARTITION, str(partition)))
+    if key is not None:
+        headers.append((names.DELAY_TARGET_KEY, None if isinstance(key, _NoKey) else key))
+    return headers
+
+
+@lru_cache(1024)
+def _target(topic: str) -> str:
+    if not is_legal_topic(topic):
+        raise InvalidRequestError(f"{topic!r} is no legal topic name")
+    if is_reserved(topic):
+        raise InvalidRequestError(
+            f"{topic} is never a target: names with __ or delay_ at the start are reserved"
+        )
+    return topic
+
+
+def plain_headers(headers: OwnHeaders) -> list[Header]:
+    """The caller's own headers as a list.
+
+    Raises:
+        InvalidRequestError: the service would read one of them, or drop it.
+    """
+    own = list(headers.items() if isinstance(headers, Mapping) else headers)
+    for name, _ in own:
+        if name in STRIPPED:
+            raise InvalidRequestError(
+                f"header {name} is the service's: use the argument of that meaning, and "
+                "own_headers(message) to send a record on"
+            )
+    return own
+
+
+def id_bytes(record_id: Text, bytes_max: int) -> bytes:
+    """An id as bytes.
+
+    Raises:
+        InvalidRequestError: it is empty, or longer than ``bytes_max``.
+    """
+    encoded = record_id.encode() if isinstance(record_id, str) else record_id
+    if not 0 < len(encoded) <= bytes_max:
+        raise InvalidRequestError(f"an id has 1 to {bytes_max} bytes, this has {len(encoded)}")
+    return encoded
+
+
+def delay_ms(argument: str, delay: Delay) -> int:
+    """A delay in milliseconds, rounded up: nothing is early.
+
+    Raises:
+        InvalidRequestError: it is negative, or can't be read; ``argument`` is its name.
+    """
+    if isinstance(delay, timedelta):
+        return _bounded_ms(argument, -(-delay // _MILLISECOND))
+    if isinstance(delay, str):
+        delay = _as_service(partial(parse_duration_ms, argument), delay.encode())
+    return _bounded_ms(argument, delay)
+
+
+def instant_ms(argument: str, instant: Instant) -> int:
+    """A point in time as epoch milliseconds, rounded up.
+
+    Raises:
+        InvalidRequestError: it has no time zone, is before 1970, or can't be read.
+    """
+    if isinstance(instant, datetime):
+        if instant.utcoffset() is None:
+            raise InvalidRequestError(
+                f"{argument} is {instant}, without a time zone: give it one, as in "
+                "datetime.now(UTC) or instant.astimezone()"
+            )
+        return _bounded_ms(argument, -((_EPOCH - instant) // _MILLISECOND))
+    if isinstance(instant, str):
+        parse = partial(parse_checked_instant_ms, argument)
+        return _bounded_ms(argument, _as_service(parse, instant.encode()))
+    return _as_service(partial(check_is_ms, argument), _bounded_ms(argument, instant))
+
+
+def _bounded_ms(argument: str, ms: int) -> int:
+    # A bool is an int, and a float would be cut in silence.
+    if type(ms) is not int:
+        raise InvalidRequestError(f"{argument} is {ms!r}: whole milliseconds are expected")
+    if not 0 <= ms < DUE_STOP_MS:
+        raise InvalidRequestError(f"{argument} is {ms} ms: 0 to {DUE_STOP_MS - 1} are possible")
+    return ms

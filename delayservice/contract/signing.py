@@ -1,0 +1,88 @@
+"""Signatures of records that the service itself appends to a delay topic.
+
+Any producer of the delay topic could write such a record, hence the signature: without it, a forged
+one would be delivered past the target allowlist. It covers topic and partition, so that a record is
+worth nothing elsewhere. It can't tell a record from the same bytes appended a second time to the
+same partition; a client that may do that may write to the delay topic anyway.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from delayservice.contract.entry import Headers, Original
+
+_DIGEST: Final = "sha256"
+_LENGTH = struct.Struct(">q")
+_NULL_LENGTH = _LENGTH.pack(-1)
+
+
+class Signer:
+    """Adds two headers to a record, text and signature, and reads them back.
+
+    Args:
+        domain: what is signed, so that one kind of record never passes for another.
+        text_name: header of the text.
+        mac_name: header of the signature, HMAC-SHA256 in hex.
+    """
+
+    def __init__(self, domain: bytes, text_name: str, mac_name: str) -> None:
+        self._domain = domain
+        self._text_name = text_name
+        self._mac_name = mac_name
+        self._names = (text_name, mac_name)
+
+    def signed(self, place: str, secret: bytes, text: bytes, record: Original) -> Original:
+        """Return the record with its text and signature as the last two headers.
+
+        Args:
+            place: ``topic:partition`` that it is appended to.
+            secret: the cluster's.
+            text: what the service says of the record.
+            record: key, value and headers.
+        """
+        key, value, own = record
+        mac = self._mac(secret, place, text, record)
+        return key, value, [*own, (self._text_name, text), (self._mac_name, mac)]
+
+    def verified(
+        self, place: str, secrets: Sequence[bytes], signed: Original
+    ) -> tuple[bytes, Original] | None:
+        """Return the text and the record as it was; None: none of ``secrets`` signed it."""
+        found = self.claimed(signed)
+        if found is None:
+            return None
+        text, record = found
+        mac = signed[2][-1][1] or b""
+        macs = (self._mac(secret, place, text, record) for secret in secrets)
+        return found if any(hmac.compare_digest(one, mac) for one in macs) else None
+
+    def claimed(self, signed: Original) -> tuple[bytes, Original] | None:
+        """Return what ``verified`` does, its signature not looked at; None: it has not each of the
+        two headers once, at the end.
+        """
+        key, value, headers = signed
+        own, last = headers[:-2], headers[-2:]
+        if [name for name, _ in last] != [*self._names]:
+            return None
+        if any(name in self._names for name, _ in own) or last[0][1] is None or last[1][1] is None:
+            return None
+        return last[0][1], (key, value, own)
+
+    def _mac(self, secret: bytes, place: str, text: bytes, record: Original) -> bytes:
+        key, value, own = record
+        parts = [self._domain, place.encode(), text, key, value, *_flat(own)]
+        message = b"".join([_with_length(part) for part in parts])
+        return hmac.digest(secret, message, _DIGEST).hex().encode("ascii")
+
+
+def _flat(headers: Headers) -> list[bytes | None]:
+    return [part for name, text in headers for part in (name.encode(), text)]
+
+
+def _with_length(part: bytes | None) -> bytes:
+    """Each part stands behind its length, -1 for null, so no two records share their bytes."""
+    return _NULL_LENGTH if part is None else _LENGTH.pack(len(part)) + part

@@ -1,0 +1,110 @@
+"""Which target topics a delay topic may deliver to: default-deny.
+
+A delay record is written to its target with the service's rights, so an open target header would
+let any producer write anywhere (the confused deputy).
+
+What never changes is judged when a record is read, for that decides its key. Whether its target is
+allowed is judged when it is settled, by the settings of the node that settles it; records under a
+contract that has an allowlist were judged by that when they were read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import translate
+
+from delayservice.contract.codes import TARGET_DENIED, TARGET_INVALID, RecordRefusedError
+from delayservice.contract.contracts import PATTERNS_VERSION, Contract
+from delayservice.contract.topic_names import TOPIC_NAME, is_pattern, is_reserved
+
+_CACHE_ENTRIES_MAX = 1024
+
+
+class Allowlist:
+    """The topics that records of one delay topic may go to.
+
+    Attributes:
+        good: topics that were found allowed before. Bounded; a miss proves nothing.
+
+    Args:
+        delay_topic: never a target itself.
+        allow: shell-style patterns of targets, matching whole names, case-sensitive.
+        reserved: names and patterns that are never targets, whatever is allowed.
+        default: allowed without a pattern.
+    """
+
+    def __init__(
+        self,
+        delay_topic: str,
+        allow: Iterable[str] = (),
+        reserved: Iterable[str] = (),
+        default: str | None = None,
+    ) -> None:
+        self.good: set[str] = set()
+        self._default = default
+        self._allow = _compiled(allow)
+        self._reserved = _compiled([*reserved, delay_topic])
+
+    @classmethod
+    def of_contract(cls, contract: Contract, delay_topic: str) -> Allowlist:
+        """Return what is judged when a record is read; of a contract without an allowlist only what
+        no setting changes.
+        """
+        if not contract.has_allowlist:
+            return cls(delay_topic, ["*"])
+        reserved: Iterable[str] = contract.reserved
+        if contract.version < PATTERNS_VERSION:
+            reserved = [name for name in reserved if not is_pattern(name)]
+        return cls(delay_topic, contract.allow, reserved, contract.default_target)
+
+    def denial(self, topic: str) -> str | None:
+        """Return why a topic is no target, in words; None: it is allowed."""
+        if topic in self.good:
+            return None
+        if is_reserved(topic) or any(rule.match(topic) for rule in self._reserved):
+            return f"{topic} is reserved and never a target"
+        if topic != self._default and not any(rule.match(topic) for rule in self._allow):
+            return f"{topic} is not among the targets that this delay topic allows"
+        if len(self.good) >= _CACHE_ENTRIES_MAX:
+            self.good.clear()
+        self.good.add(topic)
+        return None
+
+
+class Targets:
+    """Reads the target headers of one contract for one delay topic, and keeps its last answers."""
+
+    def __init__(self, contract: Contract, delay_topic: str) -> None:
+        """Read by ``contract``; ``delay_topic`` itself is never a target."""
+        self.allowed: dict[bytes | None, str] = {}
+        """Header value to topic, of those found good before. Bounded; a miss proves nothing."""
+        self._allowlist = Allowlist.of_contract(contract, delay_topic)
+
+    def check(self, name: str, value: bytes | None) -> str:
+        """The topic that the header ``name`` means by ``value``.
+
+        Raises:
+            RecordRefusedError: ``target-invalid`` for what is no topic name, ``target-denied`` for
+                what is reserved or matches no pattern.
+        """
+        topic = _legal_topic(name, value)
+        denial = self._allowlist.denial(topic)
+        if denial is not None:
+            raise RecordRefusedError(TARGET_DENIED, denial)
+        if len(self.allowed) >= _CACHE_ENTRIES_MAX:
+            self.allowed.clear()
+        self.allowed[value] = topic
+        return topic
+
+
+def _compiled(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(translate(pattern)) for pattern in patterns)
+
+
+def _legal_topic(name: str, value: bytes | None) -> str:
+    """Kafka's own rule for topic names (``org.apache.kafka.common.internals.Topic``)."""
+    if value is None or not TOPIC_NAME.fullmatch(value) or value in (b".", b".."):
+        shown = "no value" if value is None else repr(value[:64])[1:]
+        raise RecordRefusedError(TARGET_INVALID, f"{name} is {shown}: no legal topic name")
+    return value.decode("ascii")

@@ -1,0 +1,207 @@
+"""Instants and delays as users write them, to whole milliseconds.
+
+Own expressions and integer arithmetic, because a record's key depends on them: a library that
+reads a text another way after an upgrade would move keys that exist (design rule 2). Fractions of
+a millisecond are rounded up, so that nothing is early.
+
+Sources: RFC 3339 section 5.6; ISO 8601-1 durations, weeks to seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeAlias
+
+from delayservice.contract.codes import TIME_INVALID, RecordRefusedError
+
+DUE_STOP_MS = 2**53
+"""Every due time is below this (exact in JSON and in doubles); parsers return it for "beyond"."""
+
+SURELY_MS: Final = 100_000_000_000
+_SECONDS_LIKE: Final = range(100_000_000, SURELY_MS)
+"""Epoch milliseconds of 1970 to 1973, and epoch seconds of 1973 to 5138."""
+
+_DIGITS_MAX = 16
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+_RFC3339 = re.compile(
+    rb"(\d{4}-\d\d-\d\d)[Tt ]((?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)"
+    rb"(?:\.(\d+))?([Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+)
+_DURATION = re.compile(
+    rb"P(?=\d|T\d)(?:(\d+)W)?(?:(\d+)D)?"
+    rb"(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:[.,](\d+))?S)?)?"
+)
+_PART = re.compile(rb"(\d+)(?:\.(\d+))?(ms|[smhdwy])")
+_PARTS = re.compile(rb"(?:\d+(?:\.\d+)?(?:ms|[smhdwy]))+")
+_PART_MS = {
+    b"ms": 1,
+    b"s": 1_000,
+    b"m": 60_000,
+    b"h": 3_600_000,
+    b"d": 86_400_000,
+    b"w": 604_800_000,
+    b"y": 31_536_000_000,
+}
+_ISO_EXPECTED = "milliseconds or an ISO 8601 duration is expected"
+_UNITS_EXPECTED = "milliseconds, 30s, 1h30m or an ISO 8601 duration (PT30S) is expected"
+_FRACTION_DIGITS = 12
+_CALENDAR = re.compile(rb"P\d+(?:Y.*|M.*)")
+_UNIT_MS = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
+
+
+def parse_count(name: str, value: bytes | None) -> int:
+    """Decimal digits to an integer, ``DUE_STOP_MS`` at most.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``, anything but ASCII digits.
+    """
+    if value is None or not value.isdigit():
+        raise _refused(name, value, "decimal digits are expected")
+    return _bounded(value)
+
+
+def parse_instant_ms(name: str, value: bytes | None) -> int:
+    """Epoch milliseconds or RFC 3339 with an offset, to epoch milliseconds (negative before 1970).
+
+    Returns:
+        At most ``DUE_STOP_MS``.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``, any other text, a local time without an offset
+            included.
+    """
+    if value is not None and value.isdigit():
+        return _bounded(value)
+    match = _RFC3339.fullmatch(value or b"")
+    if match is None:
+        raise _refused(
+            name, value, "epoch milliseconds or RFC 3339 with Z or an offset is expected"
+        )
+    date, clock, fraction, zone = match.groups()
+    offset = b"+00:00" if zone in b"Zz" else zone
+    try:
+        instant = datetime.fromisoformat((date + b"T" + clock + offset).decode("ascii"))
+    except ValueError as exc:
+        raise _refused(name, value, "there is no such date") from exc
+    return (instant - _EPOCH) // _MILLISECOND + _fraction_ms(fraction)
+
+
+def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
+    """Parse as ``parse_instant_ms`` does, but refuse digits that look like seconds.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``.
+    """
+    instant_ms = parse_instant_ms(name, value)
+    is_number = value is not None and value.isdigit()
+    return check_is_ms(name, instant_ms) if is_number else instant_ms
+
+
+def check_is_ms(name: str, instant_ms: int) -> int:
+    """Return an instant that was given as a number, unless that was meant as seconds.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``.
+    """
+    if instant_ms in _SECONDS_LIKE:
+        raise RecordRefusedError(
+            TIME_INVALID,
+            f"{name} is {instant_ms}, which looks like seconds: epoch milliseconds are expected "
+            f"({instant_ms * 1_000})",
+        )
+    return instant_ms
+
+
+def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED) -> int:
+    """Milliseconds or an ISO 8601 duration of weeks to seconds, to milliseconds.
+
+    Years and months are refused: how long they last depends on a calendar and a time zone.
+
+    Args:
+        name: of the header, for the error.
+        value: its text.
+        expected: what an error says was expected.
+
+    Returns:
+        0 to ``DUE_STOP_MS``.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``.
+    """
+    if value is not None and value.isdigit():
+        return _bounded(value)
+    match = _DURATION.fullmatch(value or b"")
+    if match is None:
+        if _CALENDAR.fullmatch(value or b""):
+            raise _refused(name, value, "years and months have no fixed length, use days")
+        raise _refused(name, value, expected)
+    *counts, fraction = match.groups()
+    total = sum(
+        _bounded(count) * unit for count, unit in zip(counts, _UNIT_MS, strict=True) if count
+    )
+    return min(total + _fraction_ms(fraction), DUE_STOP_MS)
+
+
+def parse_duration_ms(name: str, value: bytes | None) -> int:
+    """Parse as ``parse_delay_ms`` does, or with units: ``30s``, ``1h30m``; a year has 365 days.
+
+    Returns:
+        0 to ``DUE_STOP_MS``.
+
+    Raises:
+        RecordRefusedError: ``time-invalid``.
+    """
+    if not _PARTS.fullmatch(value or b""):
+        return parse_delay_ms(name, value, _UNITS_EXPECTED)
+    total = sum(_part_ms(*part) for part in _PART.findall(value or b""))
+    return min(total, DUE_STOP_MS)
+
+
+_Parser: TypeAlias = Callable[[str, bytes | None], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """How the texts of our own time headers are read: header name and value to milliseconds."""
+
+    instant_ms: _Parser
+    duration_ms: _Parser
+    surely_ms: int
+    """An instant in digits from here on means milliseconds, without a doubt."""
+
+
+FIRST_READINGS: Final = Readings(parse_instant_ms, parse_delay_ms, 0)
+UNIT_READINGS: Final = Readings(parse_checked_instant_ms, parse_duration_ms, SURELY_MS)
+"""Durations with units are read, and seconds where milliseconds are expected are refused."""
+
+
+def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:
+    unit_ms = _PART_MS[unit]
+    scaled = unit_ms * int(digits[:_FRACTION_DIGITS].ljust(_FRACTION_DIGITS, b"0"))
+    scaled += 1 if digits[_FRACTION_DIGITS:].strip(b"0") else 0
+    part_ms: int = -(-scaled // 10**_FRACTION_DIGITS)
+    return _bounded(whole) * unit_ms + part_ms
+
+
+def _bounded(digits: bytes) -> int:
+    """ASCII digits to an integer; never the quadratic time that a very long one would take."""
+    if len(digits) > _DIGITS_MAX:
+        digits = digits.lstrip(b"0") or b"0"
+    return DUE_STOP_MS if len(digits) > _DIGITS_MAX else min(int(digits), DUE_STOP_MS)
+
+
+def _fraction_ms(digits: bytes | None) -> int:
+    """The digits after a second's decimal point, to milliseconds, rounded up."""
+    if not digits:
+        return 0
+    return int(digits[:3].ljust(3, b"0")) + (1 if digits[3:].strip(b"0") else 0)
+
+
+def _refused(name: str, value: bytes | None, expected: str) -> RecordRefusedError:
+    shown = "no value" if value is None else repr(value[:64])[1:]
+    return RecordRefusedError(TIME_INVALID, f"{name} is {shown}: {expected}")

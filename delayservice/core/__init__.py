@@ -1,1 +1,0 @@
-"""Pure decisions: no I/O and no clock reads."""

@@ -1,0 +1,1 @@
+"""Decisions about records and slices: cursor, shard, settlement. Pure: no I/O, no clock."""

@@ -1,0 +1,321 @@
+"""The checkpoint of a slice: the committed cursors of all its shards in one record.
+
+One JSON object, written in the transaction that carries the outputs it accounts for::
+
+    {"v": 2, "slice": 3, "node": "n1", "writer": "delayservice-n1-0-5c…", "claim": 17,
+     "epoch": 7, "commit": 42, "secret": "9f0c…",
+     "shards": {"delay_topic_any": {"topic_id": "…", "k": [key_ms, offset], "h": offset,
+                                    "contracts": [[from_offset, {…}], …],
+                                    "last": [leader_epoch, offset],
+                                    "lost": [[first, unread, stop], …]}}}
+
+``epoch`` counts take-overs of the slice, ``commit`` the commits of one: no two checkpoints are the
+same, so that one that is read back says which commit it belongs to. ``secret`` is a fingerprint of
+the secret that its writer signs copies with: a node that lacks this secret can't tell copies from
+forgeries, so it stores and serves nothing of the slice. ``writer`` and ``claim`` say who wrote it
+under which claim (see ``claims``); version 1, which had one transactional id for each slice, has
+neither, and refuses to follow version 2. ``last`` is the newest record that the owner had read of
+the log, which may lie above ``h``: a log that was truncated and has grown again holds another one
+there, or none. ``lost`` are offsets that H skipped, for retention had deleted them (see
+``losses``). Both are left out where there is nothing to say, and versions that do not know them
+ignore them.
+JSON because Spark, metrics and people read it too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from delayservice.base.errors import DelayServiceError, KafkaEdgeError
+from delayservice.contract.contracts import ContractError, Contracts
+from delayservice.engine.claims import Tenure
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.losses import Lost
+
+VERSION = 2
+_VERSIONS = (1, VERSION)
+
+
+class ForeignRecordError(DelayServiceError):
+    """A record of the checkpoint topic is not what its key says: it is not believed."""
+
+
+class WrongSecretError(KafkaEdgeError):
+    """A slice is served with a cluster secret that this node does not have."""
+
+
+class LastRead(NamedTuple):
+    """A record of a log: its offset, and the epoch of the leader that appended it. -1: not known.
+
+    Leaders of a partition have ascending epochs, so a record that was read before a truncation is
+    told from one that was written in its place. An epoch without an offset says that no record up
+    to H had a higher one.
+    """
+
+    leader_epoch: int = -1
+    offset: int = -1
+
+
+NOTHING_READ: Final = LastRead()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCheckpoint:
+    """The committed state of one shard.
+
+    ``contracts`` is the list of parameters that keys depend on (design rule 2); ``topic_id`` tells
+    a recreated topic from the one that the offsets belong to; ``last_read`` tells a log that was
+    truncated from the one that the owner read; ``lost`` are the newest ranges of offsets that H
+    skipped.
+    """
+
+    topic_id: str
+    cursor: Cursor
+    contracts: Contracts
+    last_read: LastRead = NOTHING_READ
+    lost: tuple[Lost, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The committed state of one slice; ``shards`` is keyed by delay topic. ``tenure`` is None in a
+    checkpoint of version 1.
+    """
+
+    slice_no: int
+    node_id: str
+    epoch: int
+    secret_fingerprint: str
+    shards: dict[str, ShardCheckpoint]
+    commit: int = 0
+    tenure: Tenure | None = None
+
+
+def fingerprint(secret: bytes) -> str:
+    """A name for a secret that does not give it away."""
+    return hashlib.blake2b(secret, digest_size=8, person=b"delay-secret").hexdigest()
+
+
+def check_secret(checkpoint: Checkpoint, known: Collection[str]) -> None:
+    """Check that this node can verify the copies of the node that wrote a checkpoint.
+
+    Args:
+        checkpoint: of any slice.
+        known: fingerprints of this node's secrets.
+
+    Raises:
+        WrongSecretError: it can't.
+    """
+    if checkpoint.secret_fingerprint not in known:
+        raise WrongSecretError(
+            f"slice {checkpoint.slice_no} is served with another cluster secret (fingerprint "
+            f"{checkpoint.secret_fingerprint}) than this node has ({', '.join(known)}). Nothing of "
+            "it is stored here, or its rolled and parked records would be taken for forgeries; set "
+            "the secret that every node of this cluster uses, and restart this one"
+        )
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Return the bytes of a checkpoint: of version 1 when it has no tenure."""
+    tenure = checkpoint.tenure
+    named = {} if tenure is None else {"writer": tenure.writer, "claim": tenure.claim}
+    return msgspec.json.encode(
+        {
+            "v": 1 if tenure is None else VERSION,
+            "slice": checkpoint.slice_no,
+            "node": checkpoint.node_id,
+            **named,
+            "epoch": checkpoint.epoch,
+            "commit": checkpoint.commit,
+            "secret": checkpoint.secret_fingerprint,
+            "shards": {
+                topic: {
+                    "topic_id": shard.topic_id,
+                    "k": shard.cursor.key,
+                    "h": shard.cursor.offset,
+                    "contracts": shard.contracts.to_json(),
+                    **({"last": shard.last_read} if shard.last_read.leader_epoch >= 0 else {}),
+                    **({"lost": shard.lost} if shard.lost else {}),
+                }
+                for topic, shard in checkpoint.shards.items()
+            },
+        }
+    )
+
+
+class _ShardFacts(msgspec.Struct):
+    topic_id: str
+    k: tuple[int, int]
+    h: int
+    contracts: msgspec.Raw
+
+
+class _Facts(msgspec.Struct):
+    """The fields that every version of a checkpoint has."""
+
+    v: int
+    slice: int
+    node: str
+    epoch: int
+    secret: str
+    shards: dict[str, _ShardFacts]
+    commit: int = 0
+    writer: str = ""
+
+
+class _Version(msgspec.Struct):
+    v: int
+
+
+_decode_facts = msgspec.json.Decoder(_Facts).decode
+_decode_version = msgspec.json.Decoder(_Version).decode
+
+
+class Standing(NamedTuple):
+    """Where a checkpoint stands in the order of its slice: take-overs, then commits of one.
+
+    Version 1 did not number its commits throughout, and ``is_numbered`` is False.
+    """
+
+    epoch: int
+    commit: int
+    is_numbered: bool
+
+    def precedes(self, other: Standing) -> bool:
+        """Return whether this one was surely written before ``other``."""
+        if not (self.is_numbered and other.is_numbered):
+            return False
+        return (self.epoch, self.commit) < (other.epoch, other.commit)
+
+
+UNKNOWN_STANDING: Final = Standing(0, 0, is_numbered=False)
+
+
+def standing_of(slice_no: int, data: bytes) -> Standing:
+    """Return where a record of the checkpoint topic stands, if it can be a slice's checkpoint. One
+    of a newer version is believed here, and refused where it has to be followed.
+
+    Args:
+        slice_no: as the record's key says.
+        data: its value.
+
+    Raises:
+        ForeignRecordError: it is no checkpoint of this slice.
+    """
+    try:
+        facts = _decode_facts(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        if _is_newer(data):
+            return UNKNOWN_STANDING
+        raise ForeignRecordError(f"no checkpoint ({exc})") from exc
+    if facts.v not in _VERSIONS:
+        return UNKNOWN_STANDING
+    if facts.slice != slice_no:
+        raise ForeignRecordError(f"a checkpoint of slice {facts.slice}")
+    return Standing(facts.epoch, facts.commit, facts.v > 1)
+
+
+def _is_newer(data: bytes) -> bool:
+    try:
+        return _decode_version(data).v > VERSION
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+class _Wait(msgspec.Struct):
+    roll_window_ms: int
+    level_ms: int = 0
+
+
+class _Contract(msgspec.Struct):
+    contract: _Wait
+
+
+class _ShardWaits(msgspec.Struct):
+    contracts: list[_Contract]
+
+
+class _Waits(msgspec.Struct):
+    shards: dict[str, _ShardWaits]
+
+
+_decode_waits = msgspec.json.Decoder(_Waits).decode
+
+
+def longest_waits_ms(checkpoints: Iterable[bytes]) -> dict[str, int]:
+    """Return how long records of each delay topic may have to stay in its log, ms: the longest
+    roll window or level of all contracts that records in it are read by. What can't be read is left
+    out.
+    """
+    longest: dict[str, int] = {}
+    for data in checkpoints:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            for topic, shard in _decode_waits(data).shards.items():
+                waits = [
+                    one.contract.level_ms or one.contract.roll_window_ms for one in shard.contracts
+                ]
+                longest[topic] = max([longest.get(topic, 0), *waits])
+    return longest
+
+
+def decode_checkpoint(data: bytes) -> Checkpoint:
+    """Bytes to checkpoint.
+
+    Raises:
+        KafkaEdgeError: not a checkpoint, or of a newer version. The slice must not be served from a
+            guess, so nothing is assumed.
+    """
+    try:
+        raw = msgspec.json.decode(data)
+        version = raw["v"]
+        if version not in _VERSIONS:
+            raise KafkaEdgeError(
+                f"the checkpoint topic holds version {version}, this build reads version {VERSION};"
+                " run the newer build, or none on this cluster"
+            )
+        return Checkpoint(
+            slice_no=raw["slice"],
+            node_id=raw["node"],
+            epoch=raw["epoch"],
+            secret_fingerprint=raw["secret"],
+            shards={
+                topic: ShardCheckpoint(
+                    topic_id=shard["topic_id"],
+                    cursor=Cursor((shard["k"][0], shard["k"][1]), shard["h"]),
+                    contracts=Contracts.from_json(shard["contracts"]),
+                    last_read=LastRead(*shard.get("last", NOTHING_READ)),
+                    lost=tuple(Lost(*one) for one in shard.get("lost", ())),
+                )
+                for topic, shard in raw["shards"].items()
+            },
+            commit=raw.get("commit", 0),
+            tenure=None if version == 1 else Tenure(raw["writer"], raw["claim"]),
+        )
+    except ContractError as exc:
+        raise KafkaEdgeError(f"the checkpoint can't be followed: {exc}") from exc
+    except (msgspec.DecodeError, KeyError, TypeError, IndexError) as exc:
+        raise KafkaEdgeError(
+            f"a record of the checkpoint topic is no checkpoint ({exc!r}); something else writes "
+            "to that topic: find it, and restrict the topic to the delay service"
+        ) from exc
+
+
+def decode_checkpoint_of(slice_no: int, data: bytes) -> Checkpoint:
+    """Bytes to the checkpoint of a slice.
+
+    Raises:
+        KafkaEdgeError: the same as ``decode_checkpoint``, or it is one of another slice.
+    """
+    checkpoint = decode_checkpoint(data)
+    if checkpoint.slice_no != slice_no:
+        raise KafkaEdgeError(
+            f"the checkpoint of slice {slice_no} speaks of slice {checkpoint.slice_no}; something "
+            "else writes to the checkpoint topic: find it, and restrict the topic to the service"
+        )
+    return checkpoint

@@ -1,0 +1,147 @@
+"""How a record with an id is sent to the partition where that id is at home: see ``home``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from delayservice.contract.codec import Payload
+from delayservice.contract.codes import TARGET_ASKED, TARGET_LATER, TARGET_PAUSED
+from delayservice.contract.entry import Entry
+from delayservice.contract.home import (
+    SETTLES_NOTHING,
+    Group,
+    Sent,
+    homebound,
+    waiting_group,
+    waiting_payload,
+    write_envelope,
+)
+from delayservice.contract.letters import is_large
+from delayservice.engine import outcome
+from delayservice.engine.outcome import Output, Target
+from delayservice.engine.settle import Settler
+
+_AGAIN_MS: Final = 1_000
+"""How long a record waits at first for a home that can't be written to."""
+
+
+class Waiting(NamedTuple):
+    """A pending record that waits for its home."""
+
+    offset: int
+    payload: Payload
+
+
+class Homeward:
+    """Sends the records of one shard home. Pure, as the ``Settler`` whose outputs it adds to."""
+
+    def __init__(self, settler: Settler) -> None:
+        self._settler = settler
+        self._topic = settler.topic
+        self._shard_name = f"{settler.topic}:{settler.partition}"
+
+    def is_waiting(self, payload: Payload) -> bool:
+        """Return whether a pending record waits for its home: its target is its own delay topic,
+        which is none of any user's record.
+        """
+        return payload[0] == self._topic
+
+    def leave(
+        self, entry: Entry, record_id: bytes, carried: Group, took: int, now_ms: int
+    ) -> list[Output] | None:
+        """The outputs that settle a ``HOMEBOUND`` record where it lies; None: it has to wait.
+
+        Args:
+            entry: the record.
+            record_id: its id.
+            carried: what waited before it, and goes with it.
+            took: where that waited, or ``SETTLES_NOTHING``.
+            now_ms: now.
+        """
+        offset, _, _, _, original, (kind, written_ms, home) = entry
+        source = self._settler.source(offset)
+        sent = homebound(kind, record_id, source, written_ms, original)
+        settles = [*[SETTLES_NOTHING] * len(carried), offset]
+        if carried and took >= 0:
+            settles[-2] = took
+        target, group = (self._topic, home), (*carried, sent)
+        waiting = partial(waiting_payload, target, record_id, group, now_ms, 2, took)
+        return self._send(target, group, settles, waiting, offset, now_ms, offset + 1)
+
+    def go_on(self, one: Waiting, now_ms: int, base: int) -> list[Output] | None:
+        """The outputs that settle what waits and may go now, or waits on; None: it has to wait."""
+        group = waiting_group(one.payload)
+        refusal = self._settler.verdicts.refusal(one.offset)
+        if refusal is not None:
+            return self.refused(one, *refusal)
+        settles = [*[SETTLES_NOTHING] * (len(group) - 1), one.offset]
+        topic, home, _, _, _, since_ms, meta = one.payload
+        record_id, attempt = (meta[0] or b"", meta[2]) if meta is not None else (b"", 1)
+        target, took = (topic, home), SETTLES_NOTHING
+        again = partial(waiting_payload, target, record_id, group, since_ms, attempt + 1, took)
+        return self._send(target, group, settles, again, one.offset, now_ms, base)
+
+    def _send(
+        self,
+        target: Target,
+        group: Group,
+        settles: Sequence[int],
+        waiting: Callable[[], Payload],
+        offset: int,
+        now_ms: int,
+        base: int,
+    ) -> list[Output] | None:
+        targets = self._settler.targets
+        obstacle = None if target in targets.fit else targets.obstacle(target)
+        if obstacle is not None and obstacle[0] == TARGET_ASKED:
+            return None
+        if obstacle is not None and obstacle[0] != TARGET_PAUSED:  # that is for deliveries
+            if not self._settler.takes_copies():
+                return None
+            again = waiting()
+            at_ms = self._settler.later_ms(offset, again, now_ms, _AGAIN_MS)
+            return [self._settler.copy(outcome.PARKED, offset, again, at_ms, base)]
+        return [
+            self._envelope(sent, settled, target[1], offset)
+            for sent, settled in zip(group, settles, strict=True)
+        ]
+
+    def _envelope(self, sent: Sent, settles: int, home: int, offset: int) -> Output:
+        key, value, headers = write_envelope(
+            self._topic, home, self._settler.secret, sent, settles, self._shard_name
+        )
+        row = (key, value, headers, sent.written_ms, offset)
+        return (outcome.FORWARDED, self._topic, home, *row)
+
+    def refusal(self, entry: Entry, record_id: bytes, carried: Group) -> tuple[str, str] | None:
+        """Return why a ``HOMEBOUND`` record can't go home with what it carries, as code and detail:
+        it would be too large. None: it can.
+        """
+        offset, _, _, _, original, (kind, written_ms, home) = entry
+        found = self._settler.verdicts.refusal(offset)
+        if found is not None:
+            return found
+        sent = homebound(kind, record_id, b"", written_ms, original)
+        if not carried and not is_large(*sent.original[1:]):  # nearly all
+            return None
+        place = (self._topic, home)
+        _, _, key, value, headers, _, _ = waiting_payload(
+            place, record_id, (*carried, sent), 0, 1, SETTLES_NOTHING
+        )
+        if not is_large(value, headers):
+            return None
+        found = self._settler.targets.refusal(self._topic, key, value, headers)
+        return None if found is None or found[0] == TARGET_LATER else found  # its size is right
+
+    def refused(self, one: Waiting, code: str, detail: str) -> list[Output] | None:
+        """The dead letters of what waits and never gets home; None: they can't be written now."""
+        settler = self._settler
+        *before, last = waiting_group(one.payload)
+        letter = settler.dead_letter(one.offset, last.original, code, detail, 0, last.source)
+        if letter is None:
+            return None
+        reason = (code, detail)
+        beside = [settler.letter_beside(one.offset, o.original, reason, o.source) for o in before]
+        return [*beside, letter]

@@ -1,0 +1,94 @@
+"""A store's label: how the records in the store were read.
+
+One JSON object::
+
+    {"contracts": […], "secrets": ["9f0c…"], "refused": false, "gaps": [[first, stop, below], …],
+     "last": [leader_epoch, offset], "read_to": offset}
+
+``gaps`` is missing where there are none, ``last`` and ``read_to`` where they are not known. Before,
+a label was the list of contracts alone; such a store is rebuilt, for nothing says by which secret
+it was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import msgspec
+
+from delayservice.contract.contracts import ContractError, Contracts
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead
+from delayservice.engine.losses import Gap
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """How the records of a store were read.
+
+    Attributes:
+        contracts: the parameters of their keys (design rule 2).
+        secrets: fingerprints of the secrets by which copies were verified.
+        has_refused: whether a copy was read that none of these secrets signed. It was not stored.
+        gaps: offsets that retention had deleted before they could be read.
+        last: a record that the log held when this was written: tells the log from one that has
+            lost its end, and grown again.
+        read_to: no other record lies between that one and here.
+    """
+
+    contracts: Contracts
+    secrets: frozenset[str]
+    has_refused: bool = False
+    gaps: tuple[Gap, ...] = ()
+    last: LastRead = NOTHING_READ
+    read_to: int = 0
+
+    def doubt(self, stop: int, contracts: Contracts, secrets: AbstractSet[str]) -> str:
+        """Return why records below ``stop`` may be read otherwise by these contracts and secrets;
+        empty: all are read as they were.
+        """
+        if not self.contracts.agree_below(stop, contracts):
+            return "stored by other parameters"
+        if self.has_refused and not secrets <= self.secrets:
+            return "stored without a cluster secret that this node has now"
+        return ""
+
+    def encode(self) -> bytes:
+        """Return the bytes that a store keeps."""
+        return msgspec.json.encode(
+            {
+                "contracts": self.contracts.to_json(),
+                "secrets": sorted(self.secrets),
+                "refused": self.has_refused,
+                **({"gaps": self.gaps} if self.gaps else {}),
+                **({"last": self.last, "read_to": self.read_to} if self.last.offset >= 0 else {}),
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Label:
+        """Return the label that ``encode`` wrote.
+
+        Raises:
+            ContractError: it is none, or one that this version can't follow.
+        """
+        try:
+            facts = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            msg = f"a store's label can't be read: {exc}"
+            raise ContractError(msg) from exc
+        contracts = Contracts.from_json(facts.contracts)
+        secrets = frozenset(facts.secrets)
+        return cls(contracts, secrets, facts.refused, facts.gaps, facts.last, facts.read_to)
+
+
+class _Facts(msgspec.Struct):
+    contracts: list[object]
+    secrets: list[str]
+    refused: bool
+    gaps: tuple[Gap, ...] = ()
+    last: LastRead = NOTHING_READ
+    read_to: int = 0
+
+
+_decode = msgspec.json.Decoder(_Facts).decode

@@ -1,0 +1,297 @@
+"""One partition of a level topic: rows in, outputs out, in the order of the log.
+
+All of its records wait equally long from the moment at which the broker appended them. So they are
+in due order as they are, Kafka is their store, and the cursor is H alone: the next records are
+fetched ahead, and the head is settled when its time has come. Whatever is behind it waits for it,
+even if the broker's clock was set back between the two and its own time has come before.
+
+K only follows: it is the highest key that H has passed, so that the pair means what rule 1 says and
+a topic that is a level topic no longer goes on as any other. Rules 3 to 8 and 10 to 14 have nothing
+to hold on to: nothing bears an id, nothing is pending below H, no copy is written here. Rule 7 lets
+H wait for the end of the log at take-over because a cancel or a copy may lie between; here, what
+settles a record depends on no other record, so a new owner begins at H at once. Open transactions
+of users need no care either: read committed, the log does not go on behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from delayservice.contract.aliases import ALIASES
+from delayservice.contract.codes import COPY_FORGED
+from delayservice.contract.contracts import MAX_DELAY_MS_MAX, Contracts
+from delayservice.contract.draft import RULES
+from delayservice.contract.entry import INVALID, OFFSET_MAX, SCHEDULE, UNREADABLE, Headers, Row
+from delayservice.contract.names import COPY_NAMES, DELAY_TARGET_TOPIC
+from delayservice.contract.provenance import Provenance, due_header
+from delayservice.contract.record import PARTITION_BY_KEY, RecordReader
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.outcome import DELIVERED, Output
+from delayservice.engine.settle import Settler, Verdicts
+
+_INPUT = frozenset((*RULES, *(alias.header for alias in ALIASES), *COPY_NAMES))
+"""Every header that may mean something here; all others are the record's own."""
+_TARGETS_MAX = 1_024
+_NO_COPIES = "the service writes no copies to level topics"
+
+
+class LevelRecords:
+    """Settles the rows of one level topic's partition. Not thread-safe: it remembers targets.
+
+    Args:
+        reader: understands any record.
+        contracts: those that it reads by; each is a level's.
+        settler: builds the outputs of all but plain records.
+        verdicts: what the settler knows of targets and records.
+    """
+
+    def __init__(
+        self, reader: RecordReader, contracts: Contracts, settler: Settler, verdicts: Verdicts
+    ) -> None:
+        self._reader = reader
+        self._contracts = contracts
+        self._settler = settler
+        self._verdicts = verdicts
+        self._provenance = Provenance(settler.topic, settler.partition)
+        self._enter(0)
+
+    def _enter(self, offset: int) -> None:
+        """Make the contract at ``offset`` the current one."""
+        self._first, stop = self._contracts.span(offset)
+        self._stop = OFFSET_MAX if stop is None else stop
+        self._level_ms = self._contracts.at(offset).level_ms
+        self._targets: dict[bytes | None, str] = {}
+
+    def due_ms(self, row: Row) -> int:
+        """Return when a row is due, epoch milliseconds; 0 for one without a time that can be
+        believed.
+        """
+        if not 0 <= row[1] < MAX_DELAY_MS_MAX:
+            return 0
+        return row[1] + self._contracts.at(row[0]).level_ms
+
+    def settle(self, rows: Iterable[Row], now_ms: int) -> list[Output]:
+        """One output for each of the first rows, up to the first that is not due.
+
+        The loop is the short way: a target seen before, or the default one, and own headers. It
+        stands in one piece because every record goes through it (``bench level``).
+        """
+        outputs: list[Output] = []
+        add = outputs.append
+        origin = self._provenance.origin
+        stamped_ms, due = 0, due_header(0)
+        verdicts = self._verdicts
+        is_hindered = bool(verdicts.refused or self._settler.has_limits)
+        fit = self._settler.targets.fit
+        first, stop, level_ms, targets = self._first, self._stop, self._level_ms, self._targets
+        for row in rows:
+            offset, timestamp_ms, key, value, headers = row
+            if not first <= offset < stop:
+                self._enter(offset)
+                first, stop, level_ms, targets = (
+                    *(self._first, self._stop, self._level_ms),
+                    self._targets,
+                )
+            due_ms = timestamp_ms + level_ms
+            if due_ms > now_ms and timestamp_ms < MAX_DELAY_MS_MAX:
+                break
+            is_plain = 0 <= timestamp_ms < MAX_DELAY_MS_MAX and headers is not UNREADABLE
+            text: bytes | None = None
+            own: Headers = []
+            for header in headers or ():
+                name = header[0]
+                if name == DELAY_TARGET_TOPIC:
+                    is_plain = is_plain and text is None and header[1] is not None
+                    text = header[1]
+                elif name in _INPUT:
+                    is_plain = False
+                else:
+                    own.append(header)
+            target = targets.get(text) if is_plain else None
+            if target is not None and not is_hindered and (target, PARTITION_BY_KEY) in fit:
+                if due_ms != stamped_ms:  # all records of a producer's batch have one timestamp
+                    stamped_ms, due = due_ms, due_header(due_ms)
+                own += (due, *origin(offset))
+                add((DELIVERED, target, PARTITION_BY_KEY, key, value, own, due_ms, offset))
+                continue
+            output = self._settle_any(row, now_ms, plain_text=text if is_plain else b"")
+            if output is None:
+                break
+            add(output)
+        return outputs
+
+    def _settle_any(self, row: Row, now_ms: int, plain_text: bytes | None) -> Output | None:
+        """The long way. What the target header of a plain record says is remembered with the topic
+        that it means; ``b""`` stands for a record that is not plain, for no topic has that name.
+        """
+        offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
+        if kind == INVALID:
+            return self._settler.dead_letter(offset, payload, *extra)
+        if kind != SCHEDULE:
+            original = (row[2], row[3], row[4] or [])
+            return self._settler.dead_letter(offset, original, COPY_FORGED, _NO_COPIES)
+        if plain_text != b"" and self._settler.denial(offset, payload[0]) is None:
+            if len(self._targets) >= _TARGETS_MAX:
+                self._targets.clear()
+            self._targets[plain_text] = payload[0]
+        return self._settler.settle(offset, key_ms, payload, now_ms, offset + 1)
+
+
+class LevelShard:
+    """The state of one level topic's partition on one node. Single-threaded.
+
+    Like ``core.shard.Shard`` it only *stages*: nothing is settled until ``commit`` says that the
+    transaction which carried the outputs and the staged cursor is committed; ``abort`` puts
+    everything back.
+
+    Attributes:
+        owned: whether this node settles.
+        read: the next source offset to fetch, for an owner.
+        committed: the cursor as last committed.
+        staged: the cursor that the outputs staged so far will commit.
+
+    Args:
+        records_max: rows that may wait for their time before no more are fetched.
+        bytes_max: their keys, values and headers, staged ones included, bytes.
+    """
+
+    is_walked = True
+    """There is no walk of H apart from K's."""
+    is_filling = False
+    """A commit is never wanted for the cursor's sake: what waits here waits for its time."""
+
+    def __init__(self, records_max: int, bytes_max: int) -> None:
+        self._records_max = records_max
+        self._bytes_max = bytes_max
+        self._records: LevelRecords | None = None
+        self._rows: list[Row] = []
+        self._staged_rows = 0
+        self._bytes = 0
+        self._end = 0
+        self.owned = False
+        self.read = 0
+        self.committed = Cursor()
+        self.staged = Cursor()
+
+    # --- roles ---------------------------------------------------------------------------------
+
+    def follow(self, cursor: Cursor) -> None:
+        """Be a replica: there is nothing to keep, only the checkpoint to keep up with."""
+        self._begin(cursor)
+        self.owned = False
+
+    def take_over(self, cursor: Cursor, end: int, records: LevelRecords) -> None:
+        """Own the shard from ``cursor`` on; its log reaches to ``end`` now."""
+        self._begin(cursor)
+        self.owned = True
+        self._end = end
+        self._records = records
+
+    def go_back(self, offset: int) -> None:
+        """H has not passed what lies from ``offset`` on: the log has lost what it had passed there.
+        Nothing is staged, and nothing above is fetched.
+        """
+        self._begin(Cursor(self.committed.key, offset))
+
+    def _begin(self, cursor: Cursor) -> None:
+        self._rows.clear()
+        self._staged_rows = self._bytes = 0
+        self.committed = self.staged = cursor
+        self.read = cursor.offset
+
+    # --- fetch ahead ---------------------------------------------------------------------------
+
+    def reaches(self, end: int) -> None:
+        """The log is known to go on up to ``end``."""
+        self._end = max(self._end, end)
+
+    @property
+    def stored(self) -> int:
+        """S, as far as it is known: all that the log holds is stored, in Kafka."""
+        return max(self._end, self.read)
+
+    @property
+    def pending(self) -> int:
+        """Offsets that wait, those of transaction markers included."""
+        return self.stored - self.committed.offset
+
+    def ingest(self, rows: Sequence[Row], stop: int) -> None:
+        """Take a run of the log, read from ``read`` on up to ``stop``."""
+        self._rows += rows
+        self._bytes += _content_bytes(rows)
+        self.read = stop
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are fetched and not staged."""
+        return len(self._rows) - self._staged_rows
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether enough is fetched ahead."""
+        return self.waiting >= self._records_max or self._bytes >= self._bytes_max
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether so much was settled that it is worth fetching again: half of what may
+        wait.
+        """
+        return 2 * self.waiting <= self._records_max and 2 * self._bytes <= self._bytes_max
+
+    # --- settle --------------------------------------------------------------------------------
+
+    def next_due_ms(self) -> int | None:
+        """Return when the head is due; None when all that was fetched is staged."""
+        if self._records is None or not self.waiting:
+            return None
+        return self._records.due_ms(self._rows[self._staged_rows])
+
+    @property
+    def mean_bytes(self) -> float:
+        """Size of a fetched row in bytes, 1 at least."""
+        return max(self._bytes / max(len(self._rows), 1), 1.0)
+
+    def advance(self, now_ms: int, limit: int) -> list[Output]:
+        """Settle from the head on what is due, at most ``limit`` rows. H also passes what holds no
+        record: transaction markers, and what was aborted.
+        """
+        if self._records is None or not self.owned:
+            return []
+        at = self._staged_rows
+        outputs = self._records.settle(self._rows[at : at + limit], now_ms)
+        at += len(outputs)
+        self._staged_rows = at
+        reached = self._rows[at][0] if at < len(self._rows) else self.read
+        key = self.staged.key
+        if outputs:
+            last_due_ms = max([output[6] for output in outputs])
+            key = max(key, (last_due_ms, outputs[-1][7]))
+        self.staged = Cursor(key, reached)
+        return outputs
+
+    # --- commit --------------------------------------------------------------------------------
+
+    @property
+    def is_staged(self) -> bool:
+        """Return whether a commit would move the cursor."""
+        return self.staged != self.committed
+
+    def commit(self) -> None:
+        """The transaction that carried the staged cursor is committed."""
+        gone = self._rows[: self._staged_rows]
+        del self._rows[: self._staged_rows]
+        self._bytes = self._bytes - _content_bytes(gone) if self._rows else 0
+        self._staged_rows = 0
+        self.committed = self.staged
+
+    def abort(self) -> None:
+        """The transaction was aborted for certain: settle the same again."""
+        self._staged_rows = 0
+        self.staged = self.committed
+
+
+def _content_bytes(rows: Sequence[Row]) -> int:
+    """Return roughly the memory that rows hold, in bytes: keys, values and headers."""
+    contents = sum([len(key or b"") + len(value or b"") for _, _, key, value, _ in rows])
+    texts = [len(name) + len(text or b"") for row in rows for name, text in row[4] or ()]
+    return contents + sum(texts)

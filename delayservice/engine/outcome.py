@@ -1,0 +1,131 @@
+"""Outcomes of a record, and the output that carries one to Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+from delayservice.contract.names import DELAY_ERROR, Header
+
+DELIVERED: Final = 0
+DEAD_LETTERED: Final = 1
+CANCELLED: Final = 2
+REPLACED: Final = 3
+NOT_PENDING: Final = 4
+EXPIRED: Final = 5
+ROLLED: Final = 6
+PARKED: Final = 7
+FIRED: Final = 8
+RECURRED: Final = 9
+"""The next occurrence of a schedule was appended: a beginning, which settles nothing."""
+PACED: Final = 10
+"""Over a limit, and given an instant of its own."""
+FORWARDED: Final = 11
+"""Sent to the partition where its id is at home; ``due_ms`` of the output is its timestamp."""
+
+COPIES: Final = frozenset({ROLLED, PARKED, RECURRED, PACED})
+"""Outputs that come back through the delay topic."""
+
+OUTCOME_NAMES: Final = (
+    "delivered",
+    "dead_lettered",
+    "cancelled",
+    "replaced",
+    "not_pending",
+    "expired",
+    "rolled",
+    "parked",
+    "fired",
+    "recurred",
+    "paced",
+    "forwarded",
+)
+"""Name of each outcome, by its number, as metrics and the outcome topic spell it."""
+
+Target: TypeAlias = tuple[str, int]
+"""``(topic, partition)`` that an output is written to; partition -1: by key."""
+
+Output: TypeAlias = tuple[int, str, int, bytes | None, bytes | None, list[Header], int, int]
+"""``(outcome, topic, partition, key, value, headers, due_ms, offset)``: a record to be written, and
+the source ``offset`` that it settles. ``partition`` -1 means: by key. A delivered record may have
+been put off, for its target failed or was paused, or by a limit: then ``due_ms`` is the instant
+until which, as a negative number. A tuple, for each delivered record is one (``bench whole`` pays
+for it)."""
+
+PAST_DUE: Final = "past_due"
+RESUMED: Final = "resumed"
+"""Deliveries whose lateness is counted apart: due before they were written, and put off."""
+SENT_HOME: Final = "forwarded"
+"""Records that were sent home: how long after they were written is counted apart as well."""
+_NOTHING_PAST: Final[Mapping[int, int]] = {}
+
+
+class Tally:
+    """What outputs come to, so that they need not be kept until their commit: they let go of their
+    memory while it is in the cache, and the next ones take it again (``bench whole``).
+
+    Attributes:
+        records: how many there are.
+        counts: how many of each outcome, by its number.
+        delivered: due times of those that are delivered, by delay topic and target.
+        apart: of those that are counted apart, by kind: when they were written, or until when they
+            were put off.
+        codes: ``delay-error`` of those that are dead-lettered.
+    """
+
+    __slots__ = ("apart", "codes", "counts", "delivered", "records")
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Start anew; what was handed out before is left as it is."""
+        self.records = 0
+        self.counts = [0] * len(OUTCOME_NAMES)
+        self.delivered: dict[tuple[str, str], list[int]] = {}
+        self.apart: dict[str, list[int]] = {}
+        self.codes: list[str] = []
+
+    def add(
+        self,
+        outputs: Sequence[Output],
+        topic: str,
+        written_ms: Mapping[int, int] = _NOTHING_PAST,
+    ) -> None:
+        """Count outputs of a delay topic; ``written_ms``: by offset, when those records were
+        written that were due before.
+        """
+        due_ms = [output[6] for output in outputs if output[0] == DELIVERED]
+        self.records += len(outputs)
+        self.counts[DELIVERED] += len(due_ms)
+        if due_ms:
+            target = outputs[0][1]
+            one_target = len({output[1] for output in outputs}) == 1
+            if one_target and not written_ms and min(due_ms) >= 0:  # nearly always
+                self.delivered.setdefault((topic, target), []).extend(due_ms)
+            else:
+                self._add_one_by_one(outputs, topic, written_ms)
+        if len(due_ms) == len(outputs):
+            return
+        for output in outputs:
+            if output[0] != DELIVERED:
+                self.counts[output[0]] += 1
+            if output[0] == DEAD_LETTERED:
+                self.codes.append((dict(output[5])[DELAY_ERROR] or b"").decode())
+            elif output[0] == FORWARDED:
+                self.apart.setdefault(SENT_HOME, []).append(output[6])
+
+    def _add_one_by_one(
+        self, outputs: Sequence[Output], topic: str, written_ms: Mapping[int, int]
+    ) -> None:
+        for output in outputs:
+            if output[0] != DELIVERED:
+                continue
+            since_ms, written = output[6], written_ms.get(output[7])
+            if since_ms < 0:
+                self.apart.setdefault(RESUMED, []).append(-since_ms)
+            elif written is not None:
+                self.apart.setdefault(PAST_DUE, []).append(written)
+            else:
+                self.delivered.setdefault((topic, output[1]), []).append(since_ms)

@@ -1,0 +1,39 @@
+"""Records that were due before they were written: their lateness counts from then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from delayservice.contract.entry import SCHEDULE, Entry, Row
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.pending import NO_MARK
+
+NOTED_MAX: Final = 20_000
+"""Bound of the records kept: beyond it, lateness counts from the due time."""
+
+
+class PastDue(dict[int, int]):
+    """Append time by offset, epoch milliseconds, of those that a shard has not settled yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys_ms: dict[int, int] = {}
+
+    def note(self, rows: Sequence[Row], entries: Sequence[Entry]) -> None:
+        """Note which records of a run were due before; ``entries``: of each row, in order."""
+        found = [
+            (entry[0], row[1], entry[2])
+            for row, entry in zip(rows, entries, strict=True)
+            if entry[2] < row[1] and entry[1] == SCHEDULE
+        ]
+        for offset, written_ms, key_ms in found[: NOTED_MAX - len(self)]:
+            self[offset] = written_ms
+            self._keys_ms[offset] = key_ms
+
+    def forget(self, committed: Cursor) -> None:
+        """Forget those that the committed cursor has settled."""
+        keys = self._keys_ms
+        gone = [o for o in keys if committed.has_settled((keys[o], o), NO_MARK)]
+        for offset in gone:
+            del self[offset], keys[offset]

@@ -1,0 +1,148 @@
+"""The records that a run of source records adds to a store; equal on owners and replicas.
+
+Source: design rules 3 and 13. A record with a key above the committed K is kept. A user record that
+bears an id **marks** the latest unmarked earlier record of that id; nothing is ever deleted here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from delayservice.contract.codec import encode_payload
+from delayservice.contract.entry import COPY, INVALID, SCHEDULE, Entry
+from delayservice.engine.cursor import Key
+from delayservice.engine.pending import NO_MARK, Additions
+
+LatestUnmarked: TypeAlias = Callable[[bytes, int], Key | None]
+"""``Store.latest_unmarked``: the id index, asked for an id by an offset."""
+
+Scans: TypeAlias = Mapping[int, int]
+"""Offset of a copy that bears an id to its ``x``: the first user record of that id in
+``[base, offset)``, or ``NO_MARK``."""
+
+
+def is_user_record(entry: Entry) -> bool:
+    """Return whether an entry counts for the ids of earlier records: neither a copy nor invalid."""
+    return entry[1] != COPY and entry[1] != INVALID
+
+
+def bearing_ids(entries: Iterable[Entry]) -> list[tuple[bytes, Entry]]:
+    """``(id, entry)`` of those that bear one: usually few, so one pass leaves out the rest."""
+    return [(entry[3], entry) for entry in entries if entry[3] is not None]
+
+
+def additions(
+    entries: Sequence[Entry], committed_key: Key, latest_unmarked: LatestUnmarked, scans: Scans
+) -> Additions:
+    """Frames to keep, ids to index and marks to set for ``entries``, in offset order.
+
+    Args:
+        entries: decoded source records at or above the store's stop offset.
+        committed_key: K as last read back; records at or below it are late and are not stored.
+        latest_unmarked: the id index as of everything stored before ``entries``.
+        scans: ``x`` of every copy among ``entries`` that bears an id.
+    """
+    k_ms, k_offset = committed_key
+    # Compared part by part: a tuple for each record would take a fifth of this (bench whole).
+    added = Additions(
+        [
+            (key_ms, offset, NO_MARK, encode_payload(payload))
+            for offset, kind, key_ms, _, payload, _ in entries
+            if kind <= COPY and (key_ms > k_ms or (key_ms == k_ms and offset > k_offset))
+        ]
+    )
+    names = _Names(added, latest_unmarked)
+    for record_id, (offset, kind, key_ms, _, _, _) in bearing_ids(entries):
+        pending = kind <= COPY and (key_ms, offset) > committed_key
+        if kind == COPY:
+            names.copy(record_id, key_ms, offset, scans[offset], pending=pending)
+        else:
+            names.user(record_id, key_ms, offset, pending=pending and kind == SCHEDULE)
+    return added
+
+
+class _Names:
+    """The id index while a run is planned: the store's, overlaid by what the run adds."""
+
+    def __init__(self, added: Additions, latest_unmarked: LatestUnmarked) -> None:
+        self._added = added
+        self._latest_unmarked = latest_unmarked
+        self._overlay: dict[bytes, Key | None] = {}
+
+    def user(self, record_id: bytes, key_ms: int, offset: int, *, pending: bool) -> None:
+        """A user record marks the latest unmarked one of its id and takes its place."""
+        victim = (
+            self._overlay[record_id]
+            if record_id in self._overlay
+            else self._latest_unmarked(record_id, offset)
+        )
+        if victim is not None:
+            self._added.marks.append((record_id, *victim, offset))
+        if pending:
+            self._added.named.append((record_id, key_ms, offset))
+        self._overlay[record_id] = (key_ms, offset) if pending else None
+
+    def copy(self, record_id: bytes, key_ms: int, offset: int, x: int, *, pending: bool) -> None:
+        """A copy marks nothing: it is either marked from birth or what its id now stands for."""
+        if not pending:
+            return
+        self._added.named.append((record_id, key_ms, offset))
+        if x != NO_MARK:
+            self._added.marks.append((record_id, key_ms, offset, x))
+        else:
+            self._overlay[record_id] = (key_ms, offset)
+
+
+class RecentNames:
+    """User records that bear an id, remembered so that most copies need no scan of the log.
+
+    Bounded: once ``limit`` are held the oldest are dropped and the range that it can answer for
+    shrinks. Only ranges that were read without a gap count.
+    """
+
+    def __init__(self, limit: int = 100_000) -> None:
+        self._limit = limit
+        self._offsets: dict[bytes, list[int]] = {}
+        self._order: list[tuple[int, bytes]] = []
+        self.start = 0
+        self.stop = 0
+
+    def observe(self, start: int, named: Iterable[tuple[bytes, Entry]], stop: int) -> None:
+        """Remember the user records among ``named``: all of ``[start, stop)`` that bear an id."""
+        if start != self.stop:
+            self._forget_all(start)
+        for record_id, entry in named:
+            if is_user_record(entry):
+                offset = entry[0]
+                self._offsets.setdefault(record_id, []).append(offset)
+                self._order.append((offset, record_id))
+        self.stop = stop
+        if len(self._order) > 2 * self._limit:
+            self._forget_oldest()
+
+    def first(self, record_id: bytes, base: int, stop: int) -> int | None:
+        """First user record of the id in ``[base, stop)``, NO_MARK if there is none, or None when
+        the log must be scanned because the range was not observed.
+        """
+        if base < self.start or stop > self.stop:
+            return None
+        held = self._offsets.get(record_id, [])
+        at = bisect_left(held, base)
+        return held[at] if at < len(held) and held[at] < stop else NO_MARK
+
+    def _forget_all(self, start: int) -> None:
+        self._offsets.clear()
+        self._order.clear()
+        self.start = self.stop = start
+
+    def _forget_oldest(self) -> None:
+        dropped = self._order[: -self._limit]  # oldest first, so each is the first of its id
+        del self._order[: -self._limit]
+        for _, record_id in dropped:
+            held = self._offsets[record_id]
+            del held[0]
+            if not held:
+                del self._offsets[record_id]
+        self.start = self._order[0][0]

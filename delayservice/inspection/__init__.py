@@ -1,0 +1,1 @@
+"""Queries of people to a running loop, and their answers."""

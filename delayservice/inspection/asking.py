@@ -1,0 +1,190 @@
+"""Questions to a worker process and its answers, over a pipe of their own.
+
+Any number of questions may be on their way; each has a number, and its answer bears it. A worker
+that ends leaves its questions unanswered, which is an error where they were asked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+import structlog
+
+from delayservice.base.errors import DelayServiceError
+from delayservice.inspection.query import Fate, Horizon, Page, Pending, Question
+from ha.members import Members
+
+Answer: TypeAlias = Page | Fate | Horizon | Members | list[Pending] | list[bytes] | None
+
+_THREADS: Final = 4
+WAITING_MAX: Final = 64
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
+
+
+class NotAnsweredError(DelayServiceError):
+    """A worker did not answer: it is restarting, or busy."""
+
+
+class _Envelope(msgspec.Struct):
+    number: int
+    question: Question
+    deadline_s: float
+    """Deadline by the monotonic clock, which all processes of a machine share."""
+
+
+class _Reply(msgspec.Struct):
+    number: int
+    answer: bytes
+    error: str
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_read_envelope = msgspec.msgpack.Decoder(_Envelope).decode
+_read_reply = msgspec.msgpack.Decoder(_Reply).decode
+
+
+class Asker:
+    """The supervisor's end. Every method may be called by any thread.
+
+    Args:
+        pipe: to one worker.
+        name: of the worker, for messages.
+    """
+
+    def __init__(self, pipe: Connection, name: str) -> None:
+        self._pipe = pipe
+        self._name = name
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._numbers = count()
+        self._waiting: dict[int, Future[_Reply]] = {}
+        self._is_gone = False
+        threading.Thread(target=self._hear, name=f"answers-{name}", daemon=True).start()
+
+    def ask(self, question: Question, timeout_s: float) -> Asked:
+        """Send a question.
+
+        Raises:
+            NotAnsweredError: the worker has ended, or has enough to answer.
+        """
+        future: Future[_Reply] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            if self._is_gone:
+                raise self._gone()
+            if len(self._waiting) >= WAITING_MAX:
+                raise NotAnsweredError(f"{self._name} is asked too much at once; try again")
+            self._waiting[number] = future
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._send(_pack(_Envelope(number, question, deadline_s)), timeout_s)
+        except NotAnsweredError:
+            self.forget(number)
+            raise
+        return Asked(self, number, future, deadline_s)
+
+    def _send(self, data: bytes, timeout_s: float) -> None:
+        """The lock of answers is not held: a worker that reads nothing must not hold up others."""
+        if not self._sending.acquire(timeout=timeout_s):
+            raise NotAnsweredError(f"{self._name} takes no questions; try again")
+        try:
+            self._pipe.send_bytes(data)
+        except OSError as exc:
+            raise self._gone() from exc
+        finally:
+            self._sending.release()
+
+    def forget(self, number: int) -> None:
+        """Drop a question whose answer is not needed any more."""
+        with self._lock:
+            self._waiting.pop(number, None)
+
+    def _gone(self) -> NotAnsweredError:
+        return NotAnsweredError(f"{self._name} has ended; it is started again in a moment")
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                reply = _read_reply(self._pipe.recv_bytes())
+            except (EOFError, OSError):
+                break
+            with self._lock:
+                future = self._waiting.pop(reply.number, None)
+            if future is not None:
+                future.set_result(reply)
+        with self._lock:
+            self._is_gone = True
+            left, self._waiting = self._waiting, {}
+        for future in left.values():
+            future.set_exception(self._gone())
+        self._pipe.close()
+
+
+class Asked(NamedTuple):
+    """A question that is on its way."""
+
+    asker: Asker
+    number: int
+    future: Future[_Reply]
+    deadline_s: float
+
+    def answer(self, kind: type[T]) -> T:
+        """Return the worker's answer.
+
+        Raises:
+            NotAnsweredError: nothing, in time; or why it can't.
+        """
+        try:
+            reply = self.future.result(max(self.deadline_s - time.monotonic(), 0.0))
+        except FutureTimeoutError:
+            self.asker.forget(self.number)
+            raise NotAnsweredError("a worker gave no answer in time; is it busy?") from None
+        if reply.error:
+            raise NotAnsweredError(reply.error)
+        return msgspec.msgpack.decode(reply.answer, type=kind)
+
+
+def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> None:
+    """Answer at the worker's end, on threads of its own, until the other end is closed.
+
+    The thread that reads closes the pipe. Nothing else may: ``Connection`` can't be closed while
+    another thread waits in it, which would go on with no handle, or with one that is reused.
+    """
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="answering")
+    sending = threading.Lock()
+
+    def reply_to(envelope: _Envelope) -> None:
+        if time.monotonic() > envelope.deadline_s:
+            return
+        reply = _Reply(envelope.number, b"", "")
+        try:
+            reply.answer = _pack(answer(envelope.question))
+        except DelayServiceError as exc:
+            reply.error = str(exc)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, an answer is waited for
+            _log.exception("question_failed", question=type(envelope.question).__name__)
+            reply.error = f"{type(exc).__name__} in a worker; its log says more"
+        with sending:
+            pipe.send_bytes(_pack(reply))
+
+    def hear() -> None:
+        with pipe, pool:
+            while True:
+                try:
+                    data = pipe.recv_bytes()
+                except (EOFError, OSError):
+                    return
+                pool.submit(reply_to, _read_envelope(data))
+
+    threading.Thread(target=hear, name="questions", daemon=True).start()

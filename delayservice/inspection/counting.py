@@ -1,0 +1,114 @@
+"""Counting what waits in the lanes of a slice, for metrics: about once a second, so each lane is
+counted anew only when something was stored or settled since.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import fsum
+
+from delayservice.engine.census import MINUTE_MS, TopicCounts, Waiting, largest, with_others
+from delayservice.engine.pending import Lump
+from delayservice.inspection.looking import lumps_of, next_due_ms
+from delayservice.inspection.query import HORIZONS_MS, count_within, together
+from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
+
+TARGETS_MAX = 20
+"""Targets of a delay topic in a slice that are counted by themselves."""
+
+
+@dataclass(slots=True)
+class LaneCounts:
+    """The records that waited in a lane when it was looked at.
+
+    Attributes:
+        seen: tells whether it has changed since.
+        pending: records that wait.
+        lumps: when they are due; empty for level topics.
+        next_due_ms: when the first of them is due, epoch milliseconds; None: none waits.
+        targets: what waits for which target, the largest ones; empty while it is not known.
+    """
+
+    seen: object = None
+    pending: int = 0
+    lumps: Sequence[Lump] = ()
+    next_due_ms: int | None = None
+    targets: dict[str, Waiting] = field(default_factory=dict)
+
+
+def count_lane(
+    lane: AnyLane, now_ms: int, before: LaneCounts, *, is_time: bool = True
+) -> LaneCounts:
+    """Return the counts of a lane; ``before``: those that were returned the last time. Unless
+    ``is_time``, they stand for a little longer, but for the first due time.
+    """
+    if not isinstance(lane, Lane):
+        due_ms = lane.next_due_ms()
+        pending = 0 if due_ms is None else lane.store.stats().pending
+        return LaneCounts(pending=pending, next_due_ms=due_ms)
+    seen = lane.shard.committed, lane.shard.stored, lane.store.census
+    if seen == before.seen:
+        return before
+    if not is_time and before.seen is not None:
+        first_ms, was_ms = lane.next_due_ms(), before.next_due_ms
+        if first_ms is None:
+            return LaneCounts(seen)
+        return replace(before, next_due_ms=first_ms if was_ms is None else max(first_ms, was_ms))
+    return _count(lane, now_ms, seen)
+
+
+def _count(lane: Lane, now_ms: int, seen: object) -> LaneCounts:
+    census = lane.store.census
+    lumps = [lump for lump in together(lumps_of(lane, now_ms), now_ms) if lump[2]]
+    due_ms = next_due_ms(lane, lumps)
+    if due_ms is None:
+        return LaneCounts(seen)
+    if census is None:
+        return LaneCounts(seen, lane.store.stats().pending, lumps, due_ms)
+    first_ms = lane.next_due_ms() or due_ms
+    minute_ms = first_ms // MINUTE_MS * MINUTE_MS
+    left = count_within(lumps, minute_ms, minute_ms + MINUTE_MS)
+    waiting = census.by_target(first_ms, left)
+    named = [one for one in largest(waiting, TARGETS_MAX) if not lane.is_denied(one)]
+    targets = with_others(waiting, named)
+    pending = max(sum(count for _, _, count in lumps), 0)
+    return LaneCounts(seen, pending, lumps, due_ms, targets)
+
+
+def topic_counts(counts: LaneCounts, now_ms: int) -> TopicCounts:
+    """Return what metrics show of a lane."""
+    within = counts_within(counts.lumps, [now_ms + horizon_ms for horizon_ms in HORIZONS_MS])
+    return TopicCounts(counts.pending, within if counts.lumps else [], counts.targets)
+
+
+def counts_within(lumps: Iterable[Lump], stops_ms: Sequence[int]) -> list[int]:
+    """Return how many records are due before each of ``stops_ms``, which ascend; those of a lump
+    lie evenly in it.
+    """
+    counts = [0] * (len(stops_ms) + 1)  # each adds to all that follow
+    parts: list[list[float]] = [[] for _ in stops_ms]
+    for start_ms, stop_ms, count in lumps:
+        whole = bisect_left(stops_ms, stop_ms)
+        counts[whole] += count
+        for at in range(bisect_right(stops_ms, start_ms), whole):
+            parts[at].append(count * (stops_ms[at] - start_ms) / (stop_ms - start_ms))
+    found, total = [], 0
+    for at, part in enumerate(parts):
+        total += counts[at]
+        found.append(max(round(fsum((total, *part))), 0))
+    return found
+
+
+def count_slice(
+    lanes: Mapping[str, AnyLane], now_ms: int, before: dict[str, LaneCounts], *, is_time: bool
+) -> dict[str, LaneCounts]:
+    """Return the counts of each lane by delay topic; ``before``: of the last time; ``is_time``:
+    whether to count anew what has changed.
+    """
+    return {
+        topic: count_lane(lane, now_ms, before.get(topic, LaneCounts()), is_time=is_time)
+        for topic, lane in lanes.items()
+    }

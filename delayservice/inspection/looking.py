@@ -1,0 +1,279 @@
+"""Looking at what is pending, for people: each question, asked of one lane.
+
+A question holds the slice up meanwhile, so everything is bounded, and nothing is mended: what
+can't be read is left to delivery, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Final
+
+from delayservice.base.errors import SlotDamagedError
+from delayservice.contract.codec import Payload, decode_payload, packed_recurrence
+from delayservice.contract.entry import COPY, HOMEBOUND, INVALID, OFFSET_MAX, SCHEDULE, Entry
+from delayservice.contract.times import DUE_STOP_MS
+from delayservice.engine.cursor import Key
+from delayservice.engine.pending import NO_MARK, Frame, Lump
+from delayservice.inspection.query import (
+    SECOND_MS,
+    Fate,
+    Find,
+    Horizon,
+    Locate,
+    Page,
+    Pending,
+    Search,
+    key_after,
+    together,
+)
+from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
+
+_CHUNK_ROWS: Final = 500
+_NEAR_MS: Final = 10_000
+"""The time ahead in which single records are counted."""
+_NEAR_ROWS: Final = 200
+_FIRST_ROWS: Final = 20
+_OUTCOMES: Final = "a cancel or fire; the outcomes topic says what it did"
+_SETTLED: Final = (
+    "it was delivered, dead-lettered, rolled, cancelled, replaced or expired; the audit says which"
+)
+_SENT: Final = "it was sent, or waits to be sent,"
+_END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
+
+
+class LaneSearch:
+    """The next pending records of a lane, in the order of their keys, a little at a time: a caller
+    that searches holds the lane up while ``read`` runs, and while nothing else does.
+
+    Args:
+        lane: the lane.
+        asked: what is looked for.
+    """
+
+    def __init__(self, lane: Lane, asked: Search) -> None:
+        self.lane = lane
+        self._asked = asked
+        start_ms = 0 if asked.beyond_window else asked.from_ms
+        self._after = key_after(asked.after, lane.topic, lane.partition, start_ms)
+        self._upto: Key = (asked.to_ms - 1, OFFSET_MAX)
+        self._scanner = lane.store.scanner()
+        self._frames: list[Frame] = []
+        self._rows: list[Pending] = []
+        self._scanned = self._damaged = 0
+        self._is_full = asked.topic not in (None, lane.topic)
+        self._is_whole = self._is_full or self._after >= self._upto
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the page is full, or there is nothing more."""
+        return self._is_full or self._is_whole
+
+    def read(self) -> None:
+        """Read the next frames."""
+        left = self._asked.scan_max - self._scanned
+        self._frames, self._after, damage = self._scanner.read_on(
+            self._after, self._upto, min(_CHUNK_ROWS, left)
+        )
+        self._damaged += damage is not None
+        self._is_whole = self._after >= self._upto
+
+    def sift(self) -> None:
+        """Keep those of them that are asked for."""
+        for frame in self._frames:
+            self._scanned += 1
+            found = _wanted(self.lane, frame, self._asked)
+            if found is not None:
+                self._rows.append(found)
+            if len(self._rows) >= self._asked.limit:
+                self._after, self._is_whole, self._is_full = frame[:2], False, True
+                break
+        self._is_full = self._is_full or self._scanned >= self._asked.scan_max
+        self._frames = []
+
+    def page(self) -> Page:
+        """Return the page of records found so far."""
+        key_ms, offset = self._after
+        upto = None if self._is_whole else (key_ms, self.lane.topic, self.lane.partition, offset)
+        return Page(rows=self._rows, upto=upto, scanned=self._scanned, damaged=self._damaged)
+
+
+def _wanted(lane: Lane, frame: Frame, asked: Search) -> Pending | None:
+    """The record of a frame, if it is asked for. Most that are looked at are not: to make rows of
+    them would take longer than to read them.
+    """
+    key_ms, offset, mark, packed = frame
+    if lane.shard.committed.has_settled((key_ms, offset), mark):
+        return None
+    payload = decode_payload(packed)
+    target, due_ms = payload[0], payload[5]
+    if not asked.from_ms <= max(due_ms, key_ms) < asked.to_ms:
+        return None
+    if asked.target is not None and not fnmatchcase(target, asked.target):
+        return None
+    return _pending(lane, (key_ms, offset), mark, payload, whole=False)
+
+
+def find(lane: Lane, asked: Find) -> Pending | None:
+    """The pending record of an id."""
+    key = lane.store.latest_unmarked(asked.record_id, lane.shard.stored)
+    return None if key is None else _at(lane, key)
+
+
+def _at(lane: Lane, key: Key) -> Pending | None:
+    at = (frame for frame in _frames(lane, (key[0], key[1] - 1), key) if frame[:2] == key)
+    frame = next(at, None)
+    return None if frame is None else pending(lane, frame, whole=True)
+
+
+def _frames(lane: Lane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS) -> Iterator[Frame]:
+    """Frames with ``after < key <= upto``, so many read at once; what is damaged is left out."""
+    scanner = lane.store.scanner()
+    while after < upto:
+        frames, after, _ = scanner.read_on(after, upto, at_once)
+        yield from frames
+
+
+def pending(lane: Lane, frame: Frame, *, whole: bool = False) -> Pending | None:
+    """A frame as people read it; None when it is settled. ``whole``: with value and headers."""
+    key_ms, offset, mark, packed = frame
+    if lane.shard.committed.has_settled((key_ms, offset), mark):
+        return None
+    return _pending(lane, (key_ms, offset), mark, decode_payload(packed), whole=whole)
+
+
+def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) -> Pending:
+    target, target_partition, record_key, value, headers, due_ms, meta = payload
+    record_id, source, attempt, expires_ms = meta[:4] if meta is not None else (None, None, 1, None)
+    return Pending(
+        topic=lane.topic,
+        partition=lane.partition,
+        offset=key[1],
+        key_ms=key[0],
+        due_ms=due_ms,
+        target=target,
+        target_partition=target_partition,
+        record_id=record_id,
+        key=record_key,
+        value=value if whole else None,
+        value_bytes=None if value is None else len(value),
+        headers=headers if whole else [],
+        source=(source or b"%s:%d:%d" % (lane.topic.encode(), lane.partition, key[1])).decode(),
+        attempt=attempt,
+        expires_ms=expires_ms,
+        recurs=packed_recurrence(meta) is not None,
+        marked_by=mark,
+    )
+
+
+def locate(lane: AnyLane, asked: Locate) -> Fate:
+    """Return the fate of a source record, also of a level topic's."""
+    if isinstance(lane, Lane):
+        return _locate(lane, asked)
+    if asked.row[0] < lane.shard.committed.offset:
+        return Fate(state="settled", detail="it was settled in the order of its level topic")
+    return Fate(state="pending", detail="it waits in its level topic")
+
+
+def _locate(lane: Lane, asked: Locate) -> Fate:
+    entry = lane.reader.read(*asked.row)
+    if entry[1] not in (SCHEDULE, COPY):
+        return _locate_other(lane, entry)
+    offset, _, key_ms, _, payload, _ = entry
+    with suppress(SlotDamagedError):
+        stored = _at(lane, (key_ms, offset))
+        if stored is not None:
+            return Fate(state="pending", detail=_waits(stored), pending=stored)
+    if offset < lane.shard.committed.offset:
+        return Fate(state="settled", detail=_SETTLED)
+    if offset >= lane.shard.stored:
+        return Fate(state="unread", detail="this node has not read so far yet")
+    row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
+    return Fate(state="late", detail="it is due, and about to be settled", pending=row)
+
+
+def _locate_other(lane: Lane, entry: Entry) -> Fate:
+    """A control, or what breaks the contract."""
+    is_passed = entry[0] < lane.shard.committed.offset
+    if entry[1] == INVALID:
+        code, detail = entry[5][:2]
+        return Fate(state="settled" if is_passed else "invalid", detail=f"{code}: {detail}")
+    if entry[1] == HOMEBOUND:
+        home = f"to partition {entry[5][2]}, where its id is at home"
+        if is_passed:
+            return Fate(state="settled", detail=f"{_SENT} {home}; the outcomes topic may say more")
+        return Fate(state="pending", detail=f"it is about to be sent {home}")
+    if is_passed:
+        return Fate(state="settled", detail=_OUTCOMES)
+    return Fate(state="control", detail="it is about to take effect")
+
+
+def _waits(row: Pending) -> str:
+    if row.marked_by != NO_MARK:
+        return f"it is about to be settled by what is at offset {row.marked_by}"
+    if row.target == row.topic:
+        return f"it waits for partition {row.target_partition}, where its id is at home"
+    if row.key_ms < row.due_ms:
+        return "it waits to be rolled: its due time is beyond the roll window"
+    return "it waits for its due time"
+
+
+def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> Horizon:
+    """Return the number of records by due time."""
+    horizon = Horizon()
+    lumps: list[Lump] = []
+    for lane in lanes.values():
+        if isinstance(lane, Lane):
+            lumps += lumps_of(lane, now_ms)
+        elif lane.next_due_ms() is not None:
+            horizon.levels += lane.store.stats().pending
+    horizon.lumps = together(lumps, now_ms)
+    horizon.total = horizon.levels + max(sum(count for _, _, count in lumps), 0)
+    return horizon
+
+
+def lumps_of(lane: Lane, now_ms: int) -> list[Lump]:
+    """Return the number of records of a lane by due time. Those of the next seconds are read, as
+    far as they are few, for of the second that K is in the store counts also what is settled.
+    """
+    committed, near_ms = lane.shard.committed, now_ms // SECOND_MS * SECOND_MS + _NEAR_MS
+    frames = _frames(lane, committed.key, (near_ms - 1, OFFSET_MAX), _NEAR_ROWS)
+    near = list(islice(frames, _NEAR_ROWS))
+    stop_ms = near_ms
+    if len(near) == _NEAR_ROWS:
+        stop_ms = max(near[-1][0] // SECOND_MS * SECOND_MS, committed.key[0])
+    rest = lane.store.lumps(stop_ms, _END[0])
+    stop_ms = min([stop_ms, *(start_ms for start_ms, _, _ in rest)])  # of a slot of many seconds
+    return [*_dues(lane, (frame for frame in near if frame[0] < stop_ms)), *rest]
+
+
+def _dues(lane: Lane, frames: Iterable[Frame]) -> Iterator[Lump]:
+    """Each record that waits among the frames, where it is due."""
+    for key_ms, offset, mark, packed in frames:
+        if mark == NO_MARK and not lane.shard.committed.has_settled((key_ms, offset), mark):
+            due_ms = max(key_ms, decode_payload(packed)[5])
+            yield due_ms, due_ms + 1, 1
+
+
+def next_due_ms(lane: Lane, lumps: Iterable[Lump]) -> int | None:
+    """Return when the first record that waits is due; ``lumps``: of the lane. To the millisecond if
+    it is among the first few that are stored, else no later than the truth.
+    """
+    counts = [lump for lump in together(lumps, 0) if lump[2] > 0]
+    first_ms = lane.next_due_ms()
+    if not counts or first_ms is None:
+        return None
+    census = lane.store.census
+    if census is not None and census.is_plain(first_ms):
+        return first_ms  # each scanner of a wheel loads a window of its own: the loop waits
+    after: Key = (first_ms, -1)
+    rows = list(islice(_frames(lane, after, _END, _FIRST_ROWS), _FIRST_ROWS))
+    dues = [start_ms for start_ms, _, _ in _dues(lane, rows)]
+    if dues and len(rows) < _FIRST_ROWS:
+        return min(dues)
+    # What is far is counted by the hour: it is due above its key, which is not below the first.
+    return min([*dues, *(max(start_ms, first_ms) for start_ms, _, _ in counts)])

@@ -1,0 +1,550 @@
+"""The supervisor's side of metrics: all workers together, over HTTP.
+
+``/metrics`` is for Prometheus and ``/status`` for people and health checks. Counters belong to the
+node and never go back while it runs: what a worker had counted when it died is kept, per slice.
+A restart of the whole node starts at zero, which Prometheus understands as a counter reset.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from socket import AF_INET6
+from typing import NamedTuple
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import msgspec
+import prometheus_client
+from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.registry import CollectorRegistry
+
+from delayservice import __version__
+from delayservice.base.errors import DelayServiceError
+from delayservice.config.settings import Settings
+from delayservice.engine.census import TopicCounts, largest, with_others
+from delayservice.engine.electability import WorkerFacts, electability
+from delayservice.metrics.counts import (
+    LATENESS_BOUNDS_MS,
+    TARGETS_MAX,
+    TRANSACTION_BOUNDS_MS,
+    Counters,
+    PauseFact,
+    PauseFacts,
+    SliceMetrics,
+    Snapshot,
+    WorkerMetrics,
+    decode_snapshot,
+)
+from delayservice.metrics.families import NodeFacts, ProcessFacts, SliceFacts, Unelectable, export
+
+SLICES_NAMED_MAX = 10
+"""Slices that one problem names; the others are counted."""
+
+
+class SliceStatus(msgspec.Struct, omit_defaults=False):
+    """One slice in ``/status``."""
+
+    slice: int
+    worker: int
+    state: str
+    epoch: int
+    lag_s: float
+    alarm: str
+    pending: int
+    ingested: int
+    settled: dict[str, int]
+    oldest_due_ms: int | None
+    cursor_age_s: float
+    source_lag: int
+    store_bytes: int
+    lateness_ms_p50: int | None
+    lateness_ms_p99: int | None
+    early: int
+
+
+class WorkerStatus(msgspec.Struct):
+    """One worker process in ``/status``.
+
+    Attributes:
+        cpu_ratio: part of a core that it took between its last two reports; None: it had one.
+        turn_ms_p99: 99th percentile of its loop's turns between them, an upper bound, without the
+            wait for records.
+        transaction_ms_p99: of its transactions since the node started.
+    """
+
+    worker: int
+    pid: int
+    restarts: int
+    silent_s: float
+    cpu_ratio: float | None = None
+    memory_bytes: int = 0
+    turn_ms_p99: int | None = None
+    transaction_ms_p99: int | None = None
+
+
+class TargetStatus(msgspec.Struct):
+    """One target in ``/status``: what waits for it in the slices that the node owns, and what was
+    delivered since the node started, but for what was past due or put off.
+    """
+
+    topic: str
+    target: str
+    pending: int = 0
+    parked: int = 0
+    delivered: int = 0
+    lateness_ms_p99: int | None = None
+
+
+class NodeStatus(msgspec.Struct):
+    """``/status``."""
+
+    node_id: str
+    version: str
+    uptime_s: float
+    healthy: bool
+    problems: list[str]
+    workers: list[WorkerStatus]
+    slices: list[SliceStatus]
+    paused: list[PauseFact] = []
+    """Pauses that a person asked for: the node is still healthy."""
+    paused_others: int = 0
+    """How many more pauses there are."""
+    targets: list[TargetStatus] = []
+    """Those with the most records by name, the most parked ones first."""
+    pinned: str = ""
+    """Why owners stay where they are; empty: they don't have to."""
+
+
+class _Worker:
+    """The last two snapshots of one worker, and when they came."""
+
+    __slots__ = ("arrived_s", "before", "snapshot")
+
+    def __init__(self, snapshot: Snapshot, arrived_s: float) -> None:
+        self.snapshot = snapshot
+        self.arrived_s = arrived_s
+        self.before: tuple[WorkerMetrics, float] | None = None
+
+    def take(self, snapshot: Snapshot, arrived_s: float) -> None:
+        """Take the next one."""
+        self.before = self.snapshot.worker, self.arrived_s
+        self.snapshot = snapshot
+        self.arrived_s = arrived_s
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """Part of a core between the two."""
+        if self.before is None or self.arrived_s <= self.before[1]:
+            return None
+        metrics, arrived_s = self.before
+        return (self.snapshot.worker.cpu_s - metrics.cpu_s) / (self.arrived_s - arrived_s)
+
+    @property
+    def turn_ms_p99(self) -> int | None:
+        """99th percentile of the turns between the two."""
+        turns = self.snapshot.worker.turns
+        between = turns if self.before is None else turns.since(self.before[0].turns)
+        return between.quantile_ms(0.99, TRANSACTION_BOUNDS_MS)
+
+
+class NodeTotals(NamedTuple):
+    """Counts of all slices of a node while it ran, and the records that wait now."""
+
+    counters: Counters
+    pending: int
+
+
+class _QuietHandler(WSGIRequestHandler):
+    """A scrape every few seconds is no news."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
+        """Log nothing."""
+
+
+class _Server6(ThreadingWSGIServer):
+    address_family = AF_INET6
+
+
+class MetricsHub:
+    """Collects the workers' snapshots and serves them. Every method may be called by any thread."""
+
+    def __init__(
+        self, settings: Settings, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Collect for the node of ``settings``; nothing listens until ``serve``."""
+        self._node_id = settings.node.node_id
+        self._listen = settings.metrics.listen
+        self._workers_wanted = settings.node.workers
+        self._now_s = monotonic_s
+        self._started_s = monotonic_s()
+        self._lock = threading.Lock()
+        self._workers: dict[int, _Worker] = {}
+        self._restarts: dict[int, int] = {}
+        self._past: dict[int, Counters] = {}
+        self._waits_for = ""
+        self._past_workers: dict[int, WorkerMetrics] = {}
+        self._total = Counters()
+        """Of all slices, dropped ones included; what changed is added, so that it never costs a
+        walk over all of them."""
+        self._server: WSGIServer | None = None
+        self._thread: threading.Thread | None = None
+        registry = CollectorRegistry()
+        registry.register(_Collector(self))
+        self._metrics_app = prometheus_client.make_wsgi_app(registry)
+
+    def update(self, worker_index: int, snapshot_bytes: bytes) -> None:
+        """Take what ``metrics.encode_snapshot`` packed.
+
+        Raises:
+            DelayServiceError: it is no snapshot of this version.
+        """
+        with self._lock:
+            known = self._workers.get(worker_index)
+            packed = known.snapshot.packed if known is not None else {}
+            snapshot = decode_snapshot(snapshot_bytes, packed)
+            if known is not None and _life(known.snapshot) != _life(snapshot):
+                self._count_loss(worker_index)
+                known = None
+            self._add_to_total(known.snapshot if known is not None else None, snapshot)
+            if known is None:
+                self._workers[worker_index] = _Worker(snapshot, self._now_s())
+                return
+            self._keep_dropped(known.snapshot, snapshot)
+            known.take(snapshot, self._now_s())
+
+    def turn_s(self, worker_index: int) -> float:
+        """Return how long the turn of a worker's loop had lasted when it last reported, seconds."""
+        with self._lock:
+            worker = self._workers.get(worker_index)
+            return 0.0 if worker is None else worker.snapshot.turn_s
+
+    def _add_to_total(self, old: Snapshot | None, new: Snapshot) -> None:
+        """Add what the slices have counted since the snapshot before."""
+        before = {m.slice: m.counters for m in old.slices} if old is not None else {}
+        same = old.packed.keys() if old is not None else ()
+        for packed in new.packed.keys() - same:
+            metrics = new.packed[packed]
+            earlier = before.get(metrics.slice)
+            counted = metrics.counters
+            self._total.add(counted if earlier is None else counted.since(earlier))
+
+    def kafka_missing(self, why: str) -> None:
+        """Note why there are no workers yet: the node waits for Kafka; empty: it does not."""
+        self._waits_for = why
+
+    def forget(self, worker_index: int) -> None:
+        """Note that a worker is gone: its gauges vanish, its counters stay.
+
+        One that dies before its first report counts as well: so it is in a loop of crashes.
+        """
+        with self._lock:
+            self._count_loss(worker_index)
+
+    def _count_loss(self, worker_index: int) -> None:
+        self._restarts[worker_index] = self._restarts.get(worker_index, 0) + 1
+        gone = self._workers.pop(worker_index, None)
+        if gone is None:
+            return
+        self._past_workers.setdefault(worker_index, WorkerMetrics()).add(gone.snapshot.worker)
+        for metrics in gone.snapshot.slices:
+            self._keep(metrics)
+
+    def _keep_dropped(self, old: Snapshot, new: Snapshot) -> None:
+        """Keep the counts of slices that the worker no longer reports."""
+        reported = {metrics.slice for metrics in new.slices}
+        for metrics in old.slices:
+            if metrics.slice not in reported:
+                self._keep(metrics)
+
+    def _keep(self, metrics: SliceMetrics) -> None:
+        self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
+
+    def totals(self) -> NodeTotals:
+        """Return the totals of all slices, as of now."""
+        with self._lock:
+            total = Counters()
+            total.add(self._total)
+            workers = self._workers.values()
+            pending = sum(m.pending for worker in workers for m in worker.snapshot.slices)
+            return NodeTotals(total, pending)
+
+    def facts(self) -> NodeFacts:
+        """Everything that is exported, as of now."""
+        with self._lock:
+            now_s = self._now_s()
+            live = [
+                (index, metrics, now_s - worker.arrived_s + worker.snapshot.turn_s)
+                for index, worker in sorted(self._workers.items())
+                for metrics in worker.snapshot.slices
+            ]
+            totals: dict[int, Counters] = {}
+            for number, past in self._past.items():
+                totals.setdefault(number, Counters()).add(past)
+            for _, metrics, _ in live:
+                totals.setdefault(metrics.slice, Counters()).add(metrics.counters)
+            workers = [
+                ProcessFacts(
+                    index,
+                    worker.snapshot.pid,
+                    self._restarts.get(index, 0),
+                    now_s - worker.arrived_s,
+                    worker.snapshot.disk_used_percent,
+                    worker.cpu_ratio,
+                    worker.snapshot.worker.memory_bytes,
+                    worker.turn_ms_p99,
+                )
+                for index, worker in sorted(self._workers.items())
+            ]
+            snapshots = [worker.snapshot for worker in self._workers.values()]
+            audit = next((one.audit for one in snapshots if one.audit is not None), None)
+            copies = next((one.copies for one in snapshots if one.copies is not None), None)
+            problems = dict.fromkeys(text for one in snapshots for text in one.problems)
+            slices_there = max((one.slices_there for one in snapshots), default=None)
+            pauses = self._newest_pauses()
+            topics_age_s = max((one.topics_age_s for one in snapshots), default=None)
+            unelectable = [
+                found for n in range(self._workers_wanted) for found in self._unelectable(n)
+            ]
+            worker_totals = self._worker_totals()
+        # The age of the cursor goes on growing while a worker is silent or its loop hangs.
+        slices = [
+            SliceFacts(index, metrics, metrics.cursor_age_s + old_s)
+            for index, metrics, old_s in live
+        ]
+        return NodeFacts(
+            self._node_id,
+            __version__,
+            workers,
+            slices,
+            totals,
+            audit,
+            restarts={n: self._restarts.get(n, 0) for n in range(self._workers_wanted)},
+            workers_missing=self._workers_wanted - len(workers),
+            problems=list(problems),  # each once: every worker sees the same topics
+            slices_there=slices_there,
+            topics=_topics_of(slices),
+            worker_totals=worker_totals,
+            pauses=pauses,
+            copies=copies,
+            topics_age_s=topics_age_s,
+            unelectable=unelectable,
+        )
+
+    def _unelectable(self, worker_index: int) -> Iterator[Unelectable]:
+        """Return the slices that a worker may not own, and why: all of its slices, or some."""
+        worker = self._workers.get(worker_index)
+        silent_s = math.inf if worker is None else self._now_s() - worker.arrived_s
+        seen = WorkerFacts(kafka=self._waits_for) if self._waits_for else WorkerFacts(silent_s)
+        verdict = electability(seen)
+        cause, reason = verdict.cause.value, verdict.reason
+        if worker is not None and verdict.may_own:
+            cause, reason = worker.snapshot.verdict
+        if cause:
+            yield Unelectable(worker_index, None, cause, reason)
+            return
+        for metrics in worker.snapshot.slices if worker is not None else ():
+            if metrics.cause:
+                yield Unelectable(worker_index, metrics.slice, metrics.cause, metrics.reason)
+
+    def _worker_totals(self) -> dict[int, WorkerMetrics]:
+        """Return the counts of each worker in all its lives."""
+        totals: dict[int, WorkerMetrics] = {}
+        for number, past in self._past_workers.items():
+            totals.setdefault(number, WorkerMetrics()).add(past)
+        for number, worker in self._workers.items():
+            totals.setdefault(number, WorkerMetrics()).add(worker.snapshot.worker)
+        return dict(sorted(totals.items()))
+
+    def _newest_pauses(self) -> PauseFacts | None:
+        """Take it from the worker that reported last: every worker hears of every pause."""
+        workers = sorted(self._workers.values(), key=lambda worker: worker.arrived_s)
+        heard = [one.snapshot.pauses for one in workers if one.snapshot.pauses is not None]
+        return heard[-1] if heard else None
+
+    def _newest_pin(self) -> str:
+        """Take it from the worker that reported last: every worker hears of it."""
+        with self._lock:
+            newest = max(self._workers.values(), key=lambda one: one.arrived_s, default=None)
+        return "" if newest is None else newest.snapshot.pinned
+
+    def status(self) -> NodeStatus:
+        """Give what ``/status`` shows. Healthy: the node may own all that it has a copy of, and
+        no slice has an alarm.
+        """
+        facts = self.facts()
+        problems = why_not_electable(facts)
+        problems += [
+            f"slice {s.metrics.slice}: {s.metrics.alarm}"
+            for s in facts.slices
+            if s.metrics.alarm and s.metrics.alarm != s.metrics.reason
+        ]
+        problems += facts.problems
+        pauses = facts.pauses or PauseFacts([], {}, None)
+        return NodeStatus(
+            node_id=facts.node_id,
+            version=facts.version,
+            uptime_s=round(self._now_s() - self._started_s, 3),
+            healthy=not problems,
+            problems=problems,
+            workers=[_worker_status(w, facts.worker_totals[w.worker]) for w in facts.workers],
+            slices=[_slice_status(s, facts.totals[s.metrics.slice]) for s in facts.slices],
+            paused=pauses.told,
+            paused_others=sum(pauses.counts.values()) - len(pauses.told),
+            targets=_target_statuses(facts),
+            pinned=self._newest_pin(),
+        )
+
+    def serve(self) -> str | None:
+        """Listen in a thread of its own.
+
+        Returns:
+            ``host:port`` that it listens on, or None when ``metrics.listen`` is empty.
+
+        Raises:
+            DelayServiceError: the address can't be had.
+        """
+        if not self._listen:
+            return None
+        host, _, port = self._listen.rpartition(":")
+        host = host.strip("[]")
+        server_class = _Server6 if ":" in host else ThreadingWSGIServer
+        try:
+            self._server = make_server(host, int(port), self._app, server_class, _QuietHandler)
+        except OSError as exc:
+            raise DelayServiceError(
+                f"metrics can't listen on {self._listen}: {exc.strerror or exc}; set "
+                "metrics.listen to a free address, port 0 for any, or nothing for none"
+            ) from exc
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="metrics", daemon=True
+        )
+        self._thread.start()
+        shown = f"[{host}]" if ":" in host else host
+        return f"{shown}:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stop listening. May be called twice, and without ``serve``."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+            self._server = self._thread = None
+
+    def _app(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "/")
+        if environ.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
+            return _answer(start, "405 Method Not Allowed", "text/plain", b"only GET\n")
+        if path == "/metrics":
+            body: Iterable[bytes] = self._metrics_app(environ, start)
+            return body
+        if path == "/status":
+            return _answer(start, "200 OK", "application/json", msgspec.json.encode(self.status()))
+        return _answer(start, "404 Not Found", "text/plain", b"there are /metrics and /status\n")
+
+
+def why_not_electable(facts: NodeFacts) -> list[str]:
+    """Return what the node may not own and why, a sentence for each cause; empty: it may own all
+    that it has a copy of.
+    """
+    said = [f"worker {one.worker}: {one.reason}" for one in facts.unelectable if one.slice is None]
+    slices: dict[str, list[Unelectable]] = {}
+    for one in facts.unelectable:
+        if one.slice is not None:
+            slices.setdefault(one.cause, []).append(one)
+    for found in slices.values():
+        named = ", ".join(str(one.slice) for one in found[:SLICES_NAMED_MAX])
+        more = len(found) - SLICES_NAMED_MAX
+        which = f"slices {named}" if len(found) > 1 else f"slice {named}"
+        said.append(f"{which}{f' and {more} more' if more > 0 else ''}: {found[0].reason}")
+    return said
+
+
+def _life(snapshot: Snapshot) -> tuple[int, int]:
+    return snapshot.pid, snapshot.started_ns
+
+
+def _topics_of(slices: Iterable[SliceFacts]) -> dict[str, TopicCounts]:
+    """Add up what waits in all slices, by delay topic and target."""
+    topics: dict[str, TopicCounts] = {}
+    for facts in slices:
+        for topic, counts in facts.metrics.topics.items():
+            topics.setdefault(topic, TopicCounts(0, [], {})).add(counts)
+    pairs = {
+        (topic, target): waiting
+        for topic, counts in topics.items()
+        for target, waiting in counts.targets.items()
+    }
+    named = largest(pairs, TARGETS_MAX)
+    for topic, counts in topics.items():
+        counts.targets = with_others(counts.targets, {t for name, t in named if name == topic})
+    return topics
+
+
+def _target_statuses(facts: NodeFacts) -> list[TargetStatus]:
+    found: dict[tuple[str, str], TargetStatus] = {}
+    for topic, counts in facts.topics.items():
+        for target, (pending, parked) in counts.targets.items():
+            found[topic, target] = TargetStatus(topic, target, pending, parked)
+    together = WorkerMetrics()
+    for metrics in facts.worker_totals.values():
+        together.add(metrics)
+    for topic, targets in together.targets.items():
+        for target, lateness in targets.items():
+            one = found.setdefault((topic, target), TargetStatus(topic, target))
+            one.delivered = sum(lateness.counts)
+            one.lateness_ms_p99 = lateness.quantile_ms(0.99, LATENESS_BOUNDS_MS)
+    return sorted(
+        found.values(), key=lambda one: (-one.parked, -one.pending, one.topic, one.target)
+    )
+
+
+def _worker_status(facts: ProcessFacts, totals: WorkerMetrics) -> WorkerStatus:
+    return WorkerStatus(
+        facts.worker,
+        facts.pid,
+        facts.restarts,
+        round(facts.silent_s, 3),
+        None if facts.cpu_ratio is None else round(facts.cpu_ratio, 3),
+        facts.memory_bytes,
+        facts.turn_ms_p99,
+        totals.transactions.quantile_ms(0.99, TRANSACTION_BOUNDS_MS),
+    )
+
+
+def _slice_status(facts: SliceFacts, totals: Counters) -> SliceStatus:
+    metrics = facts.metrics
+    return SliceStatus(
+        slice=metrics.slice,
+        worker=facts.worker,
+        state=metrics.state,
+        epoch=metrics.epoch,
+        lag_s=round(metrics.lag_s, 3),
+        alarm=metrics.alarm,
+        pending=metrics.pending,
+        ingested=totals.ingested,
+        settled=totals.settled,
+        oldest_due_ms=metrics.oldest_due_ms,
+        cursor_age_s=round(facts.cursor_age_s, 3),
+        source_lag=metrics.source_lag,
+        store_bytes=metrics.store_bytes,
+        lateness_ms_p50=totals.lateness.quantile_ms(0.5, LATENESS_BOUNDS_MS),
+        lateness_ms_p99=totals.lateness.quantile_ms(0.99, LATENESS_BOUNDS_MS),
+        early=totals.early,
+    )
+
+
+def _answer(start: StartResponse, status: str, kind: str, body: bytes) -> list[bytes]:
+    start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+class _Collector(prometheus_client.registry.Collector):
+    def __init__(self, hub: MetricsHub) -> None:
+        self._hub = hub
+
+    def collect(self) -> Iterable[prometheus_client.Metric]:
+        """Give all metrics of this moment."""
+        return export(self._hub.facts())

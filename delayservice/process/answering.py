@@ -1,0 +1,107 @@
+"""A worker's answers: each slice is looked at in turn, for a few milliseconds at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from delayservice.base.errors import DelayServiceError
+from delayservice.inspection import looking
+from delayservice.inspection.query import Ahead, Fate, Find, Horizon, Locate, Page, Pending, Search
+from delayservice.inspection.query import merged as merged_pages
+from delayservice.process.worker_thread import WorkerThread
+from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
+
+LOOK_TIMEOUT_S: Final = 1.0
+"""How long to wait for a slice that is busy."""
+SEARCH_S: Final = 0.3
+"""How long one page of a search may take, once every lane has been looked at."""
+SEARCH_WAIT_S: Final = 3.0
+SEARCH_PAUSE_S: Final = 0.001
+
+_searching = threading.Lock()
+"""One search at a time: what it unpacks, delivery can't."""
+
+_Answer = Page | Fate | Horizon | list[Pending] | None
+
+
+def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _Answer:
+    """Return the answer of a worker's slices.
+
+    Raises:
+        DelayServiceError: one of them is busy, or can't be read.
+    """
+    if isinstance(question, Search):
+        return _search(question, thread)
+    if isinstance(question, Find):
+        return [row for number in thread.slices for row in _find(question, thread, number)]
+    if isinstance(question, Locate):
+        is_here = question.partition in thread.slices
+        return _locate(question, thread) if is_here else None
+    horizon = Horizon()
+    for number in thread.slices:
+        with _lanes(thread, number) as lanes:
+            horizon.add(looking.ahead(lanes, question.now_ms))
+    return horizon
+
+
+def _search(question: Search, thread: WorkerThread) -> Page:
+    """Every lane is read a little in turn, so that each gets on, until the time is over."""
+    if not _searching.acquire(timeout=SEARCH_WAIT_S):
+        raise DelayServiceError("other searches are under way; try again in a moment")
+    try:
+        searches = [(n, one) for n in thread.slices for one in _begun(question, thread, n)]
+        deadline_s = time.monotonic() + SEARCH_S
+        while True:
+            going = [(number, one) for number, one in searches if not one.is_over]
+            for number, one in going:
+                with _lanes(thread, number) as lanes:
+                    if lanes.get(one.lane.topic) is not one.lane:
+                        raise DelayServiceError("it was closed meanwhile; try again")
+                    one.read()
+                one.sift()
+                time.sleep(SEARCH_PAUSE_S)  # delivery comes first
+            if not going or time.monotonic() > deadline_s:
+                break
+        return merged_pages([one.page() for _, one in searches], question.limit)
+    finally:
+        _searching.release()
+
+
+def _begun(question: Search, thread: WorkerThread, number: int) -> list[looking.LaneSearch]:
+    with _lanes(thread, number) as lanes:
+        return [looking.LaneSearch(lane, question) for lane in _precise(lanes)]
+
+
+def _find(question: Find, thread: WorkerThread, number: int) -> list[Pending]:
+    with _lanes(thread, number) as lanes:
+        found = [looking.find(lane, question) for lane in _precise(lanes)]
+    return [row for row in found if row is not None]
+
+
+def _locate(question: Locate, thread: WorkerThread) -> Fate | None:
+    with _lanes(thread, question.partition) as lanes:
+        lane = lanes.get(question.topic)
+        return None if lane is None else looking.locate(lane, question)
+
+
+def _precise(lanes: Mapping[str, AnyLane]) -> list[Lane]:
+    return [lane for lane in lanes.values() if isinstance(lane, Lane)]
+
+
+@contextmanager
+def _lanes(thread: WorkerThread, number: int) -> Iterator[Mapping[str, AnyLane]]:
+    """A look at a slice.
+
+    Raises:
+        DelayServiceError: it is busy; says which.
+    """
+    try:
+        with thread.looking(number, LOOK_TIMEOUT_S) as lanes:
+            yield lanes
+    except DelayServiceError as exc:
+        raise DelayServiceError(f"slice {number}: {exc}") from exc

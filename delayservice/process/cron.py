@@ -1,0 +1,63 @@
+"""The calendar: cron expressions in time zones. Source of the rules: Debian's cron (cronsim).
+
+Where clocks are set forward, a time of day that does not exist is kept right after the gap; where
+they are set back, a time of day that comes twice is kept once. Expressions whose minute or hour
+begins with ``*``, and those with seconds, follow elapsed time instead: they match every hour there
+is.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from delayservice.contract.codes import CRON_INVALID, ZONE_INVALID, RecordRefusedError
+
+_SECOND_MS = 1_000
+_CACHED = 1_024
+"""Schedules mostly share a few expressions and come due together."""
+
+
+_barren: set[tuple[str, str]] = set()
+"""Expressions that match nothing, ever."""
+
+
+@lru_cache(_CACHED)
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, OSError, ValueError) as exc:  # unknown, a folder, or no name at all
+        raise RecordRefusedError(
+            ZONE_INVALID, f"{name!r} is not in the time zone database"
+        ) from exc
+
+
+@lru_cache(_CACHED)
+def cron_time(cron: str, zone: str, after_ms: int) -> int | None:
+    """The first instant after ``after_ms`` that the expression matches, epoch milliseconds.
+
+    Returns:
+        None: there is none, as for the 30th of February.
+
+    Raises:
+        RecordRefusedError: ``cron-invalid`` or ``zone-invalid``.
+    """
+    local = UTC if zone == "UTC" else _zone(zone)
+    if (cron, zone) in _barren:
+        return None
+    try:
+        after = datetime.fromtimestamp(after_ms // _SECOND_MS, local)
+        found = next(CronSim(cron, after))
+    except CronSimError as exc:
+        raise RecordRefusedError(CRON_INVALID, f"{cron!r} is no cron expression: {exc}") from exc
+    except StopIteration:  # not within fifty years, so never; to find out takes a tenth of a second
+        if len(_barren) >= _CACHED:
+            _barren.clear()
+        _barren.add((cron, zone))
+        return None
+    except (OverflowError, ValueError, OSError):  # beyond the calendar
+        return None
+    return int(found.timestamp()) * _SECOND_MS

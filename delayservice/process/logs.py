@@ -1,0 +1,169 @@
+"""Structured logs on standard error: for people on a terminal, JSON lines elsewhere.
+
+Everything goes one way: structlog's own lines, the standard library's (kazoo) and librdkafka's
+(give its clients ``logger=librdkafka_logger()``). Secrets are blacked out last, whatever logged
+them.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+import structlog
+from structlog.types import EventDict, Processor, WrappedLogger
+
+from delayservice.config.settings import Log
+
+HIDDEN = "(hidden)"
+
+_SECRET_NAME = re.compile(
+    r"password|passwd|secret|token|credential|jaas|\bpem\b|(ssl|api|private)[._-]?key",
+    re.IGNORECASE,
+)
+_SECRET_TEXT = re.compile(
+    r"((?:[\w.-]*(?:password|secret|token|jaas|\.pem|\.key)[\w.-]*)\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;]+)",
+    re.IGNORECASE,
+)
+_BRACKETS = re.compile(r"\[[^]]*\]|\([^)]*\)")
+_REPEAT_S = 10.0
+_REPEATS_MAX = 1_000
+_SECRET_CHARS_MIN = 4
+"""Shorter secrets are not searched for in texts: they would black out half of every line."""
+
+
+def configure(
+    log: Log,
+    node_id: str,
+    worker: int | None = None,
+    *,
+    secrets: Sequence[str] = (),
+    stream: TextIO | None = None,
+) -> None:
+    """Set up logging of this process; once, before anything logs.
+
+    Args:
+        log: level and format.
+        node_id: part of every line.
+        worker: the worker's number, part of every line; None in the supervisor.
+        secrets: values that must never be written, in clear (``settings_report.secret_values``).
+        stream: where lines go; standard error by default.
+    """
+    out = stream or sys.stderr
+    level = logging.getLevelNamesMapping()[log.level.upper()]
+    bound = {"node": node_id} if worker is None else {"node": node_id, "worker": worker}
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _bind(bound),
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+        structlog.stdlib.ExtraAdder(),
+    ]
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(_formatter(log, shared, secrets, colours=out.isatty()))
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level)
+    librdkafka_logger().filters = [_Repeats()]
+    # A reconnecting client repeats itself several times a second at these levels.
+    logging.getLogger("kazoo").setLevel(max(level, logging.INFO))
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+
+
+def librdkafka_logger() -> logging.Logger:
+    """Give librdkafka's clients a way into these logs: their ``logger`` argument."""
+    return logging.getLogger("librdkafka")
+
+
+class _Repeats(logging.Filter):
+    """Lets a message through once in a while: a client that can't connect says so many times a
+    second, in words that differ only in brackets.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether this message, apart from brackets, was not written a moment ago."""
+        said = _BRACKETS.sub("", record.getMessage())
+        before_s = self._said_s.get(said, -_REPEAT_S)
+        if record.created - before_s < _REPEAT_S:
+            return False
+        if len(self._said_s) >= _REPEATS_MAX:
+            self._said_s.clear()
+        self._said_s[said] = record.created
+        return True
+
+
+def _bind(bound: Mapping[str, object]) -> Processor:
+    """Put these on every line. Context variables would miss the threads of kazoo and librdkafka."""
+
+    def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        return {**bound, **event}
+
+    return add
+
+
+def _formatter(
+    log: Log, shared: list[Processor], secrets: Sequence[str], *, colours: bool
+) -> logging.Formatter:
+    console = log.format == "console" or (log.format == "auto" and colours)
+    ending: list[Processor] = (
+        [_Redact(secrets), structlog.dev.ConsoleRenderer(colors=colours)]
+        if console
+        else [
+            structlog.processors.EventRenamer("message"),
+            _Redact(secrets),
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    )
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            # The traceback becomes text before it is searched for secrets.
+            structlog.processors.format_exc_info,
+            *ending,
+        ],
+    )
+
+
+class _Redact:
+    """Blacks out secrets by the name they are under, by their text, and by their value."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        known = sorted((s for s in secrets if len(s) >= _SECRET_CHARS_MIN), key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+
+    def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        return {name: self._clean(name, value) for name, value in event.items()}
+
+    def _clean(self, name: str, value: Any) -> Any:  # noqa: ANN401 (a log line holds anything)
+        if _SECRET_NAME.search(name):
+            return HIDDEN
+        if isinstance(value, bool | int | float) or value is None:
+            return value
+        if isinstance(value, dict):
+            return {key: self._clean(str(key), below) for key, below in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._clean("", below) for below in value]
+        text = value if isinstance(value, str) else str(value)
+        if self._known is not None:
+            text = self._known.sub(HIDDEN, text)
+        return _SECRET_TEXT.sub(rf"\1{HIDDEN}", text)

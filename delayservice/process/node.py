@@ -1,0 +1,333 @@
+"""The node: a supervisor and its worker processes.
+
+The supervisor touches no record. It prepares topics, starts workers, starts another when one dies,
+serves metrics, and ends everything in good order on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import IO, Final
+
+import structlog
+
+from connectors.kafka.clients import admin_client
+from connectors.kafka.topics import TopicKeeper
+from delayservice.admin.server import AdminServer
+from delayservice.base.errors import SettingsError
+from delayservice.config.reference import secret_values
+from delayservice.config.settings import Settings
+from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
+from delayservice.inspection.asking import Asker
+from delayservice.metrics.hub import MetricsHub
+from delayservice.process import logs
+from delayservice.process.stores import remove_strangers
+from delayservice.process.waiting import STOPPED, wait_for_kafka
+from delayservice.process.worker import STOP_TIMEOUT_S, run_worker
+
+RESTART_WAIT_S_MAX = 30.0
+STEADY_S = 60.0
+"""A worker that lived this long starts again with the shortest wait."""
+
+_TURN_S: Final = 1.0
+_GRACE_S: Final = 5.0
+"""A worker is ended so much later than it counts as silent, seconds."""
+_FIRST_REPORT_S_MAX: Final = 60.0
+"""Longest time until a worker that was started reports, seconds; a busy machine takes its time."""
+HUNG_S_MAX: Final = 300.0
+"""Longest time that a worker's loop may hang, seconds, counted from when it may own nothing. Turns
+take milliseconds under load, and a few minutes when large stores are opened on a slow disk."""
+_STOPPED: Final = (0, -signal.SIGTERM)
+"""How a worker ends that was asked to; by the signal itself when it had not begun yet."""
+_log = structlog.get_logger(__name__)
+
+
+def run(settings: Settings) -> int:
+    """Be a node until SIGTERM or Ctrl-C; the exit status."""
+    logs.configure(settings.log, settings.node.node_id, secrets=secret_values(settings))
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    _log.info("starting", pid=os.getpid(), standalone=settings.standalone)
+    lock = _lock_state_dir(settings)
+    known = (cluster_secret(settings), *settings.node.accepted_secrets())
+    instance = node_instance(settings)
+    hub = MetricsHub(settings)
+    supervisor = Supervisor(settings, known, instance, hub)
+    admin = AdminServer(settings, hub, lambda: supervisor.askers)
+    try:
+        # Before Kafka is reached: a node that waits for it has to say so.
+        if listening := hub.serve():
+            _log.info("metrics_served", url=listening)
+        if asked_at := admin.serve():
+            _log.info("admin_served", url=asked_at)
+        if _prepare_topics(settings, stopping, hub.kafka_missing):
+            hub.kafka_missing("")
+            remove_strangers(settings)
+            supervisor.run(stopping)
+        admin.stop()
+        return supervisor.stop()
+    finally:
+        admin.close()
+        hub.close()
+        lock.close()
+        _log.info("stopped")
+
+
+def _prepare_topics(
+    settings: Settings, stopping: threading.Event, waits: Callable[[str], None]
+) -> bool:
+    """Create what is missing; a cluster that is down is waited for, and ``waits`` called with the
+    reason. False: told to stop.
+    """
+    waits("it has not answered yet")
+    keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
+    return wait_for_kafka(keeper.prepare, stopping, waits) is not STOPPED
+
+
+def _lock_state_dir(settings: Settings) -> IO[bytes]:
+    """Take the state folder for this node, until the file is closed.
+
+    Raises:
+        SettingsError: another node has it, or it can't be written.
+    """
+    folder = settings.node.state_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "node.lock").open("ab")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SettingsError(
+            f"node.state_dir {folder} is in use by another node; stop it, or give this one a "
+            "folder of its own"
+        ) from None
+    except OSError as exc:
+        raise SettingsError(f"node.state_dir {folder} can't be used: {exc}") from exc
+    return lock
+
+
+def cluster_secret(settings: Settings) -> bytes:
+    """The configured secret; else one of this node's own, made once and kept in its state folder.
+
+    Raises:
+        SettingsError: the state folder can't be written.
+    """
+    configured = settings.node.secret_bytes()
+    if configured is not None:
+        return configured
+    path = settings.node.state_dir / "cluster_secret"
+    try:
+        if not path.exists():
+            _write_new(path, secrets.token_hex(32))
+            _log.warning(
+                "secret_made",
+                file=str(path),
+                hint="keep it: a node without it can't read rolled records. Set "
+                "node.cluster_secret to the same value on every node before adding a second one",
+            )
+        return path.read_bytes()
+    except OSError as exc:
+        raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
+
+
+def node_instance(settings: Settings) -> str:
+    """Return what tells this node from another one that was given the same name: made once for its
+    state folder, which one node at a time can have.
+
+    A copy of the folder is another node, on another host or the same one: the file keeps its text
+    when it is copied, but not its place. A folder that is moved within its file system stays the
+    same node. One that was restored is a new one, which waits for the end of the old one's session.
+
+    Raises:
+        SettingsError: the state folder can't be written.
+    """
+    path = settings.node.state_dir / "instance"
+    try:
+        if not path.exists():
+            _write_new(path, secrets.token_hex(8))
+        place = path.stat()
+        text = path.read_text(encoding="ascii")
+        return f"{text}@{socket.gethostname()}/{place.st_dev:x}.{place.st_ino:x}"
+    except OSError as exc:
+        raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
+
+
+def _write_new(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@dataclass(slots=True)
+class _Child:
+    process: BaseProcess
+    pipe: Connection
+    asker: Asker
+    started_s: float
+    silent_s: float = 0.0
+    """Time without a report, as far as the supervisor itself was awake."""
+    hung_s: float = 0.0
+    """Time for which its loop has hung, in the same way."""
+    has_reported: bool = False
+    is_ended: bool = False
+    """Whether it was ended because its loop hung."""
+
+
+class Supervisor:
+    """Keeps the workers alive.
+
+    Args:
+        settings: of the node.
+        cluster_secrets: what copies are verified by; the first signs them.
+        instance: tells this node from another one of the same name.
+        hub: takes what the workers report.
+    """
+
+    def __init__(
+        self, settings: Settings, cluster_secrets: tuple[bytes, ...], instance: str, hub: MetricsHub
+    ) -> None:
+        self._settings = settings
+        self._instance = instance
+        self._cluster_secrets = cluster_secrets
+        self._hub = hub
+        self._context = multiprocessing.get_context("spawn")
+        self._children: dict[int, _Child] = {}
+        self._due_s: dict[int, float] = {}
+        self._restarts: dict[int, int] = {}
+
+    @property
+    def askers(self) -> list[Asker]:
+        """Whom to ask about what the workers do; any thread may."""
+        return [child.asker for child in list(self._children.values())]
+
+    def run(self, stopping: threading.Event) -> None:
+        """Run until told to stop."""
+        try:
+            for index in range(self._settings.node.workers):
+                self._start(index)
+            while not stopping.is_set():
+                began_s = time.monotonic()
+                self._listen(_TURN_S)
+                self._end_hung(min(time.monotonic() - began_s, _TURN_S))
+                self._restart_dead()
+        except BaseException:
+            # Python waits for its child processes at the end: a node without a head would go on.
+            _log.exception("supervisor_failed")
+            self.kill()
+            raise
+
+    def _start(self, index: int) -> None:
+        mine, its = self._context.Pipe()
+        asking, asked = self._context.Pipe()
+        process = self._context.Process(
+            target=run_worker,
+            args=(
+                self._settings,
+                self._cluster_secrets,
+                self._instance,
+                index,
+                self._restarts.get(index, 0),
+                its,
+                asked,
+            ),
+            name=f"delayservice-worker-{index}",
+        )
+        process.start()
+        its.close()
+        asked.close()
+        asker = Asker(asking, f"worker {index}")
+        self._children[index] = _Child(process, mine, asker, time.monotonic())
+        _log.info("worker_started", worker=index, pid=process.pid)
+
+    def _listen(self, timeout_s: float) -> None:
+        """Take snapshots until the time is over, or a worker ends."""
+        pipes = {child.pipe: index for index, child in self._children.items()}
+        for ready in wait(list(pipes), timeout_s):
+            if not isinstance(ready, Connection):
+                continue
+            index = pipes[ready]
+            try:
+                self._hub.update(index, ready.recv_bytes())
+            except (EOFError, OSError):
+                self._buried(index)
+                continue
+            self._children[index].silent_s = 0.0
+            self._children[index].has_reported = True
+
+    def _end_hung(self, elapsed_s: float) -> None:
+        """End the workers that are silent or whose loops hang, which is as safe as any crash."""
+        for index, child in self._children.items():
+            child.silent_s += elapsed_s
+            hangs = self._hub.turn_s(index) > TURN_S_MAX
+            child.hung_s = child.hung_s + elapsed_s if hangs else 0.0
+            limit_s = SILENT_S_MAX + _GRACE_S if child.has_reported else _FIRST_REPORT_S_MAX
+            if child.silent_s > limit_s:
+                _log.error("worker_silent", worker=index, silent_s=round(child.silent_s))
+                child.silent_s = 0.0
+                child.process.kill()
+            elif child.hung_s > HUNG_S_MAX and not child.is_ended:
+                _log.error("worker_hung", worker=index, hung_s=round(child.hung_s))
+                child.is_ended = True
+                child.process.kill()
+
+    def _buried(self, index: int) -> None:
+        child = self._children.pop(index)
+        child.pipe.close()
+        child.process.join()
+        lived_s = time.monotonic() - child.started_s
+        # One that hangs soon after its start is as one that crashes then.
+        steady_s = lived_s - child.hung_s
+        tries = 0 if steady_s > STEADY_S else self._restarts.get(index, 0)
+        wait_s = min(0.2 * 2**tries, RESTART_WAIT_S_MAX)
+        self._restarts[index] = tries + 1
+        self._due_s[index] = time.monotonic() + wait_s
+        self._hub.forget(index)
+        _log.error(
+            "worker_died",
+            worker=index,
+            status=child.process.exitcode,
+            lived_s=round(lived_s, 1),
+            next_in_s=round(wait_s, 1),
+        )
+
+    def _restart_dead(self) -> None:
+        for index, due_s in list(self._due_s.items()):
+            if time.monotonic() >= due_s:
+                del self._due_s[index]
+                self._start(index)
+
+    def kill(self) -> None:
+        """End the workers at once, which is as safe as any crash."""
+        for child in self._children.values():
+            child.process.kill()
+            child.process.join()
+
+    def stop(self) -> int:
+        """End the workers; 0 when every one of them ended in good order."""
+        _log.info("stopping")
+        for child in self._children.values():
+            child.process.terminate()
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S + 5.0
+        status = 0
+        for index, child in self._children.items():
+            child.process.join(max(deadline_s - time.monotonic(), 0.0))
+            if child.process.exitcode is None:
+                _log.error("worker_killed", worker=index, hint="it did not stop in time")
+                child.process.kill()
+                child.process.join()
+            status = status or int(child.process.exitcode not in _STOPPED)
+        return status

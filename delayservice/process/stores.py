@@ -1,0 +1,131 @@
+"""The stores of a worker, as the settings ask for them, and the folders that they live in."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from delayservice.base.errors import StoreError
+from delayservice.config.settings import Settings
+from delayservice.store.base import Store
+from delayservice.store.folder import read_format
+from delayservice.store.memory import MemoryStore
+from delayservice.store.rocks import RocksOptions
+from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
+from delayservice.store.rocks_database import RocksDatabase
+from delayservice.store.rocksdb import RocksStore
+from delayservice.store.shards import kept_shards, user_of
+from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
+from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
+
+_log = structlog.get_logger(__name__)
+
+_FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
+
+
+class Stores:
+    """Makes and removes the stores of one worker's shards.
+
+    All shards of a worker share one wheel or one RocksDB; in memory each has its own. Folders are
+    named by the worker's number: no path is made of a name. A shard is known by a hash of the
+    topic's id, so that a recreated topic gets a store of its own.
+
+    Args:
+        settings: of the node.
+        index: number of the worker.
+    """
+
+    def __init__(self, settings: Settings, index: int) -> None:
+        self._settings = settings
+        self._kind = settings.node.store
+        self._path = settings.node.state_dir / self._kind / str(index)
+        self._wheel = Wheel(self._path, _wheel_options(settings))
+        self._rocks = RocksDatabase(self._path, _rocks_options(settings))
+
+    def shard(self, topic_id: str, partition: int) -> Store:
+        """Return the store of one shard, not opened yet."""
+        if self._kind == "memory":
+            return MemoryStore()
+        if self._kind == "rocksdb":
+            return RocksStore(self._rocks, hash_of(topic_id), partition)
+        return WheelStore(self._wheel, hash_of(topic_id), partition)
+
+    def remove(self, topic_id: str, partition: int) -> None:
+        """Remove a shard's store from the disk; it is closed, and the log holds all of it."""
+        if self._kind == "wheel":
+            self._wheel.remove(hash_of(topic_id), partition)
+        elif self._kind == "rocksdb":
+            self._rocks.remove((hash_of(topic_id), partition))
+
+    def kept_slices(self) -> frozenset[int]:
+        """Return the slices of which this worker finds stores on the disk."""
+        return frozenset(shard.partition for shard in kept_shards(self._path))
+
+
+def hash_of(topic_id: str) -> str:
+    """Return what a topic is called in folders and tables of stores."""
+    return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
+
+
+def remove_strangers(settings: Settings) -> None:
+    """Remove stores of workers that this node no longer has, and of the older formats, which had a
+    folder for each shard: all of it is rebuilt from Kafka. Called before the workers start.
+
+    Raises:
+        StoreError: one is in use by another process, or of a newer format: it is left as it is.
+    """
+    kind = settings.node.store
+    home = settings.node.state_dir / kind
+    wanted = {str(number) for number in range(settings.node.workers)}
+    if kind == "memory" or not home.is_dir():
+        return
+    for folder in sorted(home.iterdir()):
+        if folder.name not in wanted:
+            stores = [folder, *folder.glob("*/")]
+            for store in stores:
+                _refuse_foreign(store, _FORMATS[kind])
+            _log.warning(
+                f"{kind}_removed",
+                path=str(folder),
+                formats=sorted({str(read_format(str(store)) or "none") for store in stores}),
+                hint="of an older format, or of a worker that this node has no longer; what it "
+                "held is rebuilt from Kafka",
+            )
+            shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+
+
+def _refuse_foreign(store: Path, newest: int) -> None:
+    found, user = read_format(str(store)), user_of(str(store))
+    if found is not None and found.version > newest:
+        raise StoreError(
+            f"{store} has format {found.version}, newer than {newest}, the newest that this "
+            "version reads; run the newer service, or move the folder away: it is rebuilt from "
+            "Kafka"
+        )
+    if user is not None:
+        raise StoreError(f"the store {store} is in use by process {user}; stop that process")
+
+
+def _wheel_options(settings: Settings) -> WheelOptions:
+    wheel = settings.wheel
+    return WheelOptions(
+        slot_ms=wheel.slot_ms,
+        buffer_bytes_max=int(wheel.buffer_bytes_max),
+        near_bytes_max=int(wheel.near_bytes_max),
+        sync_bytes=int(wheel.sync_bytes),
+        handles_max=wheel.open_files_max,
+    )
+
+
+def _rocks_options(settings: Settings) -> RocksOptions:
+    rocks = settings.rocksdb
+    return RocksOptions(
+        write_buffer_bytes=int(rocks.write_buffer_bytes),
+        block_cache_bytes=int(rocks.block_cache_bytes),
+        sync_bytes=int(rocks.sync_bytes),
+        compression=rocks.compression,
+    )

@@ -1,0 +1,108 @@
+"""Facts about a worker: gathered on threads that may wait, and judged twice a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+
+from connectors.kafka.broker_clock import BrokerClock
+from connectors.kafka.reach import KafkaReach
+from delayservice.base.clock import NOT_COMPARED, Clock, ClockWatch
+from delayservice.config.settings import Settings
+from delayservice.engine.electability import ELECTABLE, Verdict, WorkerFacts
+from delayservice.process.disk import DiskWatch
+from ha.ownership import Ownership
+
+_JUDGED_EVERY_S: Final = 0.5
+_ASKED_EVERY_S: Final = 0.5
+_DISK_EVERY_S: Final = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class WorkerWatch:
+    """Has the ownership judge its worker.
+
+    Args:
+        settings: of the node.
+        name: of the worker.
+        reach: asks Kafka.
+        ownership: judges.
+        clock: monotonic.
+        clock_watch: whether the wall clock is believed.
+        disk: of the stores.
+        turn_s: how long the present turn of the loop has lasted, seconds.
+        crashes: lives in a row before this one that ended soon after their start.
+
+    Attributes:
+        verdict: on the worker, as of the last judgement.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        reach: KafkaReach,
+        ownership: Ownership,
+        clock: Clock,
+        clock_watch: ClockWatch,
+        disk: DiskWatch,
+        turn_s: Callable[[], float],
+        crashes: int,
+    ) -> None:
+        self.verdict: Verdict = ELECTABLE
+        self._has_disk = settings.node.store != "memory"
+        self._ownership = ownership
+        self._clock = clock
+        self._clock_watch = clock_watch
+        self._disk = disk
+        self._turn_s = turn_s
+        self._crashes = crashes
+        self._started_s = clock.monotonic_s()
+        self._reach = reach
+        client: Mapping[str, str] = settings.kafka.client_config("producer")
+        self._broker_clock = BrokerClock(client, settings.topics.claims_topic, name, self._heard)
+        self.judge()
+
+    def start(self, repeat: Callable[[str, float, Callable[[], object]], None]) -> None:
+        """Begin. ``repeat`` calls something on a thread of its own again and again."""
+        if self._has_disk:
+            repeat("disk", _DISK_EVERY_S, self._disk.look)
+        repeat("kafka-reach", _ASKED_EVERY_S, self._reach.check)
+        repeat("broker-clock", _ASKED_EVERY_S, self._ask_the_time)
+        repeat("verdict", _JUDGED_EVERY_S, self.judge)
+
+    def judge(self) -> None:
+        """Judge once; waits for nothing."""
+        doubt = self._clock_watch.doubt()
+        facts = WorkerFacts(
+            kafka=self._reach.trouble,
+            turn_s=self._turn_s(),
+            disk_s=self._disk.waiting_s,
+            clock=doubt or "",
+            is_clock_known=doubt != NOT_COMPARED,
+            broker=self._reach.broker,
+            broker_s=self._reach.silent_s,
+            crashes=self._crashes,
+            lived_s=self._clock.monotonic_s() - self._started_s,
+        )
+        before, self.verdict = self.verdict, self._ownership.judge(facts)
+        if self.verdict.cause is not before.cause:
+            cause, why = self.verdict.cause.value, self.verdict.reason
+            if self.verdict.may_own:
+                _log.info("worker_electable", was=before.cause.value)
+            else:
+                _log.warning("worker_not_electable", cause=cause, why=why)
+
+    def _ask_the_time(self) -> None:
+        """Ask only while the clock is in doubt: afterwards steps show by the boot clock."""
+        if self._clock_watch.doubt() is None:
+            self._broker_clock.close()
+        else:
+            self._broker_clock.ask()
+
+    def _heard(self, broker_ms: int, sent_s: float, acknowledged_s: float) -> None:
+        boot_ms = int(self._clock.boot_s() * 1000)
+        self._clock_watch.heard_answer(broker_ms, boot_ms, sent_s, acknowledged_s)

@@ -1,0 +1,1 @@
+"""Replicas' stored records: digests to compare them by, and commands to repair them."""

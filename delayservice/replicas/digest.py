@@ -1,0 +1,265 @@
+"""The digest of a shard's copy: how many records are pending in each minute, and a hash of them.
+
+Copies are compared by these, a row for each hour, instead of record by record. The set is: offsets
+below H with keys above K, less those that an offset below H cancels or replaces. It is kept up
+incrementally: what is stored above H waits in ``_later`` until H passes.
+
+A hash is a sum modulo 2^64, so the order does not matter and a record can be taken out again. What
+cancels a record knows its key and its id but not its payload; so a record that bears an id is
+hashed with the id instead. Its payload is compared when single records are (``detail``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from xxhash import xxh3_64_intdigest
+
+from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.pending import Frame, Mark, Named
+
+SLOT_MS: Final = 60_000
+HOUR_MS: Final = 3_600_000
+SLOTS: Final = HOUR_MS // SLOT_MS
+LATER_MAX: Final = 50_000
+"""Changes that wait for H. Beyond, they are counted before their time, and nothing is published
+until H has come so far: a copy that stores on while the slice has no owner must stay bounded."""
+
+_NEAR_SLOTS: Final = 2
+NEAR_MS: Final = _NEAR_SLOTS * SLOT_MS
+"""Slots that begin so near to K's are left out."""
+_MASK: Final = 2**64 - 1
+_GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
+
+_Change: TypeAlias = tuple[int, int, int, int]
+"""``(from_offset, key_ms, offset, amount)``: counts once H is above ``from_offset``."""
+
+_ONE: Final = 1 << 96
+"""An amount is so often this as records are counted in, plus their hashes: one addition for both
+takes half the time of two, and there is one for every record (``bench whole``). 2^31 hashes fit."""
+
+
+def frame_hash(key_ms: int, offset: int, record_id: bytes | None, payload: bytes) -> int:
+    """A pending record as a number of 64 bits.
+
+    Args:
+        key_ms: its key, epoch milliseconds.
+        offset: its offset in the delay topic.
+        record_id: its ``delay-id``, which is hashed instead of the payload.
+        payload: as ``codec.encode_payload`` made it.
+    """
+    seed = (key_ms * _GOLDEN + offset) & _MASK
+    hashed: int = xxh3_64_intdigest(payload if record_id is None else record_id, seed)
+    return hashed
+
+
+class HourRow(NamedTuple):
+    """The records pending in one hour: ``(index in the hour, count, hash)`` of each filled slot."""
+
+    hour_ms: int
+    slots: list[tuple[int, int, int]]
+
+
+class SlotSums:
+    """Count and hash of every slot, as one amount each."""
+
+    def __init__(self) -> None:
+        self._hours: dict[int, list[int]] = {}
+        self.changed: set[int] = set()
+        """Hours whose row is not what was last published of it."""
+
+    @property
+    def hours(self) -> set[int]:
+        """Hours with any slot."""
+        return set(self._hours)
+
+    def add(self, changes: Iterable[_Change]) -> None:
+        """Count records in, or out."""
+        hours, slots = self._hours, SLOTS
+        last, amounts = -1, [0]
+        for _, key_ms, _, amount in changes:
+            slot = key_ms // SLOT_MS
+            hour = slot // slots
+            if hour != last:
+                last = hour
+                amounts = hours.get(hour) or hours.setdefault(hour, [0] * slots)
+                self.changed.add(hour)
+            amounts[slot - hour * slots] += amount
+
+    def forget_below(self, key_ms: int) -> None:
+        """Drop every slot that begins below ``key_ms``, which is a slot's start."""
+        last, gone = divmod(key_ms // SLOT_MS, SLOTS)
+        for hour in [hour for hour in self._hours if hour < last]:
+            del self._hours[hour]
+            self.changed.add(hour)
+        amounts = self._hours.get(last)
+        if amounts is not None and any(amounts[:gone]):
+            amounts[:gone] = [0] * gone
+            self.changed.add(last)
+
+    def all_changed(self) -> None:
+        """Have every hour published anew."""
+        self.changed.update(self._hours)
+
+    def take_changed(self) -> list[HourRow]:
+        """The rows to publish now; one without slots says that nothing is left in the hour."""
+        rows = [self._row(hour) for hour in sorted(self.changed)]
+        self.changed.clear()
+        return rows
+
+    def _row(self, hour: int) -> HourRow:
+        amounts = self._hours.get(hour, ())
+        slots = [(index, *_parts(amount)) for index, amount in enumerate(amounts) if amount]
+        if not slots:
+            self._hours.pop(hour, None)
+        return HourRow(hour * HOUR_MS, slots)
+
+    def totals(self) -> tuple[int, int, int]:
+        """Hours, count and hash of all slots together."""
+        held = [sum(amounts) for amounts in self._hours.values() if any(amounts)]
+        return len(held), *_parts(sum(held))
+
+
+def _parts(amount: int) -> tuple[int, int]:
+    """Count and hash of an amount."""
+    count = (amount + _ONE // 2) // _ONE
+    return count, (amount - count * _ONE) & _MASK
+
+
+class ShardDigest:
+    """The sums of one shard's copy, and a second set that is being made of what the disk holds.
+
+    Attributes:
+        sums: of what is pending below ``counted``; None until they were made once.
+        counted: the offset up to which records and marks count in ``sums``.
+        stored: S, as the store was told last.
+        from_ms: slots that begin below are not summed: they are settled, or about to be.
+    """
+
+    def __init__(self, stored: int) -> None:
+        self.sums: SlotSums | None = SlotSums() if stored == 0 else None
+        self.counted = self.stored = stored
+        self.from_ms = 0
+        self._later: list[_Change] = []
+        self._making: SlotSums | None = None
+        self._made_upto: Key = (0, 0)
+
+    # --- what is stored ------------------------------------------------------------------------
+
+    def store(
+        self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop: int
+    ) -> None:
+        """Add the records that a store was given in one ``append``."""
+        near = self.from_ms
+        ids = {offset: record_id for record_id, _, offset in named}
+        hashed, one = xxh3_64_intdigest, _ONE
+        # ``frame_hash`` without the call: every record passes here (bench whole).
+        changes: list[_Change] = [
+            (
+                offset,
+                key_ms,
+                offset,
+                one + hashed(ids.get(offset, payload), (key_ms * _GOLDEN + offset) & _MASK),
+            )
+            for key_ms, offset, _, payload in frames
+            if key_ms >= near
+        ]
+        if marks:
+            changes += [
+                (
+                    max(mark, offset),
+                    key_ms,
+                    offset,
+                    -_ONE - frame_hash(key_ms, offset, record_id, b""),
+                )
+                for record_id, key_ms, offset, mark in marks
+                if key_ms >= near
+            ]
+            changes.sort()
+        self._later += changes
+        self.stored = stop
+        if len(self._later) > LATER_MAX:
+            self._count(self._later[-1][0] + 1)
+
+    def reset(self) -> None:
+        """The store has forgotten everything, and starts over."""
+        self._later.clear()
+        before, self.sums, self._making = self.sums, SlotSums(), None
+        if before is not None:
+            self.sums.changed |= before.changed | before.hours
+        self.counted = self.stored = 0
+
+    # --- the cursor ----------------------------------------------------------------------------
+
+    def follow(self, cursor: Cursor) -> None:
+        """A cursor as committed: count what H has passed, forget what K has."""
+        if cursor.offset > self.counted:
+            self._count(min(cursor.offset, self.stored))
+        self.pass_key(cursor.key)
+
+    def pass_key(self, key: Key) -> None:
+        """K is at ``key`` at least, so what is stored from now on lies above: forget what does not,
+        and what is so near that it will be gone before anybody compares it.
+        """
+        near_ms = (key[0] // SLOT_MS + _NEAR_SLOTS) * SLOT_MS
+        if near_ms > self.from_ms:
+            self.from_ms = near_ms
+            for sums in (self.sums, self._making):
+                if sums is not None:
+                    sums.forget_below(near_ms)
+
+    def _count(self, stop: int) -> None:
+        """Count every change from an offset below ``stop``."""
+        later = self._later
+        end = bisect_left(later, (stop,))
+        near, upto = self.from_ms, self._made_upto
+        counted = [change for change in later[:end] if change[1] >= near]
+        del later[:end]
+        if self.sums is not None:
+            self.sums.add(counted)
+        if self._making is not None:
+            self._making.add(change for change in counted if change[1:3] <= upto)
+        self.counted = max(self.counted, stop)
+
+    def is_exact_at(self, offset: int) -> bool:
+        """Return whether the sums are those of H = ``offset``."""
+        return self.sums is not None and self.counted <= offset <= self.stored
+
+    # --- made anew of what the disk holds --------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin to make the sums anew."""
+        self._making, self._made_upto = SlotSums(), (0, 0)
+
+    def scanned(self, frames: Iterable[tuple[Frame, bytes | None]], upto: Key) -> None:
+        """Take what the disk holds above the last ``upto`` and up to this one, each record with its
+        id. What is above ``counted`` comes by ``_later``.
+        """
+        making = self._making
+        if making is None:
+            raise AssertionError("scanned before begin")
+        counted, near = self.counted, self.from_ms
+        making.add(
+            (0, key_ms, offset, _ONE + frame_hash(key_ms, offset, record_id, payload))
+            for (key_ms, offset, mark, payload), record_id in frames
+            if key_ms >= near and offset < counted and not 0 <= mark < counted
+        )
+        self._made_upto = upto
+
+    def finish(self) -> bool:
+        """Go on with the sums of the disk; whether they differ from those that were kept up."""
+        before, made = self.sums, self._making
+        if made is None:
+            raise AssertionError("finished before begin")
+        differs = before is not None and before.totals() != made.totals()
+        made.all_changed()
+        if before is not None:
+            made.changed |= before.changed | before.hours
+        self.sums, self._making = made, None
+        return differs
+
+    def abandon(self) -> None:
+        """Drop what was begun."""
+        self._making = None

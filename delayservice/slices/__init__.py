@@ -1,0 +1,1 @@
+"""The loop of a worker and its lanes: poll, store, due, settle, commit, prune."""

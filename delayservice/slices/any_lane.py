@@ -1,0 +1,182 @@
+"""The interface of lanes of both kinds to the slice loop: precise (``lane``), level (``level``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from delayservice.contract.contracts import Contracts
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.losses import Lost
+from delayservice.engine.outcome import Output
+from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.settle import Verdicts
+from delayservice.engine.shard import MayRead, at_will
+from delayservice.store.base import StoreStats
+
+
+class ShardFacts(Protocol):
+    """How far a shard is."""
+
+    @property
+    def owned(self) -> bool:
+        """Return whether this node settles it."""
+
+    @property
+    def is_walked(self) -> bool:
+        """Return whether H has passed all that was read."""
+
+    @property
+    def stored(self) -> int:
+        """S: source offsets below it need not be read from the log to be kept."""
+
+    @property
+    def committed(self) -> Cursor:
+        """The cursor as last committed."""
+
+    @property
+    def is_staged(self) -> bool:
+        """Return whether a commit would move the cursor."""
+
+    @property
+    def is_filling(self) -> bool:
+        """Return whether a commit is wanted soon, although it may carry nothing but the cursor."""
+
+
+class Keeping(Protocol):
+    """Where a lane's pending records are kept; see ``store.base.Store``."""
+
+    def stats(self) -> StoreStats:
+        """Cheap enough to be asked every second."""
+
+    def prune(self, cursor: Cursor) -> None:
+        """Forget what the committed ``cursor`` makes useless."""
+
+
+class AnyLane(Protocol):
+    """One delay topic's partition on one node. It never commits: all lanes of a slice share one
+    transaction.
+    """
+
+    @property
+    def topic(self) -> str:
+        """The delay topic."""
+
+    @property
+    def partition(self) -> int:
+        """Its partition."""
+
+    @property
+    def place(self) -> Place:
+        """Topic and partition."""
+
+    @property
+    def topic_id(self) -> str:
+        """Tells a recreated topic from the one before."""
+
+    @property
+    def contracts(self) -> Contracts:
+        """The contracts that its records are read by."""
+
+    @property
+    def shard(self) -> ShardFacts:
+        """Return how far it is."""
+
+    @property
+    def store(self) -> Keeping:
+        """The store of its records."""
+
+    @property
+    def past_due(self) -> Mapping[int, int]:
+        """Return when records that were due at once were written, by offset, epoch milliseconds."""
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """The broker's answers about single records."""
+
+    @property
+    def awaited_end(self) -> int:
+        """Up to where an owner has to read the log before all that is pending can be settled; 0 if
+        it waits for no offset that the log is known to have held.
+        """
+
+    # --- roles ---------------------------------------------------------------------------------
+
+    def adopt(self, contracts: Contracts) -> None:
+        """Read records by these parameters from now on (rule 2)."""
+
+    def offsets_ahead(self, end: int, now_ms: int) -> int:
+        """Return how far above the end of the log a new contract has to begin, so that no replica
+        has stored a record by the contract before when it hears of the new one.
+        """
+
+    def follow(self, cursor: Cursor) -> None:
+        """Be a replica, and keep up with the checkpoint."""
+
+    def step_down(self) -> None:
+        """Settle no more, wherever that was interrupted."""
+
+    def last_below(self, offset: int) -> LastRead:
+        """Return the last record below ``offset`` if it was read, and no other lies between; else
+        ``NOTHING_READ``.
+        """
+
+    def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
+        """Return the cursor of a checkpoint as far as it holds for the log that was read here;
+        ``last_read``: as the checkpoint says.
+        """
+
+    def take_over(
+        self,
+        cursor: Cursor,
+        bounds: Bounds,
+        last_read: LastRead = NOTHING_READ,
+        lost: tuple[Lost, ...] = (),
+    ) -> None:
+        """Own the shard from ``cursor`` on; ``bounds`` were read after fencing; ``last_read`` and
+        ``lost``: as the checkpoint says.
+        """
+
+    def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
+        """Go on with what the log holds, in the same role: it no longer holds the position, or,
+        ``is_truncated``, what was read below it.
+        """
+
+    # --- poll → store, due → settle --------------------------------------------------------------
+
+    def ingest(self, run: Run) -> int:
+        """Take one run of the log; returns its number of records."""
+
+    def let_store(self, *, may_store: bool) -> None:
+        """Return whether there is room on the disk for more."""
+
+    def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
+        """Settle what was due before it was read. ``may_read``: whether there is time to read one
+        more of the records that are fired.
+        """
+
+    def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterable[list[Output]]:
+        """Settle what is due, in chunks, at most about ``limit`` outputs and ``bytes_max`` bytes.
+        Each chunk is to be sent, or the transaction aborted and no other asked for.
+        """
+
+    def next_due_ms(self) -> int | None:
+        """Return when to look again, if nothing else happens before."""
+
+    # --- commit --------------------------------------------------------------------------------
+
+    def checkpoint(self) -> ShardCheckpoint:
+        """Return the state of this shard that a commit would write now."""
+
+    def committed(self) -> None:
+        """The staged cursor is committed."""
+
+    def aborted(self) -> None:
+        """The transaction was aborted for certain."""
+
+    def sync_soon(self) -> None:
+        """Make durable what there is, some time soon."""
+
+    def close(self) -> None:
+        """Make durable what there is, and let go."""

@@ -1,0 +1,169 @@
+"""Keeps a slice's copies comparable, and carries out what a repair plan asks of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import structlog
+
+from delayservice.base.errors import KafkaEdgeError, SlotDamagedError
+from delayservice.engine.ports import Clock, RepairLog
+from delayservice.replicas.commands import Command, Detail, Report, encode_message
+from delayservice.replicas.digest import frame_hash
+from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.digests import SliceDigests
+from delayservice.slices.lane import Lane
+
+_DETAIL_ROWS: Final = 2_000
+
+_log = structlog.get_logger(__name__)
+
+
+class _Task(NamedTuple):
+    """A command that is being carried out, and on which copy."""
+
+    command: Command
+    lane: AnyLane | None
+    steps: Iterator[None]
+
+
+class CopyKeeper:
+    """The digests of a slice's copies, and the commands that came for them.
+
+    Args:
+        digests: of the slice.
+        log: where answers go.
+        node_id: this node.
+        clock: for what has expired.
+    """
+
+    def __init__(self, digests: SliceDigests, log: RepairLog, node_id: str, clock: Clock) -> None:
+        self.digests = digests
+        self._log = log
+        self._node_id = node_id
+        self._clock = clock
+        self._commands: deque[Command] = deque()
+        self._task: _Task | None = None
+
+    def ask(self, command: Command) -> None:
+        """Take a command, to be carried out by the slice's thread. Any thread may call this."""
+        self._commands.append(command)
+
+    def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
+        """Do a little of everything that is to be done."""
+        self.digests.turn(lanes, is_owner=is_owner)
+        if self._task is None and self._commands:
+            command = self._commands.popleft()
+            lane = lanes.get(command.topic)
+            steps = self._carry_out(command, lane, is_owner=is_owner)
+            self._task = _Task(command, lane, steps)
+        task = self._task
+        if task is None:
+            return
+        if lanes.get(task.command.topic) is not task.lane:
+            self._task = None
+            self._failed(task.command, "the copy was closed meanwhile")
+        elif next(task.steps, self) is self:
+            self._task = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether there is more to do at once."""
+        return self.digests.is_reading or self._task is not None or bool(self._commands)
+
+    # --- commands ------------------------------------------------------------------------------
+
+    def _carry_out(
+        self, command: Command, lane: AnyLane | None, *, is_owner: bool
+    ) -> Iterator[None]:
+        place = f"{command.topic}:{command.partition}"
+        if command.expires_ms < self._clock.wall_ms():
+            self._failed(command, "it had expired when its turn came")
+        elif not isinstance(lane, Lane):
+            self._failed(command, f"{place} is not kept here")
+        elif command.topic_id not in ("", lane.topic_id):
+            self._failed(command, f"{command.topic} was made anew since: compare again")
+        elif is_owner and (command.replica_only or command.command == "rebuild_copy"):
+            self._failed(command, f"this node delivers {place}, and only replicas are rebuilt so")
+        elif command.command == "scan":
+            self.digests.ask_scan(command.topic, lambda: self._done(command, 0))
+        elif command.command == "detail":
+            yield from self._detail(command, lane)
+        else:
+            yield from self._rebuild(command, lane)
+
+    def _detail(self, command: Command, lane: Lane) -> Iterator[None]:
+        after, told, scanner = (command.start_ms, -1), 0, lane.store.scanner()
+        while True:
+            try:
+                frames = scanner.read(after, command.stop_ms - 1, _DETAIL_ROWS)
+            except SlotDamagedError as damage:
+                self._failed(command, str(damage))
+                return
+            last = not frames
+            rows = [
+                (key_ms, offset, mark, f"{frame_hash(key_ms, offset, None, payload):016x}")
+                for key_ms, offset, mark, payload in frames
+            ]
+            self._answer(
+                Detail(
+                    plan=command.plan,
+                    step=command.step,
+                    node=self._node_id,
+                    topic=command.topic,
+                    partition=command.partition,
+                    rows=rows,
+                    last=last,
+                )
+            )
+            told += len(rows)
+            if last:
+                break
+            after = frames[-1][:2]
+            yield
+        self._done(command, told)
+
+    def _rebuild(self, command: Command, lane: Lane) -> Iterator[None]:
+        frames = 0
+        try:
+            for found in self._rebuilding(command, lane):
+                frames = found
+                yield
+        except KafkaEdgeError as exc:  # what is stored is as it was
+            self._failed(command, str(exc))
+            return
+        self.digests.ask_scan(command.topic, lambda: self._done(command, frames))
+
+    @staticmethod
+    def _rebuilding(command: Command, lane: Lane) -> Iterator[int]:
+        if command.command == "rebuild_copy":
+            return lane.start_over()
+        return lane.repair(command.start_ms, command.stop_ms, command.first_offset)
+
+    # --- answers -------------------------------------------------------------------------------
+
+    def _done(self, command: Command, frames: int) -> None:
+        _log.info("command_done", command=command.command, topic=command.topic, frames=frames)
+        self._report(command, "", frames)
+
+    def _failed(self, command: Command, why: str) -> None:
+        _log.warning("command_failed", command=command.command, topic=command.topic, why=why)
+        self._report(command, why, 0)
+
+    def _report(self, command: Command, why: str, frames: int) -> None:
+        self._answer(
+            Report(
+                plan=command.plan,
+                step=command.step,
+                node=self._node_id,
+                status="failed" if why else "done",
+                detail=why,
+                frames=frames,
+                at_ms=self._clock.wall_ms(),
+            )
+        )
+
+    def _answer(self, answer: Report | Detail) -> None:
+        self._log.answer(answer.plan, encode_message(answer))

@@ -1,0 +1,306 @@
+"""The digests of one slice's copies: kept up, checked against the disk, published.
+
+Copies on several nodes can only be compared at one and the same cursor. So all of them publish at
+the same checkpoints, which each finds by itself in the checkpoint topic: the first one of every
+interval, by the broker's timestamps, and the last one before a pause.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint_of
+from delayservice.engine.ports import Checkpoints, Clock, DigestLog, ReadBack
+from delayservice.replicas.digest_rows import CutFacts, Place, Row, cut_row, hour_row
+from delayservice.slices.any_lane import AnyLane
+from delayservice.store.base import Store
+from delayservice.store.digesting import DigestingStore
+
+PAUSE_MS: Final = 10_000
+"""Without a newer checkpoint for so long, the newest is one to publish at."""
+
+Done = Callable[[], None]
+
+_log = structlog.get_logger(__name__)
+
+
+class ScanTurns:
+    """One copy of a worker is read from the disk at a time: each takes memory and the disk."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """Return whether it is the caller's turn now; who has it gives it back."""
+        return self._lock.acquire(blocking=False)
+
+    def give(self) -> None:
+        """Let another one read."""
+        self._lock.release()
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One shard's copy."""
+
+    place: Place
+    store: DigestingStore
+    scanned_ms: int = 0
+    scan_began_ms: int = 0
+    scanned_s: float = float("-inf")
+    published_cut: int = -1
+    rows_lost: bool = False
+    """Written by the producer's thread: the topic does not hold what was published."""
+    asked: list[Done] = field(default_factory=list)
+    """To be called when a cut is published after a scan that has not begun yet;"""
+    reading_for: list[Done] = field(default_factory=list)
+    """that has begun;"""
+    awaited: list[Done] = field(default_factory=list)
+    """that has ended."""
+
+
+class SliceDigests:
+    """Digests of the precise lanes of one slice. Used by the slice's thread alone.
+
+    Args:
+        slice_no: the slice.
+        node_id: this node.
+        checkpoints: where cuts are found.
+        clock: for scans and for the rows.
+        log: where rows go.
+        turns: shared by the slices of a worker.
+        scan_interval_ms: how often a copy is read again from the disk.
+        store_kind: for the rows.
+    """
+
+    def __init__(
+        self,
+        slice_no: int,
+        node_id: str,
+        *,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        log: DigestLog,
+        turns: ScanTurns,
+        scan_interval_ms: int,
+        store_kind: str,
+    ) -> None:
+        self._slice_no = slice_no
+        self._node_id = node_id
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._topic = log
+        self._turns = turns
+        self._scan_interval_s = scan_interval_ms / 1000
+        self._store_kind = store_kind
+        self._copies: dict[str, _Copy] = {}
+        self._reading: _Copy | None = None
+        self._last_cut: tuple[ReadBack, Checkpoint] | None = None
+
+    def keep(self, topic: str, topic_id: str, store: Store) -> Store:
+        """``store``, with a digest as long as it is open."""
+
+        def close() -> None:
+            self._stop_reading(copy)
+            if self._copies.get(topic) is copy:
+                del self._copies[topic]
+
+        kept = DigestingStore(store, close)
+        copy = _Copy(self._place(topic, topic_id), kept)
+        self._copies[topic] = copy
+        return kept
+
+    def _place(self, topic: str, topic_id: str) -> Place:
+        return Place(self._node_id, topic, topic_id, self._slice_no, uuid.uuid4().hex[:12])
+
+    # --- one turn ------------------------------------------------------------------------------
+
+    def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
+        """Publish where a cut has come, and read a little on of what is scanned.
+
+        Before the stores are pruned by a newer checkpoint: what H has passed is counted no sooner
+        than the cuts below it are published.
+        """
+        for topic, lane in lanes.items():
+            if topic in self._copies:  # an owner stores by a K that has not come back yet
+                self._copies[topic].store.digest.pass_key(lane.shard.committed.key)
+        for cut in self._cuts():
+            self._last_cut = cut
+            for copy in self._copies.values():
+                self._publish(copy, *cut, is_owner=is_owner)
+        for copy in self._copies.values():
+            if copy.store.cursor is not None:
+                copy.store.digest.follow(copy.store.cursor)
+        self._scan(is_owner=is_owner)
+
+    @property
+    def is_reading(self) -> bool:
+        """Return whether there is more to read at once."""
+        return self._reading is not None
+
+    @property
+    def damaged(self) -> int:
+        """Stretches that the last scans could not read."""
+        return sum(len(copy.store.damaged) for copy in self._copies.values())
+
+    def _cuts(self) -> list[tuple[ReadBack, Checkpoint]]:
+        found = list(self._checkpoints.take_cuts(self._slice_no))
+        newest = self._checkpoints.read_back(self._slice_no)
+        last = self._last_cut[0].offset if self._last_cut is not None else -1
+        if (
+            newest is not None
+            and newest.offset > max([last, *(cut.offset for cut in found)])
+            and self._clock.wall_ms() - newest.broker_ms >= PAUSE_MS
+        ):
+            found.append(newest)
+        decoded = ((cut, self._decoded(cut)) for cut in found)
+        return [(cut, checkpoint) for cut, checkpoint in decoded if checkpoint is not None]
+
+    def _decoded(self, cut: ReadBack) -> Checkpoint | None:
+        """Return the checkpoint of a cut; None when something else wrote it, of which the follower
+        of the slice complains.
+        """
+        try:
+            return decode_checkpoint_of(self._slice_no, cut.data)
+        except KafkaEdgeError:
+            return None
+
+    # --- publish -------------------------------------------------------------------------------
+
+    def _publish(
+        self, copy: _Copy, read_back: ReadBack, checkpoint: Checkpoint, *, is_owner: bool
+    ) -> None:
+        shard = checkpoint.shards.get(copy.place.topic)
+        if shard is None or shard.topic_id != copy.place.topic_id:
+            return
+        if copy.rows_lost:
+            self._begin_life(copy)
+        digest = copy.store.digest
+        digest.follow(shard.cursor)
+        sums, totals = digest.sums, (0, 0, 0)
+        is_exact = sums is not None and digest.is_exact_at(shard.cursor.offset)
+        if sums is not None and is_exact:
+            for hour in sums.take_changed():
+                self._write(copy, hour_row(copy.place, read_back.offset, hour))
+            totals = sums.totals()
+        facts = CutFacts(
+            cut=read_back.offset,
+            cut_ms=read_back.broker_ms,
+            epoch=checkpoint.epoch,
+            commit=checkpoint.commit,
+            cursor=shard.cursor,
+            stored=digest.stored,
+            from_ms=digest.from_ms,
+            totals=totals,
+            pending=totals[1] + copy.store.near if is_exact else copy.store.stats().pending,
+            scanned_ms=copy.scanned_ms,
+            behind=not is_exact,
+            role="owner" if is_owner else "replica",
+            store=self._store_kind,
+            damaged=copy.store.damaged,
+            at_ms=self._clock.wall_ms(),
+        )
+        self._write(copy, cut_row(copy.place, facts))
+        if is_exact:
+            for done in copy.awaited:
+                done()
+            copy.awaited = []
+
+    def _begin_life(self, copy: _Copy) -> None:
+        copy.rows_lost = False
+        copy.place = self._place(copy.place.topic, copy.place.topic_id)
+        if copy.store.digest.sums is not None:
+            copy.store.digest.sums.all_changed()
+
+    def _write(self, copy: _Copy, row: Row) -> None:
+        def lost() -> None:
+            copy.rows_lost = True
+
+        self._topic.write(row, lost)
+
+    # --- scan ----------------------------------------------------------------------------------
+
+    def ask_scan(self, topic: str, done: Done) -> bool:
+        """Have a copy read from the disk, and told when a cut after that is published; whether the
+        copy is kept here.
+        """
+        copy = self._copies.get(topic)
+        if copy is None:
+            return False
+        copy.asked.append(done)
+        return True
+
+    def _scan(self, *, is_owner: bool) -> None:
+        if self._reading is None:
+            self._begin_reading()
+        copy = self._reading
+        if copy is None:
+            return
+        if not copy.store.is_scanning:  # it was reset meanwhile, and is read again
+            self._stop_reading(copy)
+            copy.asked += copy.reading_for
+            copy.scanned_s = float("-inf")
+        elif copy.store.scan_on():
+            self._end_reading(copy, is_owner=is_owner)
+
+    def _begin_reading(self) -> None:
+        now_s = self._clock.monotonic_s()
+        for copy in self._copies.values():
+            is_time = now_s - copy.scanned_s >= self._scan_interval_s
+            is_wanted = is_time or copy.asked or copy.store.wants_scan
+            if is_wanted and copy.store.may_scan and self._turns.take():
+                self._reading = copy
+                copy.scanned_s = now_s
+                copy.scan_began_ms = self._clock.wall_ms()
+                copy.reading_for, copy.asked = copy.asked, []
+                copy.store.begin_scan()
+                return
+
+    def _end_reading(self, copy: _Copy, *, is_owner: bool) -> None:
+        self._stop_reading(copy)
+        copy.scanned_ms = copy.scan_began_ms
+        copy.awaited += copy.reading_for
+        copy.reading_for = []
+        differs = copy.store.digest.finish()
+        _report(copy, differs=differs)
+        if self._last_cut is not None:
+            self._publish_again(copy, *self._last_cut, is_owner=is_owner)
+
+    def _publish_again(
+        self, copy: _Copy, read_back: ReadBack, checkpoint: Checkpoint, *, is_owner: bool
+    ) -> None:
+        """At the last cut, if nothing was committed since; else at the next."""
+        shard = checkpoint.shards.get(copy.place.topic)
+        if shard is not None and copy.store.digest.is_exact_at(shard.cursor.offset):
+            self._publish(copy, read_back, checkpoint, is_owner=is_owner)
+
+    def _stop_reading(self, copy: _Copy) -> None:
+        if self._reading is copy:
+            self._reading = None
+            self._turns.give()
+
+
+def _report(copy: _Copy, *, differs: bool) -> None:
+    place = copy.place
+    if differs:
+        _log.error(
+            "copy_differs_from_what_was_stored",
+            topic=place.topic,
+            partition=place.partition,
+            hint="compare it with the other copies: delayservice spark reconcile",
+        )
+    for damage in copy.store.damaged:
+        _log.error(
+            "copy_damaged",
+            topic=place.topic,
+            partition=place.partition,
+            why=damage.why,
+            hint="it is read again from Kafka when it is due, or by a repair",
+        )

@@ -1,0 +1,130 @@
+"""How a node follows the checkpoint that it reads back: it prunes, and knows its lag."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from delayservice.base import faults
+from delayservice.engine.checkpoint import (
+    Checkpoint,
+    WrongSecretError,
+    check_secret,
+    decode_checkpoint_of,
+)
+from delayservice.engine.lag import Lag
+from delayservice.engine.ports import Checkpoints, Clock, ReadBack
+from delayservice.slices.any_lane import AnyLane
+
+
+class Follower:
+    """One slice's checkpoint as it comes back from Kafka: to its owner, and to every replica.
+
+    Args:
+        slice_no: the slice.
+        checkpoints: where they are read.
+        clock: for the lag.
+        secrets: fingerprints of those that this node verifies copies by.
+
+    Attributes:
+        refusal: why nothing of this slice may be stored or served here until the node is restarted
+            with the right secret; empty: it may. It stays when the slice is served with a known
+            secret again: what the other one signed meanwhile may still be pending.
+    """
+
+    def __init__(
+        self, slice_no: int, checkpoints: Checkpoints, clock: Clock, secrets: Collection[str]
+    ) -> None:
+        self._slice_no = slice_no
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._secrets = secrets
+        self.refusal = ""
+        self._last: ReadBack | None = None
+        self._newest: Checkpoint | None = None
+        self._lag = Lag()
+
+    @property
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that was read back; None before the first."""
+        return self._newest
+
+    @property
+    def lost_offsets(self) -> int:
+        """Return the number of offsets that retention deleted unsettled, by that checkpoint."""
+        shards = () if self._newest is None else self._newest.shards.values()
+        return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
+
+    def stepped_down(self, lanes: Mapping[str, AnyLane], claim: int) -> None:
+        """Go by the newest checkpoint if a later owner wrote it than the one of ``claim``, which
+        this node was: it has only pruned by it, and stores what comes next by its contracts.
+        """
+        newest = self._newest
+        if newest is not None and newest.tenure is not None and newest.tenure.claim > claim:
+            self._follow(newest, lanes, is_owner=False)
+
+    def again(self) -> None:
+        """There are other lanes now, of which the newest checkpoint speaks as well."""
+        self._last = None
+
+    def prune(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> ReadBack | None:
+        """Forget what a checkpoint that is news has settled (rule 5): one path for the owner and
+        for every replica, which also reads on by its contracts.
+
+        Returns:
+            It, if there was one.
+
+        Raises:
+            KafkaEdgeError: it is no checkpoint of this slice.
+            WrongSecretError: the slice is refused from now on.
+        """
+        if self.refusal:
+            return None
+        read_back = self._checkpoints.read_back(self._slice_no)
+        if read_back is None or read_back is self._last:
+            return None
+        self._last = read_back
+        faults.point("before_prune")
+        checkpoint = decode_checkpoint_of(self._slice_no, read_back.data)
+        try:
+            check_secret(checkpoint, self._secrets)
+        except WrongSecretError as wrong:
+            self.refusal = str(wrong)
+            raise
+        self._follow(checkpoint, lanes, is_owner=is_owner)
+        faults.point("after_prune")
+        return read_back
+
+    def _follow(
+        self, checkpoint: Checkpoint, lanes: Mapping[str, AnyLane], *, is_owner: bool
+    ) -> None:
+        self._newest = checkpoint
+        # Of a topic that was deleted and made anew, the checkpoint knows only the old one.
+        known = {
+            topic: shard
+            for topic, shard in checkpoint.shards.items()
+            if topic in lanes and lanes[topic].topic_id == shard.topic_id
+        }
+        self._lag.heard({t: shard.cursor.offset for t, shard in known.items()}, self._now_s)
+        for topic, shard in known.items():
+            lane = lanes[topic]
+            cursor = lane.fit(shard.cursor, shard.last_read)
+            lane.store.prune(cursor)
+            if not is_owner:
+                lane.adopt(shard.contracts)
+                lane.follow(cursor)
+
+    def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
+        """Return how far a replica's copies are behind the owner's, seconds; infinite while that is
+        not known.
+        """
+        if not lanes or self.refusal:
+            return math.inf
+        if self._newest is None and self._checkpoints.is_unserved(self._slice_no):
+            self._lag.never_served(self._now_s)
+        stored = {topic: lane.shard.stored for topic, lane in lanes.items()}
+        return self._lag.lag_s(stored, self._now_s, log_ends)
+
+    @property
+    def _now_s(self) -> float:
+        return self._clock.monotonic_s()

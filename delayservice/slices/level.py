@@ -1,0 +1,305 @@
+"""One partition of a level topic with its log, which is its store as well: the level lane.
+
+An owner fetches ahead up to a threshold, pauses the partition and waits for the head. A replica
+fetches nothing, for there is nothing to keep, and is never behind. What the records become is
+decided in ``core.level``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.record import RecordReader
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.flow import Flow
+from delayservice.engine.level import LevelRecords, LevelShard
+from delayservice.engine.losses import Lost, skipped
+from delayservice.engine.outcome import Output
+from delayservice.engine.ports import Bounds, Run, Source, Targets
+from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.shard import MayRead, at_will
+from delayservice.slices.level_proof import LevelProof
+from delayservice.slices.lost import report_lost
+from delayservice.store.base import StoreStats
+
+_CHUNK_RECORDS = 1_000
+"""Outputs that are made and handed over at once, as in ``lane``."""
+_NOWHERE = -1
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAhead:
+    """How much of one partition is held in memory until it is due."""
+
+    records: int
+    bytes: int
+
+
+class LogAsStore:
+    """In place of a store: the log keeps everything, so there is nothing to forget or to save."""
+
+    def __init__(self, shard: LevelShard) -> None:
+        self._shard = shard
+
+    def stats(self) -> StoreStats:
+        """Return figures of the records that wait, up to the known end of the log; none on disk."""
+        shard = self._shard
+        return StoreStats(shard.pending, 0, shard.next_due_ms(), shard.stored)
+
+    def prune(self, cursor: Cursor) -> None:
+        """Retention does it."""
+
+
+class LevelLane:
+    """One level topic's partition on one node; see ``AnyLane``.
+
+    Args:
+        topic: the level topic.
+        partition: its partition.
+        topic_id: of this topic, not of an earlier one of the name.
+        source: the slice's logs.
+        routes: where outcomes go.
+        ahead: how much is fetched ahead.
+        park_topic: the delay topic that records whose target fails are parked in, in the same
+            partition; None: there is none now, and they are dead-lettered.
+        flow: the limits of the slice; None: there are none.
+        targets: what is known of them; None: all can be written to.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        topic_id: str,
+        source: Source,
+        routes: Routes,
+        ahead: FetchAhead,
+        park_topic: Callable[[], str | None],
+        flow: Flow | None = None,
+        targets: Targets | None = None,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.place = (topic, partition)
+        self.topic_id = topic_id
+        self.verdicts = Verdicts()
+        self.past_due: dict[int, int] = {}  # the delay counts from the time of writing
+        self.shard = LevelShard(ahead.records, ahead.bytes)
+        self.store = LogAsStore(self.shard)
+        self.contracts = Contracts([(0, Contract())])
+        self._source = source
+        self._secrets = routes.secrets
+        self._settler = Settler(topic, partition, routes, self.verdicts, flow, targets)
+        self._park_topic = park_topic
+        self._lost: tuple[Lost, ...] = ()
+        self._proof = LevelProof()
+        self._is_fit = False
+        self._position = _NOWHERE
+        self._is_paused = False
+
+    # --- roles ---------------------------------------------------------------------------------
+
+    def adopt(self, contracts: Contracts) -> None:
+        """Read records by these parameters from now on (rule 2).
+
+        If the topic was ever a precise one, records below H may still be pending, and no level lane
+        can find them: then it settles nothing, and the cursor stays.
+        """
+        if contracts == self.contracts:
+            return
+        self.contracts = self._settler.contracts = contracts
+        self._is_fit = all(contract.level_ms for _, contract in contracts.entries())
+
+    def offsets_ahead(self, _end: int, _now_ms: int) -> int:
+        """Return 0: no replica of a level topic stores anything."""
+        return 0
+
+    def follow(self, cursor: Cursor) -> None:
+        """Be a replica, and keep up with the checkpoint."""
+        self.shard.follow(cursor)
+        self._let_go()
+
+    def step_down(self) -> None:
+        """Settle no more."""
+        self.follow(self.shard.committed)
+
+    @property
+    def awaited_end(self) -> int:
+        """Up to where the log has to be read; see ``AnyLane``."""
+        return self._proof.awaited_end if self.shard.owned else 0
+
+    def last_below(self, _offset: int) -> LastRead:
+        """Nothing: an owner proves by what it reads again that the log is the same."""
+        return NOTHING_READ
+
+    def fit(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
+        """Return the cursor of a checkpoint as it is: nothing is kept that it could not fit."""
+        return cursor
+
+    def take_over(
+        self,
+        cursor: Cursor,
+        bounds: Bounds,
+        last_read: LastRead = NOTHING_READ,
+        lost: tuple[Lost, ...] = (),
+    ) -> None:
+        """Own the shard from ``cursor`` on, or from what the log holds below it in place of records
+        that it has lost; see ``AnyLane``.
+        """
+        self._lost = skipped(lost, cursor.offset, cursor.offset, bounds.start)
+        if self._lost != lost:
+            report_lost(self.place, self._lost[-1])
+        cursor = self._fit_to_log(cursor, bounds)
+        if not self._is_fit:
+            _log.error(
+                "level_topic_was_precise",
+                topic=self.topic,
+                partition=self.partition,
+                hint="it was served as a precise topic, and what it held then may still be "
+                "pending; take it out of [levels] to go on with it, and give the level another "
+                "topic (levels.prefix), or delete this one and have it made anew",
+            )
+            self.follow(cursor)
+            return
+        reader = RecordReader(self.topic, self.partition, self.contracts, self._secrets)
+        records = LevelRecords(reader, self.contracts, self._settler, self.verdicts)
+        self.shard.take_over(cursor, bounds.end, records)
+        self._go_to(self._proof.begin(cursor.offset, last_read, bounds))
+        self._hold_back()
+
+    def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:  # noqa: ARG002  # no store
+        """Go on with what the log holds, in the same role; see ``AnyLane``."""
+        cursor = self.shard.committed
+        if self.shard.owned:
+            self.take_over(cursor, bounds, self._proof.last_read, self._lost)
+        else:
+            self.follow(cursor)
+
+    def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
+        """A log that no longer reaches H, or starts above it, was truncated or expired: what is
+        gone is gone and is reported; what is there is served.
+        """
+        if cursor.offset > bounds.end:
+            self._report_truncated(cursor.offset, bounds.end)
+            return Cursor(cursor.key, bounds.end)
+        return Cursor(cursor.key, max(cursor.offset, bounds.start))
+
+    def _report_truncated(self, cursor_offset: int, stop: int) -> None:
+        _log.error(
+            "log_truncated",
+            topic=self.topic,
+            partition=self.partition,
+            cursor_offset=cursor_offset,
+            read_from=stop,
+            hint="the log has lost records that were read of it (unclean election, or records "
+            "deleted); what was written in their place is delivered",
+        )
+
+    def _go_to(self, offset: int) -> None:
+        self._source.seek(self.place, offset)
+        self._position = offset
+
+    def _let_go(self) -> None:
+        """Fetch nothing."""
+        if self._is_paused:  # the client would remember it
+            self._source.resume(self.place)
+            self._is_paused = False
+        if self._position != _NOWHERE:
+            self._source.drop(self.place)
+            self._position = _NOWHERE
+
+    # --- poll ----------------------------------------------------------------------------------
+
+    def ingest(self, run: Run) -> int:
+        """Take one run of the log; returns its number of records."""
+        if run.start != self._position:
+            return 0  # read before a seek
+        h = self._proof.offset
+        further_back = self._proof.look(run)
+        if further_back is not None:
+            self._go_to(further_back)
+            return 0
+        self._position = run.stop
+        if self._proof.offset < h:
+            self._report_truncated(h, self._proof.offset)
+            self.shard.go_back(self._proof.offset)
+        unread = self.shard.read
+        rows = run.rows if run.start >= unread else [row for row in run.rows if row[0] >= unread]
+        if rows:
+            self._proof.note(run)
+        if run.stop > unread:
+            self.shard.ingest(rows, run.stop)
+        self._hold_back()
+        return len(rows)
+
+    def _hold_back(self) -> None:
+        """Fetch no more while enough waits. The client throws away what it fetched when it is
+        paused, so it goes on for half of the threshold at least before it is paused again.
+        """
+        if self._is_paused and self.shard.has_room:
+            self._source.resume(self.place)
+            self._is_paused = False
+        elif not self._is_paused and self.shard.is_full:
+            self._source.pause(self.place)
+            self._is_paused = True
+
+    def sync_soon(self) -> None:
+        """The brokers have made all durable."""
+
+    def let_store(self, *, may_store: bool) -> None:
+        """It stores nothing in any case."""
+
+    # --- due → settle --------------------------------------------------------------------------
+
+    def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead = at_will) -> list[Output]:
+        """Nothing: what is late is at the head."""
+        return []
+
+    def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
+        """Settle from the head on what is due, in chunks; see ``AnyLane``."""
+        self._settler.copies_to = self._park_topic()
+        left = min(limit, int(bytes_max / self.shard.mean_bytes) + 1)
+        while left > 0:
+            asked = min(left, _CHUNK_RECORDS)
+            outputs = self.shard.advance(now_ms, asked)
+            if outputs:
+                yield outputs
+            if len(outputs) < asked:
+                break
+            left -= asked
+        self._hold_back()
+
+    def next_due_ms(self) -> int | None:
+        """Return when the head is due."""
+        return self.shard.next_due_ms()
+
+    # --- commit --------------------------------------------------------------------------------
+
+    def checkpoint(self) -> ShardCheckpoint:
+        """Return the state of this shard that a commit would write now."""
+        return ShardCheckpoint(
+            self.topic_id, self.shard.staged, self.contracts, self._proof.last_read, self._lost
+        )
+
+    def committed(self) -> None:
+        """The staged cursor is committed."""
+        self.shard.commit()
+        self.verdicts.committed()
+        self._hold_back()
+
+    def aborted(self) -> None:
+        """The transaction was aborted for certain."""
+        self.shard.abort()
+        self.verdicts.aborted()
+        self._hold_back()
+
+    def close(self) -> None:
+        """Let go."""
+        self._let_go()

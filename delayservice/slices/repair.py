@@ -1,0 +1,173 @@
+"""Read a damaged or missing slot again from the log (rule 4): never skipped, never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from delayservice.base.errors import SlotDamagedError
+from delayservice.contract.codec import encode_payload
+from delayservice.contract.entry import COPY, SCHEDULE, Entry
+from delayservice.contract.record import RecordReader
+from delayservice.engine.cursor import Key
+from delayservice.engine.pending import NO_MARK, Frame
+from delayservice.engine.ports import Place, Source
+from delayservice.engine.shard import CopyScan
+from delayservice.engine.storing import is_user_record
+
+_BYTES_MAX: Final = 32 << 20
+"""Bytes held of a range while the log is read; a single millisecond may take more."""
+_FRAME_BYTES: Final = 300
+"""Bytes that a frame takes beside its payload."""
+
+
+class Log(NamedTuple):
+    """Where a shard's records are read again.
+
+    Attributes:
+        source: the log.
+        reader: of its records.
+        place: the delay topic and its partition.
+        scan_back: finds the canceller of a copy.
+    """
+
+    source: Source
+    reader: RecordReader
+    place: Place
+    scan_back: Callable[[CopyScan], int]
+
+
+def reread_slot(log: Log, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
+    """The end of the keys that were read, and the frames below it, marks included: all of the
+    damaged slot, or its first keys where that is too much at once.
+
+    A mark may lie anywhere up to ``stored``, so the log is read beyond the slot's own range for as
+    long as one of its records bears an id that nothing has marked.
+    """
+    stop = min(damage.stop_offset, stored)
+    slot = _Slot(damage.start_ms, damage.stop_ms, log.scan_back)
+    # What retention has deleted is settled, or was rolled forward.
+    first = max(damage.first_offset, log.source.bounds(log.place).start)
+    for run in log.source.scan(log.place, first, stored):
+        if run.start >= stop and not slot.unmarked:
+            break
+        for entry in log.reader.read_batch(run.rows):
+            slot.mark_by(entry)
+            if entry[0] < stop:
+                slot.keep(entry)
+    return slot.stop_ms, slot.frames()
+
+
+class Rereading:
+    """Reads a range of keys again from the log a little at a time, while all else goes on.
+
+    Args:
+        log: what is read.
+        start_ms: first key of the range.
+        stop_ms: its end.
+    """
+
+    def __init__(self, log: Log, start_ms: int, stop_ms: int) -> None:
+        self._log = log
+        self._slot = _Slot(start_ms, stop_ms, log.scan_back)
+
+    @property
+    def stop_ms(self) -> int:
+        """The end of the keys that are read: lower than wanted where that is too much at once."""
+        return self._slot.stop_ms
+
+    def hold(self, frames: Iterable[Frame]) -> None:
+        """Have these, too: the log has them no longer."""
+        for frame in frames:
+            self._slot.hold(frame)
+
+    def mark(self, marked: Iterable[tuple[int, Key]]) -> None:
+        """Note marks that were set since ``hold``, as ``Store.marked_from`` says them."""
+        for x, (_, offset) in marked:
+            self._slot.mark(offset, x)
+
+    def read(self, start: int, stop: int) -> Iterator[int]:
+        """Read from one offset to another, a run of the log at a time; say after each how many
+        frames there are.
+
+        Raises:
+            KafkaEdgeError: retention has passed where it begins; what is stored is as it was.
+        """
+        for run in self._log.source.scan(self._log.place, start, stop) if start < stop else ():
+            for entry in self._log.reader.read_batch(run.rows):
+                self._slot.mark_by(entry)
+                self._slot.keep(entry)
+            yield len(self._slot)
+
+    def frames(self) -> list[Frame]:
+        """Return what was read of the range, marks included."""
+        return self._slot.frames()
+
+
+class _Slot:
+    """Collects a range's records and the marks that later records set on them. Where they are too
+    much for memory the range ends earlier, and its end is another one's start.
+    """
+
+    def __init__(self, start_ms: int, stop_ms: int, scan_back: Callable[[CopyScan], int]) -> None:
+        self._start_ms = start_ms
+        self.stop_ms = stop_ms
+        self._scan_back = scan_back
+        self._kept: dict[int, tuple[int, bytes]] = {}
+        self._bytes, self._bytes_max = 0, _BYTES_MAX
+        self._marks: dict[int, int] = {}
+        self.unmarked: dict[bytes, list[int]] = {}
+        """Per id: offsets of kept records that no user record has marked yet."""
+
+    def __len__(self) -> int:
+        """The number of records."""
+        return len(self._kept)
+
+    def mark_by(self, entry: Entry) -> None:
+        if entry[3] is not None and is_user_record(entry):
+            for marked in self.unmarked.pop(entry[3], ()):
+                self._marks[marked] = entry[0]
+
+    def mark(self, offset: int, x: int) -> None:
+        if offset in self._kept:
+            self._marks[offset] = x
+
+    def keep(self, entry: Entry) -> None:
+        offset, kind, key_ms, record_id, payload, base = entry
+        if kind not in (SCHEDULE, COPY) or not self._start_ms <= key_ms < self.stop_ms:
+            return
+        x = NO_MARK
+        if record_id is not None:
+            if kind == COPY and isinstance(base, int):
+                x = self._scan_back(CopyScan(key_ms, offset, record_id, base))
+            if x == NO_MARK:
+                self.unmarked.setdefault(record_id, []).append(offset)
+        self.hold((key_ms, offset, x, encode_payload(payload)))
+
+    def hold(self, frame: Frame) -> None:
+        key_ms, offset, x, data = frame
+        if key_ms >= self.stop_ms:
+            return
+        self._kept[offset] = (key_ms, data)
+        if x != NO_MARK:
+            self._marks[offset] = x
+        self._bytes += len(data) + _FRAME_BYTES
+        if self._bytes > self._bytes_max:
+            self._narrow()
+
+    def _narrow(self) -> None:
+        """Leave the later half of the keys to the next range, but not the only one there is."""
+        keys = sorted({key_ms for key_ms, _ in self._kept.values()})
+        self.stop_ms = keys[(len(keys) + 1) // 2] if len(keys) > 1 else keys[0] + 1
+        self._kept = {o: kept for o, kept in self._kept.items() if kept[0] < self.stop_ms}
+        self._marks = {o: mark for o, mark in self._marks.items() if o in self._kept}
+        unmarked = {i: [o for o in found if o in self._kept] for i, found in self.unmarked.items()}
+        self.unmarked = {record_id: found for record_id, found in unmarked.items() if found}
+        self._bytes = sum([len(data) + _FRAME_BYTES for _, data in self._kept.values()])
+        self._bytes_max = max(_BYTES_MAX, 2 * self._bytes)  # of one key there may be more
+
+    def frames(self) -> list[Frame]:
+        return [
+            (key_ms, offset, self._marks.get(offset, NO_MARK), data)
+            for offset, (key_ms, data) in self._kept.items()
+        ]

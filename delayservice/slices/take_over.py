@@ -1,0 +1,179 @@
+"""How slices are taken over: names, fence, read ("Ownership" in the design).
+
+The claims are committed before this begins. The first checkpoints are committed after it, with no
+outputs; only then the slices are served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from delayservice.base import faults
+from delayservice.contract.contracts import Contract, Contracts
+from delayservice.engine.checkpoint import (
+    Checkpoint,
+    ShardCheckpoint,
+    check_secret,
+    decode_checkpoint_of,
+)
+from delayservice.engine.claims import Tenure, names_to_fence
+from delayservice.engine.cursor import Cursor
+from delayservice.engine.ports import Bounds, Place, Succession
+from delayservice.slices.any_lane import AnyLane
+
+CONTRACTS_BYTES_MAX: Final = 64 << 10
+"""Size of a shard's contracts in a checkpoint, JSON: about 200 changes of settings."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The facts that a take-over found about one slice.
+
+    Attributes:
+        claim: offset of the own claim; checkpoints name it.
+        checkpoint: the newest there is, which is the last of any older writer; None: never served.
+        bounds: of the logs of its shards, read after the older writers were fenced.
+        fenced: writers whose claims may be forgotten once the first checkpoint is committed.
+        is_upgrade: whether a node of version 1 served it last. Such a node may come back between
+            the fence and the first checkpoint, which it would not follow: so all of this is done
+            again after that checkpoint, until no older one follows it.
+    """
+
+    claim: int
+    checkpoint: Checkpoint | None
+    bounds: Mapping[Place, Bounds]
+    fenced: frozenset[str]
+    is_upgrade: bool
+
+
+def take_over(
+    succession: Succession,
+    me: str,
+    slices: Mapping[int, int],
+    places: Collection[Place],
+    secrets: Collection[str],
+    upgraded: Collection[int] = (),
+) -> dict[int, Taken]:
+    """Take over slices whose claims are committed; on a helper thread, for all of it waits.
+
+    Args:
+        succession: Kafka and the ensemble.
+        me: the own writer.
+        slices: with the number above which the turn of the own claim of each is.
+        places: the shards of these slices that are served here.
+        secrets: fingerprints of those that this node verifies copies by.
+        upgraded: slices whose first checkpoint is committed, and which version 1 served before.
+
+    Returns:
+        What was found of each slice that this node is still to own.
+
+    Raises:
+        KafkaEdgeError: no answer in time, or a checkpoint can't be followed.
+    """
+    claims = succession.await_claims(slices)
+    wanted = succession.confirm(slices.keys())
+    # Read before anything is fenced: a node with another secret must not fence one that serves.
+    newest = {n: _own_checkpoint(succession.newest(n), n, secrets) for n in wanted}
+    names = {n: names_to_fence(claims[n], _tenure(newest[n]), me) for n in wanted}
+    legacy = {
+        writer
+        for n in wanted
+        if n in upgraded or _tenure(newest[n]) is None
+        if (writer := succession.legacy_writer(n)) is not None
+    }
+    succession.fence(legacy.union(*names.values()))
+    faults.point("take_over")
+    found = succession.read_to_end(wanted)
+    bounds = succession.bounds([place for place in places if place[1] in wanted])
+    taken = {}
+    for number in wanted:
+        last = _own_checkpoint(found[number], number, secrets)
+        mine = {place: bound for place, bound in bounds.items() if place[1] == number}
+        is_upgrade = _tenure(last) is None and succession.legacy_writer(number) is not None
+        taken[number] = Taken(claims[number].offset, last, mine, names[number], is_upgrade)
+    return taken
+
+
+def _tenure(checkpoint: Checkpoint | None) -> Tenure | None:
+    return None if checkpoint is None else checkpoint.tenure
+
+
+def _own_checkpoint(
+    data: bytes | None, slice_no: int, secrets: Collection[str]
+) -> Checkpoint | None:
+    if data is None:
+        return None
+    checkpoint = decode_checkpoint_of(slice_no, data)
+    check_secret(checkpoint, secrets)
+    return checkpoint
+
+
+def take_over_lane(
+    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
+) -> None:
+    """Let ``lane`` own its shard from the checkpoint on.
+
+    Args:
+        lane: reads and settles from now on.
+        known: the shard's part of the checkpoint; None when it was never served.
+        bounds: of its log, read after the old owner was fenced.
+        wanted: the parameters that this node's settings ask for.
+        now_ms: now, epoch milliseconds.
+    """
+    if known is not None and known.topic_id != lane.topic_id:
+        _log.error(
+            "topic_recreated",
+            topic=lane.topic,
+            partition=lane.partition,
+            hint="the topic was deleted and made anew; what was pending in the old one is gone",
+        )
+        known = None
+    lane.adopt(_agreed(lane, known, bounds, wanted, now_ms))
+    if known is None:  # what retention deleted before anybody served the topic is not lost
+        lane.take_over(Cursor(offset=bounds.start), bounds)
+    else:
+        lane.take_over(known.cursor, bounds, known.last_read, known.lost)
+
+
+def _agreed(
+    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
+) -> Contracts:
+    """Apply what settings ask for from above the end of the log on (rule 2): keys that exist stay,
+    and replicas hear of it before they store a record that is read by it.
+
+    Contracts of records that retention has deleted are dropped. What would make the checkpoint too
+    large for its topic, and so end all commits of the slice, waits until more of them are.
+    """
+    if known is None:
+        return Contracts([(0, wanted)])
+    needed = known.contracts.needed_from(bounds.start)
+    end = max(bounds.end, lane.shard.stored)
+    agreed = needed.extended(end, wanted, lane.offsets_ahead(end, now_ms))
+    start, contract = agreed.entries()[-1]
+    if (start, contract) in needed.entries():
+        return agreed
+    if len(agreed.encode()) <= CONTRACTS_BYTES_MAX:
+        _log.info(
+            "contract_extended",
+            topic=lane.topic,
+            partition=lane.partition,
+            log_end=end,
+            from_offset=start,
+            version=contract.version,
+        )
+        return agreed
+    _log.error(
+        "contract_deferred",
+        topic=lane.topic,
+        partition=lane.partition,
+        contracts=len(needed.entries()),
+        hint="the settings were changed too often for records that the log still holds; until "
+        "retention deletes the oldest of them, new records are read by the last contract",
+    )
+    return needed

@@ -1,0 +1,394 @@
+"""The one transaction of a worker: what is staged of its slices, and its commit.
+
+At most one is being filled or committed at any time. The commit runs on a helper thread, and the
+loop asks for its end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import structlog
+
+from delayservice.base import faults
+from delayservice.base.errors import (
+    KafkaEdgeError,
+    OwnershipLostError,
+    RefusedError,
+    TransactionAbortedError,
+)
+from delayservice.engine.claims import CLAIM, RELEASE, encode_word
+from delayservice.engine.outcome import Output
+from delayservice.engine.pacing import Pacer
+from delayservice.engine.ports import Background, Clock, Control, Observer, Sink
+from delayservice.slices.agenda import Agenda
+from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.limits import Limits
+from delayservice.slices.slice import OWNED, Phase, Slice
+
+_PROBE_EVERY_S: Final = 0.1
+_PROBES_MAX: Final = 64
+"""Probes under way; the oldest are given up. While the clock is in doubt there is one a second."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Timing(NamedTuple):
+    """How long a commit took, seconds, and when its records were acknowledged, monotonic."""
+
+    took_s: float
+    acknowledged_s: float | None
+
+
+@dataclass(slots=True)
+class Probe:
+    """A checkpoint that is compared with the broker's clock when it is read back.
+
+    Attributes:
+        slice_no: whose it is.
+        data: the checkpoint.
+        sent_s: when its commit began, monotonic seconds.
+        acknowledged_s: when the broker had acknowledged it; None: not known (yet).
+    """
+
+    slice_no: int
+    data: bytes
+    sent_s: float
+    acknowledged_s: float | None = None
+
+
+@dataclass(slots=True)
+class Commit:
+    """A transaction on its way: what it carries of which slice.
+
+    Attributes:
+        future: how long it took.
+        started_s: when it was handed to the helper thread, monotonic.
+        checkpoints: by slice.
+        claiming, releasing: slices that change hands by it.
+        forgotten: slices and writers whose claims it deletes.
+        probe: one of the checkpoints, if it is to be compared with the broker's clock.
+    """
+
+    future: Future[Timing]
+    started_s: float
+    checkpoints: dict[int, bytes] = field(default_factory=dict)
+    claiming: list[int] = field(default_factory=list)
+    releasing: list[int] = field(default_factory=list)
+    forgotten: list[tuple[int, str]] = field(default_factory=list)
+    probe: Probe | None = None
+
+    @property
+    def is_change(self) -> bool:
+        """Return whether slices change hands by it."""
+        return bool(self.claiming or self.releasing)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a commit ended.
+
+    Attributes:
+        commit: what was to be committed.
+        why: it was aborted for certain; empty: it was committed.
+        stuck: slices whose checkpoints the broker has not acknowledged in time.
+    """
+
+    commit: Commit
+    why: str = ""
+    stuck: frozenset[int] = frozenset()
+
+
+class Transaction:
+    """Single-threaded, as the loop that owns it.
+
+    Attributes:
+        writer: the transactional id in use; empty: there is none.
+        changing: slices whose phase the next commit changes.
+        touched: slices of which something may be staged.
+        records: outputs that are staged.
+        is_open: whether the sink holds outputs that no commit carries yet.
+        commit: the one on its way.
+        forgettable: slices and writers whose claims the next commit may delete.
+    """
+
+    def __init__(
+        self,
+        slices: Mapping[int, Slice],
+        agenda: Agenda,
+        sink: Sink,
+        background: Background,
+        clock: Clock,
+        observer: Observer,
+        limits: Limits,
+        node_id: str,
+        secret_fingerprint: str,
+    ) -> None:
+        """``background``: a thread of the writer's own."""
+        self.writer = ""
+        self.changing: set[int] = set()
+        self.touched: set[int] = set()
+        self.records = 0
+        self.is_open = False
+        self.commit: Commit | None = None
+        self.forgettable: list[tuple[int, str]] = []
+        self._slices = slices
+        self._agenda = agenda
+        self._sink = sink
+        self._background = background
+        self._clock = clock
+        self._observer = observer
+        self._limits = limits
+        self._node_id = node_id
+        self._secret = secret_fingerprint
+        self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
+        self._last_commit_s = -math.inf
+        self._turns = 0
+        """Claims that were written in this life."""
+        self._resettle = False
+        self._probes: deque[Probe] = deque(maxlen=_PROBES_MAX)
+
+    # --- fill ----------------------------------------------------------------------------------
+
+    def send(self, slice_: Slice, lane: AnyLane, outputs: list[Output]) -> None:
+        """Stage outputs of a shard.
+
+        Raises:
+            OwnershipLostError: the writer was fenced.
+        """
+        if not outputs:
+            return
+        faults.point("before_produce")
+        self.is_open = True
+        self._sink.send(lane.place, outputs)
+        slice_.uncommitted.add(outputs, lane.topic, lane.past_due)
+        self.records += len(outputs)
+
+    def put_back(self, refused: RefusedError) -> None:
+        """Start over without the records that were refused; they get a dead letter each."""
+        for (place, offset), reason in refused.refusals.items():
+            slice_ = self._slices.get(place[1])
+            if slice_ is not None and place[0] in slice_.lanes:
+                slice_.lanes[place[0]].verdicts.refuse([(offset, reason)])
+        self.start_over("records_refused", why=str(refused))
+
+    def start_over(self, event: str, **facts: object) -> None:
+        """Drop the transaction: nothing of it becomes visible; the same is settled again."""
+        _log.warning(event, **facts)
+        self._sink.abort()
+        self._aborted()
+
+    def _aborted(self) -> None:
+        self.is_open = False
+        self.records = 0
+        self._resettle = True
+        for number in self.touched:
+            slice_ = self._slices.get(number)
+            if slice_ is not None:
+                slice_.aborted()
+                for lane in slice_.lanes.values():
+                    self._agenda.look_again(lane)
+
+    def take_aborted(self) -> bool:
+        """Return whether there was an abort since the last call: what it dropped is settled again
+        before anything new is polled.
+        """
+        resettle, self._resettle = self._resettle, False
+        return resettle
+
+    def discard(self) -> None:
+        """Give the writer up, and everything that is staged or on its way."""
+        self._sink.discard()
+        self.writer = ""
+        self.commit = None
+        self.is_open = False
+        self.records = 0
+        self.forgettable.clear()
+        self.touched.clear()
+        self.changing.clear()
+
+    # --- time ----------------------------------------------------------------------------------
+
+    @property
+    def is_staged(self) -> bool:
+        """Return whether there is anything to commit."""
+        return bool(self.changing) or self.is_open or self._has_staged_slice
+
+    @property
+    def _has_staged_slice(self) -> bool:
+        """Return whether a slice is staged. A slice that is not is passed over once, not in each
+        turn: it is touched again when something happens to it.
+        """
+        while self.touched:
+            number = self.touched.pop()
+            slice_ = self._slices.get(number)
+            if slice_ is not None and slice_.phase in OWNED and slice_.is_staged:
+                self.touched.add(number)
+                return True
+        return False
+
+    @property
+    def is_urgent(self) -> bool:
+        """Return whether a commit is wanted for more than the cursors."""
+        return bool(
+            self.changing
+            or self.records
+            or any(s.is_filling for n in self.touched if (s := self._slices.get(n)) is not None)
+        )
+
+    @property
+    def is_time(self) -> bool:
+        """Return whether to commit now what is staged."""
+        is_full = self.records >= self._limits.transaction_records
+        return bool(self.changing) or is_full or self.commit_in_ms <= 0
+
+    @property
+    def commit_in_ms(self) -> float:
+        """Time until what is staged is to be committed, milliseconds."""
+        wait_ms = self.may_commit_in_ms
+        if self.is_urgent:
+            return wait_ms
+        return max(wait_ms, self._limits.cursor_interval_ms - self.since_commit_s * 1000)
+
+    @property
+    def may_commit_in_ms(self) -> float:
+        """Time until the next commit may begin, milliseconds."""
+        return max(self._pacer.interval_ms - self.since_commit_s * 1000, 0.0)
+
+    @property
+    def since_commit_s(self) -> float:
+        """Time since the last commit began, seconds."""
+        return self._clock.monotonic_s() - self._last_commit_s
+
+    # --- commit --------------------------------------------------------------------------------
+
+    def begin_commit(self, also: Collection[int] = ()) -> None:
+        """Hand the transaction to the helper thread: the checkpoints of all slices that changed,
+        claims and releases. ``also``: slices whose checkpoint is wanted in any case.
+        """
+        self._last_commit_s = self._clock.monotonic_s()
+        controls: list[Control] = []
+        commit = Commit(Future(), self._last_commit_s)
+        for number in sorted(self.touched | self.changing | set(also)):
+            slice_ = self._slices.get(number)
+            if slice_ is not None:
+                controls += self._controls(slice_, commit, is_wanted=number in also)
+        commit.forgotten, self.forgettable = self.forgettable, []
+        controls += [Control(number, None, writer) for number, writer in commit.forgotten]
+        if not controls and not self.is_open:
+            self.changing.clear()
+            self.touched.clear()
+            return
+        self.touched = set()
+        self.is_open = False
+        commit.future = self._background.submit(lambda: self._commit_timed(controls))
+        self.commit = commit
+        self._note_probe(commit)
+
+    def _note_probe(self, commit: Commit) -> None:
+        """Compare one checkpoint of this commit with the broker's clock, when it comes back. Many
+        may be under way: each is measured by its own commit, however long the way back is.
+        """
+        is_time = not self._probes or commit.started_s - self._probes[-1].sent_s >= _PROBE_EVERY_S
+        if is_time and commit.checkpoints:
+            number, data = next(iter(commit.checkpoints.items()))
+            commit.probe = Probe(number, data, commit.started_s)
+            self._probes.append(commit.probe)
+
+    def take_probe(self, slice_no: int, data: bytes) -> Probe | None:
+        """Return the probe that a checkpoint is, as it is read back; None: it is no probe."""
+        found = next((p for p in self._probes if p.slice_no == slice_no and p.data == data), None)
+        if found is not None:
+            self._probes.remove(found)
+        return found
+
+    def _controls(self, slice_: Slice, commit: Commit, *, is_wanted: bool) -> list[Control]:
+        """Return what the service itself has to say of a slice, and note it in ``commit``."""
+        number, controls = slice_.number, []
+        if slice_.phase is Phase.CLAIMING:
+            commit.claiming.append(number)
+            self._turns += 1  # also over a slice that was dropped and kept again
+            slice_.turn = self._turns
+            controls.append(self._word(slice_, CLAIM))
+        if slice_.phase is Phase.TAKEN or (
+            slice_.phase in OWNED and (slice_.is_staged or is_wanted)
+        ):
+            data = slice_.checkpoint(self._node_id, self.writer, self._secret)
+            commit.checkpoints[number] = data
+            controls.append(Control(number, data))
+        if slice_.phase is Phase.RELEASING:
+            commit.releasing.append(number)
+            controls.append(self._word(slice_, RELEASE))
+        return controls
+
+    def _word(self, slice_: Slice, word: str) -> Control:
+        value = encode_word(slice_.number, self.writer, self._node_id, word, slice_.turn)
+        return Control(slice_.number, value, self.writer)
+
+    def _commit_timed(self, controls: Sequence[Control]) -> Timing:
+        """Commit; return how long it took. Runs on the writer's thread."""
+        started_s = self._clock.monotonic_s()
+        acknowledged_s = self._sink.commit(controls)
+        return Timing(self._clock.monotonic_s() - started_s, acknowledged_s)
+
+    def wait(self) -> None:
+        """Wait for the end of the commit, if one is on its way."""
+        if self.commit is not None:
+            self.commit.future.exception()
+
+    def hear(self) -> Ended | None:
+        """Take the end of the commit, if it has come.
+
+        Raises:
+            OwnershipLostError: fenced, or the result is not known: a successor finds out.
+        """
+        commit = self.commit
+        if commit is None or not commit.future.done():
+            return None
+        self.commit = None
+        elapsed_s = self._clock.monotonic_s() - commit.started_s
+        committed = False
+        try:
+            elapsed_s, acknowledged_s = commit.future.result()
+            committed = True
+            if commit.probe is not None:
+                commit.probe.acknowledged_s = acknowledged_s
+        except RefusedError as refused:
+            self._take_back(commit)
+            self.put_back(refused)
+            return Ended(commit, str(refused))
+        except TransactionAbortedError as aborted:
+            _log.warning("transaction_aborted", why=str(aborted))
+            self._take_back(commit)
+            self._aborted()
+            return Ended(commit, str(aborted), aborted.stuck)
+        except OwnershipLostError:
+            raise
+        except KafkaEdgeError as lost:
+            raise OwnershipLostError(str(lost)) from lost
+        finally:
+            self._pacer.observe(elapsed_s * 1000)
+            self._observer.transaction(commit.checkpoints.keys(), elapsed_s, committed=committed)
+        faults.point("after_commit")
+        self._committed(commit)
+        return Ended(commit)
+
+    def _take_back(self, commit: Commit) -> None:
+        """Take back what an aborted transaction carried: the next one will carry it."""
+        self.touched |= commit.checkpoints.keys()
+        self.forgettable += commit.forgotten
+
+    def _committed(self, commit: Commit) -> None:
+        self.records = 0
+        now_ms = self._clock.wall_ms()
+        for number in commit.checkpoints:
+            slice_ = self._slices.get(number)
+            if slice_ is not None:
+                slice_.committed(now_ms)
+                self._observer.settled(number, slice_.uncommitted, now_ms)
+                slice_.uncommitted.clear()

@@ -1,0 +1,225 @@
+"""The judge: reads target topics as a consumer would, and knows nothing of the service.
+
+It knows what was sent and when each record was appended (from delivery reports of the load), and
+compares with what a ``read_committed`` consumer sees: exactly one, never early, byte for byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from delayservice.base.errors import ClusterError
+from delayservice.smoke.load import UID_HEADER, Planned
+
+QUIET: Final = logging.getLogger("delayservice.smoke.clients")
+"""For clients whose trouble is told otherwise: a broker that stops at the end is no news."""
+QUIET.addHandler(logging.NullHandler())
+QUIET.propagate = False
+
+_STALL_S: Final = 60.0
+_TOPICS_S_MAX: Final = 30.0
+_LOOK_S: Final = 0.1
+_ADDED: Final = frozenset(
+    {"delay-due-at", "delay-source", "delay-settles", "delay-id", "delay-attempt"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One record as the consumer saw it. Times are epoch milliseconds; ``produced_ms`` is when the
+    service wrote it, ``seen_ms`` when the consumer had it in hand.
+    """
+
+    due_ms: int
+    produced_ms: int
+    seen_ms: int
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What is wrong, by uid; empty lists are good news."""
+
+    arrivals: dict[bytes, Arrival] = field(default_factory=dict)
+    lost: list[bytes] = field(default_factory=list)
+    duplicated: list[bytes] = field(default_factory=list)
+    early: list[bytes] = field(default_factory=list)
+    altered: list[bytes] = field(default_factory=list)
+    strangers: list[bytes] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        """Nothing lost, doubled, early, altered or invented."""
+        wrong = (self.lost, self.duplicated, self.early, self.altered, self.strangers)
+        return not any(wrong)
+
+
+class Judge:
+    """Reads until everything expected has come, then a little further for duplicates.
+
+    Args:
+        bootstrap: brokers.
+        targets: topics to read.
+        isolation: ``read_committed``, or ``read_uncommitted`` to see what aborts left behind.
+        from_end: what is in the topics already is not read.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        targets: Sequence[str],
+        isolation: str = "read_committed",
+        *,
+        from_end: bool = False,
+    ) -> None:
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "judge",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": isolation,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 50,
+            },
+            logger=QUIET,
+        )
+        partitions = self._partitions_of(targets)
+        if from_end:
+            for place in partitions:
+                place.offset = self._consumer.get_watermark_offsets(place, timeout=30)[1]
+        self._starts = {(place.topic, place.partition): place.offset for place in partitions}
+        self._partitions = len(partitions)
+        self._consumer.assign(partitions)
+        self._arrivals: dict[bytes, list[tuple[Arrival, Any]]] = {}
+        self._ended: set[tuple[str, int]] = set()
+
+    def _partitions_of(self, targets: Sequence[str]) -> list[TopicPartition]:
+        """All partitions, from their start; a broker may hear of a new topic after the others.
+
+        Raises:
+            ClusterError: one of the topics is not there.
+        """
+        deadline_s = time.monotonic() + _TOPICS_S_MAX
+        tick = threading.Event()  # awaited with a bound: the condition lies in other processes
+        while True:
+            found = self._consumer.list_topics(timeout=_TOPICS_S_MAX).topics
+            missing = [name for name in targets if name not in found or found[name].error]
+            if not missing:
+                return [TopicPartition(t, p, 0) for t in targets for p in found[t].partitions]
+            if time.monotonic() > deadline_s:
+                raise ClusterError(f"there is no topic {', '.join(missing)}: create it first")
+            tick.wait(_LOOK_S)
+
+    @property
+    def seen(self) -> int:
+        """Different records seen so far."""
+        return len(self._arrivals)
+
+    def read(self, timeout_s: float) -> None:
+        """Take what is there."""
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return
+        messages = [first, *self._consumer.consume(10_000, 0)]
+        # After the last of them: by an earlier time one that came meanwhile would seem early.
+        seen_ms = time.time_ns() // 1_000_000
+        for message in messages:
+            self._take(message, seen_ms)
+
+    def _take(self, message: Any, seen_ms: int) -> None:  # noqa: ANN401  # the client's optional fields
+        error = message.error()
+        place = (message.topic(), message.partition())
+        if error is not None:
+            if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                self._ended.add(place)
+            return
+        self._ended.discard(place)
+        headers = message.headers() or []
+        named = dict(headers)
+        arrival = Arrival(int(named["delay-due-at"]), message.timestamp()[1], seen_ms)
+        self._arrivals.setdefault(named[UID_HEADER], []).append((arrival, message))
+
+    @contextmanager
+    def reading(self, progress: Callable[[int], None]) -> Iterator[None]:
+        """Read on a thread of its own meanwhile, so that lateness is what a consumer sees."""
+        done = threading.Event()
+
+        def read_on() -> None:
+            while not done.is_set():
+                self.read(0.1)
+                progress(self.seen)
+
+        reader = threading.Thread(target=read_on, name="judge")
+        reader.start()
+        try:
+            yield
+        finally:
+            done.set()
+            reader.join()
+
+    def read_to_end(self, expected: int, progress: Callable[[int], None]) -> None:
+        """Read until ``expected`` records came and every partition is at its end.
+
+        Raises:
+            ClusterError: nothing came for a minute and some are still missing; what is missing is
+                in the verdict.
+        """
+        heard_s = time.monotonic()
+        before = self.seen
+        while self.seen < expected and time.monotonic() - heard_s < _STALL_S:
+            self.read(0.2)
+            if self.seen != before:
+                before, heard_s = self.seen, time.monotonic()
+                progress(before)
+        self._ended.clear()
+        self._rewind_to_position()
+        while len(self._ended) < self._partitions:
+            self.read(0.2)
+            if time.monotonic() - heard_s > 2 * _STALL_S:
+                raise ClusterError("the end of the target topics was not reached within a minute")
+
+    def _rewind_to_position(self) -> None:
+        """Ask for every end once more: an end event is given once per arrival there."""
+        positions = self._consumer.position(self._consumer.assignment())
+        for place in positions:
+            place.offset = max(place.offset, self._starts[place.topic, place.partition])
+        self._consumer.assign(positions)
+
+    def verdict(self, sent: Sequence[tuple[Planned, int]]) -> Verdict:
+        """Compare with ``sent``: records, each with its append time in epoch milliseconds."""
+        verdict = Verdict()
+        expected = {planned.uid for planned, _ in sent}
+        verdict.strangers = [uid for uid in self._arrivals if uid not in expected]
+        for planned, appended_ms in sent:
+            arrivals = self._arrivals.get(planned.uid)
+            if not arrivals:
+                verdict.lost.append(planned.uid)
+                continue
+            if len(arrivals) > 1:
+                verdict.duplicated.append(planned.uid)
+            arrival, message = arrivals[0]
+            verdict.arrivals[planned.uid] = arrival
+            due_ms = appended_ms + planned.delay_ms
+            if any(one.produced_ms < due_ms or one.seen_ms < due_ms for one, _ in arrivals):
+                verdict.early.append(planned.uid)
+            if arrival.due_ms != due_ms or _is_altered(planned, message):
+                verdict.altered.append(planned.uid)
+        return verdict
+
+    def close(self) -> None:
+        """Release the connections."""
+        self._consumer.close()
+
+
+def _is_altered(planned: Planned, message: Any) -> bool:  # noqa: ANN401  # the client's optional fields
+    own = tuple(header for header in message.headers() if header[0] not in _ADDED)
+    arrived = (message.topic(), message.key(), message.value(), own)
+    return arrived != (planned.target, planned.key, planned.value, planned.headers)

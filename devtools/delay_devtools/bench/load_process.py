@@ -1,0 +1,189 @@
+"""Writes a load as any producer would: plain confluent-kafka, plain headers.
+
+``python -m delay_devtools.bench.load_process``, with a ``LoadPlan`` on standard input.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Final
+
+import msgspec
+from confluent_kafka import KafkaException, Producer
+
+from delay_devtools.bench import clients, wire
+from delay_devtools.bench.clients import Headers
+from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
+
+_CHUNK: Final = 2_000
+"""Records between two looks at the clock when nothing is paced."""
+_SLICE_S: Final = 0.002
+_FLUSH_TIMEOUT_S: Final = 120.0
+_TRANSACTION_TIMEOUT_S: Final = 60.0
+
+
+class Due(msgspec.Struct, frozen=True):
+    """When records are due.
+
+    Attributes:
+        from_ms: first due time, epoch milliseconds; 0: count from the moment of sending.
+        span_ms: due times are spread evenly over so many milliseconds, at random.
+        after_ms: with ``from_ms`` 0, the shortest delay.
+    """
+
+    from_ms: int = 0
+    span_ms: int = 0
+    after_ms: int = 0
+
+
+_EXPIRES_MS: Final = 86_400_000
+
+
+class LoadPlan(msgspec.Struct, frozen=True):
+    """What to write.
+
+    Attributes:
+        client: librdkafka options of a producer.
+        topic: delay topic.
+        target: where the records ask to be delivered.
+        batch: the records.
+        due: when they are due.
+        rate_per_s: pace; 0 is as fast as possible.
+        is_level: the topic says when, not the records.
+        is_full: every record has an id and an expiry.
+        is_open: the word ``stop`` ends the load, wherever it is in the batch.
+        transactional_id: write all in one transaction of this id, which stays open, so that no
+            consumer sees a record, until the word ``show``; empty for none.
+    """
+
+    client: dict[str, str]
+    topic: str
+    target: str
+    batch: Batch
+    due: Due
+    rate_per_s: float = 0.0
+    is_open: bool = False
+    is_level: bool = False
+    is_full: bool = False
+    transactional_id: str = ""
+
+
+def main() -> None:
+    """Be the process."""
+    plan = wire.read_plan(LoadPlan)
+    errors: list[str] = []
+    try:
+        producer = clients.producer(plan.client, plan.transactional_id, errors)
+        if plan.transactional_id:
+            producer.init_transactions(_TRANSACTION_TIMEOUT_S)
+            producer.begin_transaction()
+        else:
+            producer.list_topics(plan.topic, timeout=30)
+        wire.tell(wire.READY)
+        wire.await_word(wire.GO)
+        started_s = time.time()
+        words = wire.listen() if plan.is_open else None
+        sent = _Loader(plan, producer, words).run()
+        _settle(producer, errors)
+        wire.tell(wire.DONE, sent, at_s=time.time() - started_s)
+        if plan.transactional_id:
+            _show(producer)
+    except KafkaException as exc:
+        wire.tell(wire.FAILED, why=str(exc))
+
+
+def _settle(producer: Producer, errors: list[str]) -> None:
+    """Everything is acknowledged, or it is an error."""
+    left = producer.flush(_FLUSH_TIMEOUT_S)
+    if left:
+        errors.append(f"{left} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s")
+    if errors:
+        wire.tell(wire.FAILED, why=f"{len(errors)} records were not sent: {errors[0]}")
+
+
+def _show(producer: Producer) -> None:
+    """Make the whole load visible at once. The time is taken before that."""
+    wire.await_word(wire.SHOW)
+    at_s = time.time()
+    producer.commit_transaction(_TRANSACTION_TIMEOUT_S)
+    wire.tell(wire.COMPLETE, at_s=at_s)
+
+
+class _Loader:
+    """Sends the batch in chunks, up to the first of ``words``."""
+
+    def __init__(
+        self, plan: LoadPlan, producer: Producer, words: SimpleQueue[str] | None = None
+    ) -> None:
+        self._words = words
+        self._plan = plan
+        self._producer = producer
+        self._random = random.Random(plan.batch.seed).random  # noqa: S311 (replays from its seed)
+        self._target = ("delay-target-topic", plan.target.encode())
+        self._tag = plan.batch.tag_bytes()
+        self._filler = plan.batch.filler()
+        self._keys = keys()
+
+    def run(self) -> int:
+        """Send everything; how many that were."""
+        n, rate = self._plan.batch.n, self._plan.rate_per_s
+        started_s = told_s = time.monotonic()
+        sent = 0
+        while sent < n and (self._words is None or self._words.empty()):
+            now_s = time.monotonic()
+            stop = sent + _CHUNK if not rate else int((now_s - started_s) * rate) + 1
+            stop = min(stop, n)
+            if stop > sent:
+                self._send(sent, stop)
+                sent = stop
+            self._producer.poll(0)
+            if now_s - told_s > wire.PROGRESS_S:
+                told_s = now_s
+                wire.tell(wire.PROGRESS, sent)
+            if rate:
+                time.sleep(_SLICE_S)
+        wire.tell(wire.PROGRESS, sent)
+        return sent
+
+    def _send(self, start: int, stop: int) -> None:
+        """Records ``start`` to ``stop - 1``."""
+        due, produce, pack = self._plan.due, self._producer.produce, HEAD.pack
+        from_ms = due.from_ms or int(time.time() * 1_000) + due.after_ms
+        random_, span_ms, topic = self._random, due.span_ms, self._plan.topic
+        target, tag, filler, known_keys = self._target, self._tag, self._filler, self._keys
+        is_level, is_full = self._plan.is_level, self._plan.is_full
+        for number in range(start, stop):
+            due_ms = from_ms + int(random_() * span_ms)
+            value = pack(number, due_ms, tag) + filler
+            key = known_keys[number % KEYS]
+            headers: Headers = [target] if is_level else [("delay-at", b"%d" % due_ms), target]
+            if is_full:
+                headers.append(("delay-id", b"record-%d" % number))
+                headers.append(("delay-expires-at", b"%d" % (due_ms + _EXPIRES_MS)))
+            try:
+                produce(topic, value, key, headers=headers)
+            except BufferError:
+                self._when_there_is_room(produce, topic, value, key, headers)
+
+    def _when_there_is_room(
+        self,
+        produce: Callable[..., None],
+        topic: str,
+        value: bytes,
+        key: bytes,
+        headers: Headers,
+    ) -> None:
+        while True:
+            self._producer.poll(0.01)
+            try:
+                produce(topic, value, key, headers=headers)
+            except BufferError:
+                continue
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What a run shows at its end: one JSON object for programs; a table and a histogram for people."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Final
+
+from delay_devtools.bench.figures import Figures
+from delay_devtools.shown import show_lateness, show_numbers
+from delayservice.commands.console import out, print_json
+
+_DIGITS: Final = 3
+_BOUNDS_MS: Final = (
+    *(-1, 0),
+    *(step * 10**power for power in range(7) for step in (1, 2, 5)),
+)
+"""Upper bounds of the shown buckets, inclusive: three to a decade, as lateness spans many."""
+
+
+def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> None:
+    """Write it to standard output."""
+    found = {name: _rounded(value) for name, value in asdict(figures).items()}
+    if as_json:
+        print_json(found)
+        return
+    show_numbers(out, f"{found['bench']}, {found['delivery']}", found)
+    if lateness_ms:
+        bars = [
+            (label, [(count, "red" if label == "early" else "green")])
+            for label, count in buckets(lateness_ms)
+        ]
+        show_lateness(out, bars)
+
+
+def _rounded(value: object) -> object:
+    return round(value, _DIGITS) if isinstance(value, float) else value
+
+
+def buckets(lateness_ms: Mapping[int, int]) -> list[tuple[str, int]]:
+    """Labels and counts from the first bucket that holds any to the last."""
+    counts = [0] * (len(_BOUNDS_MS) + 1)
+    for late, count in lateness_ms.items():
+        counts[bisect_left(_BOUNDS_MS, late)] += count
+    labels = ["early", *(f"≤ {bound:,} ms" for bound in _BOUNDS_MS[1:]), "later"]
+    filled = [index for index, count in enumerate(counts) if count]
+    if not filled:
+        return []
+    return list(zip(labels, counts, strict=True))[filled[0] : filled[-1] + 1]

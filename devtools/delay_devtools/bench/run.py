@@ -1,0 +1,108 @@
+"""Runs one bench: cluster, stand, case, report."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import psutil
+from rich.console import Console
+
+from delay_devtools.bench import failover, leveled, paced, report, standing, stored
+from delay_devtools.bench.figures import Figures
+from delay_devtools.bench.options import Options, check
+from delay_devtools.bench.stand import Servers, Stand
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice import __version__
+from delayservice.config.settings import Log
+from delayservice.process import logs
+from delayservice.smoke.progress import Steps, steps
+from delayservice.smoke.signals import ignored_signals, stop_signals
+
+_Case: TypeAlias = Callable[[Stand, Figures], dict[int, int]]
+"""Fills the figures and returns the lateness histogram: counts by milliseconds."""
+
+_CASES: Final[Mapping[str, _Case]] = {
+    "passthrough": stored.passthrough,
+    "whole": stored.whole,
+    "burst": stored.burst,
+    "level": leveled.level,
+    "steady": paced.steady,
+    "soak": paced.soak,
+    "pending": paced.pending,
+    "restart": standing.restart,
+    "idle": standing.idle,
+    "failover": failover.failover,
+}
+
+
+def run(options: Options, *, as_json: bool) -> int:
+    """Run a bench; 0 only if nothing was lost, early, altered or (exactly once) doubled.
+
+    Raises:
+        DelayServiceError: it can't be measured; says what to do.
+    """
+    check(options)
+    # The service's own code makes the topics, and would log that to standard output.
+    logs.configure(Log(level="warning"), "bench")
+    figures = _figures(options)
+    is_shown = not as_json or sys.stderr.isatty()
+    with (
+        stop_signals(),
+        steps(Console(stderr=True), is_shown=is_shown) as shown,
+        _stand(options, shown) as stand,
+    ):
+        lateness_ms = _CASES[options.bench](stand, figures)
+    report.show(figures, lateness_ms, as_json=as_json)
+    return 0 if figures.is_good else 1
+
+
+def _figures(options: Options) -> Figures:
+    return Figures(
+        bench=options.bench,
+        store=None if options.bench in ("passthrough", "level") else options.store,
+        delivery=options.delivery,
+        size=options.size,
+        partitions=options.partitions,
+        nodes=options.nodes,
+        workers=options.workers,
+        seed=options.seed,
+        cores=os.cpu_count(),
+        version=__version__,
+    )
+
+
+@contextmanager
+def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
+    """A cluster and a stand on it; whatever was started or made is gone afterwards."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delay-bench-"))
+        servers = Servers(options.bootstrap)
+        if not options.bootstrap:
+            with shown.doing("Starting Kafka" + (" and ZooKeeper" if options.has_several else "")):
+                cluster = _embedded_cluster(options)
+                stack.callback(_undisturbed, cluster.stop)
+                cluster.start()
+            brokers = [psutil.Process(pid) for pid in cluster.pids()]
+            servers = Servers(cluster.bootstrap, cluster.zookeeper, brokers)
+        stand = Stand(options, servers, Path(folder), shown)
+        stand.check_cluster()
+        if options.bootstrap:
+            stack.callback(_undisturbed, stand.clean_up)
+        yield stand
+
+
+def _embedded_cluster(options: Options) -> EmbeddedCluster:
+    """Start a broker beside each node, and ZooKeeper where it is needed."""
+    return EmbeddedCluster(options.nodes, int(options.has_several))
+
+
+def _undisturbed(clean_up: Callable[[], None]) -> None:
+    """A second Ctrl-C must not leave half of it behind."""
+    with ignored_signals():
+        clean_up()

@@ -1,0 +1,263 @@
+"""What a bench stands on: a cluster, topics of its own, the service, and the helpers.
+
+Topics are named ``bench_<run>_<round>_…``: no running service takes them for its own, and two
+benches on one cluster don't meet. Everything that was started ends with the stand.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    NewTopic,
+)
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
+
+from connectors.kafka.topics import TopicKeeper
+from delay_devtools.bench import clients, wire
+from delay_devtools.bench.helper import Helper
+from delay_devtools.bench.judge_process import JudgePlan
+from delay_devtools.bench.load_process import LoadPlan
+from delay_devtools.bench.options import Options
+from delay_devtools.bench.passthrough_process import PassthroughPlan
+from delay_devtools.bench.records import Batch
+from delay_devtools.bench.serving import Serving
+from delay_devtools.crew import LOGIN, Crew, Node, sets_of_several
+from delay_devtools.ports import ANY_PORTS
+from delayservice.base.errors import DelayServiceError, KafkaEdgeError
+from delayservice.config.kafka import ClientRole
+from delayservice.contract.levels import level_topic
+from delayservice.smoke.judge import QUIET
+from delayservice.smoke.progress import Steps
+
+_ASK_TIMEOUT_S: Final = 15.0
+_TIMEOUT_S: Final = 60.0
+_ROLES: Final[tuple[ClientRole, ...]] = ("consumer", "producer", "admin")
+_PACKAGE: Final = "delay_devtools.bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The topics of one round.
+
+    Attributes:
+        prefix: of them all.
+        level_ms: the delay topic is a level topic of this delay; 0: it is not.
+    """
+
+    prefix: str
+    level_ms: int = 0
+
+    @property
+    def delay(self) -> str:
+        """The delay topic."""
+        return level_topic(1, self._levels) if self.level_ms else f"{self.prefix}_delay"
+
+    @property
+    def _levels(self) -> str:
+        return f"{self.prefix}_level_"
+
+    def target(self, name: str) -> str:
+        """A target topic; all of them are allowed."""
+        return f"{self.prefix}_to_{name}"
+
+    def sets(self, partitions: int, delay_topics: Sequence[str]) -> list[str]:
+        """Settings of a service that serves these topics and no others."""
+        levels = [f"levels.prefix={self._levels}", f"levels.delays_ms={self.level_ms}"]
+        return [
+            *(levels if self.level_ms else []),
+            f"topics.delay={'' if self.level_ms else ','.join(delay_topics)}",
+            "topics.discover=false",
+            f"topics.checkpoint={self.prefix}_checkpoint",
+            f"topics.dead_letter={self.prefix}_dead_letter",
+            f"topics.outcomes={self.prefix}_outcomes",
+            f"topics.partitions={partitions}",
+            f"targets.default.allow={self.prefix}_to_*",
+            f"kafka.transactional_id_prefix={self.prefix}",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Where the cluster is.
+
+    Attributes:
+        bootstrap: of Kafka.
+        zookeeper: of an embedded ZooKeeper; empty: as the settings say.
+        processes: of an embedded cluster.
+    """
+
+    bootstrap: str
+    zookeeper: str = ""
+    processes: Sequence[psutil.Process] = ()
+
+
+class Stand:
+    """Topics, services and helpers of one run.
+
+    Args:
+        options: the run.
+        servers: the cluster.
+        folder: for state and logs.
+        steps: shows progress.
+    """
+
+    def __init__(self, options: Options, servers: Servers, folder: Path, steps: Steps) -> None:
+        self.options = options
+        self.brokers = servers.processes
+        self.steps = steps
+        self._bootstrap = servers.bootstrap
+        self._folder = folder
+        self._run = uuid.uuid4().hex[:8]
+        self._rounds = 0
+        self._created: set[str] = set()
+        """Each once: the client crashes on a list that names a topic twice."""
+        self._roots: list[str] = []
+        settings = options.settings(servers.bootstrap)
+        self.zookeeper = servers.zookeeper or settings.zookeeper.hosts
+        self.session_timeout_s = float(settings.zookeeper.session_timeout_s)
+        self.roll_window_s = settings.roll_window_ms // 1_000
+        self._clients = {role: settings.kafka.client_config(role) for role in _ROLES}
+        self._admin = clients.admin(self._clients["admin"])
+
+    def check_cluster(self) -> None:
+        """Check that the cluster answers.
+
+        Raises:
+            DelayServiceError: it does not.
+        """
+        try:
+            self._admin.list_topics(timeout=_ASK_TIMEOUT_S)
+        except KafkaException as exc:
+            raise DelayServiceError(
+                f"no broker answers at {self._bootstrap}: {exc}; is that its address, and does it "
+                "take this user? Client options go in with --set kafka.client.NAME=VALUE"
+            ) from exc
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    def round(self, level_ms: int = 0) -> Names:
+        """Names that were not used before."""
+        self._rounds += 1
+        return Names(f"bench_{self._run}_{self._rounds}", level_ms)
+
+    def create(self, names: Names, targets: Sequence[str] = (), delay_topics: int = 1) -> list[str]:
+        """Make the topics of a round, those of the service by the service's own code; its settings.
+
+        Raises:
+            DelayServiceError: they can't be made.
+        """
+        topics = [names.delay, *(f"{names.delay}_{n}" for n in range(2, delay_topics + 1))]
+        sets = names.sets(self.options.partitions, topics)
+        settings = self.options.settings(self._bootstrap, sets)
+        made = settings.topics
+        own = (made.checkpoint, made.claims_topic, made.dead_letter, made.outcomes)
+        self._created |= {*topics, *own, *map(names.target, targets)}
+        replication = settings.topics.replication_factor
+        new = [NewTopic(names.target(t), self.options.partitions, replication) for t in targets]
+        try:
+            TopicKeeper(self._admin, settings).prepare()
+            for future in self._admin.create_topics(new).values() if new else ():
+                future.result(_TIMEOUT_S)
+        except (KafkaEdgeError, KafkaException) as exc:
+            raise DelayServiceError(
+                f"the bench can't make its topics {names.prefix}_*: {exc}; give its user the right "
+                "to create and delete topics of that prefix, or leave --bootstrap out"
+            ) from exc
+        return self.options.sets_of(self._bootstrap, sets)
+
+    def clean_up(self) -> None:
+        """Leave nothing on a cluster that is not ours."""
+        if self._created:
+            self._delete_topics()
+        if self._roots:
+            self._delete_roots()
+
+    def _delete_roots(self) -> None:
+        """Delete what the nodes have written in ZooKeeper, except under another user's ACL."""
+        client = KazooClient(
+            self.zookeeper, timeout=_ASK_TIMEOUT_S, logger=QUIET, auth_data=[LOGIN]
+        )
+        with suppress(KazooException, KazooTimeoutError):
+            client.start(_ASK_TIMEOUT_S)
+            for root in self._roots:
+                client.delete(root, recursive=True)
+        client.stop()
+        client.close()
+
+    def _delete_topics(self) -> None:
+        for future in self._admin.delete_topics(sorted(self._created)).values():
+            with suppress(KafkaException, TimeoutError):  # it was never made, or there is no answer
+                future.result(_TIMEOUT_S)
+
+    # --- processes -------------------------------------------------------------------------------
+
+    @contextmanager
+    def service(self, names: Names, sets: Sequence[str], slices: int = 0) -> Iterator[Serving]:
+        """A service with empty state that has taken over every slice; its state goes with it."""
+        folder = self._folder / names.prefix
+        folder.mkdir()
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            serving = Serving(sets, folder, slices or self.options.partitions)
+            stack.callback(serving.stop)
+            serving.await_serving()
+            yield serving
+
+    @contextmanager
+    def crew(self, names: Names, sets: Sequence[str], slices: int = 0) -> Iterator[Crew]:
+        """Several nodes with empty state, each beside a broker, not started yet; their state goes
+        with them.
+        """
+        folder, root = self._folder / names.prefix, f"/{names.prefix}"
+        folder.mkdir()
+        self._roots.append(root)
+        brokers = sorted(self._admin.list_topics(timeout=_ASK_TIMEOUT_S).brokers)
+        shared = [*sets_of_several(self.zookeeper, root), *sets, *ANY_PORTS]
+        nodes = []
+        for number in range(1, self.options.nodes + 1):
+            # On fewer brokers some nodes are beside none.
+            beside = [f"node.broker_id={brokers[number - 1]}"] if number <= len(brokers) else []
+            nodes.append(Node(f"n{number}", [*shared, *beside], folder))
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            yield stack.enter_context(Crew(nodes, slices or self.options.partitions))
+
+    @contextmanager
+    def helper(
+        self,
+        kind: str,
+        plan: LoadPlan | JudgePlan | PassthroughPlan,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[Helper]:
+        """A ``<kind>_process`` that is ready."""
+        helper = Helper(f"{_PACKAGE}.{kind}_process", plan, self._folder / f"{kind}.log", progress)
+        try:
+            helper.expect(wire.READY, timeout_s=_TIMEOUT_S)
+            yield helper
+        finally:
+            helper.close()
+
+    def client(self, role: ClientRole) -> dict[str, str]:
+        """Options of a plain client, as librdkafka takes them."""
+        return self._clients[role]
+
+    def batch(self, n: int) -> Batch:
+        """Records with a tag of their own."""
+        return Batch(uuid.uuid4().hex[:8], n, self.options.size, self.options.seed)
+
+
+def now_ms() -> int:
+    """The wall clock, epoch milliseconds."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,163 @@
+"""Benches of a service that stands still or falls: ``idle`` and ``restart``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+import psutil
+
+from delay_devtools.bench import wire
+from delay_devtools.bench.figures import Figures
+from delay_devtools.bench.load_process import Due
+from delay_devtools.bench.passing import (
+    LOAD_TIMEOUT_S,
+    judge_plan,
+    load_plan,
+    verdict_of,
+    warm_up,
+)
+from delay_devtools.bench.records import Batch
+from delay_devtools.bench.sampling import Sampler, cpu_s
+from delay_devtools.bench.serving import Serving
+from delay_devtools.bench.stand import Names, Stand, now_ms
+from delay_devtools.bench.tally import Verdict
+from delay_devtools.crew import Crew
+
+_ALL: Final = "all"
+_PROBE: Final = "probe"
+_SETTLE_S: Final = 5.0
+"""A node that has just taken over is not idle yet."""
+_CALM_S: Final = 6.0
+"""Nor are several until they agree on the owners; see the bench ``failover``."""
+_KIB_PER_MIB: Final = 1_024
+_PROBES: Final = 64
+"""Enough keys to reach every one of a few partitions."""
+_PROBE_DELAY_MS: Final = 50
+_SLOW_SAMPLES_S: Final = 0.5
+_DUE_PER_S: Final = 20_000
+"""So many pending records come due each second, less than a node delivers."""
+_LEAD_S: Final = 20.0
+_PERCENT: Final = 100
+
+
+def idle(stand: Stand, figures: Figures) -> dict[int, int]:
+    """Measure what a node takes of a core while its shards are empty."""
+    options = stand.options
+    figures.shards, figures.seconds = options.idle_shards, options.seconds
+    figures.slices = options.partitions
+    names = stand.round()
+    sets = stand.create(names, (), options.idle_shards // options.partitions)
+    if options.has_several:
+        _idle_together(stand, figures, names, sets)
+    else:
+        _idle_alone(stand, figures, names, sets)
+    return {}
+
+
+def _idle_alone(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
+    with ExitStack() as stack:
+        with stand.steps.doing("Starting the service"):
+            serving = stack.enter_context(stand.service(names, sets))
+            time.sleep(_SETTLE_S)
+        with stand.steps.doing("Watching it idle"), Sampler(serving.workers, _SLOW_SAMPLES_S) as s:
+            (figures.cpu_percent,) = _cpu_percent([serving.processes], stand.options.seconds)
+            threads = sum(worker.num_threads() for worker in serving.workers)
+    slices = stand.options.partitions
+    figures.threads_per_slice = threads / slices
+    figures.rss_kib_per_slice = s.rss_mib_peak * _KIB_PER_MIB / slices
+    figures.rss_mib_peak, figures.rss_mib_peak_worker = s.rss_mib_peak, s.rss_mib_peak_largest
+
+
+def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
+    """Several nodes, each with a copy of every slice."""
+    with stand.crew(names, sets) as crew:
+        _warm_up_crew(stand, crew)
+        started_s = time.monotonic()
+        with stand.steps.doing("Starting the nodes"):
+            crew.start()
+            figures.startup_s = time.monotonic() - started_s
+            crew.await_calm(_CALM_S)
+        nodes = crew.nodes.values()
+        workers = [worker for node in nodes for worker in node.service.workers()]
+        with stand.steps.doing("Watching them idle"), Sampler(workers, _SLOW_SAMPLES_S) as s:
+            used = _cpu_percent([node.processes() for node in nodes], stand.options.seconds)
+            threads = sum(worker.num_threads() for worker in workers)
+    copies = len(nodes) * stand.options.partitions
+    figures.cpu_percent, figures.cpu_percent_per_node = sum(used), max(used)
+    figures.threads_per_slice = threads / copies
+    figures.rss_kib_per_slice = s.rss_mib_peak * _KIB_PER_MIB / copies
+    figures.rss_mib_peak, figures.rss_mib_peak_worker = s.rss_mib_peak, s.rss_mib_peak_largest
+
+
+def _warm_up_crew(stand: Stand, crew: Crew) -> None:
+    """Start and stop the nodes once: fresh brokers take most of the processor for themselves, and
+    what they do first takes them several times as long.
+    """
+    if stand.options.warm_up:
+        with stand.steps.doing("Warming up"):
+            crew.start()
+            crew.await_calm(_CALM_S)
+            crew.stop()
+
+
+def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> list[float]:
+    """Return the share of a core that the processes of each node take within this time."""
+    started_s, used_s = time.monotonic(), [cpu_s(processes) for processes in nodes]
+    time.sleep(seconds)
+    took_s = time.monotonic() - started_s
+    return [
+        (cpu_s(processes) - before_s) / took_s * _PERCENT
+        for processes, before_s in zip(nodes, used_s, strict=True)
+    ]
+
+
+def restart(stand: Stand, figures: Figures) -> dict[int, int]:
+    """SIGKILL while very many records wait: how long until it serves again, and is any lost?"""
+    n = stand.options.n
+    names, batch = stand.round(), stand.batch(n)
+    warm_up(stand, n)
+    due_ms = now_ms() + int((_LEAD_S + n / _DUE_PER_S) * 1_000)
+    span_ms = max(n * 1_000 // _DUE_PER_S, 1_000)
+    judging = judge_plan(stand, names, _ALL, batch, due_ms + span_ms)
+    with ExitStack() as stack:
+        with stand.steps.doing("Starting the service"):
+            sets = stand.create(names, (_ALL, _PROBE))
+            serving = stack.enter_context(stand.service(names, sets))
+        _load(stand, names, batch, due_ms, span_ms)
+        serving.await_count("ingested", n, stand.steps.bar("Storing", n).at)
+        probed = _kill_and_probe(stand, figures, names, serving)
+        receiving = stand.steps.bar("Delivering", n)
+        judge = stack.enter_context(stand.helper("judge", judging, receiving.at))
+        verdict = verdict_of(judge)
+    figures.n = n
+    return figures.judge([verdict, probed], [verdict])
+
+
+def _load(stand: Stand, names: Names, batch: Batch, due_ms: int, span_ms: int) -> None:
+    plan = load_plan(stand, names, _ALL, batch, Due(due_ms, span_ms))
+    with stand.helper("load", plan, stand.steps.bar("Loading", batch.n).at) as loader:
+        loader.tell(wire.GO)
+        loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)
+
+
+def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Serving) -> Verdict:
+    """Kill the service, start it, and send it records at that moment; what became of those."""
+    batch = stand.batch(_PROBES)
+    plan = load_plan(stand, names, _PROBE, batch, Due(after_ms=_PROBE_DELAY_MS))
+    judging = judge_plan(stand, names, _PROBE, batch, now_ms() + 60_000)
+    with (
+        stand.helper("load", plan) as loader,
+        stand.helper("judge", judging) as judge,
+        stand.steps.doing("Killing it, and starting it again"),
+    ):
+        started_s = serving.restart_killed()
+        loader.tell(wire.GO)
+        serving.await_serving()
+        figures.took_over_s = time.time() - started_s
+        verdict = verdict_of(judge)
+    figures.first_delivery_s = verdict.last_seen_s - started_s
+    figures.serving_s = max(figures.took_over_s, figures.first_delivery_s)
+    return verdict

@@ -1,0 +1,137 @@
+"""What the judge has seen, and what is wrong with it. Pure: time and records are handed in."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
+
+_SEEN_MAX = 255
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of one ``Batch``.
+
+    Attributes:
+        n: records that were sent.
+        seen: records that arrived, doubled ones included.
+        lost: numbers that never arrived.
+        duplicated: numbers that arrived more than once.
+        early: arrivals before their due time.
+        altered: arrivals whose key or value is not what was sent.
+        strangers: arrivals that were never sent.
+        first_seen_s: when the first record was in the consumer's hand, epoch seconds; 0 for never.
+        last_seen_s: when the last number that was still missing was.
+        lateness_ms: arrivals by lateness (receive time minus due time, milliseconds).
+    """
+
+    n: int
+    seen: int
+    lost: int
+    duplicated: int
+    early: int
+    altered: int
+    strangers: int
+    first_seen_s: float
+    last_seen_s: float
+    lateness_ms: dict[int, int]
+
+
+class Tally:
+    """Judges every record of one load.
+
+    Args:
+        batch: what is sent.
+        is_open: it may end before its last number, ``close`` says where.
+    """
+
+    def __init__(self, batch: Batch, *, is_open: bool = False) -> None:
+        self._n = batch.n
+        self._is_open = is_open
+        self._tag = batch.tag_bytes()
+        self._filler = batch.filler()
+        self._keys = keys()
+        self._counts = bytearray(batch.n)
+        self._lateness_ms: dict[int, int] = {}
+        self._altered = 0
+        self._strangers = 0
+        self._first_seen_s = 0.0
+        self._last_seen_s = 0.0
+        self.seen = 0
+        self.distinct = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether every number has arrived."""
+        return not self._is_open and self.distinct == self._n
+
+    def close(self, n: int) -> None:
+        """Only the numbers below ``n`` were sent; what came beyond counts as a stranger."""
+        self._strangers += sum(self._counts[n:])
+        self.distinct = n - self._counts.count(0, 0, n)
+        del self._counts[n:]
+        self._n, self._is_open = n, False
+
+    def add(
+        self,
+        record_keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        seen_s: float,
+    ) -> None:
+        """Judge records that were in hand together.
+
+        Args:
+            record_keys: their keys.
+            values: their values.
+            seen_s: the wall clock when they were, epoch seconds.
+        """
+        seen_ms = int(seen_s * 1_000)
+        unpack, body_at = HEAD.unpack_from, HEAD.size
+        tag, filler, known_keys = self._tag, self._filler, self._keys
+        counts, n, late_counts = self._counts, self._n, self._lateness_ms
+        distinct = self.distinct
+        for key, value in zip(record_keys, values, strict=True):
+            try:
+                number, due_ms, found_tag = unpack(value)  # type: ignore[arg-type]  # None: caught
+            except (struct.error, TypeError):
+                self._altered += 1
+                continue
+            if found_tag != tag or number >= n:
+                self._strangers += 1
+                continue
+            if value[body_at:] != filler or key != known_keys[number % KEYS]:  # type: ignore[index]
+                self._altered += 1
+            count = counts[number]
+            if count == 0:
+                distinct += 1
+            if count < _SEEN_MAX:
+                counts[number] = count + 1
+            late_ms = seen_ms - due_ms
+            late_counts[late_ms] = late_counts.get(late_ms, 0) + 1
+        self.seen += len(values)
+        self._note_time(seen_s, is_new=distinct > self.distinct)
+        self.distinct = distinct
+
+    def _note_time(self, seen_s: float, *, is_new: bool) -> None:
+        self._first_seen_s = self._first_seen_s or seen_s
+        if is_new:
+            self._last_seen_s = seen_s
+
+    def verdict(self) -> Verdict:
+        """Sum up."""
+        lost = self._counts.count(0)
+        return Verdict(
+            n=self._n,
+            seen=self.seen,
+            lost=lost,
+            duplicated=self._n - lost - self._counts.count(1),
+            early=sum(count for late, count in self._lateness_ms.items() if late < 0),
+            altered=self._altered,
+            strangers=self._strangers,
+            first_seen_s=self._first_seen_s,
+            last_seen_s=self._last_seen_s,
+            lateness_ms=self._lateness_ms,
+        )

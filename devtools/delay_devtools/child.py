@@ -1,0 +1,174 @@
+"""Child processes of the embedded cluster, and the reaper that outlives their owner."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from delay_devtools import guard, reaper
+from delayservice.base.errors import ClusterError
+
+_TAIL_LINES = 25
+_TAIL_BYTES = 64 * 1024
+_POLL_SECONDS = 0.05
+
+
+class Reaper:
+    """Our end of the reaper process: tells it what to kill should we die.
+
+    ``folder`` is removed by it as well; None keeps everything on disk.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid())]
+        # A session of its own: Ctrl-C and a killed process group must not reach it.
+        self._process = subprocess.Popen(  # noqa: S603 - our own program
+            [*command, str(folder) if folder else ""],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def watch(self, pid: int) -> None:
+        """Have this process killed when we die."""
+        self._send(f"watch {pid} {reaper.start_time(pid) or 'gone'}")
+
+    def forget(self, pid: int) -> None:
+        """Leave a process alone that was stopped."""
+        self._send(f"forget {pid}")
+
+    def dismiss(self) -> None:
+        """End the reaper: nothing is left to tidy up."""
+        self._send("dismiss")
+        with contextlib.suppress(OSError):
+            if self._process.stdin:
+                self._process.stdin.close()
+        self._process.wait()
+
+    def _send(self, line: str) -> None:
+        if self._process.stdin is None:
+            return
+        try:
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
+        except OSError as exc:
+            message = (
+                f"The reaper of the embedded cluster (process {self._process.pid}) is gone: {exc}. "
+                "Stop the cluster; its processes may have to be stopped by hand."
+            )
+            raise ClusterError(message) from exc
+
+
+class Child:
+    """One server process with its log file.
+
+    Args:
+        name: what people call it, such as ``broker 1``.
+        command: program and arguments.
+        log_path: where its output is appended.
+        reaper_: who kills it when we die.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str | Path], log_path: Path, reaper_: Reaper
+    ) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._reaper = reaper_
+        words = [str(word) for word in command]
+        # The kernel ties the death signal to the starting thread, not the process: a child that
+        # is started by a passing thread is left to the reaper alone.
+        if threading.current_thread() is threading.main_thread():
+            words = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *words]
+        with log_path.open("ab") as log:
+            self._log_start = log.tell()
+            # A session of its own: on Ctrl-C the owner decides the order of the stop.
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        reaper_.watch(self.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process id, for faults such as SIGSTOP."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Return whether the process is there."""
+        return self._process.poll() is None
+
+    def stop(self, *, kill: bool, timeout_seconds: float = 30) -> None:
+        """End the process with SIGTERM, or SIGKILL at once or at the timeout, and await its end."""
+        if self.running:
+            self.signal(signal.SIGKILL if kill else signal.SIGTERM)
+            try:
+                self._process.wait(timeout_seconds)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._process.wait()
+        self._reaper.forget(self.pid)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal without waiting for what comes of it."""
+        self._process.send_signal(number)
+
+    def wait_exit(self, timeout_seconds: float) -> None:
+        """Await that the process ends by itself, and with status 0.
+
+        Raises:
+            ClusterError: another status, or still running at the timeout.
+        """
+        try:
+            status = self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired as exc:
+            self.stop(kill=True)
+            raise ClusterError(self.explain(f"took longer than {timeout_seconds:g} s")) from exc
+        self._reaper.forget(self.pid)
+        if status:
+            raise ClusterError(self.explain(f"ended with status {status}"))
+
+    def wait_until(self, ready: Callable[[], bool], deadline: float) -> None:
+        """Await that a probe says yes.
+
+        Args:
+            ready: the probe; it returns quickly.
+            deadline: the monotonic time in seconds at which to give up.
+
+        Raises:
+            ClusterError: the process ended, or the deadline passed; shows the end of its log.
+        """
+        while not ready():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                # The pause between two probes is a wait for the process's end.
+                status = self._process.wait(_POLL_SECONDS)
+                raise ClusterError(self.explain(f"ended with status {status}"))
+            if time.monotonic() > deadline:
+                raise ClusterError(self.explain("was not ready in time"))
+
+    def explain(self, what: str) -> str:
+        """Return an error text with the end of the log."""
+        return (
+            f"{self.name} {what}. The end of its log:\n{self.log_tail()}\n"
+            "Look for the first error there; if it is about memory, set DELAY_DEV_HEAP to less. "
+            f"A cluster that keeps its folder leaves the whole log: {self.log_path}"
+        )
+
+    def log_tail(self) -> str:
+        """Return the last lines that this process wrote."""
+        try:
+            with self.log_path.open("rb") as log:
+                end = log.seek(0, os.SEEK_END)
+                log.seek(max(self._log_start, end - _TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError as exc:
+            return f"(unreadable: {exc})"
+        return "\n".join(text.splitlines()[-_TAIL_LINES:]) or "(empty)"

@@ -1,0 +1,361 @@
+"""A real Kafka and ZooKeeper as child processes: for the demo, the tests and the benchmarks.
+
+    with EmbeddedCluster(brokers=3) as cluster:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap})
+
+Everything listens on 127.0.0.1 (or one other address) only, without encryption or passwords; a
+second listener with both can be asked for. When the owner ends, however it ends, the processes and
+(unless asked for) the files are gone; see ``reaper``.
+"""
+
+import base64
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from delay_devtools import reaper, servers
+from delay_devtools.child import Child, Reaper
+from delay_devtools.jars import ensure_jars, read_lock
+from delay_devtools.java import find_java
+from delay_devtools.ports import LOOPBACK, free_ports
+from delay_devtools.probe import kafka_probe, zookeeper_probe
+from delay_devtools.servers import BrokerPlan, Jvm, ZooKeeperPlan
+from delayservice.base.errors import ClusterError
+
+_START_ATTEMPTS = 3
+_FORMAT_SECONDS_MAX = 60
+_PORTS_PER_BROKER = 3
+_PORTS_PER_ZOOKEEPER = 3
+_CLASH_WORDS = ("Address already in use", "BindException")
+_NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+
+
+class EmbeddedCluster:
+    """Kafka brokers 1..N in KRaft mode and ZooKeeper servers 1..M, started and stopped as one.
+
+    Args:
+        brokers: how many brokers, 0 for none; of three or more, the first three vote.
+        zookeepers: how many ZooKeeper servers, 0 for none; two or more form an ensemble.
+        folder: where configuration, logs and data live. It is kept, and a later cluster on the
+            same folder finds its data again. None means a temporary folder, removed at the end.
+        keep: keep the temporary folder as well.
+        broker_properties: Kafka broker settings that override the ones for development.
+        zookeeper_properties: the same for ZooKeeper.
+        start_seconds: how long one server may take until it is ready.
+        host: the address of this machine that everything listens on, where clients come from a
+            network namespace of their own and can't reach 127.0.0.1.
+        kafka: version of Kafka, one of ``jars.KAFKA_LOCKS``; None: what the environment says.
+        secure: each broker has a second listener as well, ``SECURE``, by SASL over TLS; what it
+            needs for that (keys, mechanisms) is in ``broker_properties``.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        zookeepers: int = 1,
+        *,
+        folder: Path | None = None,
+        keep: bool = False,
+        broker_properties: Mapping[str, str] = _NO_PROPERTIES,
+        zookeeper_properties: Mapping[str, str] = _NO_PROPERTIES,
+        start_seconds: float = 120,
+        host: str = LOOPBACK,
+        kafka: str | None = None,
+        secure: bool = False,
+    ) -> None:
+        if min(brokers, zookeepers) < 0 or brokers + zookeepers < 1:
+            message = (
+                f"A cluster of {brokers} brokers and {zookeepers} ZooKeeper servers was asked for. "
+                "Ask for at least one server, and for no negative number."
+            )
+            raise ClusterError(message)
+        self._sizes = (brokers, zookeepers)
+        self._kept_folder = folder.absolute() if folder else None
+        self._keep = keep
+        self._broker_properties = dict(broker_properties)
+        self._zookeeper_properties = dict(zookeeper_properties)
+        self._start_seconds = start_seconds
+        self._host = host
+        self._kafka = kafka
+        self._secure = secure
+        self._folder: Path | None = None
+        self._jvm: Jvm | None = None
+        self._reaper: Reaper | None = None
+        self._brokers: dict[int, BrokerPlan] = {}
+        self._zookeepers: dict[int, ZooKeeperPlan] = {}
+        self._children: dict[str, Child] = {}
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop, whatever happened."""
+        self.stop()
+
+    @property
+    def bootstrap(self) -> str:
+        """``bootstrap.servers`` of all brokers."""
+        return ",".join(plan.address for plan in self._brokers.values())
+
+    @property
+    def secure_bootstrap(self) -> str:
+        """``bootstrap.servers`` of all brokers' second listeners, where they have one."""
+        return ",".join(plan.secure_address for plan in self._brokers.values())
+
+    @property
+    def zookeeper(self) -> str:
+        """The connect string of all ZooKeeper servers; empty when there are none."""
+        return ",".join(f"{plan.host}:{plan.port}" for plan in self._zookeepers.values())
+
+    @property
+    def broker_ids(self) -> tuple[int, ...]:
+        """The ids of all brokers, running or not: 1..N."""
+        return tuple(self._brokers)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the cluster's files.
+
+        Raises:
+            ClusterError: the cluster is not started.
+        """
+        if self._folder is None:
+            message = "The cluster has no folder because it is not started. Call start()."
+            raise ClusterError(message)
+        return self._folder
+
+    def start(self) -> None:
+        """Start all servers and return when all of them are ready.
+
+        Raises:
+            ClusterError: no Java, a jar can't be fetched, or a server does not come up; nothing is
+                left running then.
+        """
+        if self._reaper is not None:
+            message = "The cluster is already started. Stop it before starting it again."
+            raise ClusterError(message)
+        java, class_path = find_java(), ensure_jars(read_lock(self._kafka))
+        try:
+            self._open_folder()
+            self._jvm = Jvm(java, class_path, self.folder / "log4j2.properties")
+            servers.write_log4j(self._jvm.log4j_path)
+            self._start_all()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop all servers and remove the folder unless it is to be kept. May be called twice."""
+        # Data that is thrown away needs no orderly shutdown.
+        throw_away = self._removable_folder() is not None
+        self._stop_children(kill=throw_away)
+        if self._removable_folder():
+            reaper.remove(self.folder)
+        if self._reaper:
+            self._reaper.dismiss()
+        self._reaper = self._jvm = self._folder = None
+
+    def stop_broker(self, broker_id: int, *, kill: bool = False) -> None:
+        """Stop a broker in order, or with SIGKILL; its ports and data stay reserved for it.
+
+        Kill brokers in clusters of three with three copies. Where a partition's only copy is on the
+        killed broker, Kafka 4.3 can leave a transaction hanging that was committed within the last
+        moments: after the restart its coordinator meets the partition without a leader, takes it
+        for deleted and skips the marker ("Couldn't find leader endpoint" in the broker's log), and
+        no read_committed consumer ever gets past it.
+        """
+        self._child(f"broker {broker_id}").stop(kill=kill)
+
+    def start_broker(self, broker_id: int, *, wait: bool = True) -> None:
+        """Start a stopped broker on its old ports and data, and await that it serves."""
+        self._restart(f"broker {broker_id}")
+        self._launch_broker(self._brokers[broker_id])
+        if wait:
+            self._await_brokers([broker_id])
+
+    def signal_broker(self, broker_id: int, number: signal.Signals) -> None:
+        """Send a broker a signal, such as SIGSTOP and SIGCONT."""
+        self._child(f"broker {broker_id}").signal(number)
+
+    def stop_zookeeper(self, server_id: int = 1, *, kill: bool = False) -> None:
+        """Stop a ZooKeeper server; its ports and data stay reserved for it."""
+        self._child(f"zookeeper {server_id}").stop(kill=kill)
+
+    def start_zookeeper(self, server_id: int = 1, *, wait: bool = True) -> None:
+        """Start a stopped ZooKeeper server on its old ports and data, and await that it serves."""
+        self._restart(f"zookeeper {server_id}")
+        self._launch_zookeeper(self._zookeepers[server_id])
+        if wait:
+            self._await_zookeepers([server_id])
+
+    def signal_zookeeper(self, server_id: int, number: signal.Signals) -> None:
+        """Send a ZooKeeper server a signal, such as SIGSTOP and SIGCONT."""
+        self._child(f"zookeeper {server_id}").signal(number)
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the process ids of the servers that run."""
+        return tuple(child.pid for child in self._children.values() if child.running)
+
+    def _open_folder(self) -> None:
+        try:
+            if self._kept_folder:
+                self._kept_folder.mkdir(parents=True, exist_ok=True)
+            self._folder = self._kept_folder or Path(tempfile.mkdtemp(prefix="delay-cluster-"))
+        except OSError as exc:
+            message = (
+                f"The cluster's folder can't be made: {exc}. Choose another one, or set TMPDIR."
+            )
+            raise ClusterError(message) from exc
+        self._reaper = Reaper(self._removable_folder())
+
+    def _removable_folder(self) -> Path | None:
+        return None if self._keep or self._kept_folder else self._folder
+
+    def _start_all(self) -> None:
+        """Start everything; on a port clash start over with other ports, a few times."""
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            self._plan()
+            try:
+                self._launch_all()
+            except ClusterError:
+                if attempt == _START_ATTEMPTS or not self._clashed():
+                    raise
+                self._stop_children(kill=True)
+            else:
+                return
+
+    def _clashed(self) -> bool:
+        tails = [child.log_tail() for child in self._children.values()]
+        return any(word in tail for tail in tails for word in _CLASH_WORDS)
+
+    def _plan(self) -> None:
+        """Choose ports and write every server's configuration."""
+        brokers, zookeepers = self._sizes
+        needed = brokers * _PORTS_PER_BROKER + zookeepers * _PORTS_PER_ZOOKEEPER
+        ports = iter(free_ports(needed, self._host))
+        self._brokers = {
+            number: BrokerPlan(
+                number,
+                self._host,
+                next(ports),
+                next(ports),
+                self.folder / f"broker-{number}",
+                next(ports) if self._secure else None,
+            )
+            for number in range(1, brokers + 1)
+        }
+        self._zookeepers = {
+            number: ZooKeeperPlan(
+                number,
+                self._host,
+                next(ports),
+                next(ports),
+                next(ports),
+                self.folder / f"zookeeper-{number}",
+            )
+            for number in range(1, zookeepers + 1)
+        }
+        for broker in self._brokers.values():
+            servers.write_broker(broker, tuple(self._brokers.values()), self._broker_properties)
+        for zookeeper in self._zookeepers.values():
+            peers = tuple(self._zookeepers.values())
+            servers.write_zookeeper(zookeeper, peers, self._zookeeper_properties)
+
+    def _launch_all(self) -> None:
+        """All at once: format beside ZooKeeper's start, each broker as soon as it is formatted."""
+        for zookeeper in self._zookeepers.values():
+            self._launch_zookeeper(zookeeper)
+        cluster_id = self._cluster_id()
+        formats = [self._launch_format(plan, cluster_id) for plan in self._brokers.values()]
+        for plan, formatting in zip(self._brokers.values(), formats, strict=True):
+            formatting.wait_exit(_FORMAT_SECONDS_MAX)
+            self._launch_broker(plan)
+        self._await_zookeepers(self._zookeepers)
+        self._await_brokers(self._brokers)
+
+    def _launch_format(self, plan: BrokerPlan, cluster_id: str) -> Child:
+        command = servers.format_command(self._running_jvm(), plan, cluster_id)
+        return self._launch(f"format of broker {plan.broker_id}", command, plan.log_path)
+
+    def _launch_broker(self, plan: BrokerPlan) -> None:
+        command = servers.broker_command(self._running_jvm(), plan)
+        self._launch(f"broker {plan.broker_id}", command, plan.log_path)
+
+    def _launch_zookeeper(self, plan: ZooKeeperPlan) -> None:
+        command = servers.zookeeper_command(self._running_jvm(), plan)
+        self._launch(f"zookeeper {plan.server_id}", command, plan.log_path)
+
+    def _launch(self, name: str, command: Sequence[str], log_path: Path) -> Child:
+        if self._reaper is None:
+            message = f"{name} can't start because the cluster is stopped. Call start()."
+            raise ClusterError(message)
+        child = Child(name, command, log_path, self._reaper)
+        self._children[name] = child
+        return child
+
+    def _await_brokers(self, broker_ids: Iterable[int]) -> None:
+        """Await that each of these brokers serves, and knows itself and these as alive."""
+        expected = frozenset(broker_ids)
+        for broker_id in sorted(expected):
+            probe = kafka_probe(self._brokers[broker_id].address, self._cluster_id(), expected)
+            deadline = time.monotonic() + self._start_seconds
+            self._child(f"broker {broker_id}").wait_until(probe, deadline)
+
+    def _await_zookeepers(self, server_ids: Iterable[int]) -> None:
+        for server_id in server_ids:
+            plan = self._zookeepers[server_id]
+            probe = zookeeper_probe(plan.host, plan.port, plan.data)
+            deadline = time.monotonic() + self._start_seconds
+            self._child(f"zookeeper {server_id}").wait_until(probe, deadline)
+
+    def _cluster_id(self) -> str:
+        """Return the id of the cluster in this folder: 16 random bytes as Kafka writes them."""
+        path = self.folder / "cluster-id"
+        if not path.exists():
+            text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            # A leading dash would read as an option.
+            path.write_text(text.replace("-", "A"), encoding="utf-8")
+        return path.read_text(encoding="utf-8")
+
+    def _child(self, name: str) -> Child:
+        child = self._children.get(name)
+        if child is None:
+            known = ", ".join(self._children) or "nothing: it is not started"
+            message = f"There is no {name} in this cluster, which has {known}. Name one of these."
+            raise ClusterError(message)
+        return child
+
+    def _restart(self, name: str) -> None:
+        if self._child(name).running:
+            message = f"{name} is running. Stop it before starting it again."
+            raise ClusterError(message)
+
+    def _running_jvm(self) -> Jvm:
+        if self._jvm is None:
+            message = "The cluster is stopped. Call start()."
+            raise ClusterError(message)
+        return self._jvm
+
+    def _stop_children(self, *, kill: bool) -> None:
+        """Brokers first, newest first, all told before any is awaited."""
+        children = list(reversed(self._children.values()))
+        for child in children:
+            if child.running:
+                # A frozen process would not hear of its end.
+                child.signal(signal.SIGCONT)
+                child.signal(signal.SIGKILL if kill else signal.SIGTERM)
+        for child in children:
+            child.stop(kill=kill)
+        self._children.clear()

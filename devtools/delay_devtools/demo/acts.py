@@ -1,0 +1,224 @@
+"""What the demo does to the nodes: kill one in an open transaction, freeze another, restart a third
+in good order.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from confluent_kafka import IsolationLevel
+from confluent_kafka.admin import AdminClient
+
+from connectors.kafka.log_ends import LATEST, offsets_of
+from delay_devtools.crew import Crew, Node
+from delay_devtools.demo.timeline import Act, Deed, Missed, has_let_go
+from delayservice.base.errors import ClusterError
+from delayservice.engine.ports import Place
+from delayservice.smoke.progress import Steps
+
+FAULT: Final = "flushed:stop"
+"""A worker stops itself there, in an open transaction with its outputs at the broker."""
+_TRANSACTION_S_MAX: Final = 5.0
+_OWNERS_ASKED: Final = 4
+"""So often it is asked anew who owns the slice: on a busy machine a session of two seconds may end
+by itself, and who has lost the slice begins no transaction.
+"""
+_PAUSE_S: Final = {True: (0.5, 1.5), False: (1.5, 3.5)}
+"""Before a deed, by whether there are several nodes: those are waited for after it as well."""
+_LOOKS: Final = 4
+_BETWEEN_LOOKS_S: Final = 0.05
+_INSIDE: Final = frozenset({0, 2, 3})
+"""Of every five kills, those that happen inside a transaction."""
+
+INSIDE: Final = "in an open transaction"
+_NO_TRANSACTION: Final = "no transaction came"
+_ANY_TIME: Final = "at a random moment"
+
+
+def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
+    """Return the acts in order, and whether each is to happen inside an open transaction."""
+    deeds = [(Deed.KILL, number % 5 in _INSIDE) for number in range(kills)]
+    if has_several:
+        deeds.insert(1, (Deed.FREEZE, True))
+        deeds.insert(3, (Deed.RESTART, False))
+    return deeds
+
+
+class Director:
+    """Carries the script out.
+
+    Args:
+        crew: the nodes, serving.
+        admin: asks the brokers.
+        targets: partitions that the service writes to.
+        go_on: sends the next part of the load.
+        await_delivered: waits until some more records have come to the consumer.
+        rng: when an act happens.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        admin: AdminClient,
+        targets: Sequence[Place],
+        go_on: Callable[[], None],
+        await_delivered: Callable[[], None],
+        rng: random.Random,
+    ) -> None:
+        self._crew = crew
+        self._admin = admin
+        self._targets = targets
+        self._go_on = go_on
+        self._await_delivered = await_delivered
+        self._rng = rng
+        self.acts: list[Act] = []
+        self.missed: list[Missed] = []
+
+    @property
+    def _has_several(self) -> bool:
+        return len(self._crew.nodes) > 1
+
+    def play(self, deeds: Sequence[tuple[Deed, bool]], steps: Steps) -> None:
+        """One after the other, each to the owner of another slice and with its part of the load.
+
+        One that does not come off is noted in ``missed``, and the next one is played: whatever
+        happens here, the records are to be judged.
+        """
+        bar = steps.bar("Troubling the nodes", len(deeds))
+        for number, (deed, is_inside) in enumerate(deeds):
+            if number:
+                self._go_on()
+            threading.Event().wait(self._rng.uniform(*_PAUSE_S[self._has_several]))
+            slice_no = number % self._crew.slices
+            node, how = self._stop_inside(slice_no) if is_inside else self._any_time(slice_no)
+            bar.say(f"{node.node_id} is being {deed}")
+            try:
+                self._play(deed, node, how)
+            except ClusterError as exc:
+                self.missed.append(Missed(f"{node.node_id} was to be {deed}", str(exc)))
+                self._set_right()
+            bar.at(number + 1)
+        bar.say("Troubled the nodes")
+
+    def stop(self) -> None:
+        """SIGTERM to every node; one that does not end in good order is noted."""
+        for node in self._crew.nodes.values():
+            try:
+                node.stop()
+            except ClusterError as exc:
+                self.missed.append(Missed(f"{node.node_id} was to be stopped", str(exc)))
+
+    def _play(self, deed: Deed, node: Node, how: str) -> None:
+        match deed:
+            case Deed.KILL:
+                self._kill(node, how)
+            case Deed.FREEZE:
+                self._freeze(node, how)
+            case Deed.RESTART:
+                self._restart(node, how)
+
+    def _any_time(self, slice_no: int) -> tuple[Node, str]:
+        return self._crew.owner(slice_no), _ANY_TIME
+
+    def _stop_inside(self, slice_no: int) -> tuple[Node, str]:
+        """The slice's owner, standing still in an open transaction, of this slice or another."""
+        for _ in range(_OWNERS_ASKED):
+            node = self._crew.owner(slice_no)
+            if node.spring(_TRANSACTION_S_MAX):
+                return node, INSIDE
+        return node, _NO_TRANSACTION
+
+    def _set_right(self) -> None:
+        """Every node runs, and none is frozen."""
+        for node in self._crew.nodes.values():
+            if node.running:
+                node.service.thaw()
+            else:
+                node.start()
+
+    def _kill(self, node: Node, how: str) -> None:
+        before = self._crew.owned_by(node)
+        at_ms = _now_ms()
+        node.kill()
+        held_back = self._held_back()
+        if not self._has_several:
+            node.start()
+        self._crew.await_successors(before, [node] if self._has_several else [])
+        self._note(Deed.KILL, node, tuple(before), at_ms, how, held_back)
+        if self._has_several:
+            self._bring_back(node)
+
+    def _freeze(self, node: Node, how: str) -> None:
+        """The whole node stands still, others take over and deliver, and it is woken."""
+        before = self._crew.owned_by(node)
+        at_ms = _now_ms()
+        node.service.freeze()
+        held_back = self._held_back()
+        self._crew.await_successors(before, [node])
+        self._await_delivered()
+        woken_ms = _now_ms()
+        act = self._note(Deed.FREEZE, node, tuple(before), at_ms, how, held_back, woken_ms)
+        node.service.thaw()
+        self._crew.await_true(
+            lambda: has_let_go(node.told(), act),
+            f"{node.node_id} was woken and let go of {sorted(before)}",
+        )
+        self._crew.await_home()
+
+    def _restart(self, node: Node, how: str) -> None:
+        before = self._crew.owned_by(node)
+        at_ms = _now_ms()
+        node.stop()
+        self._crew.await_successors(before, [node])
+        self._note(Deed.RESTART, node, tuple(before), at_ms, how, 0)
+        self._bring_back(node)
+
+    def _bring_back(self, node: Node) -> None:
+        node.start()
+        self._crew.await_home()
+
+    def _note(
+        self,
+        deed: Deed,
+        node: Node,
+        slices: tuple[int, ...],
+        at_ms: float,
+        how: str,
+        held_back: int,
+        woken_ms: float | None = None,
+    ) -> Act:
+        """Its slices have other owners now."""
+        owners = self._crew.owners()
+        served_ms = max((owners[slice_no].from_ms for slice_no in slices), default=at_ms)
+        act = Act(deed, node.node_id, slices, at_ms, how, held_back, served_ms, woken_ms)
+        self.acts.append(act)
+        return act
+
+    # --- what the brokers say --------------------------------------------------------------------
+
+    def _held_back(self) -> int:
+        """See ``Act.held_back``; asked from outside, the service has no part in it. The least of
+        some looks: transactions of other nodes come and go meanwhile, that of one which is dead or
+        frozen stays.
+        """
+        found = [self._held_back_now()]
+        while self._has_several and len(found) < _LOOKS:
+            threading.Event().wait(_BETWEEN_LOOKS_S)
+            found.append(self._held_back_now())
+        return min(found)
+
+    def _held_back_now(self) -> int:
+        # In this order: what is committed between the two questions must not count.
+        high = self._ends(IsolationLevel.READ_UNCOMMITTED)
+        return max(high - self._ends(IsolationLevel.READ_COMMITTED), 0)
+
+    def _ends(self, isolation: IsolationLevel) -> int:
+        return sum(offsets_of(self._admin, self._targets, LATEST, isolation).values())
+
+
+def _now_ms() -> float:
+    return time.time() * 1_000

@@ -1,0 +1,276 @@
+"""What the demo shows at its end: a histogram, the owners over time, and numbers for machines."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from delay_devtools.demo.choices import Choices
+from delay_devtools.demo.timeline import (
+    Act,
+    Deed,
+    Ending,
+    Missed,
+    Turn,
+    ending,
+    fences,
+    strip,
+    turns,
+)
+from delay_devtools.shown import show_lateness, show_numbers
+from delay_devtools.tenures import Told
+from delayservice.smoke.figures import quantile
+from delayservice.smoke.judge import Verdict
+
+_BUCKETS_MS: Final = (5, 10, 20, 30, 50, 80, 120, 150, 250, 500, 1_000, 2_500, 5_000, 60_000)
+_STRIP_WIDTH: Final = 72
+_COLOURS: Final = ("cyan", "magenta", "yellow", "green", "blue", "red")
+_UIDS_SHOWN: Final = 5
+AROUND_FAILOVER_MS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The demo's facts.
+
+    Attributes:
+        choices: what was asked for.
+        verdict: on every record.
+        sent: how many were acknowledged.
+        started_ms: when the first one was sent, epoch milliseconds.
+        acts: what was done to the nodes.
+        missed: what of it did not come off.
+        told: what they have logged of their slices.
+    """
+
+    choices: Choices
+    verdict: Verdict
+    sent: int
+    started_ms: float
+    acts: tuple[Act, ...]
+    missed: tuple[Missed, ...]
+    told: tuple[Told, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Nothing lost, doubled, early or altered, and every zombie has let go."""
+        return self.verdict.is_good and Ending.SILENT not in self.endings()
+
+    def endings(self) -> list[Ending]:
+        """Say how each node that was frozen and woken learned that it owns nothing."""
+        return [ending(self.told, act) for act in self.acts if act.deed is Deed.FREEZE]
+
+    def lateness_ms(self, *, around_failovers: bool) -> list[int]:
+        """Ascending: when the consumer had each record in hand, minus its due time.
+
+        A record belongs to a failover (or to the restart of a single node) when it was due or on
+        its way from half a second before a node was killed or frozen until one and a half seconds
+        after all of its slices were served again: two seconds around the time in which no node
+        served, on top of that time itself.
+        """
+        spans = [
+            (act.at_ms - AROUND_FAILOVER_MS / 4, act.served_ms + AROUND_FAILOVER_MS * 3 / 4)
+            for act in self.acts
+            if act.is_failover
+        ]
+        return sorted(
+            arrival.seen_ms - arrival.due_ms
+            for arrival in self.verdict.arrivals.values()
+            if any(a <= arrival.seen_ms and arrival.due_ms <= b for a, b in spans)
+            == around_failovers
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """Return what is counted and measured. ``lateness_ms_*`` leaves out what was due around a
+        failover, which is ``lateness_ms_around_restarts_*``.
+        """
+        verdict, acts = self.verdict, self.acts
+        late = self.lateness_ms(around_failovers=False)
+        around = self.lateness_ms(around_failovers=True)
+        kills = [act for act in acts if act.deed is Deed.KILL]
+        return {
+            "sent": self.sent,
+            "delivered": len(verdict.arrivals),
+            "lost": len(verdict.lost),
+            "duplicated": len(verdict.duplicated),
+            "early": len(verdict.early),
+            "altered": len(verdict.altered) + len(verdict.strangers),
+            "nodes": self.choices.nodes,
+            "kills": len(kills),
+            "kills_in_open_transaction": sum(act.held_back > 0 for act in kills),
+            "freezes": sum(act.deed is Deed.FREEZE for act in acts),
+            "fenced": sum(fences(self.told, act) for act in acts),
+            "stepped_down": self.endings().count(Ending.STEPPED_DOWN),
+            "restarts": sum(act.deed is Deed.RESTART for act in acts),
+            "missed": len(self.missed),
+            "lateness_ms_p50": quantile(late, 0.5),
+            "lateness_ms_p99": quantile(late, 0.99),
+            "lateness_ms_max": quantile(late, 1.0),
+            "lateness_ms_around_restarts_p50": quantile(around, 0.5),
+            "lateness_ms_around_restarts_p99": quantile(around, 0.99),
+            "lateness_ms_around_restarts_max": quantile(around, 1.0),
+        }
+
+    def turns(self) -> list[Turn]:
+        """Show which node owned what, and why."""
+        return turns(self.told, self.acts)
+
+    def seconds_in(self, at_ms: float) -> float:
+        """Since the first record was sent; negative before."""
+        return round((at_ms - self.started_ms) / 1_000, 1)
+
+    def summary(self, seconds: float) -> dict[str, object]:
+        """The last line: the numbers, and the owners in order of slice and time."""
+        owners = [
+            {
+                "slice": turn.slice_no,
+                "at_s": self.seconds_in(turn.from_ms),
+                "node": turn.node_id,
+                "epoch": turn.epoch,
+                "why": turn.why,
+            }
+            for turn in self.turns()
+        ]
+        return {**self.numbers(), "seconds": round(seconds, 1), "owners": owners}
+
+
+def show(console: Console, report: Report, seconds: float) -> None:
+    """The histogram, the owners over time, and the tables."""
+    _show_histogram(console, report)
+    if report.choices.has_several:
+        _show_strips(console, report)
+        _show_turns(console, report)
+    _show_acts(console, report)
+    _show_missed(console, report)
+    _show_verdict(console, report, seconds)
+
+
+# --- lateness ------------------------------------------------------------------------------------
+
+
+def _show_histogram(console: Console, report: Report) -> None:
+    steady = _counts(report.lateness_ms(around_failovers=False))
+    around = _counts(report.lateness_ms(around_failovers=True))
+    bars = [
+        (f"≤ {bound} ms", [(at_work, "green"), (late, "yellow")])
+        for bound, at_work, late in zip(_BUCKETS_MS, steady, around, strict=True)
+        if at_work or late
+    ]
+    show_lateness(console, bars)
+    what = "failover" if report.choices.has_several else "restart"
+    console.print(f"[green]█[/] at work   [yellow]█[/] due around a {what}\n", highlight=False)
+
+
+def _counts(ascending: Sequence[int]) -> list[int]:
+    counts = [0] * len(_BUCKETS_MS)
+    for late in ascending:
+        counts[min(bisect_left(_BUCKETS_MS, late), len(counts) - 1)] += 1
+    return counts
+
+
+# --- owners --------------------------------------------------------------------------------------
+
+
+def _show_strips(console: Console, report: Report) -> None:
+    """A line for each slice, a colour for each node."""
+    found = report.turns()
+    end_ms = max([turn.from_ms for turn in found], default=report.started_ms) + 1_000
+    cell_ms = (end_ms - report.started_ms) / _STRIP_WIDTH
+    console.print(
+        f"[bold]Owners over time[/]: the number of the node that delivers, · when none does; a "
+        f"character is {cell_ms / 1_000:.1f} s",
+        highlight=False,
+    )
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for slice_no in sorted({turn.slice_no for turn in found}):
+        mine = [turn for turn in found if turn.slice_no == slice_no]
+        line = Text()
+        for cell in strip(mine, report.started_ms, end_ms, _STRIP_WIDTH):
+            line.append(cell, style=_style(cell))
+        table.add_row(f"slice {slice_no}", line)
+    table.add_row("", Text(_marks(report, cell_ms)))
+    console.print(table)
+    console.print("K killed  F frozen  W woken  R restarted\n", highlight=False)
+
+
+def _style(cell: str) -> str:
+    return f"bold {_COLOURS[int(cell) % len(_COLOURS)]}" if cell.isdecimal() else "dim"
+
+
+def _marks(report: Report, cell_ms: float) -> str:
+    marks = [" "] * _STRIP_WIDTH
+    letters = {Deed.KILL: "K", Deed.FREEZE: "F", Deed.RESTART: "R"}
+    moments = [(act.at_ms, letters[act.deed]) for act in report.acts]
+    moments += [(act.woken_ms, "W") for act in report.acts if act.woken_ms is not None]
+    for at_ms, letter in moments:
+        cell = int((at_ms - report.started_ms) / cell_ms)
+        marks[min(max(cell, 0), _STRIP_WIDTH - 1)] = letter
+    return "".join(marks)
+
+
+def _show_turns(console: Console, report: Report) -> None:
+    table = Table("slice", "at", "node", "epoch", "why", "ownerless for")
+    before = None
+    for turn in report.turns():
+        if before is not None and turn.slice_no != before:
+            table.add_section()
+        shown_slice = "" if turn.slice_no == before else str(turn.slice_no)
+        before = turn.slice_no
+        table.add_row(
+            shown_slice,
+            f"{report.seconds_in(turn.from_ms):.1f} s",
+            Text(turn.node_id, style=_style(turn.node_id[-1])),
+            str(turn.epoch),
+            turn.why,
+            f"{turn.vacant_ms / 1_000:.2f} s" if turn.vacant_ms else "",
+            style="dim" if turn.is_fence else "",
+        )
+    console.print(table)
+
+
+def _show_acts(console: Console, report: Report) -> None:
+    if not report.acts:
+        return
+    table = Table(
+        "at", "node", "what", "when", "outputs at the broker, uncommitted", "served in", "woken"
+    )
+    for act in report.acts:
+        table.add_row(
+            f"{report.seconds_in(act.at_ms):.1f} s",
+            act.node_id,
+            act.deed.value,
+            act.how,
+            f"{act.held_back:,}" if act.held_back else "-",
+            f"{(act.served_ms - act.at_ms) / 1_000:.1f} s",
+            ending(report.told, act).value if act.deed is Deed.FREEZE else "",
+        )
+    console.print(table)
+
+
+def _show_missed(console: Console, report: Report) -> None:
+    for one in report.missed:
+        console.print(
+            f"[yellow]did not come off:[/] {one.what}; {escape(one.why)}", highlight=False
+        )
+
+
+# --- verdict -------------------------------------------------------------------------------------
+
+
+def _show_verdict(console: Console, report: Report, seconds: float) -> None:
+    choices = report.choices
+    found = {**report.numbers(), "seconds": round(seconds, 1)}
+    show_numbers(console, f"{choices.delivery}, {choices.store} store", found)
+    for what in ("lost", "duplicated", "early", "altered", "strangers"):
+        uids = getattr(report.verdict, what)
+        if uids:
+            shown = ", ".join(uid.decode(errors="replace") for uid in uids[:_UIDS_SHOWN])
+            more = " …" if len(uids) > _UIDS_SHOWN else ""
+            console.print(f"[bold red]{what}:[/] {shown}{more}")

@@ -1,0 +1,200 @@
+"""The demo from the first broker to the verdict.
+
+Cluster up, nodes up, records out; then nodes are killed, most of them while a transaction is open
+whose outputs are at the broker already, one is frozen and woken too late, one is restarted in good
+order; and every record is read back and compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    NewTopic,
+)
+from rich.console import Console
+
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.crew import Crew, Node
+from delay_devtools.demo.acts import FAULT, Director, script
+from delay_devtools.demo.choices import Choices
+from delay_devtools.demo.nodes import SLICES, sets_of
+from delay_devtools.demo.report import Report, show
+from delay_devtools.demo.timeline import Deed
+from delayservice.smoke.judge import QUIET, Judge
+from delayservice.smoke.load import plan
+from delayservice.smoke.progress import Steps, steps
+from delayservice.smoke.sending import Sending
+from delayservice.smoke.signals import stop_signals
+
+DELAY_TOPIC: Final = "delay_topic_any"
+TARGETS: Final = ("demo_orders", "demo_payments", "demo_reminders")
+TARGET_PARTITIONS: Final = 4
+DELAY_MS_MAX: Final = 8_000
+SEND_PER_S: Final = 1_000
+SEED: Final = 20_260_101
+WARM_UP_TOPIC: Final = "demo_warm_up"
+WARM_UP_RECORDS: Final = 3_000
+WARM_UP_DELAY_MS_MAX: Final = 3_000
+_REPLICATION_MAX: Final = 3
+_KILLS: Final = {True: 3, False: 5}
+"""By whether there are several nodes: a kill takes longer then."""
+_DEED_S: Final = 8.0
+"""So long a deed to one of several nodes takes at the least: load goes on meanwhile."""
+_CALM_S: Final = 5.0
+"""Longer than a new owner waits before it hands a slice to the node where it belongs."""
+_DELIVERED: Final = 500
+"""So many records come after a frozen node's slices were taken over, until it is woken."""
+
+
+def run(choices: Choices) -> int:
+    """Run the demo; 0 only if nothing was lost, doubled, early or altered, and every zombie was
+    fenced or stepped down.
+    """
+    console = Console()
+    started_s = time.monotonic()
+    with (
+        stop_signals(),
+        steps(console) as shown,
+        tempfile.TemporaryDirectory(prefix="delay-demo-") as folder,
+    ):
+        cluster = EmbeddedCluster(choices.nodes, int(choices.has_several))
+        with shown.doing("Starting Kafka" + (" and ZooKeeper" if choices.has_several else "")):
+            cluster.start()
+        try:
+            report = _Story(choices, cluster, Path(folder), shown).play()
+        finally:
+            with shown.doing("Stopping everything"):
+                cluster.stop()
+    seconds = time.monotonic() - started_s
+    show(console, report, seconds)
+    print(json.dumps(report.summary(seconds)))  # noqa: T201  # the machine-readable last line
+    return 0 if report.is_good else 1
+
+
+class _Story:
+    """The cluster is up; the rest of the story."""
+
+    def __init__(
+        self, choices: Choices, cluster: EmbeddedCluster, folder: Path, steps: Steps
+    ) -> None:
+        self._choices = choices
+        self._bootstrap = cluster.bootstrap
+        self._zookeeper = cluster.zookeeper
+        self._folder = folder
+        self._steps = steps
+        self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap}, logger=QUIET)
+        self._rng = random.Random(SEED)  # noqa: S311  # kill times that replay from a seed
+
+    def play(self) -> Report:
+        """From the first topic to the verdict."""
+        self._create_topics()
+        kills = self._choices.kills
+        if kills is None:
+            kills = _KILLS[self._choices.has_several]
+        deeds = script(kills, has_several=self._choices.has_several)
+        judge = Judge(self._bootstrap, TARGETS)
+        with Crew(self._nodes(), SLICES) as crew:
+            try:
+                with self._steps.doing("Starting the delay service"):
+                    crew.start()
+                self._warm_up()
+                if self._choices.has_several:
+                    crew.await_calm(_CALM_S)
+                return self._play(crew, judge, deeds)
+            finally:
+                judge.close()
+
+    def _play(self, crew: Crew, judge: Judge, deeds: Sequence[tuple[Deed, bool]]) -> Report:
+        records = self._choices.records
+        sending = self._sending(len(deeds))
+        receiving = self._steps.bar("Receiving with read_committed", records)
+        started_ms = time.time() * 1_000
+        sending.start()
+        director = self._director(crew, judge, sending)
+        with judge.reading(receiving.at):
+            director.play(deeds, self._steps)
+            sending.finish()
+        judge.read_to_end(records, receiving.at)
+        told = tuple(crew.told())  # how they hand over at the very end is no part of the story
+        director.stop()
+        return Report(
+            choices=self._choices,
+            verdict=judge.verdict(sending.sent),
+            sent=len(sending.sent),
+            started_ms=started_ms,
+            acts=tuple(director.acts),
+            missed=tuple(director.missed),
+            told=told,
+        )
+
+    # --- before --------------------------------------------------------------------------------
+
+    def _create_topics(self) -> None:
+        replication = min(self._choices.nodes, _REPLICATION_MAX)
+        names = (*TARGETS, WARM_UP_TOPIC)
+        new = [NewTopic(name, TARGET_PARTITIONS, replication) for name in names]
+        for future in self._admin.create_topics(new, operation_timeout=30).values():
+            future.result(30)
+
+    def _nodes(self) -> list[Node]:
+        sets = sets_of(self._choices, self._bootstrap, self._zookeeper)
+        return [Node(node_id, mine, self._folder, FAULT) for node_id, mine in sets.items()]
+
+    def _warm_up(self) -> None:
+        """A Java broker that started a moment ago is slow for some seconds, which would be all that
+        a short demo measures. These records have a topic of their own and are not judged.
+        """
+        bar = self._steps.bar("Warming up", WARM_UP_RECORDS)
+        producer = Producer({"bootstrap.servers": self._bootstrap}, logger=QUIET)
+        for planned in plan(WARM_UP_RECORDS, (WARM_UP_TOPIC,), WARM_UP_DELAY_MS_MAX, SEED + 1):
+            producer.produce(DELAY_TOPIC, planned.value, headers=list(planned.to_send()))
+        producer.flush()
+        judge = Judge(self._bootstrap, (WARM_UP_TOPIC,))
+        try:
+            judge.read_to_end(WARM_UP_RECORDS, bar.at)
+        finally:
+            judge.close()
+
+    # --- meanwhile -----------------------------------------------------------------------------
+
+    def _per_s(self, deeds: int) -> float:
+        """A steady rate at which the load lasts as long as the deeds do on an idle machine."""
+        records = self._choices.records
+        if not self._choices.has_several:
+            return SEND_PER_S
+        return min(SEND_PER_S, records / max(deeds * _DEED_S, 1.0))
+
+    def _sending(self, deeds: int) -> Sending:
+        records = self._choices.records
+        load = plan(records, TARGETS, DELAY_MS_MAX, SEED)
+        part = math.ceil(records / max(deeds, 1))
+        bar = self._steps.bar("Sending", records)
+        return Sending(self._bootstrap, DELAY_TOPIC, load, self._per_s(deeds), part, bar)
+
+    def _director(self, crew: Crew, judge: Judge, sending: Sending) -> Director:
+        places = [(t, p) for t in TARGETS for p in range(TARGET_PARTITIONS)]
+
+        def await_delivered() -> None:
+            enough = judge.seen + _DELIVERED
+            crew.await_true(
+                lambda: judge.seen >= min(enough, len(sending.sent)), "the successors deliver"
+            )
+
+        return Director(
+            crew,
+            self._admin,
+            places,
+            sending.go_on,
+            await_delivered,
+            self._rng,
+        )

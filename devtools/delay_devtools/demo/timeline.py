@@ -1,0 +1,201 @@
+"""Who owned which slice when, and why that changed: told from logs and acts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final
+
+from delay_devtools.tenures import FENCED, LOST, Tenure, Told, tenures
+
+
+class Deed(StrEnum):
+    """What is done to a node."""
+
+    KILL = "killed"
+    FREEZE = "frozen"
+    RESTART = "restarted"
+
+
+class Ending(StrEnum):
+    """How a woken node learned that others own its slices."""
+
+    FENCED = "fenced by the broker"
+    STEPPED_DOWN = "stepped down before it tried"
+    SILENT = "said nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One deed. Times are epoch milliseconds.
+
+    Attributes:
+        deed: what was done.
+        node_id: to whom.
+        slices: what it owned then.
+        at_ms: when.
+        how: at which moment of its work.
+        held_back: offsets in the target topics between the last stable offset and the high
+            watermark right after: its flushed outputs that are not committed, and what lies behind.
+        served_ms: when each of its slices had another ownership.
+        woken_ms: when it was let go on; None unless it was frozen.
+    """
+
+    deed: Deed
+    node_id: str
+    slices: tuple[int, ...]
+    at_ms: float
+    how: str
+    held_back: int
+    served_ms: float
+    woken_ms: float | None = None
+
+    @property
+    def is_failover(self) -> bool:
+        """Return whether no node served meanwhile."""
+        return self.deed is not Deed.RESTART
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A deed that did not come off as it should: the load goes on, and the verdict stands.
+
+    Attributes:
+        what: was to be done, and to whom.
+        why: what was waited for in vain, and how the logs end.
+    """
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An ownership, and why it began; or a former owner's end, then ``is_fence``.
+
+    ``until_ms``: when its node could not deliver any more; None while it goes on.
+    """
+
+    slice_no: int
+    node_id: str
+    epoch: int
+    from_ms: float
+    why: str
+    until_ms: float | None = None
+    vacant_ms: float = 0.0
+    """Time before it in which no node could deliver."""
+    is_fence: bool = False
+
+
+_START: Final = "start"
+
+
+def turns(told: Sequence[Told], acts: Sequence[Act]) -> list[Turn]:
+    """Every ownership and every fence, by slice and time."""
+    found = [*_ownerships(tenures(told), acts), *_fences(told, acts)]
+    return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
+
+
+def fences(told: Sequence[Told], act: Act) -> int:
+    """Count the slices whose former owner was refused by the broker after this act."""
+    return sum(_is_fence(one, act) for one in told)
+
+
+def has_let_go(told: Sequence[Told], act: Act) -> bool:
+    """Return whether the woken node has spoken of every slice that it owned when it was frozen:
+    each of the three things that it may say shows that it does not own the slice by its old right.
+    """
+    return {one.slice_no for one in told if _is_of_woken(one, act)} >= set(act.slices)
+
+
+def ending(told: Sequence[Told], act: Act) -> Ending:
+    """Return what became of a node that was frozen and woken.
+
+    The broker refuses what was open; a slice without a transaction is let go because the lease is
+    over, and nothing is ever sent that could be refused.
+    """
+    if fences(told, act):
+        return Ending.FENCED
+    return Ending.STEPPED_DOWN if has_let_go(told, act) else Ending.SILENT
+
+
+def _is_of_woken(one: Told, act: Act) -> bool:
+    return act.woken_ms is not None and one.node_id == act.node_id and one.at_ms >= act.woken_ms
+
+
+def _is_fence(one: Told, act: Act) -> bool:
+    return one.what == LOST and FENCED in one.why and _is_of_woken(one, act)
+
+
+def _fences(told: Sequence[Told], acts: Sequence[Act]) -> Iterator[Turn]:
+    every = tenures(told)
+    for one in told:
+        if any(_is_fence(one, act) for act in acts):
+            epochs = [
+                tenure.epoch
+                for tenure in every
+                if (tenure.slice_no, tenure.node_id) == (one.slice_no, one.node_id)
+                and tenure.from_ms < one.at_ms
+            ]
+            why = "woken, and fenced by the broker"
+            epoch = max(epochs, default=0)
+            yield Turn(one.slice_no, one.node_id, epoch, one.at_ms, why, is_fence=True)
+
+
+def _ownerships(every: Sequence[Tenure], acts: Sequence[Act]) -> Iterator[Turn]:
+    """``every`` is sorted by slice and epoch."""
+    why, vacant_ms = _START, 0.0
+    for tenure, after in pairwise([*every, None]):
+        if tenure is None:
+            return
+        follows = after is not None and after.slice_no == tenure.slice_no
+        successor = after if follows else None
+        ended_ms, how = _end(tenure, successor, acts)
+        yield Turn(
+            tenure.slice_no,
+            tenure.node_id,
+            tenure.epoch,
+            tenure.from_ms,
+            why,
+            ended_ms if successor else None,
+            vacant_ms,
+        )
+        why, vacant_ms = _START, 0.0
+        if successor is not None:
+            why, vacant_ms = how, successor.from_ms - ended_ms
+
+
+def _end(tenure: Tenure, successor: Tenure | None, acts: Sequence[Act]) -> tuple[float, str]:
+    """Return when an owner could not deliver any more, and why."""
+    last_ms = successor.from_ms if successor else float("inf")
+    deeds = [
+        act
+        for act in acts
+        if act.node_id == tenure.node_id and tenure.from_ms <= act.at_ms <= last_ms
+    ]
+    for act in deeds:
+        if act.is_failover:
+            return act.at_ms, f"{tenure.node_id} {act.deed}"
+    if tenure.handed_over_ms is not None and tenure.handed_over_ms <= last_ms:
+        why = "was told to stop" if deeds else "handed it back"
+        return tenure.handed_over_ms, f"{tenure.node_id} {why}"
+    return last_ms, f"{tenure.node_id} let go"
+
+
+def strip(found: Sequence[Turn], start_ms: float, end_ms: float, width: int) -> str:
+    """One slice's owners over time: the last character of the node's name for each moment at which
+    it could deliver, a dot where no node could.
+    """
+    cell_ms = (end_ms - start_ms) / width
+    cells = ["·"] * width
+    for turn in found:
+        if turn.is_fence:
+            continue
+        until_ms = end_ms if turn.until_ms is None else turn.until_ms
+        for cell in range(width):
+            middle_ms = start_ms + (cell + 0.5) * cell_ms
+            if turn.from_ms <= middle_ms < until_ms:
+                cells[cell] = turn.node_id[-1]
+    return "".join(cells)

@@ -1,0 +1,282 @@
+"""Some days of a delay service, written into real topics as producers and the service write them.
+
+Time goes by in steps. In each, producers write, some of them in transactions and some of those
+aborted; then the owner passes what they wrote and settles what has come due, in a transaction with
+its checkpoint, now and then after one that failed. Where slices share a partition of checkpoints,
+one of them commits often at the end. What is written last, no checkpoint has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from delay_devtools.drill.outputs import Clerk, Output
+from delay_devtools.drill.scenes import TURN
+from delay_devtools.drill.service import ROLL_WINDOW_MS, SCENE, Record, Shard, Step
+from delay_devtools.drill.stage import LATENESS_MS, Theatre
+from delay_devtools.drill.users import Names, Request, Users
+from delay_devtools.drill.wire import DAY_MS, HOUR_MS, MAX_DELAY_MS, Headers, contract, to_json
+from delay_devtools.drill.writing import Ends, Writer
+
+STEPS: Final = 36
+SPAN_MS: Final = 3 * DAY_MS
+TAIL_MS: Final = 120_000
+"""So long before now the last checkpoint was written."""
+_ABORTED: Final = 2
+"""Records of each partition in a producer's transaction that is aborted."""
+_SAMPLE: Final = 20
+"""Outputs in a transaction of the service that fails."""
+_BUSY: Final = 1_000
+"""Commits of one slice at the end: the newest checkpoints of others lie far behind them."""
+
+
+@dataclass(slots=True)
+class Life:
+    """What a history has come to.
+
+    Attributes:
+        names: its topics.
+        topic_id: of the delay topic.
+        shards: as their owner left them.
+        beyond: records above H, by partition.
+        checkpoints: offset of the newest checkpoint of each slice.
+        records: what producers have committed.
+        gone: offsets of the first shard below this are taken by retention.
+        turns: from which offset on the second contract counts, by partition.
+        now_ms: the end of it.
+        ends: where all logs end.
+    """
+
+    names: Names
+    topic_id: str
+    shards: list[Shard]
+    now_ms: int
+    ends: Ends
+    beyond: list[list[Record]] = field(default_factory=list)
+    checkpoints: dict[int, int] = field(default_factory=dict)
+    records: int = 0
+    gone: int = 0
+    turns: dict[int, int] = field(default_factory=dict)
+
+
+class History:
+    """Writes one history.
+
+    Args:
+        life: filled as it goes.
+        users: the producers.
+        theatre: what goes wrong, and what only looks so.
+        plain: writes without transactions.
+        producer: a producer's transactions.
+        owner: the service's.
+    """
+
+    def __init__(
+        self,
+        life: Life,
+        users: Users,
+        theatre: Theatre,
+        plain: Writer,
+        producer: Writer,
+        owner: Writer,
+    ) -> None:
+        self._life = life
+        self._names = life.names
+        self._users = users
+        self._theatre = theatre
+        self._clerk = Clerk(life.names)
+        self._plain = plain
+        self._producer = producer
+        self._owner = owner
+        self._log: list[list[tuple[Record, int]]] = [[] for _ in life.shards]
+        """What H has not passed: records, and when they were appended."""
+        self._commit = 0
+
+    def write(
+        self,
+        records: int,
+        tell: Callable[[int], None],
+        pause: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Write all of it.
+
+        Args:
+            records: of producers, beside those of scenes.
+            tell: hears how many records there are.
+            pause: called after each step, with its number; nothing is written meanwhile.
+        """
+        start_ms = self._life.now_ms - TAIL_MS - SPAN_MS
+        each, tail = divmod(records, STEPS + 1)
+        for number in range(STEPS):
+            stop_ms = start_ms + SPAN_MS // STEPS
+            self._theatre.begin(number, start_ms, partial(self._writes, self._plain))
+            self._produce(self._requests(each, start_ms, stop_ms))
+            self._settle(stop_ms)
+            if not number:
+                self._life.gone = self._life.ends.next.get((self._names.delay, 0), 0)
+            if number == TURN:
+                places = [shard.place for shard in self._life.shards]
+                self._life.turns = {
+                    place[1]: self._life.ends.next.get(place, 0) for place in places
+                }
+            start_ms = stop_ms
+            tell((number + 1) * each)
+            pause(number)
+        if self._names.checkpoint_partitions:
+            self._be_busy()
+        self._bystanders()
+        self._produce(self._requests(each + tail, start_ms, self._life.now_ms))
+        self._theatre.finish(start_ms, partial(self._writes, self._plain))
+        self._plain.flush()
+        self._leave()
+        tell(records)
+
+    def _requests(self, count: int, start_ms: int, stop_ms: int) -> list[Request]:
+        span = stop_ms - start_ms
+        return [self._users.request(start_ms + span * n // count) for n in range(count)]
+
+    # --- producers -----------------------------------------------------------------------------
+
+    def _produce(self, requests: Sequence[Request]) -> None:
+        """Some without transactions, the others in one; and some in one that is aborted."""
+        half = len(requests) // 2
+        self._append(self._plain, requests[:half])
+        self._plain.flush()
+        if not requests:
+            return
+        at_ms = requests[half].written_ms
+        with self._producer.transaction(commit=False):
+            for partition in range(self._names.partitions):
+                for _ in range(_ABORTED):
+                    lost = self._users.prompt(at_ms)
+                    place = (self._names.delay, partition)
+                    self._producer.write(place, lost.key, lost.value, lost.headers, at_ms)
+        with self._producer.transaction():
+            self._append(self._producer, requests[half:])
+
+    def _append(self, writer: Writer, requests: Sequence[Request]) -> None:
+        for asked in requests:
+            place = (self._names.delay, asked.partition)
+            offset = writer.write(place, asked.key, asked.value, asked.headers, asked.written_ms)
+            is_timed = asked.op == "schedule"
+            key_ms = min(asked.due_ms, asked.written_ms + ROLL_WINDOW_MS) if is_timed else 0
+            self._log[asked.partition].append((Record(offset, key_ms, asked), asked.written_ms))
+        self._life.records += len(requests)
+
+    def _bystanders(self) -> None:
+        """Write what other services write to the same topics; none of it is a defect."""
+        target, other = ((topic, 0) for topic in self._names.targets)
+        foreign: Headers = [("delay-source", b"delay_topic_elsewhere:0:7"), ("delay-settles", b"7")]
+        self._plain.write(target, b"k", b"of another producer", [("own", b"1")])
+        self._plain.write(other, None, b"of another service", foreign)
+        letters = (self._names.own("dead_letter"), 0)
+        self._plain.write(letters, None, None, [("delay-replayed", b"0")])
+        self._plain.flush()
+
+    # --- the service ---------------------------------------------------------------------------
+
+    def _settle(self, stop_ms: int) -> None:
+        """Pass all that was written and settle what is due before ``stop_ms``."""
+        steps = [
+            (shard, step) for shard in self._life.shards for step in self._steps(shard, stop_ms)
+        ]
+        with self._owner.transaction(commit=False):
+            for shard, step in steps[:_SAMPLE]:
+                if step.act == "deliver":
+                    self._writes(self._owner, self._clerk.output(shard, step))
+            self._commit_in_vain()
+        with self._owner.transaction():
+            for shard, step in steps:
+                self._carry_out(shard, step)
+            self._theatre.go_on(stop_ms, partial(self._writes, self._owner))
+            for number in range(len(self._life.shards)):
+                self._checkpoint(number)
+
+    def _steps(self, shard: Shard, stop_ms: int) -> list[Step]:
+        log, self._log[shard.place[1]] = self._log[shard.place[1]], []
+        steps: list[Step] = []
+        for number, (record, appended_ms) in enumerate(log):
+            steps += shard.advance(appended_ms, LATENESS_MS)
+            if shard.awaits(record):
+                self._log[shard.place[1]] = log[number:]
+                break
+            steps += shard.pass_offset(record, appended_ms + LATENESS_MS)
+        steps += shard.advance(stop_ms, LATENESS_MS)
+        shard.forget()
+        return steps
+
+    def _carry_out(self, shard: Shard, step: Step) -> None:
+        output, again = self._clerk.output(shard, step), step.again
+        if again is None:
+            self._writes(self._owner, output)
+            return
+        again.offset = self._owner.write(
+            output.place, output.key, output.value, output.headers, output.at_ms
+        )
+        self._log[shard.place[1]].append((again, step.at_ms))
+
+    def _writes(self, writer: Writer, output: Output) -> int:
+        """Append a record, of a scene if it is one of the delay topic; its offset."""
+        topic, partition = output.place
+        offset = writer.write(output.place, output.key, output.value, output.headers, output.at_ms)
+        if topic == self._names.delay:
+            asked = Request(partition, output.at_ms, None, None, [], SCENE)
+            self._log[partition].append((Record(offset, 0, asked), output.at_ms))
+            self._life.records += writer is not self._owner
+        return offset
+
+    def _be_busy(self) -> None:
+        """Have the first slice commit often, although nothing has changed."""
+        with self._owner.transaction():
+            for _ in range(_BUSY):
+                self._checkpoint(0)
+
+    def _commit_in_vain(self) -> None:
+        """Write the last slice's checkpoint in a transaction that fails."""
+        number = len(self._life.shards) - 1
+        before = self._life.checkpoints.get(number)
+        self._checkpoint(number)
+        if before is not None:
+            self._life.checkpoints[number] = before
+
+    def _checkpoint(self, number: int) -> None:
+        self._commit += 1
+        life, names, shard = self._life, self._names, self._life.shards[number]
+        said: dict[str, Any] = {
+            "topic_id": life.topic_id,
+            "k": shard.key,
+            "h": shard.h,
+            "contracts": [{"from": 0, "contract": contract([names.allow], ROLL_WINDOW_MS)}],
+        }
+        if number in life.turns:
+            longer = contract([names.allow], ROLL_WINDOW_MS, MAX_DELAY_MS + HOUR_MS)
+            said["contracts"] += [{"from": life.turns[number], "contract": longer}]
+        is_shared = names.checkpoint_partitions > 0
+        tenure = {"writer": f"drill-n1-0-{names.run}", "claim": number} if is_shared else {}
+        value = to_json(
+            {
+                "v": 2 if is_shared else 1,
+                "slice": number,
+                "node": "n1",
+                **tenure,
+                "epoch": 1,
+                "commit": self._commit,
+                "secret": "0",
+                "shards": {shard.place[0]: said},
+            }
+        )
+        place = names.checkpoint_place(number)
+        life.checkpoints[number] = self._owner.write(place, b"%d" % number, value)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """Leave records above H: copies store them, and mark what they will cancel."""
+        for shard, log in zip(self._life.shards, self._log, strict=True):
+            records = [record for record, _ in log]
+            for record in records:
+                shard.hit(record)
+            self._life.beyond.append([r for r in records if r.request.op == "schedule"])

@@ -1,0 +1,180 @@
+"""Nodes that publish digests of their copies and answer for them, by ``docs/reconcile.md``."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from confluent_kafka import Consumer, TopicPartition
+
+from delay_devtools.drill.history import Life
+from delay_devtools.drill.replicas import Copy, Frame
+from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS, hash_text, record_hash, to_json
+from delay_devtools.drill.writing import Ends, Writer
+
+_LIFE: Final = "2"
+_FORMER_LIFE: Final = "1"
+_STALE_MS: Final = HOUR_MS
+_ROWS: Final = 1_000
+_TICK_S: Final = 0.1
+
+Slots = dict[int, dict[int, tuple[int, int]]]
+"""By hour and minute of it: how many records, and the sum of their hashes."""
+
+
+def publish(life: Life, copies: Sequence[Copy], writer: Writer) -> None:
+    """Write the digests of all copies, after some that hold no more."""
+    place = (life.names.own("digests"), 0)
+    for number, copy in enumerate(one for one in copies if one.world == "digests"):
+        for key, value in _rows(life, copy, is_silent=number % 2 == 0):
+            writer.write(place, key, None if value is None else to_json(value))
+    writer.flush()
+
+
+def _rows(
+    life: Life, copy: Copy, *, is_silent: bool
+) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Keys and values; ``is_silent``: if the copy is stale, it does not say so itself."""
+    topic, partition = copy.place
+    of = f"{copy.node}/{topic}/{partition}"
+    said = {
+        "v": 1,
+        "node": copy.node,
+        "topic": topic,
+        "topic_id": life.topic_id,
+        "partition": partition,
+        "life": _LIFE,
+        "cut": life.checkpoints[partition],
+    }
+    sums = _sums(copy)
+    first_ms = min(sums, default=life.now_ms // HOUR_MS * HOUR_MS)
+    former = {**said, "life": _FORMER_LIFE, "hour_ms": first_ms, "slot_ms": MINUTE_MS}
+    yield f"h/{of}/{first_ms}".encode(), {**former, "slots": [[59, 1, hash_text(1)]]}
+    yield f"h/{of}/{first_ms - HOUR_MS}".encode(), None
+    for hour_ms, slots in sums.items():
+        rows = [[index, count, hash_text(total)] for index, (count, total) in sorted(slots.items())]
+        hour = {**said, "hour_ms": hour_ms, "slot_ms": MINUTE_MS, "slots": rows}
+        yield f"h/{of}/{hour_ms}".encode(), hour
+    yield f"c/{of}".encode(), {**said, **_cut(life, copy, sums, is_silent=is_silent)}
+
+
+def _cut(life: Life, copy: Copy, sums: Slots, *, is_silent: bool) -> dict[str, Any]:
+    shard = life.shards[copy.place[1]]
+    cut_ms = life.now_ms
+    if copy.is_stale and is_silent:
+        cut_ms -= _STALE_MS
+    found = [one for slots in sums.values() for one in slots.values()]
+    damaged = [
+        {
+            "start_ms": start_ms,
+            "stop_ms": start_ms + MINUTE_MS,
+            "first_offset": 0,
+            "stop_offset": copy.h,
+            "why": "checksum of a block",
+        }
+        for start_ms in copy.damaged
+    ]
+    return {
+        "cut_ms": cut_ms,
+        "epoch": 1,
+        "commit": 1,
+        "k": shard.key,
+        "h": shard.h,
+        "stored": copy.h // 2 if copy.is_stale else copy.stop,
+        "from_ms": copy.from_ms,
+        "hours": len(sums),
+        "count": sum(count for count, _ in found),
+        "hash": hash_text(sum(total for _, total in found)),
+        "scanned_ms": cut_ms,
+        "behind": copy.is_stale and not is_silent,
+        "role": "owner" if copy.node == "n1" else "replica",
+        "store": "wheel",
+        "damaged": damaged,
+        "at_ms": life.now_ms,
+    }
+
+
+def _sums(copy: Copy) -> Slots:
+    sums: Slots = defaultdict(dict)
+    unread = set(copy.damaged)
+    for frame in copy.pending():
+        if frame.slot_ms not in unread:
+            hour_ms, slots_ms = frame.key_ms - frame.key_ms % HOUR_MS, frame.key_ms % HOUR_MS
+            slots, index = sums[hour_ms], slots_ms // MINUTE_MS
+            count, total = slots.get(index, (0, 0))
+            slots[index] = (count + 1, total + frame.sum_hash)
+    return dict(sorted(sums.items()))
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def answering(bootstrap: str, life: Life, copies: Sequence[Copy]) -> Iterator[None]:
+    """Run nodes that answer questions for the records of a range, while the block runs."""
+    topic = life.names.own("repairs")
+    kept = {(c.node, *c.place): c for c in copies if c.world == "digests"}
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"drill-{life.names.run}",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    writer = Writer(bootstrap, Ends(), transactional=False)
+    over = threading.Event()
+    thread = threading.Thread(
+        target=_answer_all, args=(consumer, writer, topic, kept, over), name="drill-nodes"
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        consumer.close()
+
+
+def _answer_all(
+    consumer: Consumer,
+    writer: Writer,
+    topic: str,
+    kept: Mapping[tuple[str, str, int], Copy],
+    over: threading.Event,
+) -> None:
+    while not over.is_set():
+        for message in consumer.consume(_ROWS, _TICK_S):
+            asked = json.loads(message.value() or b"{}") if message.error() is None else {}
+            copy = kept.get((asked.get("node"), asked.get("topic"), asked.get("partition")))  # type: ignore[arg-type]  # None names no copy
+            if asked.get("command") == "detail" and copy is not None:
+                for answer in _answers(asked, copy):
+                    writer.write((topic, 0), asked["plan"].encode(), to_json(answer))
+        writer.flush()
+
+
+def _answers(asked: Mapping[str, Any], copy: Copy) -> Iterator[dict[str, Any]]:
+    said = {"v": 1, "plan": asked["plan"], "step": asked["step"], "node": copy.node}
+    frames = sorted(
+        frame
+        for frame in copy.frames.values()
+        if asked["start_ms"] <= frame.key_ms < asked["stop_ms"]
+    )
+    place = {"topic": copy.place[0], "partition": copy.place[1]}
+    for start in range(0, max(len(frames), 1), _ROWS):
+        rows = [_row(frame) for frame in frames[start : start + _ROWS]]
+        is_last = start + _ROWS >= len(frames)
+        yield {**said, **place, "kind": "detail", "rows": rows, "last": is_last}
+    told = {"status": "done", "detail": "", "frames": len(frames)}
+    yield {**said, **told, "kind": "report", "at_ms": time.time_ns() // 1_000_000}
+
+
+def _row(frame: Frame) -> list[object]:
+    hashed = hash_text(record_hash(frame.key_ms, frame.offset, frame.payload))
+    return [frame.key_ms, frame.offset, frame.mark, hashed]

@@ -1,0 +1,104 @@
+"""What the service writes for each of its steps, as records; ``scenes`` write some wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delay_devtools.drill.service import Shard, Step
+from delay_devtools.drill.users import Names
+from delay_devtools.drill.wire import BY_KEY, Headers, Place, partition_of
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A record that is written.
+
+    Attributes:
+        place: where it goes.
+        key: as written.
+        value: as written.
+        own: headers of the record itself; of a copy, all.
+        told: headers of the service.
+        at_ms: its timestamp.
+    """
+
+    place: Place
+    key: bytes | None
+    value: bytes | None
+    own: Headers
+    told: Headers
+    at_ms: int
+
+    @property
+    def headers(self) -> Headers:
+        """All headers."""
+        return [*self.own, *self.told]
+
+
+class Clerk:
+    """Knows what is written for a step.
+
+    Args:
+        names: the topics.
+    """
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    def output(self, shard: Shard, step: Step) -> Output:
+        """The record that a step of a shard writes."""
+        if step.act in ("deliver", "fire"):
+            return self._delivery(shard, step)
+        if step.act == "copy":
+            return self._copy(shard, step)
+        if step.act == "letter":
+            return self._letter(shard, step)
+        return self._outcome(shard, step)
+
+    def _delivery(self, shard: Shard, step: Step) -> Output:
+        asked, told = step.record.request, shard.told(step.record)
+        if step.act == "fire":
+            told.append(("delay-fired-by", b"%d" % step.by))
+        place = (asked.target, self._partition(step))
+        return Output(place, asked.out_key, asked.value, asked.own, told, step.at_ms)
+
+    def _partition(self, step: Step) -> int:
+        asked, count = step.record.request, self._names.partitions
+        if asked.to != BY_KEY:
+            return asked.to
+        key = asked.out_key
+        return step.record.offset % count if key is None else partition_of(key, count)
+
+    def _copy(self, shard: Shard, step: Step) -> Output:
+        if step.again is None:
+            raise AssertionError("a copy of nothing")
+        asked = step.again.request
+        headers = shard.copy_headers(step.record, step.again, self._names.secret)
+        return Output(shard.place, asked.out_key, asked.value, headers, [], step.at_ms)
+
+    def _letter(self, shard: Shard, step: Step) -> Output:
+        asked, told = step.record.request, shard.told(step.record)
+        key, headers = asked.key, asked.headers
+        if asked.op:
+            key, headers = asked.out_key, [*asked.own, ("delay-at", b"%d" % asked.due_ms)]
+            headers.append(("delay-target-topic", asked.target.encode()))
+            if asked.record_id is not None:
+                headers.append(("delay-id", asked.record_id))
+            if asked.expires_ms is not None:
+                headers.append(("delay-expires-at", b"%d" % asked.expires_ms))
+        why: Headers = [("delay-error", step.text.encode()), ("delay-error-detail", b"drilled")]
+        place = (self._names.own("dead_letter"), 0)
+        return Output(place, key, asked.value, headers, [*why, *told[1:3]], step.at_ms)
+
+    def _outcome(self, shard: Shard, step: Step) -> Output:
+        name = {"control": step.text, "expire": "expired"}.get(step.act, step.act)
+        told = shard.told(step.record)
+        headers: Headers = [("delay-outcome", name.encode()), ("delay-shard", shard.name.encode())]
+        headers.append(told[2])
+        headers += [header for header in told if header[0] == "delay-id"]
+        if step.act in ("control", "expire"):
+            headers.append(told[1])
+        if step.by >= 0:
+            headers.append(("delay-settled-by", b"%d" % step.by))
+        place = (self._names.own("outcomes"), 0)
+        return Output(place, step.record.request.record_id, None, [], headers, step.at_ms)

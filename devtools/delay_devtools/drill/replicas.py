@@ -1,0 +1,321 @@
+"""The copies that three nodes have of each shard, on disks and in digests; and what spoils some.
+
+A defect has an hour of one copy for itself, so that no two of them hide each other; a stale copy
+has no other defect.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Final, NamedTuple
+
+from delay_devtools.drill.history import Life
+from delay_devtools.drill.service import Record, Shard
+from delay_devtools.drill.stage import Defect
+from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS, Place, pack, record_hash, topic_hash
+from delayservice.base.errors import DelayServiceError
+from delayservice.store.shards import ShardFolder
+from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
+from delayservice.store.wheel.reading import load_state, open_reader
+
+NODES: Final = ("n1", "n2", "n3")
+WORLDS: Final = ("disks", "digests")
+STALE: Final = "stale_replica"
+LAST: Final = NODES[-1]
+"""Only this node's copies are stale: a shard keeps two to compare."""
+_NEAR_MINUTES: Final = 3
+"""Slots so near K are not compared."""
+_ROUND: Final = 4_096
+NO_MARK: Final = -1
+
+
+class CopyFound(NamedTuple):
+    """A finding of the comparison; ``slot_ms`` None: of all of the copy."""
+
+    kind: str
+    node: str
+    topic: str
+    partition: int
+    slot_ms: int | None
+    offset: int | None
+
+
+class Frame(NamedTuple):
+    """A record as one copy has it; ``mark`` is ``NO_MARK`` or the offset of its canceller."""
+
+    key_ms: int
+    offset: int
+    mark: int
+    record_id: bytes | None
+    payload: bytes
+
+    @property
+    def slot_ms(self) -> int:
+        """The start of its slot."""
+        return self.key_ms - self.key_ms % MINUTE_MS
+
+    @property
+    def sum_hash(self) -> int:
+        """Return what it adds to the sum of its slot."""
+        content = self.payload if self.record_id is None else self.record_id
+        return record_hash(self.key_ms, self.offset, content)
+
+
+@dataclass(slots=True)
+class Copy:
+    """One node's copy of one shard.
+
+    Attributes:
+        world: where it is looked at.
+        node: whose it is.
+        place: of the shard.
+        frames: by offset.
+        h: H of the shard.
+        from_ms: slots from here on are compared.
+        stop: S.
+        is_stale: it has fallen behind.
+        damaged: starts of slots or hours that its disk does not give back.
+    """
+
+    world: str
+    node: str
+    place: Place
+    frames: dict[int, Frame]
+    h: int
+    from_ms: int
+    stop: int
+    is_stale: bool = False
+    damaged: list[int] = field(default_factory=list)
+
+    def pending(self) -> Iterator[Frame]:
+        """Return the records that count at the cut."""
+        for frame in self.frames.values():
+            is_marked = NO_MARK < frame.mark < self.h
+            if frame.offset < self.h and frame.key_ms >= self.from_ms and not is_marked:
+                yield frame
+
+    def found(self, kind: str, frame: Frame) -> CopyFound:
+        """A finding of one record."""
+        return CopyFound(kind, self.node, *self.place, frame.slot_ms, frame.offset)
+
+
+@dataclass(slots=True)
+class Cell:
+    """An hour of a copy, and what is pending in it."""
+
+    copy: Copy
+    hour_ms: int
+    pending: list[Frame] = field(default_factory=list)
+    marked: list[Frame] = field(default_factory=list)
+
+
+def copies_of(life: Life) -> list[Copy]:
+    """All copies as they should be."""
+    made = []
+    for shard, beyond in zip(life.shards, life.beyond, strict=True):
+        frames = {frame.offset: frame for frame in _frames(shard, beyond)}
+        near_ms = (shard.key[0] // MINUTE_MS + _NEAR_MINUTES) * MINUTE_MS
+        stop = life.ends.next[shard.place]
+        for world, node in itertools.product(WORLDS, NODES):
+            made.append(Copy(world, node, shard.place, dict(frames), shard.h, near_ms, stop))
+    return made
+
+
+def _frames(shard: Shard, beyond: Sequence[Record]) -> Iterator[Frame]:
+    for record in sorted((*shard.waiting.values(), *shard.marked, *beyond), key=lambda r: r.offset):
+        if record.key_ms > shard.key[0]:
+            mark = NO_MARK if record.mark is None else record.mark
+            name = record.request.record_id
+            yield Frame(record.key_ms, record.offset, mark, name, record.payload())
+
+
+# --- spoil ---------------------------------------------------------------------------------------
+
+
+class Spoiler:
+    """Spoils copies.
+
+    Args:
+        copies: all of them.
+        holes: offsets without a committed record, by place.
+        rng: chance.
+    """
+
+    def __init__(
+        self, copies: Sequence[Copy], holes: Mapping[Place, Sequence[int]], rng: random.Random
+    ) -> None:
+        self._copies = copies
+        self._holes = holes
+        self._rng = rng
+        self._cells: list[Cell] = []
+
+    def spoil(self, kinds: Sequence[str]) -> list[Defect]:
+        """Inject these, half of each kind on disks and half in digests.
+
+        Raises:
+            DelayServiceError: there are more than there is room for.
+        """
+        worlds = {kind: itertools.cycle(WORLDS) for kind in kinds}
+        chosen = [(kind, next(worlds[kind])) for kind in kinds]
+        done = [self._stale(world) for kind, world in chosen if kind == STALE]
+        self._cells = self._free_cells()
+        self._rng.shuffle(self._cells)
+        done += [self._in_cell(kind, world) for kind, world in chosen if kind != STALE]
+        return done
+
+    def _stale(self, world: str) -> Defect:
+        fresh = [c for c in self._copies if (c.world, c.node) == (world, LAST) and not c.is_stale]
+        if not fresh:
+            raise _no_room(STALE)
+        copy = self._rng.choice(fresh)
+        copy.is_stale = True
+        found = CopyFound("behind", copy.node, *copy.place, None, None)
+        return Defect(STALE, (world,), (found,))
+
+    def _free_cells(self) -> list[Cell]:
+        cells: dict[tuple[int, int], Cell] = {}
+        for number, copy in enumerate(self._copies):
+            if copy.is_stale:
+                continue
+            # Of the first hour, a part is not compared.
+            first_ms = copy.from_ms - copy.from_ms % HOUR_MS + HOUR_MS
+            for frame in copy.frames.values():
+                hour_ms = frame.key_ms - frame.key_ms % HOUR_MS
+                if frame.offset >= copy.h or hour_ms < first_ms:
+                    continue
+                cell = cells.setdefault((number, hour_ms), Cell(copy, hour_ms))
+                is_marked = NO_MARK < frame.mark < copy.h
+                (cell.marked if is_marked else cell.pending).append(frame)
+        return [cell for cell in cells.values() if cell.pending]
+
+    def _in_cell(self, kind: str, world: str) -> Defect:
+        for number, cell in enumerate(self._cells):
+            if cell.copy.world == world:
+                found = self.KINDS[kind](self, cell)
+                if found:
+                    del self._cells[number]
+                    return Defect(kind, (world,), tuple(found))
+        raise _no_room(kind)
+
+    def _lose_slot(self, cell: Cell) -> list[CopyFound]:
+        slot_ms = self._rng.choice(cell.pending).slot_ms
+        gone = [frame for frame in cell.pending if frame.slot_ms == slot_ms]
+        for frame in [frame for frame in cell.copy.frames.values() if frame.slot_ms == slot_ms]:
+            del cell.copy.frames[frame.offset]
+        return [cell.copy.found("missing", frame) for frame in gone]
+
+    def _lose_record(self, cell: Cell) -> list[CopyFound]:
+        frame = self._rng.choice(cell.pending)
+        del cell.copy.frames[frame.offset]
+        return [cell.copy.found("missing", frame)]
+
+    def _lose_mark(self, cell: Cell) -> list[CopyFound]:
+        """One that was cancelled has lost its mark."""
+        if not cell.marked:
+            return []
+        return self._added(cell, self._rng.choice(cell.marked)._replace(mark=NO_MARK))
+
+    def _add_record(self, cell: Cell) -> list[CopyFound]:
+        """One that was never committed."""
+        copy = cell.copy
+        free = [o for o in self._holes[copy.place] if o < copy.h and o not in copy.frames]
+        like = self._rng.choice(cell.pending)
+        frame = like._replace(offset=self._rng.choice(free), record_id=None)
+        return self._added(cell, frame._replace(payload=_plain(b"never written")))
+
+    @staticmethod
+    def _added(cell: Cell, frame: Frame) -> list[CopyFound]:
+        cell.copy.frames[frame.offset] = frame
+        return [cell.copy.found("extra", frame)]
+
+    def _alter_record(self, cell: Cell) -> list[CopyFound]:
+        """Sums know a record that bears an id by that; another content is told by no sum."""
+        plain = [frame for frame in cell.pending if frame.record_id is None]
+        if not plain:
+            return []
+        frame = self._rng.choice(plain)
+        changed = frame.payload.replace(b"trace", b"tracE", 1)
+        if changed == frame.payload:
+            raise AssertionError(f"the payload at offset {frame.offset} has no header to change")
+        cell.copy.frames[frame.offset] = frame._replace(payload=changed)
+        return [cell.copy.found("different", frame)]
+
+    def _damage(self, cell: Cell) -> list[CopyFound]:
+        """A disk loses the hour's file; a node tells of a minute that it can't read."""
+        copy = cell.copy
+        start_ms = cell.hour_ms if copy.world == "disks" else cell.pending[0].slot_ms
+        copy.damaged.append(start_ms)
+        return [CopyFound("damaged", copy.node, *copy.place, start_ms, None)]
+
+    KINDS: ClassVar = {
+        "missing_slot": _lose_slot,
+        "missing_record": _lose_record,
+        "lost_mark": _lose_mark,
+        "extra_record": _add_record,
+        "altered_record": _alter_record,
+        "flipped_byte": _damage,
+    }
+    """Defects of copies, by name; ``STALE`` is another."""
+
+
+def _plain(value: bytes) -> bytes:
+    return pack(("nowhere", -1, None, value, [], 1, None))
+
+
+def _no_room(kind: str) -> DelayServiceError:
+    return DelayServiceError(
+        f"there is no copy left for another {kind}: ask for fewer defects, or for more records and "
+        "partitions"
+    )
+
+
+# --- on disks ------------------------------------------------------------------------------------
+
+
+def keep(life: Life, copies: Iterable[Copy], state: Path) -> dict[str, str]:
+    """Write the copies of disks by the service's own store; the nodes' folders, by their names."""
+    for copy in copies:
+        if copy.world == "disks":
+            folder = str(state / copy.node / "wheel" / "0")
+            _keep(copy, ShardFolder(folder, topic_hash(life.topic_id), copy.place[1]))
+    return {node: str(state / node) for node in NODES}
+
+
+def _keep(copy: Copy, folder: ShardFolder) -> None:
+    stop = copy.h // 2 if copy.is_stale else copy.stop
+    frames = sorted((f for f in copy.frames.values() if f.offset < stop), key=lambda f: f.offset)
+    wheel = Wheel(Path(folder.path), WheelOptions(slot_ms=HOUR_MS))
+    store = WheelStore(wheel, folder.shard, folder.partition)
+    store.open()
+    for start in range(0, len(frames), _ROUND):
+        some = frames[start : start + _ROUND]
+        named = [(f.record_id, f.key_ms, f.offset) for f in some if f.record_id is not None]
+        rows = [(f.key_ms, f.offset, NO_MARK, f.payload) for f in some]
+        store.append(rows, named, [], some[-1].offset + 1)
+    marks = [
+        (frame.record_id, frame.key_ms, frame.offset, frame.mark)
+        for frame in frames
+        if frame.record_id is not None and NO_MARK < frame.mark < stop
+    ]
+    store.append([], [], marks, stop)
+    store.close()
+    for start_ms in copy.damaged:
+        flip_byte(folder, start_ms)
+
+
+def flip_byte(folder: ShardFolder, start_ms: int) -> None:
+    """Flip one bit of what a shard has in the slot that begins at ``start_ms``."""
+    state = load_state(folder)
+    if state is None:
+        raise AssertionError(folder)
+    part = next(part for part in state.parts if part.start_ms == start_ms)
+    path = Path(folder.path, part.name)
+    data = bytearray(path.read_bytes())
+    with open_reader(folder.path) as reader:
+        block = part.blocks(reader)[0]
+    data[block.body_position + start_ms // HOUR_MS * 7_919 % block.length] ^= 0x10
+    path.write_bytes(bytes(data))

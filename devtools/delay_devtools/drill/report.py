@@ -1,0 +1,33 @@
+"""Tells what a drill came to."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from delay_devtools.drill.judge import Verdict
+from delay_devtools.drill.run import Drill
+from delayservice.commands.console import err, out, print_json
+
+
+def show(verdict: Verdict, drill: Drill, *, as_json: bool) -> None:
+    """A table for people, or one JSON object; and where to look, if it is kept."""
+    if drill.options.keep:
+        err.print(f"kept: {drill.folder}, topics *_drill_{drill.life.names.run}*", markup=False)
+    if as_json:
+        print_json({**verdict.to_json(), "seed": drill.options.seed})
+        return
+    table = Table("defect", "injected", "found")
+    for kind, count in sorted(verdict.injected.items()):
+        style = None if verdict.found[kind] == count else "bold red"
+        table.add_row(kind, f"{count:,}", f"{verdict.found[kind]:,}", style=style)
+    out.print(table)
+    for what, findings in (("missed", verdict.missed), ("invented", verdict.inventions)):
+        for finding in findings:
+            out.print(f"{what}: {finding}", style="red", markup=False)
+    injected, found = verdict.injected.values(), verdict.found.values()
+    seconds = sum(verdict.seconds.values())
+    out.print(
+        f"{sum(found):,} of {sum(injected):,} found, {verdict.invented:,} invented, "
+        f"{verdict.records:,} records in {seconds:,.0f} s",
+        style="bold green" if verdict.is_good else "bold red",
+    )

@@ -1,0 +1,356 @@
+"""Runs a drill: a history with defects, the jobs that should find them, and the verdict."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.drill.history import STEPS, TAIL_MS, History, Life
+from delay_devtools.drill.judge import Finding, Verdict, judge
+from delay_devtools.drill.nodes import answering, publish
+from delay_devtools.drill.replicas import NODES, STALE, Copy, Spoiler, copies_of, keep
+from delay_devtools.drill.scenes import DEFECTS, FIRST, LAST, SOUND, STEPS_OF
+from delay_devtools.drill.service import Shard
+from delay_devtools.drill.stage import GRACE_MS, LATE_MS, TAIL, Defect, Scenery, Theatre
+from delay_devtools.drill.users import Names, Users
+from delay_devtools.drill.wire import HOUR_MS
+from delay_devtools.drill.writing import Ends, Topics, Writer
+from delayservice.base.errors import DelayServiceError
+from delayservice.smoke.progress import steps
+from delayservice.smoke.signals import ignored_signals
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from connectors.spark.audit import AuditOptions
+    from connectors.spark.common.progress import Say
+    from delayservice.smoke.progress import Steps
+
+# The injector must not come near what is judged: Spark's jobs are imported when they are run.
+# ruff: noqa: PLC0415
+
+COPY_KINDS: Final = (*Spoiler.KINDS, STALE)
+KINDS: Final = (*DEFECTS, *COPY_KINDS)
+"""Every kind of defect."""
+
+_SECRET: Final = b"of a drill, and of nothing else"
+FOLLOWED: Final = "follow"
+"""The world of an audit that follows."""
+_STALE_MS: Final = 6 * HOUR_MS
+"""What was due so long before the end and is not settled is overdue."""
+_BEHIND_PART: Final = 20
+"""A copy that lacks this part of its log is behind."""
+_FINDINGS_SPARE: Final = 10_000
+"""So many findings beyond those that are expected are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrillOptions:
+    """What to inject.
+
+    Attributes:
+        records: that producers write.
+        defects: of all kinds together.
+        seed: of everything that chance decides.
+        partitions: of the delay topic and of the targets.
+        bootstrap: a cluster; empty: one is started.
+        keep: leave topics and folders.
+        checkpoint_partitions: of the checkpoint topic; slices share them. 0: one for each slice, as
+            in older clusters.
+        cuts: at so many an audit that follows judges the history while it is written; 0: none does.
+    """
+
+    records: int = 1_000_000
+    defects: int = 300
+    seed: int = 20_260_101
+    bootstrap: str = ""
+    keep: bool = False
+    partitions: int = 8
+    checkpoint_partitions: int = 3
+    cuts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """A history with defects, ready to be judged.
+
+    Attributes:
+        options: what was asked for.
+        bootstrap: where it is.
+        folder: for results; the nodes' folders are in it.
+        life: the history.
+        copies: of all nodes.
+        folders: the nodes' state folders, by their names.
+        defects: what was injected.
+        seconds: of the jobs that ran while it was written, by name.
+    """
+
+    options: DrillOptions
+    bootstrap: str
+    folder: Path
+    life: Life
+    copies: Sequence[Copy]
+    folders: dict[str, str]
+    defects: Sequence[Defect]
+    seconds: dict[str, float]
+
+
+@contextmanager
+def prepared(
+    options: DrillOptions, spark: SparkSession | None = None, *, is_shown: bool
+) -> Iterator[Drill]:
+    """A drill on a cluster; what was started or made is gone afterwards, unless it is to be kept.
+
+    Args:
+        options: what to inject.
+        spark: for an audit that follows, if there are cuts.
+        is_shown: whether progress is shown.
+
+    Raises:
+        DelayServiceError: it can't be made; says what to do.
+    """
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="delay-drill-"))
+        if not options.keep:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        with steps(Console(stderr=True), is_shown=is_shown) as shown:
+            bootstrap = options.bootstrap or stack.enter_context(_cluster(options, folder, shown))
+            topics = Topics(bootstrap)
+            if options.bootstrap and not options.keep:
+                stack.callback(_undisturbed, topics)
+            drill = _make(options, bootstrap, topics, folder, shown, spark)
+        yield drill
+
+
+@contextmanager
+def _cluster(options: DrillOptions, folder: Path, shown: Steps) -> Iterator[str]:
+    cluster = EmbeddedCluster(1, 0, folder=folder / "cluster" if options.keep else None)
+    with shown.doing("starting Kafka"):
+        cluster.start()
+    try:
+        yield cluster.bootstrap
+    finally:
+        with ignored_signals():
+            cluster.stop()
+
+
+def _undisturbed(topics: Topics) -> None:
+    """A second Ctrl-C must not leave half of them behind."""
+    with ignored_signals():
+        topics.delete()
+
+
+def _make(
+    options: DrillOptions,
+    bootstrap: str,
+    topics: Topics,
+    folder: Path,
+    shown: Steps,
+    spark: SparkSession | None,
+) -> Drill:
+    rng = random.Random(options.seed)  # noqa: S311  # a drill repeats itself from its seed
+    run = folder.name.removeprefix("delay-drill-").lower()
+    names = Names(run, options.partitions, _SECRET, options.checkpoint_partitions)
+    topic_id = _make_topics(names, topics)
+    ends = Ends()
+    shards = [Shard((names.delay, number)) for number in range(options.partitions)]
+    # It ends at a full hour, so that one seed makes one history at any time of day.
+    now_ms = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
+    life = Life(names, topic_id, shards, now_ms, ends)
+    kinds = list(itertools.islice(itertools.cycle(KINDS), options.defects))
+    rng.shuffle(kinds)
+    drill = Drill(options, bootstrap, folder, life, [], {}, [], {})
+    cuts = _cuts(options) if spark is not None else []
+
+    def pause(step: int) -> None:
+        if spark is not None and step in cuts:
+            _follow(drill, spark)
+
+    defects = _write(options, bootstrap, life, kinds, rng, shown, pause)
+    if life.gone:
+        topics.forget((names.delay, 0), life.gone)
+    if spark is not None and options.cuts:
+        _follow(drill, spark, is_last=True)
+        defects = [one._replace(worlds=("topics", FOLLOWED)) for one in defects]
+    copies = copies_of(life)
+    with shown.doing("keeping copies"):
+        spoiler = Spoiler(copies, ends.holes, rng)
+        defects += spoiler.spoil([kind for kind in kinds if kind in COPY_KINDS])
+        folders = keep(life, copies, folder)
+        publish(life, copies, Writer(bootstrap, ends, transactional=False))
+    topics.check(ends)
+    return replace(drill, copies=copies, folders=folders, defects=defects)
+
+
+def _cuts(options: DrillOptions) -> list[int]:
+    """The steps after which an audit that follows judges; the last time is at the end."""
+    return [STEPS * number // options.cuts for number in range(1, options.cuts)]
+
+
+def _make_topics(names: Names, topics: Topics) -> str:
+    """Make them; the id of the delay topic."""
+    checkpoint = names.own("checkpoint")
+    wide = [names.delay, *names.targets, checkpoint]
+    narrow = [names.own(what) for what in ("dead_letter", "outcomes", "digests", "repairs")]
+    # Records bear the times of the history, and are not to be gone for their age.
+    old = {"message.timestamp.type": "CreateTime", "retention.ms": "-1"}
+    compacted = {name: {"cleanup.policy": "compact"} for name in (checkpoint, narrow[2])}
+    counts = {**dict.fromkeys(wide, names.partitions), **dict.fromkeys(narrow, 1)}
+    counts[checkpoint] = names.checkpoint_partitions or names.partitions
+    topics.make(counts, {**dict.fromkeys(counts, old), **compacted})
+    return topics.id_of(names.delay)
+
+
+def _write(
+    options: DrillOptions,
+    bootstrap: str,
+    life: Life,
+    kinds: Sequence[str],
+    rng: random.Random,
+    shown: Steps,
+    pause: Callable[[int], None],
+) -> list[Defect]:
+    """Write the history; the defects of its topics."""
+    theatre = theatre_of(life, kinds, rng)
+    plain, producer, owner = (
+        Writer(bootstrap, life.ends, transactional=transactional)
+        for transactional in (False, True, True)
+    )
+    history = History(life, Users(life.names, rng), theatre, plain, producer, owner)
+    bar = shown.bar("writing the history", options.records)
+    history.write(options.records, bar.at, pause)
+    if theatre.waiting:
+        raise DelayServiceError(
+            f"{theatre.waiting.total()} defects were not over in time: ask for fewer defects, or "
+            "for more records"
+        )
+    return theatre.defects
+
+
+def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
+    """What goes wrong in a history, and what only looks so: each sound scene twice."""
+    plan: dict[int, list[str]] = {}
+    for name in [*(kind for kind in kinds if kind in DEFECTS), *SOUND, *SOUND]:
+        step = rng.choice(STEPS_OF.get(name, range(1, STEPS * 2 // 3)))
+        plan.setdefault(0 if name in FIRST else TAIL if name in LAST else step, []).append(name)
+    ahead_ms, stale_ms = life.now_ms - TAIL_MS // 2, life.now_ms - 2 * _STALE_MS
+    shared = Scenery(life.names, life.shards, life.ends.holes, rng, ahead_ms, stale_ms)
+    return Theatre(shared, plan, {**DEFECTS, **SOUND}, FIRST)
+
+
+# --- judge ---------------------------------------------------------------------------------------
+
+
+def judged(drill: Drill, spark: SparkSession, say: Say) -> Verdict:
+    """Run the jobs, and hold what they find against what was injected."""
+    seconds, findings = dict(drill.seconds), []
+    if FOLLOWED in seconds:
+        path = str(drill.folder / FOLLOWED / "findings")
+        findings += read_findings(spark, path, FOLLOWED, len(drill.defects))
+    for name, job in (("topics", _audit), ("digests", _digests), ("disks", _disks)):
+        began_s = time.monotonic()
+        path = job(drill, spark, say)
+        seconds["audit" if job is _audit else name] = time.monotonic() - began_s
+        findings += read_findings(spark, path, name, len(drill.defects))
+    return judge(drill.defects, findings, drill.life.records, seconds)
+
+
+def audit_options(drill: Drill, out: str, *, is_over: bool = True, **more: object) -> AuditOptions:
+    """The options of an audit of a drill; ``more`` of them as they are.
+
+    Args:
+        drill: what to audit.
+        out: a folder for results.
+        is_over: whether all of its history is written. Before, it can't be told what is overdue:
+            its time is not the clock's.
+        more: further options.
+    """
+    from connectors.spark.audit import AuditOptions
+
+    names, clock_ms = drill.life.names, time.time_ns() // 1_000_000
+    options: dict[str, Any] = {
+        "client": {"bootstrap.servers": drill.bootstrap},
+        "out": out,
+        "checkpoint": names.own("checkpoint"),
+        "dead_letter": names.own("dead_letter"),
+        "outcomes": names.own("outcomes"),
+        "allow": (names.allow,),
+        "secrets": (names.secret,),
+        "late_ms": LATE_MS,
+        "grace_ms": GRACE_MS,
+        "overdue_ms": clock_ms - drill.life.now_ms + _STALE_MS if is_over else None,
+    }
+    return AuditOptions(**{**options, **more})
+
+
+def _audit(drill: Drill, spark: SparkSession, say: Say) -> str:
+    from connectors.spark.audit import audit
+
+    say("auditing")
+    return audit(spark, audit_options(drill, str(drill.folder / "audit"))).findings_path
+
+
+def _follow(drill: Drill, spark: SparkSession, *, is_last: bool = False) -> None:
+    """Judge what has come since the last cut, by an audit that has nothing but its state."""
+    from connectors.spark.audit import Following
+
+    began_s = time.monotonic()
+    Following(spark, audit_options(drill, str(drill.folder / FOLLOWED), is_over=is_last)).step()
+    took_s = time.monotonic() - began_s
+    drill.seconds[FOLLOWED] = drill.seconds.get(FOLLOWED, 0.0) + took_s
+
+
+def _digests(drill: Drill, spark: SparkSession, say: Say) -> str:
+    with answering(drill.bootstrap, drill.life, drill.copies):
+        return _reconcile(drill, spark, say, {})
+
+
+def _disks(drill: Drill, spark: SparkSession, say: Say) -> str:
+    return _reconcile(drill, spark, say, drill.folders)
+
+
+def _reconcile(drill: Drill, spark: SparkSession, say: Say, folders: dict[str, str]) -> str:
+    from connectors.spark.reconcile.digests import Expected
+    from connectors.spark.reconcile.run import ReconcileOptions, reconcile
+
+    names = drill.life.names
+    options = ReconcileOptions(
+        client={"bootstrap.servers": drill.bootstrap},
+        out=str(drill.folder / ("disks" if folders else "digests")),
+        checkpoint=names.own("checkpoint"),
+        digests=names.own("digests"),
+        repairs=names.own("repairs"),
+        folders=folders,
+        expected=Expected(nodes=NODES),
+        secrets=(names.secret,),
+        behind_records=drill.life.records // names.partitions // _BEHIND_PART,
+    )
+    return reconcile(spark, options, say).paths["findings"]
+
+
+def read_findings(spark: SparkSession, path: str, job: str, expected: int) -> list[Finding]:
+    """Return what a job of a drill that expects so many has found."""
+    read = spark.read.option("recursiveFileLookup", value=True)
+    rows = read.parquet(path).limit(expected * 100 + _FINDINGS_SPARE).collect()
+    if job not in ("topics", FOLLOWED):
+        columns = ("kind", "node", "topic", "partition", "slot_start_ms", "offset")
+        return [(job, *(row[name] for name in columns)) for row in rows]
+    found: list[Finding] = []
+    for row in rows:
+        output = None
+        if row["target"] is not None:
+            output = (row["target"], row["target_partition"], row["target_offset"])
+        place = (row["topic"], row["partition"], row["offset"])
+        found.append((job, row["kind"], *place, output))
+    return found

@@ -1,0 +1,253 @@
+"""What a delay service would do, by the rules of ``docs/internals/design.md``: for one shard, in
+memory.
+
+``pass_offset`` is rules 8 and 9 (H passes a record), ``advance`` rule 10 (K goes on). Both hand
+over what is to be written; the history writes it. ``awaits`` is rule 14: H stops at a canceller
+whose victim's copy is not written yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Final, Literal, TypeAlias
+
+from delay_devtools.drill.users import Request
+from delay_devtools.drill.wire import (
+    DAY_MS,
+    START_KEY,
+    Headers,
+    Place,
+    pack,
+    signed_copy,
+)
+
+ROLL_WINDOW_MS: Final = DAY_MS
+PARK_MS: Final = 10_000
+SCENE: Final = "scene"
+"""The operation of what a scene writes: H passes it, and the scene does the rest."""
+_ATTEMPTS: Final = 2
+
+
+@dataclass(slots=True)
+class Record:
+    """A record of the delay topic that waits, or did.
+
+    Attributes:
+        offset: its place.
+        key_ms: its key: when it is to be looked at.
+        request: what it asks for.
+        source: ``delay-source`` of the first one, if this is a copy.
+        attempt: 1 for the first.
+        mark: offset of what cancels, replaces or fires it; None: nothing does.
+        base: of a copy: the first offset whose record of the same id cancels it.
+        is_flying: a copy that H has not passed.
+    """
+
+    offset: int
+    key_ms: int
+    request: Request
+    source: bytes | None = None
+    attempt: int = 1
+    mark: int | None = None
+    base: int = 0
+    is_flying: bool = False
+
+    def payload(self) -> bytes:
+        """Return the payload as a store keeps it."""
+        asked = self.request
+        meta = None
+        if (asked.record_id, asked.expires_ms, self.source) != (None, None, None):
+            meta = (asked.record_id, self.source, self.attempt, asked.expires_ms)
+        target = (asked.target, asked.to, asked.out_key, asked.value)
+        return pack((*target, asked.own, asked.due_ms, meta))
+
+
+Act: TypeAlias = Literal[
+    "deliver", "fire", "expire", "letter", "copy", "cancelled", "replaced", "control"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that the service does.
+
+    Attributes:
+        act: what.
+        record: which record it settles; of a control or broken record, as if it waited.
+        at_ms: when.
+        by: offset of the canceller.
+        text: the outcome of a control record, or the code of a letter.
+        again: the copy that is appended, its offset not known yet.
+    """
+
+    act: Act
+    record: Record
+    at_ms: int
+    by: int = -1
+    text: str = ""
+    again: Record | None = None
+
+
+@dataclass(slots=True)
+class Shard:
+    """One partition of the delay topic, as its owner sees it.
+
+    Attributes:
+        place: topic and partition.
+        key: K.
+        h: H.
+        waiting: what is pending, by offset.
+        marked: what was settled before its key came: a store still has it, with its mark.
+    """
+
+    place: Place
+    key: tuple[int, int] = START_KEY
+    h: int = 0
+    waiting: dict[int, Record] = field(default_factory=dict)
+    marked: list[Record] = field(default_factory=list)
+    _named: dict[bytes, Record] = field(default_factory=dict)
+    """The last record of each id that nothing has hit."""
+    _due: list[tuple[int, int]] = field(default_factory=list)
+    """A heap of keys of what waits, or did."""
+
+    @property
+    def name(self) -> str:
+        """``topic:partition``."""
+        return f"{self.place[0]}:{self.place[1]}"
+
+    # --- H -------------------------------------------------------------------------------------
+
+    def awaits(self, record: Record) -> bool:
+        """Return whether H stops before this record: it hits a copy that has no offset yet."""
+        earlier = self._named.get(record.request.record_id or b"")
+        return record.source is None and earlier is not None and earlier.offset < 0
+
+    def pass_offset(self, record: Record, at_ms: int) -> Iterator[Step]:
+        """H passes a record; ``at_ms`` is when that is."""
+        asked = record.request
+        self.h = record.offset + 1
+        record.is_flying = False
+        if asked.op == SCENE:
+            return
+        if asked.op == "":
+            yield Step("letter", record, at_ms, text=asked.code)
+            return
+        victim = self.hit(record)
+        if asked.op != "schedule":
+            text = {"cancel": "cancelled", "fire": "fired"}[asked.op] if victim else "not_pending"
+            yield Step("control", record, at_ms, text=text)
+        if victim is not None:
+            if self.waiting.pop(victim.offset, None) is not None:
+                self.marked.append(victim)
+            yield self._removed(victim, record, at_ms)
+        if asked.op == "schedule":
+            yield from self._take(record, at_ms)
+
+    def _take(self, record: Record, at_ms: int) -> Iterator[Step]:
+        """A schedule or a copy waits, unless its time has passed or it was hit in flight."""
+        if record.mark is not None:
+            self.marked.append(record)
+            return
+        self.waiting[record.offset] = record
+        heappush(self._due, (record.key_ms, record.offset))
+        if (record.key_ms, record.offset) <= self.key:
+            yield self._settle(record, max(at_ms, record.key_ms), record.offset + 1)
+
+    def hit(self, record: Record) -> Record | None:
+        """Mark the last record of the same id, if it waits or is a copy in flight."""
+        name = record.request.record_id
+        if name is None or record.source is not None:
+            return None
+        earlier = self._named.pop(name, None)
+        if record.request.op == "schedule":
+            self._named[name] = record
+        if earlier is None or not (earlier.is_flying or earlier.offset in self.waiting):
+            return None
+        earlier.mark = record.offset
+        return earlier
+
+    @staticmethod
+    def _removed(victim: Record, by: Record, at_ms: int) -> Step:
+        if by.request.op != "fire":
+            act: Act = "cancelled" if by.request.op == "cancel" else "replaced"
+            return Step(act, victim, at_ms, by.offset)
+        expires_ms = victim.request.expires_ms
+        if expires_ms is not None and at_ms > expires_ms:
+            return Step("expire", victim, at_ms)
+        return Step("fire", victim, at_ms, by.offset)
+
+    # --- K -------------------------------------------------------------------------------------
+
+    def advance(self, stop_ms: int, lateness_ms: int) -> Iterator[Step]:
+        """K goes on to the last record below ``stop_ms``."""
+        while self._due and self._due[0][0] < stop_ms:
+            key = heappop(self._due)
+            record = self.waiting.get(key[1])
+            if record is not None:
+                self.key = key
+                yield self._settle(record, key[0] + lateness_ms, self.h)
+
+    def forget(self) -> None:
+        """A store keeps nothing that K has passed."""
+        self.marked = [record for record in self.marked if record.key_ms > self.key[0]]
+
+    def _settle(self, record: Record, at_ms: int, base: int) -> Step:
+        """Its key has come, and ``at_ms`` with it."""
+        asked = record.request
+        del self.waiting[record.offset]
+        if asked.due_ms > at_ms:
+            key_ms = min(asked.due_ms, at_ms + ROLL_WINDOW_MS)
+            again = self._copy_of(record, key_ms, record.attempt, base)
+            return Step("copy", record, at_ms, again=again)
+        if asked.expires_ms is not None and at_ms > asked.expires_ms:
+            return Step("expire", record, at_ms)
+        is_gone = asked.target.endswith("_gone")
+        if record.attempt < _ATTEMPTS and (is_gone or asked.is_refused_once):
+            again = self._copy_of(record, at_ms + PARK_MS, record.attempt + 1, base)
+            return Step("copy", record, at_ms, again=again)
+        if is_gone:
+            return Step("letter", record, at_ms, text="target-unknown")
+        return Step("deliver", record, at_ms)
+
+    def _copy_of(self, record: Record, key_ms: int, attempt: int, base: int) -> Record:
+        source = record.source or f"{self.name}:{record.offset}".encode()
+        copy = Record(-1, key_ms, record.request, source, attempt, base=base, is_flying=True)
+        if record.request.record_id is not None:
+            self._named[record.request.record_id] = copy
+        return copy
+
+    # --- headers -------------------------------------------------------------------------------
+
+    def told(self, record: Record) -> Headers:
+        """The headers that say what an output settles."""
+        asked = record.request
+        told: Headers = [
+            ("delay-due-at", b"%d" % asked.due_ms),
+            ("delay-source", record.source or f"{self.name}:{record.offset}".encode()),
+            ("delay-settles", b"%d" % record.offset),
+        ]
+        if asked.record_id is not None:
+            told.append(("delay-id", asked.record_id))
+        if record.attempt > 1:
+            told.append(("delay-attempt", b"%d" % record.attempt))
+        return told
+
+    def copy_headers(self, record: Record, again: Record, secret: bytes, **more: object) -> Headers:
+        """The headers of the copy ``again`` of ``record``; ``more`` facts of it."""
+        asked = again.request
+        facts = {
+            "settles": record.offset,
+            "source": again.source,
+            "base": again.base,
+            "at": again.key_ms,
+            "due": asked.due_ms,
+            "target": asked.target,
+            "partition": asked.to,
+            "id": asked.record_id,
+            "attempt": again.attempt,
+            "expires": asked.expires_ms,
+            **more,
+        }
+        return signed_copy(self.place, secret, facts, (asked.out_key, asked.value, asked.own))

@@ -1,0 +1,374 @@
+"""Where scenes are played: one shard, from one moment on, among all else that goes on there.
+
+A scene is a generator. What it writes first is what producers write; at each ``yield`` it waits
+until H and K have passed that, and goes on as the service, which makes a mistake.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
+
+from delay_devtools.drill.outputs import Clerk, Output
+from delay_devtools.drill.service import PARK_MS, ROLL_WINDOW_MS, Act, Record, Shard, Step
+from delay_devtools.drill.users import KEYS, Names, Request
+from delay_devtools.drill.wire import BY_KEY, START_KEY, Headers, Place, pack, signed_envelope
+
+SECOND_MS: Final = 1_000
+MINUTE_MS: Final = 60_000
+LATENESS_MS: Final = 50
+LATE_MS: Final = 60_000
+"""What an audit is told to find late."""
+GRACE_MS: Final = 5_000
+"""What an audit is told to take for a crash under ``at_least_once``."""
+TAIL: Final = -1
+"""The step that H does not pass."""
+_STRANGER: Final = b"a stranger's"
+
+Where: TypeAlias = tuple[str, int, int]
+"""Topic, partition and offset."""
+
+
+class Found(NamedTuple):
+    """A finding of the audit: the record that it is about, and the output if there is one."""
+
+    kind: str
+    topic: str
+    partition: int
+    offset: int
+    output: Where | None
+
+
+class Defect(NamedTuple):
+    """What was done, and every finding that it must lead to in each of ``worlds``."""
+
+    kind: str
+    worlds: tuple[str, ...]
+    findings: tuple[tuple[object, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenery:
+    """What all scenes of a history share.
+
+    Attributes:
+        names: the topics.
+        shards: all of them.
+        holes: offsets without a committed record, by place.
+        rng: chance.
+        ahead_ms: so late is no K; it is before the end of the history.
+        stale_ms: what was due before this and is not settled is overdue.
+    """
+
+    names: Names
+    shards: Sequence[Shard]
+    holes: Mapping[Place, Sequence[int]]
+    rng: random.Random
+    ahead_ms: int
+    stale_ms: int
+
+
+class Stage:
+    """One scene's place and time. Times that it is given count from its beginning.
+
+    Args:
+        shared: by all scenes.
+        partition: its shard.
+        start_ms: when it begins.
+        number: of the scene: makes its ids its own.
+    """
+
+    def __init__(self, shared: Scenery, partition: int, start_ms: int, number: int) -> None:
+        self.names = shared.names
+        self.start_ms = start_ms
+        self.ahead_ms = shared.ahead_ms
+        self.stale_ms = shared.stale_ms
+        self.partition = partition
+        self.rng = shared.rng
+        self.findings: list[Found] = []
+        self.record_id = b"scene-%d" % number
+        self.write: Callable[[Output], int] = _nowhere
+        """Appends a record; its offset. Given anew whenever the scene goes on."""
+        self._shared = shared
+        self._clerk = Clerk(shared.names)
+        self._keys: dict[int, tuple[int, int]] = {}
+        """Key of the last record that is to be settled, by partition."""
+        self._ends: dict[int, int] = {}
+        self._signed: dict[tuple[bytes | None, int], Headers] = {}
+
+    # --- what producers write ------------------------------------------------------------------
+
+    def asks(
+        self,
+        due: int = MINUTE_MS,
+        at: int = 0,
+        *,
+        is_named: bool = False,
+        is_keyed: bool | None = None,
+        to: int = BY_KEY,
+        expires: int | None = None,
+        every: int = 0,
+        code: str = "",
+    ) -> Record:
+        """A schedule, due after ``due``; ``code``: why its contract does not allow it."""
+        rng, at_ms, due_ms = self.rng, self.start_ms + at, self.start_ms + due
+        own: Headers = [("trace", b"%016x" % rng.getrandbits(64)), ("hop", b"1")]
+        made = Request(self.partition, at_ms, None, b"%x" % rng.getrandbits(160), [], own=own)
+        made.due_ms, made.to = due_ms, to
+        made.target = rng.choice(self.names.targets)
+        made.record_id = self.record_id if is_named else None
+        if rng.random() < 0.5 if is_keyed is None else is_keyed:  # noqa: PLR2004  # either
+            made.key = made.out_key = b"key-%d" % rng.randrange(KEYS)
+        made.expires_ms = None if expires is None else self.start_ms + expires
+        said = {
+            "delay-target-topic": made.target.encode(),
+            "delay-target-partition": None if to == BY_KEY else b"%d" % to,
+            "delay-id": made.record_id,
+            "delay-expires-at": None if expires is None else b"%d" % (self.start_ms + expires),
+            "delay-every": b"%d" % every if every else None,
+        }
+        when = rng.choice([("delay-at", b"%d" % due_ms), ("delay-after", b"%d" % (due - at))])
+        more = [(name, value) for name, value in said.items() if value is not None]
+        made.headers = [*own, when, *more]
+        if code:
+            made.op, made.code = "", code
+        return self._written(made, 0 if code else min(due_ms, at_ms + ROLL_WINDOW_MS))
+
+    def controls(self, op: str, at: int = SECOND_MS) -> Record:
+        """A cancel or a fire of the scene's id."""
+        headers: Headers = [("delay-id", self.record_id), ("delay-op", op.encode())]
+        at_ms = self.start_ms + at
+        made = Request(self.partition, at_ms, None, b"", headers, op, record_id=self.record_id)
+        return self._written(made, 0)
+
+    def breaks(self) -> Record:
+        """A record that breaks the contract."""
+        headers: Headers = [("own", b"1"), ("own", b"2"), ("delay-at", b"soon")]
+        headers.append(("delay-target-topic", self.names.targets[0].encode()))
+        made = Request(self.partition, self.start_ms, b"k", b"v", headers, "", code="time-invalid")
+        made.target, made.own = self.names.targets[0], headers[:2]
+        return self._written(made, 0)
+
+    def forges(self, record: Record, at: int = SECOND_MS) -> Record:
+        """A copy of ``record`` that a stranger has signed."""
+        again = self._again(record, record.request, 1)
+        self._copy(record, again, self.start_ms + at, _STRANGER)
+        return again
+
+    def _written(self, asked: Request, key_ms: int) -> Record:
+        place = (self.names.delay, asked.partition)
+        said = Output(place, asked.key, asked.value, asked.headers, [], asked.written_ms)
+        return Record(self._append(said, key_ms), key_ms, asked)
+
+    # --- what the service writes ---------------------------------------------------------------
+
+    @property
+    def shard(self) -> Shard:
+        """The scene's shard."""
+        return self._shared.shards[self.partition]
+
+    def does(
+        self, act: Act, record: Record, at: int | None = None, by: int = -1, text: str = ""
+    ) -> Output:
+        """What the service writes when it does this; a delivery soon after it is due."""
+        at_ms = record.request.due_ms + LATENESS_MS if at is None else self.start_ms + at
+        return self._clerk.output(self.shard, Step(act, record, at_ms, by, text))
+
+    def says(self, output: Output) -> Where:
+        """Write it; where it is."""
+        return (*output.place, self._append(output, 0))
+
+    def delivers(self, record: Record) -> Where:
+        """Deliver as it should be."""
+        return self.says(self.does("deliver", record))
+
+    def answers(self, control: Record, outcome: str, at: int = SECOND_MS + LATENESS_MS) -> Where:
+        """Write the outcome of a cancel or fire."""
+        return self.says(self.does("control", control, at, text=outcome))
+
+    def parks(
+        self,
+        record: Record,
+        changes: Mapping[str, object] = MappingProxyType({}),
+        base: int = 0,
+        secret: bytes = b"",
+    ) -> tuple[Record, Where]:
+        """Append a copy of a record, ``changes`` made to what it asks for; the copy, and where."""
+        again = self._again(record, replace(record.request, **changes), 2)  # type: ignore[arg-type]  # fields of it
+        again.base = base or again.base
+        at_ms = record.request.due_ms + LATENESS_MS
+        return again, self._copy(record, again, at_ms, secret or self.names.secret)
+
+    def _copy(
+        self, record: Record, again: Record, at_ms: int, secret: bytes, **more: object
+    ) -> Where:
+        asked = again.request
+        headers = self.shard.copy_headers(record, again, secret, **more)
+        self._signed[again.source, again.key_ms] = headers
+        output = Output(self.shard.place, asked.out_key, asked.value, headers, [], at_ms)
+        again.offset = self._append(output, again.key_ms)
+        return (*output.place, again.offset)
+
+    def _again(self, record: Record, asked: Request, attempt: int) -> Record:
+        source = record.source or f"{self.shard.name}:{record.offset}".encode()
+        key_ms = record.request.due_ms + PARK_MS
+        return Record(-1, key_ms, asked, source, attempt, base=record.offset + 1)
+
+    def occurs(
+        self, record: Record, number: int, every: int, after: int = 0
+    ) -> tuple[Record, Where]:
+        """Append the occurrence ``number`` of a schedule, ``after`` later than it should be."""
+        due_ms = record.request.due_ms + (number - 1) * every + after
+        source = f"{self.shard.name}:{record.offset}#{number}".encode()
+        asked = replace(record.request, due_ms=due_ms)
+        again = Record(-1, due_ms, asked, source, base=record.offset + 1)
+        recur = pack((every, "", "UTC", None, number, 0, 0))
+        settled, at_ms = replace(record, offset=-1), due_ms - every + LATENESS_MS
+        return again, self._copy(settled, again, at_ms, self.names.secret, v=2, recur=recur)
+
+    def sends_home(self, record: Record) -> tuple[Record, Where]:
+        """Write a record's envelope into the next partition; what is there now, and where."""
+        asked = record.request
+        place = (self.names.delay, (self.partition + 1) % self.names.partitions)
+        source = f"{self.shard.name}:{record.offset}".encode()
+        facts = {"source": source, "written": asked.written_ms, "settles": record.offset}
+        content = (asked.key, asked.value, asked.headers)
+        headers = signed_envelope(place, self.names.secret, self.shard.name, facts, content)
+        at_ms = self.start_ms + LATENESS_MS
+        output = Output(place, asked.key, asked.value, headers, [], at_ms)
+        offset = self._append(output, asked.due_ms)
+        there = Record(offset, asked.due_ms, replace(asked, partition=place[1]), source)
+        return there, (*place, offset)
+
+    @staticmethod
+    def numbered(output: Output) -> Output:
+        """The delivery of a schedule's first occurrence, which says so."""
+        (due, (name, source), *more) = output.told
+        return replace(output, told=[due, (name, (source or b"") + b"#1"), *more])
+
+    def arrived(self, there: Record) -> Output:
+        """The delivery of what was sent to another partition; it says which one."""
+        shard = self._shared.shards[there.request.partition]
+        at_ms = there.request.due_ms + LATENESS_MS
+        output = self._clerk.output(shard, Step("deliver", there, at_ms))
+        return replace(output, told=[*output.told, ("delay-shard", shard.name.encode())])
+
+    def headers_of(self, copy: Record) -> Headers:
+        """The headers that a copy was written with."""
+        return self._signed[copy.source, copy.key_ms]
+
+    def hole(self) -> int:
+        """An offset of the shard that holds no record."""
+        return self.rng.choice(self._shared.holes[self.shard.place][-4:])
+
+    def finds(self, kind: str, record: Record, where: Where | None = None) -> None:
+        """An audit must find this of a record."""
+        self.findings.append(Found(kind, *self.shard.place, record.offset, where))
+
+    def finds_by_itself(self, kind: str, where: Where) -> None:
+        """An audit must find this of an output that is of no record."""
+        self.findings.append(Found(kind, *where, where))
+
+    # --- the log -------------------------------------------------------------------------------
+
+    def _append(self, output: Output, key_ms: int) -> int:
+        offset = self.write(output)
+        topic, partition = output.place
+        if topic == self.names.delay:
+            self._ends[partition] = offset
+            key = (key_ms, offset) if key_ms else START_KEY
+            self._keys[partition] = max(self._keys.get(partition, START_KEY), key)
+        return offset
+
+    def is_passed(self, stop_ms: int) -> bool:
+        """Return whether H has passed all of it, and the time of each record has come."""
+        shards = self._shared.shards
+        is_behind = all(shards[number].h > end for number, end in self._ends.items())
+        return is_behind and all(key[0] < stop_ms for key in self._keys.values())
+
+    def settle(self) -> None:
+        """Have K pass what was written so far: it is settled now."""
+        for number, key in self._keys.items():
+            shard = self._shared.shards[number]
+            shard.key = max(shard.key, key)
+
+
+def _nowhere(_: Output) -> int:
+    raise AssertionError("a scene has begun before its time")
+
+
+Scene: TypeAlias = Callable[[Stage], Iterator[None]]
+
+
+class Theatre:
+    """Plays scenes as time goes by.
+
+    Args:
+        shared: what they share.
+        plan: for each step, or ``TAIL``, the scenes that begin in it, by name.
+        scenes: by name; those without a finding are sound.
+        pinned: scenes that are played in the first shard.
+    """
+
+    def __init__(
+        self,
+        shared: Scenery,
+        plan: Mapping[int, Sequence[str]],
+        scenes: Mapping[str, Scene],
+        pinned: Iterable[str] = (),
+    ) -> None:
+        self.defects: list[Defect] = []
+        self._shared = shared
+        self._plan = plan
+        self._scenes = scenes
+        self._pinned = set(pinned)
+        self._played: list[tuple[str, Stage, Iterator[None]]] = []
+        self._number = 0
+
+    @property
+    def waiting(self) -> Counter[str]:
+        """Return the number of scenes that are not over, by name."""
+        return Counter(name for name, _, _ in self._played)
+
+    def begin(self, step: int, start_ms: int, write: Callable[[Output], int]) -> None:
+        """Play the beginning of the scenes of a step."""
+        for name in self._plan.get(step, ()):
+            count = self._shared.names.partitions
+            partition = 0 if name in self._pinned else self._shared.rng.randrange(count)
+            stage = Stage(self._shared, partition, start_ms, self._number)
+            self._number += 1
+            self._go(name, stage, self._scenes[name](stage), write)
+
+    def go_on(self, stop_ms: int, write: Callable[[Output], int]) -> None:
+        """Go on with those of which the service has passed all that was written."""
+        played, self._played = self._played, []
+        for name, stage, scene in played:
+            if stage.is_passed(stop_ms):
+                stage.settle()
+                self._go(name, stage, scene, write)
+            else:
+                self._played.append((name, stage, scene))
+
+    def finish(self, start_ms: int, write: Callable[[Output], int]) -> None:
+        """Play the tail: nobody passes what is written."""
+        self.begin(TAIL, start_ms, write)
+        for name, stage, scene in self._played[:]:
+            if name in self._plan.get(TAIL, ()):
+                self._played.remove((name, stage, scene))
+                self._go(name, stage, scene, write)
+
+    def _go(
+        self, name: str, stage: Stage, scene: Iterator[None], write: Callable[[Output], int]
+    ) -> None:
+        stage.write = write
+        try:
+            next(scene)
+        except StopIteration:
+            if stage.findings:
+                self.defects.append(Defect(name, ("topics",), tuple(stage.findings)))
+            return
+        self._played.append((name, stage, scene))

@@ -1,0 +1,222 @@
+"""The jars of Kafka and ZooKeeper: pinned by hash, fetched once, kept in a cache folder.
+
+A lock for each version of Kafka names every jar with its SHA-256 and size. A jar counts as present
+only while its hash is right, so a cache that was copied by hand or torn by a crash is repaired,
+never trusted.
+"""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from platformdirs import user_cache_path
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+from delayservice.base.errors import ClusterError
+
+CACHE_VARIABLE = "DELAY_DEV_JARS"
+"""Environment variable: the folder that holds the jars."""
+
+MIRROR_VARIABLE = "DELAY_DEV_MIRROR"
+"""Environment variable: the address of a Maven repository to use instead of the public one."""
+
+KAFKA_VARIABLE = "DELAY_DEV_KAFKA"
+"""Environment variable: the version of Kafka to start, one of ``KAFKA_LOCKS``."""
+
+KAFKA_DEFAULT: Final = "4.3"
+KAFKA_LOCKS: Final = {KAFKA_DEFAULT: "jars.lock", "3.9": "jars-3.9.lock"}
+"""The lock of each version, beside this module. Every set brings the same ZooKeeper."""
+
+_DOWNLOADS_AT_ONCE = 4
+_ATTEMPTS = 3
+_TIMEOUT_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One line of the lock: ``group:artifact:version``, SHA-256 in hex, size in bytes."""
+
+    coordinate: str
+    sha256: str
+    bytes: int
+
+    @property
+    def file_name(self) -> str:
+        """The name in the cache folder, the same as Maven's."""
+        _, artifact, version = self.coordinate.split(":")
+        return f"{artifact}-{version}.jar"
+
+
+def cache_folder() -> Path:
+    """Return the folder of the jars: ``DELAY_DEV_JARS`` or the user's cache folder."""
+    override = os.environ.get(CACHE_VARIABLE)
+    return Path(override).expanduser() if override else user_cache_path("delayservice") / "jars"
+
+
+def chosen_kafka() -> str:
+    """The version of Kafka that the environment asks for, ``DELAY_DEV_KAFKA``, or the default."""
+    return os.environ.get(KAFKA_VARIABLE) or KAFKA_DEFAULT
+
+
+def read_lock(kafka: str | None = None) -> tuple[Jar, ...]:
+    """The jars of a version of Kafka and of ZooKeeper.
+
+    Args:
+        kafka: one of ``KAFKA_LOCKS``; None: the chosen one.
+
+    Raises:
+        ClusterError: there is no lock for that version.
+    """
+    kafka = kafka or chosen_kafka()
+    if kafka not in KAFKA_LOCKS:
+        raise ClusterError(
+            f"There are no jars of Kafka {kafka!r}. Choose one of {', '.join(KAFKA_LOCKS)}, as an "
+            f"option or in {KAFKA_VARIABLE}."
+        )
+    return parse_lock(resources.files(__package__).joinpath(KAFKA_LOCKS[kafka]).read_text("utf-8"))
+
+
+def parse_lock(text: str) -> tuple[Jar, ...]:
+    """The jars of a lock.
+
+    Raises:
+        ClusterError: a line is not ``coordinate sha256 bytes``.
+    """
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    return tuple(_parse_line(line) for line in lines)
+
+
+def _parse_line(line: str) -> Jar:
+    try:
+        coordinate, sha256, size = line.split()
+        return Jar(coordinate, sha256, int(size))
+    except ValueError as exc:
+        message = f"The jar lock has a line it should not have: {line!r}. Run `make lock-jars`."
+        raise ClusterError(message) from exc
+
+
+def ensure_jars(jars: Sequence[Jar] | None = None, folder: Path | None = None) -> tuple[Path, ...]:
+    """Return the paths of all jars, after fetching whatever is missing or damaged.
+
+    Safe to call from several processes at once: one fetches, the others wait for it.
+
+    Raises:
+        ClusterError: a jar can't be fetched, or what was fetched has another hash.
+    """
+    jars = read_lock() if jars is None else jars
+    folder = cache_folder() if folder is None else folder
+    if _missing(jars, folder):
+        with _only_one(folder):
+            _fetch_all(_missing(jars, folder), folder)
+    return tuple(folder / jar.file_name for jar in jars)
+
+
+def _missing(jars: Sequence[Jar], folder: Path) -> list[Jar]:
+    return [jar for jar in jars if not _is_intact(folder / jar.file_name, jar)]
+
+
+def _is_intact(path: Path, jar: Jar) -> bool:
+    try:
+        return path.stat().st_size == jar.bytes and sha256_of(path) == jar.sha256
+    except OSError:
+        return False
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as exc:
+        message = f"The jar folder {folder} is not writable: {exc}. Set {CACHE_VARIABLE}."
+        raise ClusterError(message) from exc
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch_all(jars: Sequence[Jar], folder: Path) -> None:
+    if not jars:
+        return
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with (
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch,
+        ThreadPoolExecutor(_DOWNLOADS_AT_ONCE) as pool,
+    ):
+        task = progress.add_task("Kafka and ZooKeeper jars", total=sum(jar.bytes for jar in jars))
+        fetches = [pool.submit(_fetch, jar, Path(scratch), folder) for jar in jars]
+        try:
+            for jar, fetch in zip(jars, fetches, strict=True):
+                fetch.result()
+                progress.advance(task, jar.bytes)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _fetch(jar: Jar, scratch: Path, folder: Path) -> None:
+    """Download one jar beside the cache, judge it, and only then give it its name."""
+    path = _download(jar, scratch)
+    actual = sha256_of(path)
+    if actual != jar.sha256:
+        message = (
+            f"{jar.coordinate} was fetched with SHA-256 {actual}, the lock says {jar.sha256}. "
+            f"Nothing was kept. Check the mirror ({MIRROR_VARIABLE}) or what sits in between."
+        )
+        raise ClusterError(message)
+    path.replace(folder / jar.file_name)
+
+
+def _download(jar: Jar, scratch: Path) -> Path:
+    # Imported late: only a first start downloads, and only then jgo is needed.
+    import requests  # noqa: PLC0415
+    from jgo.maven import MavenContext, PythonResolver  # noqa: PLC0415
+
+    mirror = os.environ.get(MIRROR_VARIABLE)
+    context = MavenContext(
+        resolver=PythonResolver(),
+        repo_cache=scratch,  # never the user's own Maven folder
+        remote_repos={"mirror": mirror.rstrip("/")} if mirror else None,
+        timeout=_TIMEOUT_SECONDS,
+    )
+    artifact = context.create_dependency(jar.coordinate).artifact
+    failure: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            path = context.resolver.download(artifact)
+            if path is not None:
+                return Path(path)
+        except (requests.RequestException, RuntimeError, OSError) as exc:
+            failure = exc
+            _discard(artifact.cached_path)
+    raise ClusterError(_offline_help(jar, failure)) from failure
+
+
+def _discard(part: Path | None) -> None:
+    """Remove half a download: jgo refuses to write over one."""
+    if part is not None:
+        part.unlink(missing_ok=True)
+
+
+def _offline_help(jar: Jar, failure: Exception | None) -> str:
+    return (
+        f"{jar.coordinate} could not be fetched ({failure}). Without a network, copy the jar "
+        f"folder ({cache_folder()}) from a machine that has it, or set {CACHE_VARIABLE} to such "
+        f"a folder; behind a mirror, set {MIRROR_VARIABLE} to its address."
+    )

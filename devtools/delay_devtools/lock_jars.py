@@ -1,0 +1,77 @@
+"""Resolve Kafka and ZooKeeper anew and write the locks: ``make lock-jars``.
+
+A maintainer's tool, used when the versions below change; starting a cluster never resolves.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from jgo.maven import Artifact, MavenContext
+
+from delay_devtools.jars import KAFKA_LOCKS, Jar, sha256_of
+
+KAFKAS = {"4.3": "4.3.0", "3.9": "3.9.2"}
+"""Each is resolved together with everything it needs at run time."""
+
+ALONE = (
+    # ZooKeeper as shipped: its POM drags in build-time annotations and native TLS for five
+    # platforms, so what it loads is named here instead. Kafka 3.9 asks for an older one.
+    "org.apache.zookeeper:zookeeper:3.9.5",
+    "org.apache.zookeeper:zookeeper-jute:3.9.5",
+    "io.dropwizard.metrics:metrics-core:4.1.12.1",
+    "commons-io:commons-io:2.17.0",
+    "io.netty:netty-buffer:4.1.130.Final",
+    "io.netty:netty-codec:4.1.130.Final",
+    "io.netty:netty-common:4.1.130.Final",
+    "io.netty:netty-handler:4.1.130.Final",
+    "io.netty:netty-resolver:4.1.130.Final",
+    "io.netty:netty-transport:4.1.130.Final",
+    # One logging backend for all servers, on the slf4j generation that Kafka brings.
+    "org.apache.logging.log4j:log4j-api:2.25.4",
+    "org.apache.logging.log4j:log4j-core:2.25.4",
+    "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
+)
+ALONE_FOR = {
+    # Kafka 3.9 still calls log4j 1.
+    "3.9": ("org.apache.logging.log4j:log4j-1.2-api:2.25.4",),
+}
+"""Nothing else of these groups comes into a lock: not in another version, and no parts of it."""
+
+_HEADER = """\
+# Every jar of an embedded cluster: coordinate, SHA-256, size in bytes.
+# Written by `make lock-jars`; the roots are in lock_jars.py.
+"""
+
+
+def _artifacts(context: MavenContext, kafka: str) -> Iterator[Artifact]:
+    alone = (*ALONE, *ALONE_FOR.get(kafka, ()))
+    groups = {coordinate.split(":", 1)[0] for coordinate in alone}
+    root = context.create_dependency(f"org.apache.kafka:kafka_2.13:{KAFKAS[kafka]}")
+    inputs, transitive = context.resolver.resolve([root])
+    found = (dependency.artifact for dependency in (*inputs, *transitive))
+    yield from (artifact for artifact in found if artifact.groupId not in groups)
+    yield from (context.create_dependency(coordinate).artifact for coordinate in alone)
+
+
+def resolve(kafka: str) -> list[Jar]:
+    """Resolve one version in a scratch folder and return the jars in coordinate order."""
+    with tempfile.TemporaryDirectory() as scratch:
+        context = MavenContext(repo_cache=Path(scratch), timeout=60)
+        jars = []
+        for artifact in _artifacts(context, kafka):
+            path = Path(artifact.resolve())
+            coordinate = f"{artifact.groupId}:{artifact.artifactId}:{artifact.version}"
+            jars.append(Jar(coordinate, sha256_of(path), path.stat().st_size))
+    return sorted(jars, key=lambda jar: jar.coordinate)
+
+
+def main() -> None:
+    """Write the lock files."""
+    for kafka, name in KAFKA_LOCKS.items():
+        lines = (f"{jar.coordinate} {jar.sha256} {jar.bytes}\n" for jar in resolve(kafka))
+        Path(__file__).with_name(name).write_text(_HEADER + "".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""``delayservice dev try``: from nothing to a first delayed record in a consumer, on real Kafka.
+
+A broker, a node beside it, one record sent with the command that users type, and a plain
+``read_committed`` consumer that shows it arriving. Then all of it stays, to be played with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    NewTopic,
+)
+from rich.console import Console
+
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.ports import LOOPBACK, free_ports
+from delay_devtools.service import ServiceProcess
+from delayservice.base.errors import ClusterError
+from delayservice.commands.send import delay_ms
+from delayservice.contract import names
+from delayservice.smoke.judge import QUIET
+from delayservice.smoke.progress import Steps, steps
+from delayservice.smoke.signals import ignored_signals, stop_signals
+
+TARGET: Final = "orders"
+PARTITIONS: Final = 4
+_ARRIVAL_S: Final = 60.0
+"""So long after it was due the first record may be missing, on a machine that has other work."""
+_COMMAND_S: Final = 60.0
+_POLL_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What runs, and how to reach it.
+
+    Attributes:
+        bootstrap: the broker.
+        metrics: ``host:port`` of metrics and status.
+        page: ``host:port`` of the page and the API.
+        config: the node's configuration file, for other terminals too.
+    """
+
+    bootstrap: str
+    metrics: str
+    page: str
+    config: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A record in the consumer's hand. ``lateness_ms`` is that moment minus the due time."""
+
+    place: str
+    key: str
+    value: str
+    due_ms: int
+    lateness_ms: int
+
+
+def run(after: str, *, once: bool, as_json: bool) -> int:
+    """Play it once, and go on until Ctrl-C unless ``once``; 0 only if the record came in time.
+
+    Args:
+        after: the first record's delay, as ``--after`` of ``delayservice send`` takes it.
+        once: end when the first record is there.
+        as_json: one JSON object on standard output as soon as the record is there.
+
+    Raises:
+        DelayServiceError: ``after`` is no delay.
+        ClusterError: something did not start, or the record did not come.
+    """
+    delay_s = delay_ms("--after", after) / 1_000
+    console = Console(stderr=as_json)
+    started_s = time.monotonic()
+    with stop_signals():
+        try:
+            with _world(console) as (world, service), _reading(world.bootstrap) as consumer:
+                _send(world, after, console)
+                first = _await(consumer, service, delay_s + _ARRIVAL_S)
+                seconds = time.monotonic() - started_s
+                _tell(console, first)
+                _sum_up(console, world, first, seconds, as_json=as_json)
+                if not once:
+                    _invite(console, world)
+                    _go_on(consumer, service, console)
+        except KeyboardInterrupt:
+            console.print("Stopped.", style="dim")
+            return 0
+    return 0
+
+
+# --- what runs -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
+    """A broker and a node, gone at the end with all they wrote."""
+    with (
+        steps(console, is_shown=console.is_terminal) as shown,
+        tempfile.TemporaryDirectory(prefix="delay-try-") as folder,
+    ):
+        cluster = EmbeddedCluster(1, 0)
+        with shown.doing("Starting Kafka"):
+            cluster.start()
+        try:
+            world = _configure(cluster.bootstrap, Path(folder))
+            with _serving(world, Path(folder), shown) as service:
+                yield world, service
+        finally:
+            # A second Ctrl-C must not leave half of it behind.
+            with ignored_signals():
+                cluster.stop()
+
+
+def _configure(bootstrap: str, folder: Path) -> World:
+    """Write the node's configuration, as a user would."""
+    metrics, page = (f"{LOOPBACK}:{port}" for port in free_ports(2))
+    sections: dict[str, dict[str, object]] = {
+        "node": {"state_dir": str(folder / "state")},
+        "kafka": {"bootstrap": bootstrap},
+        "topics": {"partitions": PARTITIONS},
+        "targets.default": {"allow": [f"{TARGET}*"]},
+        "delivery": {"id_partitions": PARTITIONS},
+        "metrics": {"listen": metrics},
+        "admin": {"listen": page},
+    }
+    config = folder / "delayservice.toml"
+    config.write_text("\n".join(_toml(sections)), "utf-8")
+    return World(bootstrap, metrics, page, config)
+
+
+def _toml(sections: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
+    """Lines of TOML; strings, numbers and lists of strings are written as JSON writes them."""
+    for section, values in sections.items():
+        yield f"[{section}]"
+        yield from (f"{key} = {json.dumps(value)}" for key, value in values.items())
+        yield ""
+
+
+@contextmanager
+def _serving(world: World, folder: Path, shown: Steps) -> Iterator[ServiceProcess]:
+    environment = {"DELAYSERVICE_CONFIG": str(world.config)}
+    with ServiceProcess([], folder / "node.log", environment=environment) as service:
+        with shown.doing("Starting the delay service"):
+            admin = AdminClient({"bootstrap.servers": world.bootstrap}, logger=QUIET)
+            admin.create_topics([NewTopic(TARGET, PARTITIONS, 1)])[TARGET].result(_COMMAND_S)
+            service.wait_serving(PARTITIONS)
+        yield service
+        with ignored_signals():
+            service.stop()
+
+
+# --- what is played ------------------------------------------------------------------------------
+
+
+def _send(world: World, after: str, console: Console) -> None:
+    """Send one record with the command that users type, and show both."""
+    words = ["send", "delay_topic_any", "hello", "--after", after, "--target", TARGET]
+    words += ["--key", "order-17"]
+    console.print(
+        f"$ delayservice {' '.join(words)}", style="bold", highlight=False, soft_wrap=True
+    )
+    done = subprocess.run(  # noqa: S603  # our own program
+        [sys.executable, "-m", "delayservice", *words],
+        env={**os.environ, "DELAYSERVICE_CONFIG": str(world.config)},
+        capture_output=True,
+        text=True,
+        timeout=_COMMAND_S,
+        check=False,
+    )
+    if done.returncode:
+        raise ClusterError(f"the record was not sent: {done.stderr.strip()}")
+    console.print(done.stdout.rstrip(), highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _reading(bootstrap: str) -> Iterator[Consumer]:
+    """A plain consumer of the target topic. It joins no group, so it need not wait for one."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "try",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+        },
+        logger=QUIET,
+    )
+    consumer.assign([TopicPartition(TARGET, number, 0) for number in range(PARTITIONS)])
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def _await(consumer: Consumer, service: ServiceProcess, timeout_s: float) -> Arrival:
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        arrival = _next(consumer, service)
+        if arrival is not None:
+            return arrival
+    raise ClusterError(
+        f"the record did not come within {timeout_s:.0f} s; the log of the service ends:\n"
+        f"{service.log_tail()}"
+    )
+
+
+def _next(consumer: Consumer, service: ServiceProcess) -> Arrival | None:
+    message = consumer.poll(_POLL_S)
+    now_ms = time.time_ns() // 1_000_000
+    if not service.running:
+        raise ClusterError(f"the delay service has ended; its log ends:\n{service.log_tail()}")
+    if message is None or message.error() is not None:
+        return None
+    return _arrival(message, now_ms)
+
+
+def _arrival(message: Message, now_ms: int) -> Arrival:
+    headers = dict(message.headers() or [])
+    due_ms = int(headers[names.DELAY_DUE_AT] or 0)
+    return Arrival(
+        place=f"{message.topic()}:{message.partition()}:{message.offset()}",
+        key=(message.key() or b"").decode(errors="replace"),
+        value=(message.value() or b"").decode(errors="replace"),
+        due_ms=due_ms,
+        lateness_ms=now_ms - due_ms,
+    )
+
+
+def _go_on(consumer: Consumer, service: ServiceProcess, console: Console) -> None:
+    while True:
+        arrival = _next(consumer, service)
+        if arrival is not None:
+            _tell(console, arrival)
+
+
+# --- what is said --------------------------------------------------------------------------------
+
+
+def _tell(console: Console, arrival: Arrival) -> None:
+    due = datetime.fromtimestamp(arrival.due_ms / 1_000, UTC).isoformat(timespec="milliseconds")
+    console.print(f"{arrival.place}", style="bold green", end="", highlight=False)
+    console.print(
+        f"  key {arrival.key!r}, value {arrival.value!r}; due {due}, "
+        f"in the consumer's hand {arrival.lateness_ms} ms later",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _sum_up(
+    console: Console, world: World, first: Arrival, seconds: float, *, as_json: bool
+) -> None:
+    console.print(f"From nothing to the first delayed record: {seconds:.0f} s", style="bold")
+    if as_json:
+        facts = {**asdict(world), "config": str(world.config), **asdict(first), "seconds": seconds}
+        print(json.dumps(facts), flush=True)  # noqa: T201  # for programs
+
+
+def _invite(console: Console, world: World) -> None:
+    """Say what to type next. Unwrapped, so that it can be pasted whole."""
+    command = Path(sys.executable).with_name("delayservice")
+    lines = (
+        "",
+        f"The page: http://{world.page}",
+        "From another terminal:",
+        f"  export DELAYSERVICE_CONFIG={world.config}",
+        f"  {command} send delay_topic_any again --after 30s --target {TARGET} --id reminder-17",
+        f"  {command} pending",
+        f"  {command} fire reminder-17",
+        f"  {command} status",
+        f"What arrives in {TARGET} is shown here. Ctrl-C ends it, and removes all of it.",
+    )
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,511 @@
+"""Ownership by election: carries out what ``election`` decides, on a thread of its own.
+
+Storing needs none of this. While ZooKeeper is out of reach, owners begin no transaction; when the
+lease is over they step down; everything goes on without a restart when it comes back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Final, TypeVar
+
+import structlog
+
+from delayservice.base.errors import DelayServiceError
+from delayservice.config.cluster import Placement, ZooKeeper
+from delayservice.engine.electability import Verdict, WorkerFacts, electability
+from delayservice.engine.role import Role
+from ha.effect_runner import EffectRunner
+from ha.election import Election, Pace, Seat
+from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, RefusedError
+from ha.lease import Lease
+from ha.members import Members
+from ha.notes import LifeNote, NodeNote, OwnerNote, PinNote, worker_of
+from ha.ownership import Standing
+from ha.pipeline import REQUESTS_MAX
+from ha.placement import SliceFacts
+from ha.role_views import RoleViews
+
+_BEATS_PER_SESSION: Final = 6
+_REPLACE_AFTER_SESSIONS: Final = 3
+_REMIND_S: Final = 30.0
+_LEAVE_S: Final = 8.0
+_RETRY_S: Final = 0.2
+_REFUSED_S: Final = 2.0
+_LOGIN_HINT: Final = "check zookeeper.auth, zookeeper.username and its password"
+_PATIENCE_S: Final = 2.0
+"""To connect takes a moment, which is no news."""
+
+_log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
+
+
+class ElectedOwnership:
+    """Ownership of one worker's slices among all nodes of the cluster.
+
+    Args:
+        zookeeper: the ensemble.
+        placement: how copies and owners are placed.
+        me: this node.
+        worker: which of its workers this is.
+        boot_s: seconds since boot, suspend included.
+        alert_s: longer than it takes to wake the loop of an heir.
+        kept: slices of which this node had copies before.
+    """
+
+    def __init__(
+        self,
+        zookeeper: ZooKeeper,
+        placement: Placement,
+        me: NodeNote,
+        worker: int,
+        *,
+        boot_s: Callable[[], float],
+        alert_s: float,
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
+        self._me = me
+        self._worker = worker
+        self._away_s = placement.away_ms / 1000
+        self._replicas = None if placement.replicas == "all" else placement.replicas
+        pace = Pace(
+            placement.claim_stagger_ms / 1000,
+            placement.lag_s_max,
+            alert_s,
+            handed_s=placement.leader_stable_s,
+        )
+        self._election = Election(me, worker, self._replicas, pace, kept)
+        self._lease = Lease(boot_s)
+        self._lock = threading.Lock()  # the election is told by many threads
+        self._wake = threading.Event()
+        self._changes: SimpleQueue[int] = SimpleQueue()
+        self._leaving = threading.Event()
+        self._left = threading.Event()
+        self._has_told = False  # that it leaves
+        self._views = RoleViews({}, {})
+        self._on_change: Callable[[], None] = lambda: None
+        self._shown_roles = self._views.owning
+        self._is_connected = False
+        self._is_prepared = False
+        self._is_registered = False
+        self._rival = ""
+        self._unusable = ""
+        """Why ZooKeeper did not answer, or refused, the last time."""
+        self._beat_due_s = float("-inf")
+        self._step_due_s = float("inf")
+        self._quiet_since_s = boot_s()
+        self._replaced_s = float("-inf")
+        self._reminded_s = float("-inf")
+        self._complaints: set[str] = set()
+        self._nodes: list[NodeNote] = []
+        self._names: frozenset[str] = frozenset()
+        self._pin: PinNote | None = None
+        self._gone_since_s: dict[str, float] = {}
+        self._ensemble = Ensemble(zookeeper, self._changed)
+        self._effects = EffectRunner(
+            self._ensemble, OwnerNote(me.node_id, me.instance, worker, 0), self._election.seat_of
+        )
+        self._thread = threading.Thread(target=self._run, name="ownership", daemon=True)
+        self._has_failed = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the thread has ended with an error."""
+        return self._has_failed
+
+    def start(self) -> None:
+        """Connect, and begin to decide."""
+        self._ensemble.connect()
+        self._thread.start()
+
+    # --- asked and told, by any thread ---------------------------------------------------------
+
+    def roles(self) -> Mapping[int, Role]:
+        """Return what this worker may do with each slice now, lease and connection applied."""
+        views = self._views
+        if not self._lease.is_valid:
+            return views.ended
+        return views.owning if self._ensemble.is_connected else views.paused
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Register the one callable that the ownership thread calls when ``roles`` has changed.
+        While that thread waits for ZooKeeper, the end of the lease shows in ``roles`` only.
+        """
+        self._on_change = callback
+
+    def role(self, slice_no: int) -> Role:
+        """Return what this worker may do with the slice."""
+        return self.roles().get(slice_no, Role.REPLICA)
+
+    def confirm(self, slice_no: int) -> bool:
+        """Return whether it is the owner beyond doubt."""
+        return slice_no in self.confirm_all([slice_no])
+
+    def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
+        """Return those slices that this worker owns beyond doubt, as ZooKeeper's leader sees it."""
+        roles = self.roles()
+        asked = [n for n in slice_nos if roles.get(n) is Role.OWNER]
+        confirmed = set()
+        try:
+            for slice_no in self._ensemble.confirm_all(asked) if asked else ():
+                confirmed.add(slice_no)  # one by one: an error about another comes at the end
+        except EnsembleError as exc:
+            missing = sorted(set(asked) - confirmed)
+            _log.warning("ownership_not_confirmed", slices=missing, why=str(exc))
+        return frozenset(confirmed)
+
+    def epoch(self, slice_no: int) -> int:
+        """The number of this ownership."""
+        return self._views.epochs.get(slice_no, 0)
+
+    def contract_version(self) -> int:
+        """Return the newest version of the contract that every live node knows."""
+        with self._lock:
+            return self._election.contract_version
+
+    def pinned(self) -> str:
+        """Return why owners stay where they are; empty: they don't have to."""
+        pin = self._pin
+        return "" if pin is None else str(pin)
+
+    def settling(self, slice_no: int, *, is_settling: bool) -> None:
+        """The slice's loop has begun to settle, or has stopped."""
+        with self._lock:
+            self._election.settling(slice_no, is_settling=is_settling)
+        self._wake.set()
+
+    def gave_up(self, slice_no: int, why: str) -> None:
+        """The slice can't be served here now."""
+        with self._lock:
+            self._election.gave_up(slice_no, why)
+        self._wake.set()
+
+    def standing(self, slice_no: int, standing: Standing) -> None:
+        """Take how far this node's copy is."""
+        now_s = self._lease.now_s()
+        with self._lock:
+            could = self._election.verdict(slice_no, now_s).may_own
+            self._election.standing(slice_no, standing)
+            can = self._election.verdict(slice_no, now_s).may_own
+        if can and not could:
+            self._wake.set()
+
+    def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
+        """These slices exist; which of them to keep a copy of."""
+        with self._lock:
+            before = self._election.slices
+            kept = self._election.serve(slices)
+        for slice_no in kept - before:
+            self._changed(slice_no)
+        return kept
+
+    def survey(self) -> Members:
+        """The cluster, as ZooKeeper has it now.
+
+        Raises:
+            DelayServiceError: ZooKeeper does not answer.
+        """
+        with self._lock:
+            slices = self._election.known
+        try:
+            return self._ensemble.survey(slices)
+        except EnsembleError as exc:
+            raise DelayServiceError(str(exc)) from exc
+
+    def judge(self, facts: WorkerFacts) -> Verdict:
+        """Take what is known about this worker; return whether it may own."""
+        facts = facts._replace(zookeeper=self._trouble)
+        with self._lock:
+            is_news = self._election.judge(facts)
+        if is_news:
+            self._wake.set()
+        return electability(facts)
+
+    def verdict(self, slice_no: int) -> Verdict:
+        """Return whether this worker may own a slice of which it keeps a copy."""
+        with self._lock:
+            return self._election.verdict(slice_no, self._lease.now_s())
+
+    @property
+    def _trouble(self) -> str:
+        """Return why no slice can be owned in this session; empty: they can. A connection that is
+        away for less than the lease is no trouble yet.
+        """
+        if self._is_registered and self._lease.is_valid:
+            return ""
+        if self._rival:
+            return f"node_id {self._me.node_id} is in use by another node: {self._rival}"
+        return self._unusable or "there is no session yet"
+
+    def close(self) -> None:
+        """Hand over what can be handed over, and leave."""
+        self._leaving.set()
+        self._wake.set()
+        self._left.wait(_LEAVE_S)
+        self._views = RoleViews({}, {})
+        self._ensemble.close()
+
+    def _changed(self, what: int) -> None:
+        self._changes.put(what)
+        self._wake.set()
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._left.is_set():
+                self._wake.wait(self._wait_s())
+                self._wake.clear()
+                self._turn()
+        except BaseException:  # noqa: BLE001  # whatever it is, the worker has to know
+            self._has_failed = True
+            self._views = RoleViews({}, {})
+            _log.exception("ownership_failed")
+            self._on_change()
+
+    def _wait_s(self) -> float:
+        now_s = self._lease.now_s()
+        due_s = min(self._beat_due_s, self._step_due_s)
+        if self._lease.is_valid:  # its end changes the roles
+            due_s = min(due_s, self._lease.end_s)
+        return max(due_s - now_s, 0.0)
+
+    def _turn(self) -> None:
+        if self._ensemble.take_lost():
+            self._session_lost()
+        self._step_due_s = float("inf")  # without an answer there is nothing to decide on time
+        try:
+            if self._ensemble.is_connected:
+                self._look()
+                self._act()
+        except EnsembleError as exc:
+            _log.debug("ensemble_not_reached", why=str(exc))
+            self._changes.put(EVERYTHING)  # with the next beat
+            self._is_prepared = False
+            self._beat_due_s = self._lease.now_s() + _RETRY_S
+            self._unusable = str(exc)
+            if isinstance(exc, RefusedError):
+                self._unusable += f"; {_LOGIN_HINT}"
+                self._beat_due_s += _REFUSED_S
+                self._complain("zookeeper_refuses", str(exc), _LOGIN_HINT)
+        if not self._ensemble.is_connected:
+            self._out_of_reach()
+        self._publish()
+        self._leave_when_done()
+
+    def _session_lost(self) -> None:
+        if self._is_registered:
+            _log.warning("session_lost", hint="ZooKeeper ended it; its slices go to other nodes")
+        self._lease.end()
+        self._is_registered = self._is_prepared = False
+        self._changed(EVERYTHING)
+        with self._lock:
+            self._election.forget_seats()
+        self._publish()
+
+    def _publish(self) -> None:
+        with self._lock:
+            roles, epochs = self._election.roles(self._lease.now_s()), self._election.epochs
+        if (roles, epochs) != (self._views.owning, self._views.epochs):
+            self._views = RoleViews(roles, epochs)
+        shown = self.roles()
+        if shown is not self._shown_roles:
+            self._shown_roles = shown
+            self._on_change()
+
+    # --- look ----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if not self._is_connected:
+            self._beat_due_s = float("-inf")  # the lease may have run out meanwhile
+        if not self._is_prepared:
+            self._ensemble.prepare()
+            self._is_prepared = True
+        has_beaten = self._beat_when_time()
+        if not self._is_connected:  # not before an answer: kazoo connects first and then logs in
+            self._is_connected = True
+            self._complaints.clear()
+            _log.info("zookeeper_connected", session_timeout_s=self._ensemble.session_timeout_s)
+        if not self._is_registered and not self._leaving.is_set():
+            self._register()
+        changes = self._take_changes()
+        if has_beaten or not changes.isdisjoint({MEMBERS, EVERYTHING}):
+            self._read_members(anew=not changes.isdisjoint({MEMBERS, EVERYTHING}))
+        slices = self._election.slices
+        changed = sorted(slices if EVERYTHING in changes else slices & changes)
+        for batch in self._between_beats(changed):
+            self._read_seats(batch, have_acted=False)
+
+    def _take_changes(self) -> set[int]:
+        taken = set()
+        with suppress(Empty):
+            while True:
+                taken.add(self._changes.get_nowait())
+        return taken
+
+    def _register(self) -> None:
+        with self._lock:
+            life = self._election.life(self._lease.now_s())
+        other = self._ensemble.register(self._me, life)
+        if other is None:
+            self._is_registered = True
+            self._rival = ""
+            self._changed(MEMBERS)
+            _log.info("registered", node=self._me.node_id, worker=self._worker)
+        elif other.instance != self._rival:
+            self._rival = other.instance
+            _log.error(
+                "node_id_in_use",
+                node=self._me.node_id,
+                worker=self._worker,
+                by=other.instance,
+                hint="another node runs under this name; give each a node.node_id of its own. This "
+                "one stores and owns nothing meanwhile",
+            )
+
+    def _beat_when_time(self) -> bool:
+        sent_s = self._lease.now_s()
+        if sent_s < self._beat_due_s:
+            return False
+        with self._lock:
+            life = self._election.life(self._lease.now_s()) if self._is_registered else None
+        if not self._ensemble.beat(life):
+            _log.warning("registration_gone", node=self._me.node_id, worker=self._worker)
+            self._is_registered = False
+            self._wake.set()
+        timeout_s = self._ensemble.session_timeout_s
+        if not self._ensemble.is_lost:  # else a new session has answered, and this one owns nothing
+            self._lease.renew(sent_s, timeout_s)
+        self._beat_due_s = sent_s + timeout_s / _BEATS_PER_SESSION
+        self._quiet_since_s = sent_s
+        return True
+
+    def _read_members(self, *, anew: bool) -> None:
+        """Read the members when they have changed, and with every beat how far rivals are."""
+        if anew:
+            # Notes last: a node that comes back writes it first, and a note that changes later
+            # wakes no node.
+            self._names = frozenset(self._ensemble.live())
+            self._nodes = self._ensemble.nodes()
+            self._read_pin()
+            if self._is_registered and self._me.node_id not in {n.node_id for n in self._nodes}:
+                self._ensemble.enroll(self._me)  # forgotten just as it came back, or by hand
+        workers = [worker for name in self._names if (worker := worker_of(name)) is not None]
+        live = {node_id for node_id, _ in workers}
+        with self._lock:
+            if anew:
+                self._election.nodes(self._nodes)
+                self._election.pin(is_pinned=self._pin is not None)
+            self._election.live(live, is_registered=self._is_registered)
+            rivals = self._election.rivals & self._names
+        lives = self._ensemble.lives(sorted(rivals))
+        with self._lock:
+            self._election.lives(lives)
+        self._forget_the_gone(self._nodes, live)
+
+    def _read_pin(self) -> None:
+        before, self._pin = self._pin, self._ensemble.pin()
+        if self._pin is not None and self._pin != before:
+            hint = "owners keep their slices; delayservice zookeeper unpin ends it"
+            _log.warning("ownership_pinned", why=str(self._pin), hint=hint)
+        elif before is not None and self._pin is None:
+            _log.info("ownership_unpinned")
+
+    def _forget_the_gone(self, nodes: Collection[NodeNote], live: Collection[str]) -> None:
+        """A node that is away for long is replaced, where copies are counted."""
+        now_s = self._lease.now_s()
+        gone = {note.node_id for note in nodes} - set(live) - {self._me.node_id}
+        self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in gone}
+        for node_id, since_s in self._gone_since_s.items():
+            if self._replicas is not None and now_s - since_s > self._away_s:
+                _log.warning("node_forgotten", node=node_id, away_s=round(now_s - since_s))
+                self._ensemble.forget(node_id)
+
+    def _read_seats(self, slice_nos: Collection[int], *, have_acted: bool) -> None:
+        """Read the owners of slices; warn of an own node that is gone, unless it was acted on."""
+        # Changes up to now are covered by this reading. Own claims fire watches as well, and would
+        # have every slice read twice.
+        for what in self._take_changes() - set(slice_nos):
+            self._changes.put(what)
+        for slice_no, held in self._ensemble.owners(slice_nos):
+            seat = Seat(None) if held is None else Seat(held.note, held.is_mine)
+            with self._lock:
+                before = self._election.seat_of(slice_no)
+                self._election.seat(slice_no, seat, self._lease.now_s())
+            if not have_acted and before is not None and before.is_mine and not seat.is_mine:
+                _log.warning("owner_node_gone", slice=slice_no)
+
+    def _between_beats(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+        """Yield the items in batches, with a beat in between when it is due: the lease must not run
+        out while there is much to do.
+        """
+        for start in range(0, len(items), REQUESTS_MAX):
+            self._beat_when_time()
+            yield items[start : start + REQUESTS_MAX]
+
+    # --- act -----------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        with self._lock:
+            effects = self._election.step(self._lease.now_s())
+            self._step_due_s = self._election.wake_s
+        for batch in self._between_beats(effects):
+            self._effects.carry_out(batch)
+            self._read_seats([effect.slice_no for effect in batch], have_acted=True)
+        if effects:
+            self._wake.set()
+
+    # --- trouble and the end -------------------------------------------------------------------
+
+    def _out_of_reach(self) -> None:
+        """Say so, now and then; replace a session that kazoo has given up."""
+        now_s = self._lease.now_s()
+        timeout_s = self._ensemble.session_timeout_s
+        self._beat_due_s = now_s + timeout_s / _BEATS_PER_SESSION
+        quiet_s = now_s - self._quiet_since_s
+        why, is_refused = self._ensemble.trouble, self._ensemble.is_refused
+        self._unusable = f"the login was refused; {_LOGIN_HINT}" if is_refused else why
+        if why or self._is_connected or quiet_s > _PATIENCE_S:
+            hint = _LOGIN_HINT if is_refused else "storing goes on, delivery waits"
+            self._complain("waiting_for_zookeeper", why or "no answer", hint)
+        self._is_connected = False
+        patience_s = _REFUSED_S if is_refused else timeout_s * _REPLACE_AFTER_SESSIONS
+        if now_s - max(self._quiet_since_s, self._replaced_s) > patience_s:
+            self._replaced_s = now_s
+            self._ensemble.replace()
+
+    def _complain(self, event: str, why: str, hint: str) -> None:
+        """Once for each reason, and all again now and then."""
+        now_s = self._lease.now_s()
+        if now_s - self._reminded_s > _REMIND_S:
+            self._reminded_s = now_s
+            self._complaints.clear()
+        if why not in self._complaints:
+            self._complaints.add(why)
+            _log.warning(event, why=why, hint=hint)
+
+    def _leave_when_done(self) -> None:
+        if not self._leaving.is_set():
+            return
+        with self._lock:
+            has_left = not self._is_registered and not self._election.owned
+        if has_left or not self._ensemble.is_connected:
+            self._left.set()
+        elif not self._has_told:
+            self._has_told = True
+            with self._lock:
+                self._election.leave()
+                life = self._election.life(self._lease.now_s())
+            if self._is_registered:  # else the node of that name is another's, or none
+                self._unregister(life)
+            self._changed(MEMBERS)
+
+    def _unregister(self, life: LifeNote) -> None:
+        self._is_registered = False
+        try:
+            self._ensemble.unregister(life)
+        except EnsembleError as exc:
+            _log.debug("ensemble_not_reached", why=str(exc))
