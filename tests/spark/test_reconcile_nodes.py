@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ NODES = ("n1", "n2")
 LOST, CHANGED, CHANGED_NAMED = 1, 12, 390
 """Offsets; the last one bears an id, which its digest is of."""
 INTERVALS_MAX = 12
+SYNC_S_MAX = 120.0
+"""Twice the age that a durable horizon may reach."""
 
 
 class Pair:
@@ -110,6 +113,12 @@ class Pair:
         state = self.bench.folder / node
         (folder,) = [shard for shard in find_shards(state) if shard.partition == 0]
         return folder
+
+    def has_horizon(self, node: str) -> bool:
+        """Return whether the disk holds every record, as of the last periodic sync."""
+        state = self.bench.folder / node
+        states = [load_state(one) for one in find_shards(state) if one.partition == 0]
+        return [one and one.stop_offset for one in states] == [RECORDS]
 
     def spoil(self, node: str) -> None:
         """Its store forgets a record and changes two others, without any damage to a checksum."""
@@ -212,6 +221,8 @@ def test_what_a_disk_lost_is_found_repaired_and_clean_again(
     }
     wrong = reconcile(spark, pair.options(tmp_path / "wrong", deep=True))
     assert found(spark, wrong) == damaged | spoilt(node)
+    for one in NODES:
+        await_true(partial(pair.has_horizon, one), f"a durable horizon of {one}", SYNC_S_MAX)
     folders = {node: str(tmp_path / node) for node in NODES}
     on_disk = reconcile(spark, pair.options(tmp_path / "disk", folders=folders))
     # Of the empty slice a node that has never been stopped has written no horizon.
