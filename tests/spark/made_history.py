@@ -360,28 +360,29 @@ class MadeHistory:
                 continue
             if case == 1:
                 offset = self._replaced(offset, due_ms, named, partition)
-            self.delivery(offset, due_ms, partition=partition, to=partition)
+            self.delivery(offset, due_ms, partition=partition, to=partition, more=more)
 
     def rescheduled(self, count: int, ids: int) -> None:
         """So many records with so many ids in turn; the last one of each id is delivered."""
         due_ms = self.now_ms + 3_600_000
-        last: dict[int, int] = {}
+        last: dict[Header, int] = {}
         for number in range(count):
-            name = number % ids
-            offset = self.source(due_ms, ("delay-id", b"%d" % name))
-            if name in last:
-                self.outcome("replaced", last[name], by=offset)
-            last[name] = offset
-        for offset in last.values():
-            self.delivery(offset, due_ms)
+            named = ("delay-id", b"%d" % (number % ids))
+            offset = self.source(due_ms, named)
+            if named in last:
+                self.outcome("replaced", last[named], named, by=offset)
+            last[named] = offset
+        for named, offset in last.items():
+            self.delivery(offset, due_ms, more=[named])
 
     def _cancel(self, offset: int, named: Header, partition: int) -> None:
         headers = [named, ("delay-op", b"cancel")]
         by = self.write(self.delay, headers, value=None, partition=partition)
-        self.outcome("cancelled", offset, by=by, partition=partition)
-        self.outcome("cancelled", by, partition=partition)
+        own = ("delay-source", f"{self.delay}:{partition}:{by}".encode())
+        self.outcome("cancelled", offset, named, by=by, partition=partition)
+        self.outcome("cancelled", by, named, own, partition=partition)
 
     def _replaced(self, offset: int, due_ms: int, named: Header, partition: int) -> int:
         by = self.source(due_ms, named, partition=partition)
-        self.outcome("replaced", offset, by=by, partition=partition)
+        self.outcome("replaced", offset, named, by=by, partition=partition)
         return by
