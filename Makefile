@@ -55,8 +55,26 @@ test: check  ## check, then what shows within minutes whether a change is sound;
 	$(BIN)/pytest -n 2 --dist loadfile --durations=10 -m quick $(ARGS) || status=1; \
 	exit $$status
 
-try: $(STAMP)  ## Kafka, a node and a first delayed record, to play with; ARGS as --once
-	$(BIN)/delayservice dev try $(ARGS)
+# Needs a tenth of what tests need, so it has a venv of its own unless the whole one is there.
+TRY := $(if $(wildcard $(STAMP)),$(VENV),.venv-try)
+TRY_STAMP := $(TRY)/$(if $(wildcard $(STAMP)),$(notdir $(STAMP)),.built-$(shell { pwd; $(PYTHON) -V; \
+	cat requirements/devtools.txt pyproject.toml devtools/pyproject.toml; } 2>&1 | cksum | cut -d' ' -f1))
+
+try: $(TRY_STAMP)  ## Kafka, a node and a first delayed record, to play with; ARGS as --once
+	$(TRY)/bin/delayservice dev try $(ARGS)
+
+.venv-try/.built-%:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed. Type:" \
+		"sudo apt-get install -y python3 python3-venv" >&2; exit 1; }
+	@echo "1/3  making .venv-try"
+	@rm -rf .venv-try && $(PYTHON) -m venv .venv-try
+	@echo "2/3  installing what the service and an embedded Kafka need (about 200 MB)"
+	@.venv-try/bin/python -m pip install --disable-pip-version-check --progress-bar on --no-compile \
+		--require-hashes -r requirements/devtools.txt | grep --line-buffered -E '^(Collecting|Installing)'
+	@.venv-try/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation -e . -e devtools
+	@echo "3/3  starting Kafka"
+	@touch $@
 
 demo: $(STAMP)  ## the main job on a real cluster, with the service killed in it
 	$(BIN)/delayservice demo $(ARGS)
@@ -127,12 +145,14 @@ lock: $(STAMP)  ## write the lock files anew from requirements/*.in
 		-o requirements/zookeeper-sasl.txt
 	$(COMPILE) -c requirements/run.txt requirements/run.in requirements/spark.in \
 		-o requirements/spark.txt
-	$(COMPILE) -c requirements/spark.txt $(wildcard requirements/*.in) -o requirements/dev.txt
+	$(COMPILE) -c requirements/run.txt requirements/run.in requirements/devtools.in requirements/build.in \
+		-o requirements/devtools.txt
+	$(COMPILE) -c requirements/spark.txt -c requirements/devtools.txt $(wildcard requirements/*.in) -o requirements/dev.txt
 
 lock-jars: $(STAMP)  ## write the locks of the jars anew
 	$(BIN)/python -m delay_devtools.lock_jars
 	$(BIN)/python -m connectors.spark.common.jars --lock
 
 clean:  ## remove .venv and every cache in this folder
-	rm -rf $(VENV) build client/build devtools/build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info client/*.egg-info devtools/*.egg-info
+	rm -rf $(VENV) .venv-try build client/build devtools/build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info client/*.egg-info devtools/*.egg-info
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
