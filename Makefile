@@ -69,15 +69,15 @@ try: $(TRY_STAMP)  ## Kafka, a node and a first delayed record, to play with; AR
 	@echo "1/3  making .venv-try"
 	@rm -rf .venv-try && $(PYTHON) -m venv .venv-try
 	@echo "2/3  installing what the service and an embedded Kafka need (about 200 MB)"
-	@.venv-try/bin/python -m pip install --disable-pip-version-check --progress-bar on --no-compile \
-		--require-hashes -r requirements/devtools.txt | grep --line-buffered -E '^(Collecting|Installing)'
+	@.venv-try/bin/python -m pip install --disable-pip-version-check --no-compile \
+		--require-hashes -r requirements/devtools.txt
 	@.venv-try/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--no-build-isolation -e . -e devtools
 	@echo "3/3  starting Kafka"
 	@touch $@
 
-demo: $(STAMP)  ## the main job on a real cluster, with the service killed in it
-	$(BIN)/delayservice demo $(ARGS)
+demo: $(TRY_STAMP)  ## the main job on a real cluster, with the service killed in it
+	$(TRY)/bin/delayservice demo $(ARGS)
 
 simulate: $(STAMP)  ## the simulation in its long mode; ARGS reach pytest
 	SIMULATION_MODE=long $(BIN)/pytest tests/simulation --timeout=0 $(ARGS)
