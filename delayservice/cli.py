@@ -226,6 +226,12 @@ def show_config(
     reference: Annotated[
         bool, typer.Option("--reference", help="Print every setting there is, as Markdown.")
     ] = False,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SECTION.KEY", help="Print nothing, and fail if this has no value; repeatable."
+        ),
+    ] = None,
 ) -> None:
     """Print the effective configuration and where each value comes from. Secrets are hidden."""
     from delayservice.config import reference as settings_report
@@ -234,6 +240,9 @@ def show_config(
         print(settings_report.reference(), end="")  # noqa: T201 (Markdown as it is)
         return
     rows = settings_report.effective(load(config, sets))
+    if require:
+        settings_report.require(rows, require)
+        return
     if as_json:
         print_json({row.name: {"value": row.value, "origin": row.origin} for row in rows})
         return
