@@ -1,4 +1,4 @@
-"""Topics that are too small for their cluster, found at the start, while they can still be changed."""
+"""Topics that are too small for their cluster, found at the start, while they can still grow."""
 
 from __future__ import annotations
 

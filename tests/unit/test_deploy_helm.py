@@ -1,4 +1,4 @@
-"""``deploy/helm``: what the chart makes of its values, by Helm, Kubernetes' schemas and the service.
+"""``deploy/helm``: what the chart makes of its values, read by Kubernetes' schemas and the service.
 
 ``deploy/kubernetes/elsewhere.yaml`` is the chart's output for ``VALUES``, so it is tested without
 Helm too. To write it anew: ``RENDER=1 pytest tests/unit/test_deploy_helm.py``.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,13 +23,14 @@ import yaml
 from delayservice.config.settings import Settings, load
 from delayservice.process.worker import STOP_TIMEOUT_S
 from tests.deployed import ROOT, parse, services
+from tests.docs.pages import bare, blocks, commands
 
 CHART = ROOT / "deploy/helm/delayservice"
 FILE = ROOT / "deploy/kubernetes/elsewhere.yaml"
 HEAD = """\
-# The delay service for brokers that run elsewhere, with a ZooKeeper ensemble of its own: what the chart
-# in deploy/helm makes of the values below. docs/kubernetes.md says what to change, and names the secret
-# that it expects.
+# The delay service for brokers that run elsewhere, with a ZooKeeper ensemble of its own: what the
+# chart in deploy/helm makes of the values below. docs/kubernetes.md says what to change, and names
+# the secret that it expects.
 #
 """
 VALUES = (
@@ -37,16 +39,7 @@ VALUES = (
     "targets={orders*,payments}",
     "zookeeper.create=true",
 )
-STRIMZI = (
-    "kafka.bootstrap=my-cluster-kafka-bootstrap:9093",
-    "kafka.ca.secret=my-cluster-cluster-ca-cert",
-    "kafka.sasl.username=delayservice",
-    "kafka.sasl.secret=delayservice-user",
-    "existingSecret=delayservice",
-    "targets={orders*}",
-    "zookeeper.hosts=zk-1:2181\\,zk-2:2182",
-    "networkPolicy.extraPorts={9094}",
-)
+PAGE = "docs/kubernetes.md"
 CUSTOM_KINDS = {"ServiceMonitor", "PrometheusRule"}
 SECRET = {"cluster_secret", "admin_token", "zookeeper_password"}
 
@@ -131,7 +124,9 @@ def check(objects: Sequence[Object]) -> None:
         }
         if one["kind"] in selectors:
             selector = selectors[one["kind"]](spec)
-            chosen = [n for n, p in pods.items() if selector.items() <= p["metadata"]["labels"].items()]
+            chosen = [
+                n for n, p in pods.items() if selector.items() <= p["metadata"]["labels"].items()
+            ]
             assert chosen == [one["metadata"]["name"]]
 
 
@@ -145,8 +140,8 @@ def test_the_manifest_is_what_the_chart_makes() -> None:
     assert done.returncode == 0, done.stderr
     head = HEAD + "".join(f"#   --set '{one}'\n" for one in VALUES)
     # Who made it and from which file is of no use in a file that people change.
-    body = re.sub(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", "", done.stdout, flags=re.M)
-    body = re.sub(r"^# Source: .*\n", "", body, flags=re.M)
+    made_by = r"^(# Source|\s*(helm\.sh/chart|app\.kubernetes\.io/managed-by)): .*\n"
+    body = re.sub(made_by, "", done.stdout, flags=re.MULTILINE)
     if os.environ.get("RENDER"):
         FILE.write_text(head + body, "utf-8")
     assert FILE.read_text("utf-8") == head + body
@@ -192,17 +187,42 @@ def test_its_images_are_those_of_the_compose_file_and_its_guard_that_of_the_side
 # --- with Helm ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sets", [VALUES, STRIMZI], ids=["plain", "strimzi"])
-def test_helm_finds_nothing_wrong(sets: Sequence[str]) -> None:
-    words = [helm(), "lint", "--strict", str(CHART)]
-    for one in sets:
-        words += ["--set", one]
+@pytest.fixture
+def strimzi(tmp_path: Path) -> list[str]:
+    """Options with the values that the page gives for Strimzi."""
+    (block,) = blocks("yaml", PAGE)
+    values = tmp_path / "strimzi.yaml"
+    values.write_text(block.text, "utf-8")
+    return ["--values", str(values)]
+
+
+def test_the_command_of_the_page_installs_it() -> None:
+    (command,) = (bare(one.text) for one in commands(PAGE) if one.text.startswith("helm"))
+    program, verb, *words = shlex.split(command)
+    assert (program, verb) == ("helm", "install")
+    done = subprocess.run(
+        [helm(), "template", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    objects = [one for one in yaml.safe_load_all(done.stdout) if one]
+    check(objects)
+    assert node_of(objects)[1]["image"] == "registry.example.com/delayservice:0.1.0"
+
+
+def test_helm_finds_nothing_wrong(strimzi: list[str]) -> None:
+    words = [helm(), "lint", "--strict", str(CHART), *strimzi]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_cluster_of_strimzi_is_reached_with_its_own_secrets(tmp_path: Path) -> None:
-    objects = rendered(*STRIMZI)
+def test_a_cluster_of_strimzi_is_reached_with_its_own_secrets(
+    strimzi: list[str], tmp_path: Path
+) -> None:
+    hosts = "zookeeper.hosts=zk-1:2181\\,zk-2:2182"
+    check(rendered(more=strimzi))
+    objects = rendered(
+        hosts, "zookeeper.create=false", "networkPolicy.extraPorts={9094}", more=strimzi
+    )
     check(objects)
     settings = settings_of(objects, tmp_path)
     client = settings.kafka.client_config("producer")
@@ -212,9 +232,8 @@ def test_a_cluster_of_strimzi_is_reached_with_its_own_secrets(tmp_path: Path) ->
     assert settings.zookeeper.hosts == "zk-1:2181,zk-2:2182"
     egress = named(objects, "NetworkPolicy")["spec"]["egress"]
     assert [port["port"] for port in egress[1]["ports"]] == [9093, 2181, 2182, 9094]
-    assert {one["kind"] for one in objects} == {
-        "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "StatefulSet"
-    }  # fmt: skip
+    kinds = ["ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "StatefulSet"]
+    assert sorted(one["kind"] for one in objects) == kinds
 
 
 def test_a_client_certificate_is_mounted_and_named(tmp_path: Path) -> None:
@@ -266,12 +285,15 @@ def test_a_file_of_ones_own_is_the_configuration_and_values_are_stronger(tmp_pat
 
 def test_the_operator_of_prometheus_is_given_targets_and_every_alert() -> None:
     objects = rendered(
-        *VALUES, "monitoring.enabled=true", "monitoring.job=delay-eu", "monitoring.labels.release=prom",
+        *VALUES,
+        "monitoring.enabled=true",
+        "monitoring.job=delay-eu",
+        "monitoring.labels.release=prom",
         "monitoring.runbooks=https://docs.example.com/delay/",
-    )  # fmt: skip
+    )
     check(objects)
     monitor, rule = named(objects, "ServiceMonitor"), named(objects, "PrometheusRule")
-    assert monitor["metadata"]["labels"]["release"] == rule["metadata"]["labels"]["release"] == "prom"
+    assert {one["metadata"]["labels"]["release"] for one in (monitor, rule)} == {"prom"}
     service = named(objects, "Service")
     assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "delay-eu"
     labels = service["metadata"]["labels"]

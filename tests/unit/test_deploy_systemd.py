@@ -106,8 +106,8 @@ def test_a_node_without_an_ensemble_is_not_started(tmp_path: Path) -> None:
     statuses = []
     for number, text in enumerate(['hosts = "zk:2181"', 'hosts = ""', ""]):
         words[at] = str(tmp_path / f"{number}.toml")
-        secret = 'cluster_secret = "0123456789abcdef"'
-        Path(words[at]).write_text(f"[node]\n{secret}\n[zookeeper]\n{text}\n", "utf-8")
+        node = '[node]\ncluster_secret = "0123456789abcdef"'
+        Path(words[at]).write_text(f"{node}\n[zookeeper]\n{text}\n", "utf-8")
         statuses.append(CliRunner().invoke(app, words).exit_code)
     assert statuses == [0, 1, 1]
 
