@@ -6,9 +6,9 @@ The service passes ``traceparent``, ``tracestate`` and ``baggage`` on as every o
 import sys
 
 from confluent_kafka import Message
-from opentelemetry import propagate, trace  # type: ignore[import-not-found]
+from opentelemetry import propagate, trace
 
-from kafka_delay_client import DelayProducer
+from kafka_delay_client import DelayProducer, own_headers
 
 tracer = trace.get_tracer("orders")
 
@@ -26,7 +26,7 @@ def handle(message: Message) -> None:
 
     A parent would be wrong: its span ended before the delay began.
     """
-    carrier = {name: (value or b"").decode() for name, value in message.headers() or []}
+    carrier = {name: (value or b"").decode() for name, value in own_headers(message)}
     origin = trace.get_current_span(propagate.extract(carrier)).get_span_context()
     kind = trace.SpanKind.CONSUMER
     with tracer.start_as_current_span("handle", kind=kind, links=[trace.Link(origin)]):
