@@ -50,7 +50,7 @@ def effective(loaded: Loaded) -> list[Row]:
     ]
 
 
-def require(rows: Iterable[Row], names: Iterable[str]) -> None:
+def require_values(rows: Iterable[Row], names: Iterable[str]) -> None:
     """Check that settings have a value.
 
     Raises:

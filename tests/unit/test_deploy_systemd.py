@@ -98,29 +98,30 @@ def test_its_command_and_its_settings_are_the_services() -> None:
     assert service()["StateDirectory"] == ["delayservice"]
 
 
-def test_a_node_without_an_ensemble_is_not_started(tmp_path: Path) -> None:
-    program, *words = service()["ExecStartPre"][0].split()
-    assert program == service()["ExecStart"][0].split()[0]
-    at = words.index("--config") + 1
-    assert words[at] == service()["ExecStart"][0].split()[-1]
+def test_a_node_without_an_ensemble_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayservice.process.node.run", lambda _settings: 0)
+    _, *words = service()["ExecStart"][0].split()
+    node = '[node]\ncluster_secret = "0123456789abcdef"\n[kafka]\nbootstrap = "kafka:9092"\n'
     statuses = []
     for number, text in enumerate(['hosts = "zk:2181"', 'hosts = ""', ""]):
-        words[at] = str(tmp_path / f"{number}.toml")
-        node = '[node]\ncluster_secret = "0123456789abcdef"'
-        Path(words[at]).write_text(f"{node}\n[zookeeper]\n{text}\n", "utf-8")
+        config = tmp_path / f"{number}.toml"
+        config.write_text(f"{node}[zookeeper]\n{text}\n", "utf-8")
+        words[words.index("--config") + 1] = str(config)
         statuses.append(CliRunner().invoke(app, words).exit_code)
     assert statuses == [0, 1, 1]
 
 
 def test_a_single_node_is_allowed_by_a_drop_in(tmp_path: Path) -> None:
-    own = service(STANDALONE)
-    assert own["ExecStartPre"] == [""]
-    variables = dict([own["Environment"][0].split("=", 1)])
+    own, usual = service(STANDALONE), service()["ExecStart"][0]
+    assert own["ExecStart"] == ["", usual.removesuffix(" --require zookeeper.hosts")]
+    name, _, value = own["Environment"][0].partition("=")
     config = tmp_path / "delayservice.toml"
     config.write_text(
         '[node]\ncluster_secret = "0123456789abcdef"\n[zookeeper]\nhosts = "zk:2181"\n', "utf-8"
     )
-    assert load(config, [], variables).zookeeper.hosts == ""
+    assert load(config, [], {name: value}).zookeeper.hosts == ""
 
 
 def test_machines_differ_in_a_file_of_variables_alone() -> None:
