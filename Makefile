@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test try demo simulate crash long night compat dist faults fault-tools alert-tools compose-tools browser-tools lock lock-jars clean
+.PHONY: help venv check format test try demo simulate crash long night compat dist faults fault-tools alert-tools compose-tools helm-tools browser-tools lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -134,6 +134,11 @@ alert-tools:  ## install what the tests of alerts need of Debian, if root and mi
 
 compose-tools:  ## install what the tests of deployments need of Debian, if root and missing
 	$(call install,docker-compose systemd-analyze,docker-compose systemd)
+
+HELM := helm.sh/helm/v3/cmd/helm@v3.19.0
+helm-tools: $(STAMP)  ## build Helm, which the tests of the chart need, if Go is there and Helm is missing
+	@command -v helm > /dev/null || test -x $(BIN)/helm || GOBIN=$(abspath $(BIN)) go install $(HELM) \
+		|| echo "Some tests will be skipped: go 1.24 or later is needed to build $(HELM)" >&2
 
 browser-tools:  ## install what the tests of the page need of Debian, if root and missing
 	$(call install,chromium chromedriver,chromium chromium-driver)

@@ -47,6 +47,8 @@ NOT_TYPED: Final = (
     Listed("docs/deployment.md", "ln -s", "would stay on the machine that runs the tests"),
     Listed("docs/deployment.md", "systemctl", _SYSTEMD),
     Listed("docs/deployment.md", "kubectl", _KUBERNETES),
+    Listed("docs/kubernetes.md", "kubectl", _KUBERNETES),
+    Listed("docs/kubernetes.md", "helm", "tests/unit/test_deploy_helm.py renders it"),
     Listed("docs/operations.md", "kcat", _CHECKPOINT),
     Listed("docs/operations.md", "CHECKPOINT=", _CHECKPOINT),
     Listed("docs/operations.md", 'echo "$SLICE|', _CHECKPOINT),
