@@ -24,7 +24,8 @@ from delayservice.contract.draft import RULES
 from delayservice.contract.entry import INVALID, OFFSET_MAX, SCHEDULE, UNREADABLE, Headers, Row
 from delayservice.contract.names import COPY_NAMES, DELAY_TARGET_TOPIC
 from delayservice.contract.provenance import Provenance, due_header
-from delayservice.contract.record import PARTITION_BY_KEY, RecordReader
+from delayservice.contract.record import RecordReader
+from delayservice.contract.user_record import PARTITION_BY_KEY
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED, Output
 from delayservice.engine.settle import Settler, Verdicts

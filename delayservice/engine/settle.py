@@ -38,7 +38,7 @@ from delayservice.contract.names import (
     DELAY_SHARD,
     Header,
 )
-from delayservice.contract.record import Provenance, dead_letter_headers
+from delayservice.contract.provenance import Provenance, dead_letter_headers
 from delayservice.contract.recurrence import (
     CronTime,
     Recurrence,

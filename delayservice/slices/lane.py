@@ -200,7 +200,7 @@ class Lane:
         proof.take_over(last_read, bounds)
         marked = self.store.marked_from(cursor.offset)
         self.shard.take_over(cursor, marked, bounds.end, bounds.start)
-        self.shard.doubts = doubtful(self._gaps, self._lost)
+        self.shard.walk.doubts = doubtful(self._gaps, self._lost)
         self._cancellers = {key[1]: mark for mark, key in marked}
         self._go_to_wanted()
         self._hold_back()
@@ -290,7 +290,7 @@ class Lane:
     def _note_gap(self, gap: Gap) -> None:
         self._set_label(has_refused=self._has_refused, gaps=with_gap(self._gaps, gap))
         if self.shard.owned:
-            self.shard.doubts = doubtful(self._gaps, self._lost)
+            self.shard.walk.doubts = doubtful(self._gaps, self._lost)
 
     def reset_store(self) -> None:
         """Start the store over from the beginning of the log."""

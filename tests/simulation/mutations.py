@@ -47,6 +47,7 @@ from delayservice.engine.role import Role
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.storing import bearing_ids
+from delayservice.engine.walk import Walk
 from delayservice.slices.lane import Lane
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.log_proof import LogProof
@@ -110,22 +111,22 @@ def index_at_stored() -> Iterator[None]:
     """A cancel hits what the id index knows at S, while H lags behind."""
 
     def settle_late(original: Any, lane: Lane, *args: Any) -> list[Output]:
-        lane.shard.index = lane.store.latest_unmarked  # type: ignore[attr-defined]
+        lane.shard.walk.index = lane.store.latest_unmarked  # type: ignore[attr-defined]
         late: list[Output] = original(lane, *args)
         return late
 
-    def act(original: Any, shard: Shard, entry: Entry, name: bytes, *args: Any) -> Any:
+    def act(original: Any, walk: Walk, entry: Entry, name: bytes, *args: Any) -> Any:
         offset = entry[0]
-        found = shard.index(name, OFFSET_MAX)  # type: ignore[attr-defined]
+        found = walk.index(name, OFFSET_MAX)  # type: ignore[attr-defined]
         if found is not None and found[1] < offset:
-            shard._victims[offset] = {found: None}
+            walk.victims[offset] = {found: None}
         else:
-            shard._victims.pop(offset, None)
-        return original(shard, entry, name, *args)
+            walk.victims.pop(offset, None)
+        return original(walk, entry, name, *args)
 
     with (
         replaced(Lane, "settle_late", settle_late),
-        replaced(Shard, "_act_at_home", act),
+        replaced(Walk, "_act_at_home", act),
     ):
         yield
 
@@ -194,21 +195,26 @@ def key_is_clock() -> AbstractContextManager[Any]:
 def outcomes_from_memory() -> AbstractContextManager[Any]:
     """A cancel's outcome is what this node happens to remember of the id."""
 
-    def act(original: Any, shard: Shard, entry: Entry, name: bytes, *args: Any) -> Any:
+    def ingest(original: Any, shard: Shard, *args: Any) -> Additions:
+        shard.walk.names = shard._names  # type: ignore[attr-defined]
+        added: Additions = original(shard, *args)
+        return added
+
+    def act(original: Any, walk: Walk, entry: Entry, name: bytes, *args: Any) -> Any:
         offset, kind = entry[:2]
-        outputs: list[Output | None] | None = original(shard, entry, name, *args)
+        outputs: list[Output | None] | None = original(walk, entry, name, *args)
         if kind == CANCEL and outputs is not None:
-            seen = any(o < offset for o in shard._names._offsets.get(name, ()))
+            seen = any(o < offset for o in walk.names._offsets.get(name, ()))  # type: ignore[attr-defined]
             own = outcome.CANCELLED if seen else outcome.NOT_PENDING
-            outputs[-1] = shard._settler.control(own, offset, name)
+            outputs[-1] = walk._settler.control(own, offset, name)
         return outputs
 
-    return replaced(Shard, "_act_at_home", act)
+    return _both(replaced(Shard, "ingest", ingest), replaced(Walk, "_act_at_home", act))
 
 
 def cancel_overlaps_roll() -> AbstractContextManager[Any]:
     """H passes a canceller whose victim's copy has not come back from the log yet."""
-    return patch.object(Shard, "_awaits_copy", lambda *_: False)
+    return patch.object(Walk, "_awaits_copy", lambda *_: False)
 
 
 def take_over_reads_to_h() -> AbstractContextManager[Any]:
@@ -337,8 +343,9 @@ def marks_dropped_too_early() -> AbstractContextManager[Any]:
 
     def commit(original: Any, shard: Shard) -> None:
         original(shard)
-        for mark in [mark for mark in shard._victims if mark < shard.stored]:
-            del shard._victims[mark]
+        victims = shard.walk.victims
+        for mark in [mark for mark in victims if mark < shard.stored]:
+            del victims[mark]
 
     return replaced(Shard, "commit", commit)
 
@@ -421,13 +428,13 @@ def marked_is_delivered() -> AbstractContextManager[Any]:
 def late_record_skipped() -> AbstractContextManager[Any]:
     """Rule 9: a record that came late is taken for settled."""
 
-    def passed(original: Any, shard: Shard, entry: Entry, k: Key, *args: Any) -> bool:
+    def passed(original: Any, walk: Walk, entry: Entry, k: Key, *args: Any) -> bool:
         if entry[1] == SCHEDULE and entry[3] is None and (entry[2], entry[0]) <= k:
             return True
-        on: bool = original(shard, entry, k, *args)
+        on: bool = original(walk, entry, k, *args)
         return on
 
-    return replaced(Shard, "_pass", passed)
+    return replaced(Walk, "take", passed)
 
 
 def dead_copy_delivered() -> AbstractContextManager[Any]:
@@ -435,7 +442,7 @@ def dead_copy_delivered() -> AbstractContextManager[Any]:
 
     def queue(original: Any, shard: Shard, *args: Any) -> None:
         original(shard, *args)
-        shard._x_of_copies.clear()
+        shard.walk.x_of_copies.clear()
 
     return replaced(Shard, "_queue_for_walk", queue)
 
@@ -918,13 +925,13 @@ def batches_grow_again() -> AbstractContextManager[Any]:
 def fire_overlaps_roll() -> AbstractContextManager[Any]:
     """H passes a fire whose victim's copy has not come back from the log yet."""
 
-    def passed(original: Any, shard: Shard, entry: Entry, *args: Any) -> bool:
-        awaits = _nothing_awaited if entry[1] == FIRE else Shard._awaits_copy
-        with patch.object(Shard, "_awaits_copy", awaits):
-            on: bool = original(shard, entry, *args)
+    def passed(original: Any, walk: Walk, entry: Entry, *args: Any) -> bool:
+        awaits = _nothing_awaited if entry[1] == FIRE else Walk._awaits_copy
+        with patch.object(Walk, "_awaits_copy", awaits):
+            on: bool = original(walk, entry, *args)
         return on
 
-    return replaced(Shard, "_pass", passed)
+    return replaced(Walk, "take", passed)
 
 
 def _nothing_awaited(*_: object) -> bool:
@@ -934,12 +941,12 @@ def _nothing_awaited(*_: object) -> bool:
 def fire_forgets_before_commit() -> AbstractContextManager[Any]:
     """What a fire hit is forgotten as soon as it is staged: after an abort nobody knows of it."""
 
-    def victims(original: Any, shard: Shard, offset: int, *args: Any) -> Any:
-        outputs = original(shard, offset, *args)
-        shard._victims.pop(offset, None)
+    def victims(original: Any, walk: Walk, offset: int, *args: Any) -> Any:
+        outputs = original(walk, offset, *args)
+        walk.victims.pop(offset, None)
         return outputs
 
-    return replaced(Shard, "_fire_victims", victims)
+    return replaced(Walk, "_fire_victims", victims)
 
 
 def fired_is_delivered_again() -> AbstractContextManager[Any]:
@@ -975,13 +982,13 @@ def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) 
 def fire_is_always_done() -> AbstractContextManager[Any]:
     """A fire says ``fired`` whatever it met."""
 
-    def act(original: Any, shard: Shard, entry: Entry, record_id: bytes, *args: Any) -> Any:
-        outputs = original(shard, entry, record_id, *args)
+    def act(original: Any, walk: Walk, entry: Entry, record_id: bytes, *args: Any) -> Any:
+        outputs = original(walk, entry, record_id, *args)
         if outputs is None or entry[1] != FIRE:
             return outputs
-        return [*outputs[:-1], shard._settler.control(outcome.FIRED, entry[0], record_id)]
+        return [*outputs[:-1], walk._settler.control(outcome.FIRED, entry[0], record_id)]
 
-    return replaced(Shard, "_act_at_home", act)
+    return replaced(Walk, "_act_at_home", act)
 
 
 def fired_and_parked_waits() -> AbstractContextManager[Any]:
