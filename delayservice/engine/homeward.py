@@ -98,11 +98,11 @@ class Homeward:
         if obstacle is not None and obstacle[0] == TARGET_ASKED:
             return None
         if obstacle is not None and obstacle[0] != TARGET_PAUSED:  # that is for deliveries
-            if not self._settler.takes_copies():
+            if not self._settler.requeuer.takes():
                 return None
             again = waiting()
-            at_ms = self._settler.later_ms(offset, again, now_ms, _AGAIN_MS)
-            return [self._settler.copy(outcome.PARKED, offset, again, at_ms, base)]
+            at_ms = self._settler.requeuer.later_ms(offset, again, now_ms, _AGAIN_MS)
+            return [self._settler.requeuer.requeue(outcome.PARKED, offset, again, at_ms, base)]
         return [
             self._envelope(sent, settled, target[1], offset)
             for sent, settled in zip(group, settles, strict=True)
@@ -137,11 +137,11 @@ class Homeward:
 
     def refused(self, one: Waiting, code: str, detail: str) -> list[Output] | None:
         """The dead letters of what waits and never gets home; None: they can't be written now."""
-        settler = self._settler
+        endings = self._settler.endings
         *before, last = waiting_group(one.payload)
-        letter = settler.dead_letter(one.offset, last.original, code, detail, 0, last.source)
+        letter = endings.dead_letter(one.offset, last.original, code, detail, 0, last.source)
         if letter is None:
             return None
         reason = (code, detail)
-        beside = [settler.letter_beside(one.offset, o.original, reason, o.source) for o in before]
+        beside = [endings.letter_beside(one.offset, o.original, reason, o.source) for o in before]
         return [*beside, letter]

@@ -28,7 +28,8 @@ from delayservice.contract.record import RecordReader
 from delayservice.contract.user_record import PARTITION_BY_KEY
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED, Output
-from delayservice.engine.settle import Settler, Verdicts
+from delayservice.engine.settle import Settler
+from delayservice.engine.verdicts import Verdicts
 
 _INPUT = frozenset((*RULES, *(alias.header for alias in ALIASES), *COPY_NAMES))
 """Every header that may mean something here; all others are the record's own."""
@@ -127,10 +128,10 @@ class LevelRecords:
         """
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:
-            return self._settler.dead_letter(offset, payload, *extra)
+            return self._settler.endings.dead_letter(offset, payload, *extra)
         if kind != SCHEDULE:
             original = (row[2], row[3], row[4] or [])
-            return self._settler.dead_letter(offset, original, COPY_FORGED, _NO_COPIES)
+            return self._settler.endings.dead_letter(offset, original, COPY_FORGED, _NO_COPIES)
         if plain_text != b"" and self._settler.denial(offset, payload[0]) is None:
             if len(self._targets) >= _TARGETS_MAX:
                 self._targets.clear()

@@ -22,11 +22,12 @@ from delayservice.contract.home import SETTLES_NOTHING, Group, waiting_group
 from delayservice.contract.recurrence import recurs
 from delayservice.engine import outcome
 from delayservice.engine.cursor import Key
+from delayservice.engine.endings import doubt
 from delayservice.engine.homeward import Homeward, Waiting
 from delayservice.engine.losses import Gap
 from delayservice.engine.outcome import Output
 from delayservice.engine.pending import NO_MARK
-from delayservice.engine.settle import Settler, doubt
+from delayservice.engine.settle import Settler
 
 _FATES: Final = {
     SCHEDULE: outcome.REPLACED,
@@ -109,7 +110,7 @@ class Walk:
         """Add the outputs of one record that H passes; False: H has to wait there."""
         offset, kind, key_ms, record_id, payload, extra = entry
         if kind == INVALID:
-            return _took([self._settler.dead_letter(offset, payload, *extra)], outputs)
+            return _took([self._settler.endings.dead_letter(offset, payload, *extra)], outputs)
         if kind == CONTROL_LOST:
             victims = self._pending_victims(offset, k)
             told = [self._undecided(victim[1], self._content(victim), offset) for victim in victims]
@@ -144,7 +145,7 @@ class Walk:
             source = self._settler.elsewhere(payload)
             return self._settle_victims(entry, record_id, source, victims, now_ms)
         own = _FATES[kind] if victims else outcome.NOT_PENDING
-        said = self._settler.control(own, offset, record_id, source)
+        said = self._settler.endings.control(own, offset, record_id, source)
         if said is None:
             return None
         told = self._settle_victims(entry, record_id, source, victims, now_ms)
@@ -170,15 +171,15 @@ class Walk:
         refusal = None if is_done else self._homeward.refusal(entry, record_id, carried)
         if is_done or refusal is not None:  # what waits goes on without it
             own = (
-                self._settler.control(_FATES[kind], offset, record_id)
+                self._settler.endings.control(_FATES[kind], offset, record_id)
                 if refusal is None
-                else self._settler.dead_letter(offset, original, *refusal)
+                else self._settler.endings.dead_letter(offset, original, *refusal)
             )
             parts = [self._homeward.go_on(one, now_ms, offset + 1) for one in waiting]
             parts.append(_one(own))
         else:
             parts = [
-                _one(self._settler.cancelled(outcome.REPLACED, one, record_id, offset))
+                _one(self._settler.endings.cancelled(outcome.REPLACED, one, record_id, offset))
                 for one in replaced
             ]
             parts.append(self._homeward.leave(entry, record_id, carried, took, now_ms))
@@ -233,7 +234,7 @@ class Walk:
     def _undecided(self, offset: int, payload: Payload, by: int | None) -> list[Output] | None:
         if self._homeward.is_waiting(payload):
             return self._homeward.refused(Waiting(offset, payload), *doubt(by))
-        return _one(self._settler.undecided(offset, payload, by))
+        return _one(self._settler.endings.undecided(offset, payload, by))
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
         """Return whether an own copy of this id is yet to be read: its offset is needed."""
@@ -260,7 +261,7 @@ class Walk:
         if kind == FIRE:
             return self._fire_victims(offset, victims, now_ms)
         told = [
-            self._settler.cancelled(_FATES[kind], victim[1], record_id, offset, source)
+            self._settler.endings.cancelled(_FATES[kind], victim[1], record_id, offset, source)
             for victim in victims
         ]
         outputs: list[Output] = []
@@ -275,7 +276,7 @@ class Walk:
             found = self._content(victim)
             payload = self._settler.pending_occurrence(victim[1], found)
             if self._is_doubtful(victim[1], payload):
-                output = self._settler.undecided(victim[1], payload, None)
+                output = self._settler.endings.undecided(victim[1], payload, None)
             else:
                 output = self._settler.fire(victim[1], payload, now_ms, offset)
             if output is None:

@@ -41,7 +41,7 @@ from delayservice.config.settings import Settings
 from delayservice.contract.contracts import CONTRACT_VERSION
 from delayservice.engine.checkpoint import decode_checkpoint, longest_waits_ms
 from delayservice.engine.flow import FlowRules
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.inspection.asking import Answer, answer_questions
 from delayservice.inspection.query import HeldTopics, Question, Standings
 from delayservice.metrics.counts import AuditFacts, ReconcileFacts, encode_snapshot

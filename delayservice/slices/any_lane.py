@@ -11,8 +11,8 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.losses import Lost
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, Place, Run
-from delayservice.engine.settle import Verdicts
 from delayservice.engine.shard import MayRead, at_will
+from delayservice.engine.verdicts import Verdicts
 from delayservice.store.base import StoreStats
 
 

@@ -27,9 +27,11 @@ from delayservice.engine.outcome import Output
 from delayservice.engine.past_due import PastDue
 from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.engine.ports import Bounds, Run, Source, Targets
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
 from delayservice.engine.shard import CopyScan, MayRead, Shard, at_will
 from delayservice.engine.storing import is_user_record
+from delayservice.engine.verdicts import Verdicts
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.lost import report_lost

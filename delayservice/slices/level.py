@@ -21,8 +21,10 @@ from delayservice.engine.level import LevelRecords, LevelShard
 from delayservice.engine.losses import Lost, skipped
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, Run, Source, Targets
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
 from delayservice.engine.shard import MayRead, at_will
+from delayservice.engine.verdicts import Verdicts
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.lost import report_lost
 from delayservice.store.base import StoreStats
@@ -264,7 +266,7 @@ class LevelLane:
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
         """Settle from the head on what is due, in chunks; see ``AnyLane``."""
-        self._settler.copies_to = self._park_topic()
+        self._settler.requeuer.topic = self._park_topic()
         left = min(limit, int(bytes_max / self.shard.mean_bytes) + 1)
         while left > 0:
             asked = min(left, _CHUNK_RECORDS)

@@ -42,7 +42,7 @@ from delayservice.engine.ports import (
     Trouble,
 )
 from delayservice.engine.role import Role
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.copies import CopyKeeper

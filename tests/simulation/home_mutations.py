@@ -166,7 +166,7 @@ def expires_on_the_way() -> AbstractContextManager[Any]:
         said = dict(waiting_group(one.payload)[-1].original[2])
         expires = said.get("delay-expires-at")
         if expires is not None and int(expires) < now_ms:
-            told = own._settler._outcome(outcome.EXPIRED, one.offset, None, None, 0, None)
+            told = own._settler.endings.outcome(outcome.EXPIRED, one.offset, None, None, 0, None)
             return None if told is None else [told]
         return original(own, one, now_ms, base)
 
@@ -182,7 +182,7 @@ def control_too_large() -> Iterator[None]:
 
 # --- its home can't be written to --------------------------------------------------------------
 
-_WAIT = "return [self._settler.copy(outcome.PARKED, offset, again, at_ms, base)]"
+_WAIT = "return [self._settler.requeuer.requeue(outcome.PARKED, offset, again, at_ms, base)]"
 
 
 def away_drops() -> AbstractContextManager[Any]:

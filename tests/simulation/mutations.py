@@ -43,6 +43,7 @@ from delayservice.engine.label import Label
 from delayservice.engine.outcome import Output
 from delayservice.engine.pending import NO_MARK, Additions, Frame
 from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.requeuer import Requeuer
 from delayservice.engine.role import Role
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
@@ -206,7 +207,7 @@ def outcomes_from_memory() -> AbstractContextManager[Any]:
         if kind == CANCEL and outputs is not None:
             seen = any(o < offset for o in walk.names._offsets.get(name, ()))  # type: ignore[attr-defined]
             own = outcome.CANCELLED if seen else outcome.NOT_PENDING
-            outputs[-1] = walk._settler.control(own, offset, name)
+            outputs[-1] = walk._settler.endings.control(own, offset, name)
         return outputs
 
     return _both(replaced(Shard, "ingest", ingest), replaced(Walk, "_act_at_home", act))
@@ -495,12 +496,12 @@ def uncertain_taken_for_committed() -> AbstractContextManager[Any]:
 def base_one_too_high() -> AbstractContextManager[Any]:
     """Rule 12: the base of a copy is one too high."""
 
-    def copy(original: Any, settler: Settler, *args: Any) -> Output:
+    def copy(original: Any, requeuer: Requeuer, *args: Any) -> Output:
         kind, offset, payload, at_ms, base, *rest = args
-        output: Output = original(settler, kind, offset, payload, at_ms, base + 1, *rest)
+        output: Output = original(requeuer, kind, offset, payload, at_ms, base + 1, *rest)
         return output
 
-    return replaced(Settler, "copy", copy)
+    return replaced(Requeuer, "requeue", copy)
 
 
 @contextmanager
@@ -986,14 +987,14 @@ def fire_is_always_done() -> AbstractContextManager[Any]:
         outputs = original(walk, entry, record_id, *args)
         if outputs is None or entry[1] != FIRE:
             return outputs
-        return [*outputs[:-1], walk._settler.control(outcome.FIRED, entry[0], record_id)]
+        return [*outputs[:-1], walk._settler.endings.control(outcome.FIRED, entry[0], record_id)]
 
     return replaced(Walk, "_act_at_home", act)
 
 
 def fired_and_parked_waits() -> AbstractContextManager[Any]:
     """What was fired while its target was missing waits for its due time after all."""
-    return patch("delayservice.engine.settle._was_tried", lambda _: False)
+    return patch("delayservice.engine.settle.was_tried", lambda _: False)
 
 
 def fire_ends_the_series() -> AbstractContextManager[Any]:

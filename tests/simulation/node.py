@@ -24,7 +24,7 @@ from delayservice.engine.flow import FlowRules
 from delayservice.engine.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output
 from delayservice.engine.ports import Place
 from delayservice.engine.role import Role
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.engine.shard import MayRead, at_will
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.lane import Lane

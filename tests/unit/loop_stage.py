@@ -23,7 +23,7 @@ from delayservice.engine.claims import Claimed, ClaimLog, encode_key
 from delayservice.engine.outcome import Output, Tally
 from delayservice.engine.ports import Bounds, Control, Place, ReadBack, Run, Trouble
 from delayservice.engine.role import Role
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.slices.limits import Limits

@@ -14,7 +14,7 @@ from delayservice.contract.entry import Headers, Row
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.pending import Frame
 from delayservice.engine.ports import Bounds, Place, Run, Source
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.process.cron import cron_time
 from delayservice.slices import repair
 from delayservice.slices.lane import Lane

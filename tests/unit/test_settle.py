@@ -13,7 +13,9 @@ from delayservice.contract.codes import (
 )
 from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.engine import outcome
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
+from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
 from tests.unit.known_targets import KnownTargets, any_target
 
@@ -148,7 +150,9 @@ def test_a_refused_record_is_dead_lettered_whole() -> None:
 def test_a_dead_letter_that_is_refused_too_says_only_where_the_record_is() -> None:
     both = settler(refused={7: ("too-large", "why")}, stripped={7})
     valid = both.settle(7, NOW_MS, payload(), NOW_MS, 8)
-    invalid = both.dead_letter(7, (b"k", b"v" * 100, [("a", b"1")]), "time-missing", "no time")
+    invalid = both.endings.dead_letter(
+        7, (b"k", b"v" * 100, [("a", b"1")]), "time-missing", "no time"
+    )
     assert valid is not None
     assert invalid is not None
     for output, code in ((valid, b"too-large"), (invalid, b"time-missing")):

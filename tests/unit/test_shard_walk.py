@@ -15,8 +15,10 @@ from delayservice.engine.cursor import Cursor, Key
 from delayservice.engine.outcome import Output
 from delayservice.engine.pending import Additions
 from delayservice.engine.ports import Bounds
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
+from delayservice.engine.verdicts import Verdicts
 from delayservice.engine.walk import _Flights
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
