@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from delayservice.contract.contracts import Contracts
+from delayservice.contract.record import RecordReader
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.losses import Lost
@@ -13,7 +14,8 @@ from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, Place, Run
 from delayservice.engine.shard import MayRead, at_will
 from delayservice.engine.verdicts import Verdicts
-from delayservice.store.base import StoreStats
+from delayservice.slices.mended import MendedStore
+from delayservice.store.base import Store, StoreStats
 
 
 class ShardFacts(Protocol):
@@ -101,6 +103,10 @@ class AnyLane(Protocol):
         it waits for no offset that the log is known to have held.
         """
 
+    @property
+    def precise(self) -> PreciseLane | None:
+        """This lane if its records are kept in a store; None: a level topic's are in the log."""
+
     # --- roles ---------------------------------------------------------------------------------
 
     def adopt(self, contracts: Contracts) -> None:
@@ -110,6 +116,9 @@ class AnyLane(Protocol):
         """Return how far above the end of the log a new contract has to begin, so that no replica
         has stored a record by the contract before when it hears of the new one.
         """
+
+    def log_reaches(self, end: int) -> None:
+        """Note that the log goes on up to ``end``."""
 
     def follow(self, cursor: Cursor) -> None:
         """Be a replica, and keep up with the checkpoint."""
@@ -180,3 +189,25 @@ class AnyLane(Protocol):
 
     def close(self) -> None:
         """Make durable what there is, and let go."""
+
+
+class PreciseLane(AnyLane, Protocol):
+    """A lane that keeps its records in a store, which can be searched, compared and repaired."""
+
+    @property
+    def store(self) -> Store:
+        """The store of its records."""
+
+    @property
+    def reader(self) -> RecordReader:
+        """Reads its records from the log."""
+
+    @property
+    def mended(self) -> MendedStore:
+        """The store, read with its damage mended from the log."""
+
+    def is_denied(self, target: str) -> bool:
+        """Return whether settings deny a target to records that are written now."""
+
+    def start_over(self) -> Iterator[int]:
+        """Read a replica's whole store again from the log; see ``Lane``."""

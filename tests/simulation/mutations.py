@@ -54,6 +54,7 @@ from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.owning import Owning
 from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.store_label import StoreLabel
 from delayservice.slices.take_over import take_over_lane
 from delayservice.slices.transaction import Timing, Transaction
 from tests.simulation.sim_log import CLAIMS_PLACE, OPEN, SimLog, Written, checkpoint_place
@@ -286,7 +287,7 @@ def label_is_ignored() -> AbstractContextManager[Any]:
     def adopt(original: Any, lane: Lane, contracts: Contracts) -> None:
         if not lane._is_adopted:
             lane.contracts = contracts
-            lane._label = Label(contracts, lane._fingerprints)
+            lane._label.known = Label(contracts, lane._label.fingerprints)
         original(lane, contracts)
 
     return replaced(Lane, "adopt", adopt)
@@ -310,7 +311,7 @@ def any_secret_will_do() -> Iterator[None]:
 
 def store_is_kept_over_a_change() -> AbstractContextManager[Any]:
     """Rule 2: a store that was filled by other contracts is only labelled anew."""
-    return patch.object(Lane, "_is_read_otherwise", lambda *_: False)
+    return patch.object(StoreLabel, "is_read_otherwise", lambda *_: False)
 
 
 def contracts_dropped_too_early() -> AbstractContextManager[Any]:
@@ -1132,7 +1133,7 @@ def truncation_is_ignored() -> AbstractContextManager[Any]:
     """A log that is as long as it was is taken for the same log."""
 
     def refit(original: Any, lane: Lane, bounds: Bounds, **_: Any) -> None:
-        lane._position = -1
+        lane._fetch.position = -1
         original(lane, bounds)
 
     return replaced(Lane, "refit", refit)

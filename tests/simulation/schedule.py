@@ -54,9 +54,10 @@ def silenced() -> Iterator[None]:
         wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
     )
     with (
-        patch("delayservice.slices.lane._log", quiet),
         patch("delayservice.slices.level._log", quiet),
         patch("delayservice.slices.lost._log", quiet),
+        patch("delayservice.slices.mended._log", quiet),
+        patch("delayservice.slices.store_label._log", quiet),
         patch("delayservice.slices.worker_loop._log", quiet),
         patch("delayservice.slices.owning._log", quiet),
         patch("delayservice.slices.transaction._log", quiet),
