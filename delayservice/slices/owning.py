@@ -28,7 +28,8 @@ from delayservice.engine.ports import (
 from delayservice.engine.role import Role
 from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.slice import OWNED, Phase, Slice
+from delayservice.slices.phase import ON_THE_WAY, OWNED, SERVED, Phase, Step
+from delayservice.slices.slice import Slice
 from delayservice.slices.take_over import Taken, take_over, take_over_lane
 from delayservice.slices.transaction import Ended, Transaction
 
@@ -42,8 +43,6 @@ _LOSSES_S: Final = 20.0
 """Pause before a new writer is opened; it doubles with each that is lost within this time."""
 _GROUP_MAX: Final = 4_096
 """Slices that are taken over together."""
-_SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
-_ON_THE_WAY: Final = frozenset({Phase.CLAIMING, Phase.TAKING, Phase.TAKEN})
 _WRITING: Final = frozenset({Role.OWNER, Role.HEIR})
 """Roles in which a node needs a writer."""
 
@@ -184,13 +183,13 @@ class Owning:
                 self._is_leaving or slice_.follower.refusal
             )
             if is_wanted and slice_.lanes and may_claim:
-                slice_.phase = Phase.CLAIMING
+                slice_.move(Step.CLAIM)
                 self._transaction.changing.add(number)
         elif phase is Phase.CLAIMING:
             commit = self._transaction.commit
             in_flight = commit is not None and number in commit.claiming
             if not role.keeps_owning and not in_flight:
-                slice_.phase = Phase.REPLICA
+                slice_.move(Step.WITHDRAW)
                 self._transaction.changing.discard(number)
         elif not role.keeps_owning:
             self.retire(slice_)
@@ -240,7 +239,7 @@ class Owning:
         self._unjoined.clear()
         for number, slice_ in self._slices.items():
             if slice_.phase is not Phase.REPLICA:
-                if slice_.phase in _ON_THE_WAY:  # else a commit of its own has ended the row
+                if slice_.phase in ON_THE_WAY:  # else a commit of its own has ended the row
                     self._count_failure(slice_, why)
                 self.step_down(slice_)
                 if self._losses > _LOSSES_MAX:
@@ -334,7 +333,7 @@ class Owning:
         lanes: list[AnyLane] = []
         for number in numbers:
             slice_ = self._slices[number]
-            slice_.phase = Phase.TAKING
+            slice_.move(Step.FENCE)
             slices[number] = slice_.turn - 1
             lanes += slice_.lanes.values()
         stored = _stored(lanes)
@@ -361,6 +360,8 @@ class Owning:
                 slice_.setbacks += 1
                 self._give_up(slice_.number, why)
         for slice_ in waiting:
+            if slice_.phase is not Phase.TAKING:  # the writer was lost with another one
+                continue
             found = taken.get(slice_.number)
             if found is None or not self.role(slice_.number).keeps_owning:
                 self._rest(slice_.number)
@@ -433,7 +434,7 @@ class Owning:
 
     def join(self, slice_: Slice, lanes: list[AnyLane]) -> None:
         """Let shards that were added be owned as well, if their slice is."""
-        if slice_.phase in _SERVED:
+        if slice_.phase in SERVED:
             self._ask_bounds(lanes)
         self._roles = None
 
@@ -476,12 +477,11 @@ class Owning:
             self.interrupted_safely(slice_, str(exc))
             return
         self._transaction.changing.add(slice_.number)
-        if slice_.phase is Phase.OWNER:
-            slice_.phase = Phase.TAKEN  # a contract is committed before it is used
+        slice_.move(Step.JOIN)
 
     def _serve_from_now(self, slice_: Slice) -> None:
         """The first checkpoint is committed."""
-        slice_.phase = Phase.OWNER
+        slice_.move(Step.SERVE)
         slice_.trouble = ""
         slice_.setbacks = 0
         self._transaction.changing.discard(slice_.number)
@@ -503,11 +503,11 @@ class Owning:
 
     def retire(self, slice_: Slice) -> None:
         """Let go in good order, if it is served: finish the transaction, say so in the log."""
-        if slice_.phase in _SERVED:
+        if slice_.phase in SERVED:
             self._release(slice_)
 
     def _release(self, slice_: Slice) -> None:
-        slice_.phase = Phase.RELEASING
+        slice_.move(Step.RELEASE)
         self._transaction.changing.add(slice_.number)
 
     def release_all(self) -> None:
@@ -545,7 +545,7 @@ class Owning:
         _log.warning("slice_interrupted", slice=slice_.number, why=why)
         slice_.trouble = why
         self._give_up(slice_.number, why)
-        if slice_.phase in _SERVED:
+        if slice_.phase in SERVED:
             if slice_.uncommitted.records and self._transaction.commit is None:
                 self._transaction.start_over("transaction_dropped", slice=slice_.number)
             self._release(slice_)

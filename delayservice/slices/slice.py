@@ -6,8 +6,6 @@ The worker's loop drives it; it has no client, thread or timer of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
-from typing import Final
 
 from delayservice.contract.contracts import Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
@@ -18,28 +16,8 @@ from delayservice.engine.ports import Place
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.follower import Follower
+from delayservice.slices.phase import Phase, Step, next_phase
 from delayservice.slices.take_over import Taken
-
-
-class Phase(Enum):
-    """Where a slice stands. In this order, one step at a time, until it is released or lost."""
-
-    REPLICA = "replica"
-    """Store, and settle nothing."""
-    CLAIMING = "claiming"
-    """The next commit carries the claim."""
-    TAKING = "taking"
-    """The claim is committed; older writers are fenced and their last checkpoint is read."""
-    TAKEN = "taken"
-    """The next commit carries the first checkpoint."""
-    OWNER = "owner"
-    """Settle."""
-    RELEASING = "releasing"
-    """The next commit carries the release."""
-
-
-OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
-"""Phases in which the lanes go by the own cursor, and not by checkpoints that are read back."""
 
 
 class Slice:
@@ -79,6 +57,10 @@ class Slice:
         that may extend them."""
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._commits = 0
+
+    def move(self, step: Step) -> None:
+        """Go to the next phase, or raise ``PhaseError`` and change nothing."""
+        self.phase = next_phase(self.phase, step)
 
     @property
     def is_owner(self) -> bool:
@@ -162,7 +144,7 @@ class Slice:
         self.is_upgrade = taken.is_upgrade
         self.epoch = max(epoch_min, 1 + (checkpoint.epoch if checkpoint else 0))
         self._unserved = dict(checkpoint.shards) if checkpoint else {}
-        self.phase = Phase.TAKEN
+        self.move(Step.TAKE)
 
     def known_of(self, topic: str) -> ShardCheckpoint | None:
         """Return what the last checkpoint before this ownership says of a shard."""
@@ -172,7 +154,7 @@ class Slice:
         """Settle no more: whatever was not committed is dropped, contracts as well, and storing
         goes on.
         """
-        self.phase = Phase.REPLICA
+        self.move(Step.STEP_DOWN)
         self.flow.abort()
         self.uncommitted.clear()
         for topic, lane in self.lanes.items():

@@ -29,7 +29,8 @@ from delayservice.engine.ports import Background, Clock, Control, Observer, Sink
 from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.limits import Limits
-from delayservice.slices.slice import OWNED, Phase, Slice
+from delayservice.slices.phase import OWNED, Phase
+from delayservice.slices.slice import Slice
 
 _PROBE_EVERY_S: Final = 0.1
 _PROBES_MAX: Final = 64

@@ -13,7 +13,8 @@ from typing import Final
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.disk import DiskLevel
 from delayservice.engine.ports import Checkpoints, Clock, ReadBack
-from delayservice.slices.slice import OWNED, Slice
+from delayservice.slices.phase import OWNED
+from delayservice.slices.slice import Slice
 
 _TENDED_PER_S: Final = 20
 """Slices without news that are looked after in a second: with more of them, each has to wait."""

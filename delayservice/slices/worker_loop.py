@@ -49,7 +49,8 @@ from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.follower import Follower
 from delayservice.slices.limits import Limits
 from delayservice.slices.owning import Owning
-from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.phase import Phase
+from delayservice.slices.slice import Slice
 from delayservice.slices.transaction import Transaction
 from delayservice.slices.upkeep import Upkeep
 

@@ -53,7 +53,8 @@ from delayservice.slices.lane import Lane
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.owning import Owning
-from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.phase import Phase
+from delayservice.slices.slice import Slice
 from delayservice.slices.store_label import StoreLabel
 from delayservice.slices.take_over import take_over_lane
 from delayservice.slices.transaction import Timing, Transaction

@@ -27,7 +27,8 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.ports import Bounds, Run, Trouble
 from delayservice.engine.role import Role
 from delayservice.slices.limits import Limits
-from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.phase import Phase
+from delayservice.slices.slice import Slice
 from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Stage
 
 LITTLE = Limits(transaction_records=1_000, transaction_interval_ms_min=STEP_MS - 1)
