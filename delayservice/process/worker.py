@@ -62,6 +62,7 @@ from delayservice.replicas.digest_rows import Place, retired_row
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.digests import ScanTurns, SliceDigests
+from delayservice.slices.edges import Edges
 from delayservice.slices.lane import Lane
 from delayservice.slices.level import FetchAhead, LevelLane
 from delayservice.slices.limits import limits_of
@@ -511,7 +512,7 @@ class Worker:
         turns = Turns()
 
         def make_loop(tended: Callable[[Slice], bool]) -> WorkerLoop:
-            return WorkerLoop(
+            edges = Edges(
                 node_id=settings.node.node_id,
                 source=source,
                 sink=KafkaSink(options, self._targets),
@@ -532,6 +533,7 @@ class Worker:
                 is_held=self._pauses.holds,
                 tended=tended,
             )
+            return WorkerLoop(edges)
 
         def make_lane(topic: DelayTopic, partition: int, loop: WorkerLoop) -> AnyLane:
             slice_ = loop.slices.get(partition) or loop.add_slice(partition)

@@ -25,10 +25,10 @@ from delayservice.base.errors import (
 from delayservice.engine.claims import CLAIM, RELEASE, encode_word
 from delayservice.engine.outcome import Output
 from delayservice.engine.pacing import Pacer
-from delayservice.engine.ports import Background, Clock, Control, Observer, Sink
+from delayservice.engine.ports import Control
 from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.limits import Limits
+from delayservice.slices.edges import Edges
 from delayservice.slices.phase import OWNED, Phase
 from delayservice.slices.slice import Slice
 
@@ -118,19 +118,8 @@ class Transaction:
         forgettable: slices and writers whose claims the next commit may delete.
     """
 
-    def __init__(
-        self,
-        slices: Mapping[int, Slice],
-        agenda: Agenda,
-        sink: Sink,
-        background: Background,
-        clock: Clock,
-        observer: Observer,
-        limits: Limits,
-        node_id: str,
-        secret_fingerprint: str,
-    ) -> None:
-        """``background``: a thread of the writer's own."""
+    def __init__(self, slices: Mapping[int, Slice], agenda: Agenda, edges: Edges) -> None:
+        limits = edges.limits
         self.writer = ""
         self.changing: set[int] = set()
         self.touched: set[int] = set()
@@ -140,13 +129,13 @@ class Transaction:
         self.forgettable: list[tuple[int, str]] = []
         self._slices = slices
         self._agenda = agenda
-        self._sink = sink
-        self._background = background
-        self._clock = clock
-        self._observer = observer
+        self._sink = edges.sink
+        self._writing = edges.writing
+        self._clock = edges.clock
+        self._observer = edges.observer
         self._limits = limits
-        self._node_id = node_id
-        self._secret = secret_fingerprint
+        self._node_id = edges.node_id
+        self._secret = edges.fingerprints[0]
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         self._last_commit_s = -math.inf
         self._turns = 0
@@ -287,7 +276,7 @@ class Transaction:
             return
         self.touched = set()
         self.is_open = False
-        commit.future = self._background.submit(lambda: self._commit_timed(controls))
+        commit.future = self._writing.submit(lambda: self._commit_timed(controls))
         self.commit = commit
         self._note_probe(commit)
 

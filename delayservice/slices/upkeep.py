@@ -83,6 +83,10 @@ class Upkeep:
         """Look after one more slice."""
         self._round.append(number)
 
+    def active_now(self, number: int) -> None:
+        """Note that something happened to a slice."""
+        self.active.add(number)
+
     def remove(self, number: int) -> None:
         """Look after a slice no longer."""
         self._round.remove(number)

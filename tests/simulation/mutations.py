@@ -475,7 +475,7 @@ def abort_after_uncertain_commit() -> AbstractContextManager[Any]:
 
     def lose(original: Any, owning: Owning, lost: OwnershipLostError) -> None:
         with suppress(KafkaEdgeError):
-            owning._sink.abort()
+            owning._transaction._sink.abort()
         original(owning, lost)
 
     return replaced(Owning, "lose_writer", lose)
@@ -1168,7 +1168,7 @@ def recreated_topic_keeps_its_cursor() -> Iterator[None]:
             known = dataclasses.replace(known, topic_id=lane.topic_id)
         take_over_lane(lane, known, *args)
 
-    with patch("delayservice.slices.owning.take_over_lane", wrong):
+    with patch("delayservice.slices.lane_taker.take_over_lane", wrong):
         yield
 
 
