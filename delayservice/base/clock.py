@@ -231,14 +231,14 @@ class ClockWatch:
             return self._guard.observe(self._clock.wall_ms(), self._boot_ms())
 
     def heard(self, broker_ms: int) -> None:
-        """A consumed record has this timestamp of a broker's."""
+        """Take a broker's timestamp of a consumed record."""
         with self._lock:
             self._guard.observe_record(broker_ms, self._clock.wall_ms())
 
     def heard_answer(
         self, broker_ms: int, boot_ms: int, sent_s: float, acknowledged_s: float | None = None
     ) -> None:
-        """A broker put a timestamp on a record of ours.
+        """Take a timestamp that a broker put on a record of ours.
 
         Args:
             broker_ms: the timestamp, epoch milliseconds.

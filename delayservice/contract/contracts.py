@@ -152,13 +152,13 @@ class Contract:
         return any(fnmatchcase(topic, pattern) for pattern in self.reserved)
 
     def to_json(self) -> dict[str, object]:
-        """A dictionary of JSON types for the checkpoint."""
+        """Return a dictionary of JSON types for the checkpoint."""
         names = _parameters(self.version)
         return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
     def from_json(cls, data: object) -> Contract:
-        """The contract that ``to_json`` wrote.
+        """Return the contract that ``to_json`` wrote.
 
         Raises:
             ContractError: an unknown version, an unknown or a missing parameter, a wrong type.
@@ -219,22 +219,22 @@ class Contracts:
         return f"Contracts({list(self.entries())!r})"
 
     def entries(self) -> tuple[tuple[int, Contract], ...]:
-        """All ``(from_offset, contract)`` pairs, ascending."""
+        """Return all ``(from_offset, contract)`` pairs, ascending."""
         return tuple(zip(self._starts, self._contracts, strict=True))
 
     def at(self, offset: int) -> Contract:
-        """The contract that holds at an offset; below the first start, the first one."""
+        """Return the contract that holds at an offset; below the first start, the first one."""
         if len(self._starts) == 1:
             return self._contracts[0]
         return self._contracts[max(bisect_right(self._starts, offset) - 1, 0)]
 
     @property
     def newest_version(self) -> int:
-        """The highest version among them."""
+        """Return the highest version among them."""
         return max(contract.version for contract in self._contracts)
 
     def since(self, offset: int) -> tuple[Contract, ...]:
-        """The contracts that hold at an offset and above."""
+        """Return the contracts that hold at an offset and above."""
         return tuple(self._contracts[max(bisect_right(self._starts, offset) - 1, 0) :])
 
     def span(self, offset: int) -> tuple[int, int | None]:
@@ -280,7 +280,7 @@ class Contracts:
 
     @property
     def id_partitions(self) -> int:
-        """In how many partitions ids are at home, once they are; else 0."""
+        """Return the number of partitions in which ids are at home; 0: they are not."""
         return next((c.id_partitions for c in self._contracts if c.id_partitions), 0)
 
     def encode(self) -> bytes:
@@ -308,12 +308,12 @@ class Contracts:
         return all(self.at(start) == other.at(start) for start in compared)
 
     def to_json(self) -> list[dict[str, object]]:
-        """A list of JSON types for the checkpoint."""
+        """Return a list of JSON types for the checkpoint."""
         return [{"from": start, "contract": c.to_json()} for start, c in self.entries()]
 
     @classmethod
     def from_json(cls, data: object) -> Contracts:
-        """The contracts that ``to_json`` wrote.
+        """Return the contracts that ``to_json`` wrote.
 
         Raises:
             ContractError: not such a list, or one of its contracts can't be followed.

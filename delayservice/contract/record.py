@@ -209,7 +209,7 @@ class RecordReader:
         return self._user_records.read(origin, sent.original)
 
     def _home(self, identity: bytes) -> int:
-        """The partition where an id is at home; this one, where the contract has no homes."""
+        """Return the partition where an id is at home; this one where there are no homes."""
         count = self._id_partitions
         return partition_for(identity, count) if count else self._partition
 

@@ -21,7 +21,7 @@ _TIMES_MAX: Final = 2**31
 
 
 def parse_cron(value: bytes | None) -> str:
-    """A cron expression, its characters checked; what it means only the calendar knows.
+    """Check the characters of a cron expression; only the calendar knows what it means.
 
     Raises:
         RecordRefusedError: ``cron-invalid``.
@@ -35,7 +35,7 @@ def parse_cron(value: bytes | None) -> str:
 
 
 def parse_zone(value: bytes | None) -> str:
-    """The name of a time zone, its characters checked.
+    """Check the characters of a time zone's name.
 
     Raises:
         RecordRefusedError: ``zone-invalid``.
@@ -61,7 +61,7 @@ def check_times(times: int) -> int:
 
 
 def check_every(every_ms: int) -> int:
-    """A period.
+    """Check a period.
 
     Raises:
         RecordRefusedError: ``cron-invalid``, out of bounds.

@@ -76,7 +76,7 @@ def when_headers(
     timezone: str | None = None,
     times: int | None = None,
 ) -> list[Header]:
-    """The headers that say when.
+    """Return the headers of the due time.
 
     Args:
         delay: from the moment the broker appends the record; a fraction of a millisecond is
@@ -163,7 +163,7 @@ def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
 
 
 def target_headers(topic: str, partition: int | None, key: TargetKey) -> list[Header]:
-    """The headers that say where.
+    """Return the headers of the target.
 
     Args:
         topic: the target topic.
@@ -195,7 +195,7 @@ def _target(topic: str) -> str:
 
 
 def plain_headers(headers: OwnHeaders) -> list[Header]:
-    """The caller's own headers as a list.
+    """Return the caller's own headers as a list.
 
     Raises:
         InvalidRequestError: the service would read one of them, or drop it.
@@ -211,7 +211,7 @@ def plain_headers(headers: OwnHeaders) -> list[Header]:
 
 
 def id_bytes(record_id: Text, bytes_max: int) -> bytes:
-    """An id as bytes.
+    """Return an id as bytes.
 
     Raises:
         InvalidRequestError: it is empty, or longer than ``bytes_max``.
@@ -223,7 +223,7 @@ def id_bytes(record_id: Text, bytes_max: int) -> bytes:
 
 
 def delay_ms(argument: str, delay: Delay) -> int:
-    """A delay in milliseconds, rounded up: nothing is early.
+    """Return a delay in milliseconds, rounded up so that nothing is early.
 
     Raises:
         InvalidRequestError: it is negative, or can't be read; ``argument`` is its name.
@@ -236,7 +236,7 @@ def delay_ms(argument: str, delay: Delay) -> int:
 
 
 def instant_ms(argument: str, instant: Instant) -> int:
-    """A point in time as epoch milliseconds, rounded up.
+    """Return a point in time as epoch milliseconds, rounded up.
 
     Raises:
         InvalidRequestError: it has no time zone, is before 1970, or can't be read.

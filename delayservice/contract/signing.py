@@ -84,5 +84,5 @@ def _flat(headers: Headers) -> list[bytes | None]:
 
 
 def _with_length(part: bytes | None) -> bytes:
-    """Each part stands behind its length, -1 for null, so no two records share their bytes."""
+    """Prefix each part with its length, -1 for null, so that no two records have the same bytes."""
     return _NULL_LENGTH if part is None else _LENGTH.pack(len(part)) + part

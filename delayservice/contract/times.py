@@ -196,7 +196,7 @@ def _bounded(digits: bytes) -> int:
 
 
 def _fraction_ms(digits: bytes | None) -> int:
-    """The digits after a second's decimal point, to milliseconds, rounded up."""
+    """Convert the digits after a second's decimal point to milliseconds, rounded up."""
     if not digits:
         return 0
     return int(digits[:3].ljust(3, b"0")) + (1 if digits[3:].strip(b"0") else 0)

@@ -33,7 +33,7 @@ class Watermarks:
     resume_below: float
 
     def level(self, before: DiskLevel, used: float) -> DiskLevel:
-        """The level when ``used`` percent are used, after ``before``."""
+        """Return the level when ``used`` percent are used, after ``before``."""
         begins = {
             DiskLevel.WARN: self.warn,
             DiskLevel.STOP: self.stop,

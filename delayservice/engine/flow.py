@@ -57,7 +57,7 @@ class Staged(Generic[K, V]):
         self._staged: dict[K, V] = {}
 
     def get(self, key: K, default: V) -> V:
-        """The number as the transaction sees it."""
+        """Return the number as the transaction sees it."""
         found = self._staged.get(key)
         return self._committed.get(key, default) if found is None else found
 
@@ -181,7 +181,7 @@ class Flow:
         return max(self._went_ms.get(target, 0.0), float(now_ms - BURST_MS))
 
     def observe(self, target: str, turn_ms: int) -> None:
-        """A copy in the log says that a turn was given: by this node or by an owner before it."""
+        """Take a turn that a copy in the log was given, by this node or by an owner before it."""
         interval_ms = self._interval_ms(target)
         if interval_ms:
             self._next_ms.raise_to(target, turn_ms + interval_ms)
@@ -221,7 +221,7 @@ class Flow:
     # --- commit --------------------------------------------------------------------------------
 
     def commit(self, now_ms: int) -> None:
-        """The transaction that carried the decisions is committed."""
+        """Keep what was decided: the transaction is committed."""
         for numbers in self._all:
             numbers.commit()
         self.over_cap += self._over_cap
@@ -231,7 +231,7 @@ class Flow:
             self._forget(now_ms)
 
     def abort(self) -> None:
-        """Nothing of the transaction became visible: the same is decided again."""
+        """Forget what was decided: the transaction was aborted."""
         for numbers in self._all:
             numbers.abort()
         self._over_cap = 0

@@ -51,7 +51,8 @@ class Homeward:
     def leave(
         self, entry: Entry, record_id: bytes, carried: Group, took: int, now_ms: int
     ) -> list[Output] | None:
-        """The outputs that settle a ``HOMEBOUND`` record where it lies; None: it has to wait.
+        """Return the outputs that settle a ``HOMEBOUND`` record where it lies; None: it has to
+        wait.
 
         Args:
             entry: the record.
@@ -71,7 +72,9 @@ class Homeward:
         return self._send(target, group, settles, waiting, offset, now_ms, offset + 1)
 
     def go_on(self, one: Waiting, now_ms: int, base: int) -> list[Output] | None:
-        """The outputs that settle what waits and may go now, or waits on; None: it has to wait."""
+        """Return the outputs of a waiting record that goes home now, or is requeued; None: it has
+        to wait.
+        """
         group = waiting_group(one.payload)
         refusal = self._settler.verdicts.refusal(one.offset)
         if refusal is not None:
@@ -136,7 +139,9 @@ class Homeward:
         return None if found is None or found[0] == TARGET_LATER else found  # its size is right
 
     def refused(self, one: Waiting, code: str, detail: str) -> list[Output] | None:
-        """The dead letters of what waits and never gets home; None: they can't be written now."""
+        """Return the dead letters of a waiting record that never gets home; None: they can't be
+        written now.
+        """
         endings = self._settler.endings
         *before, last = waiting_group(one.payload)
         letter = endings.dead_letter(one.offset, last.original, code, detail, 0, last.source)

@@ -73,7 +73,7 @@ class LevelRecords:
         return row[1] + self._contracts.at(row[0]).level_ms
 
     def settle(self, rows: Iterable[Row], now_ms: int) -> list[Output]:
-        """One output for each of the first rows, up to the first that is not due.
+        """Return one output for each of the first rows, up to the first that is not due.
 
         The loop is the short way: a target seen before, or the default one, and own headers. It
         stands in one piece because every record goes through it (``bench level``).
@@ -183,7 +183,7 @@ class LevelShard:
         self.owned = False
 
     def take_over(self, cursor: Cursor, end: int, records: LevelRecords) -> None:
-        """Own the shard from ``cursor`` on; its log reaches to ``end`` now."""
+        """Own the shard from ``cursor`` on; ``end``: of its log now."""
         self._begin(cursor)
         self.owned = True
         self._end = end
@@ -204,7 +204,7 @@ class LevelShard:
     # --- fetch ahead ---------------------------------------------------------------------------
 
     def reaches(self, end: int) -> None:
-        """The log is known to go on up to ``end``."""
+        """Note that the log goes on up to ``end``."""
         self._end = max(self._end, end)
 
     @property
@@ -279,7 +279,7 @@ class LevelShard:
         return self.staged != self.committed
 
     def commit(self) -> None:
-        """The transaction that carried the staged cursor is committed."""
+        """Note that the transaction with the staged cursor is committed."""
         gone = self._rows[: self._staged_rows]
         del self._rows[: self._staged_rows]
         self._bytes = self._bytes - _content_bytes(gone) if self._rows else 0
@@ -287,7 +287,7 @@ class LevelShard:
         self.committed = self.staged
 
     def abort(self) -> None:
-        """The transaction was aborted for certain: settle the same again."""
+        """Settle the same again: the transaction was aborted for certain."""
         self._staged_rows = 0
         self.staged = self.committed
 

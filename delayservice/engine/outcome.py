@@ -76,7 +76,7 @@ class Tally:
     __slots__ = ("apart", "codes", "counts", "delivered", "records")
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Begin with nothing."""
         self.clear()
 
     def clear(self) -> None:

@@ -326,13 +326,13 @@ class Observer(Protocol):
     """Hears what happened to a slice, once per batch: metrics."""
 
     def ingested(self, slice_no: int, records: int) -> None:
-        """Source records were stored."""
+        """Note that source records were stored."""
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
-        """Outputs were committed; ``now_ms`` is when that was known."""
+        """Note that outputs were committed; ``now_ms``: when that was known."""
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """A transaction that carried checkpoints of these slices ended."""
+        """Note the end of a transaction that carried checkpoints of these slices."""
 
     def turned(self, seconds: float) -> None:
-        """The loop has made a turn, which took so long without the wait for records."""
+        """Note how long a turn of the loop took, without the wait for records."""

@@ -33,5 +33,5 @@ class Routes:
 
     @property
     def secrets(self) -> tuple[bytes, ...]:
-        """The secrets that verify copies. The first signs them."""
+        """Return the secrets that verify copies; the first one signs them."""
         return (self.secret, *self.accepted)

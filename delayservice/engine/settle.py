@@ -84,7 +84,7 @@ class Settler:
 
     @property
     def secret(self) -> bytes:
-        """The secret that the service signs with."""
+        """Return the secret that the service signs with."""
         return self._routes.secret
 
     @property
@@ -211,8 +211,8 @@ class Settler:
         return False
 
     def fire(self, offset: int, payload: Payload, now_ms: int, by: int) -> Output | None:
-        """The output that settles a pending record now, whenever it is due, because the record at
-        ``by`` asks for it; None: it has to wait, as in ``settle``.
+        """Return the output that settles a pending record now, before it is due, because the record
+        at ``by`` asks for it; None: it has to wait, as in ``settle``.
         """
         refusal = self.verdicts.refusal(offset)
         if refusal is not None:
@@ -229,8 +229,8 @@ class Settler:
     def following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """The next occurrence of a schedule, to be appended beside the output that delivers the
-        pending one; None: there is none. A dead letter ends a schedule: it says so, and can be
+        """Return the copy with the next occurrence of a schedule, beside the output that delivers
+        the pending one; None: there is none. A dead letter that ends a schedule says so, and can be
         sent again.
         """
         if output[0] not in _SENT:
@@ -248,7 +248,7 @@ class Settler:
     def _arm(
         self, offset: int, payload: Payload, recurrence: Recurrence, now_ms: int, base: int
     ) -> Output | None:
-        """The copy with the first occurrence of a cron schedule."""
+        """Return the copy with the first occurrence of a cron schedule."""
         try:
             first = self._first(offset, payload, recurrence)
         except RecordRefusedError as exc:
@@ -257,7 +257,7 @@ class Settler:
         return self.requeuer.roll(offset, first, now_ms, base)
 
     def _first(self, offset: int, payload: Payload, recurrence: Recurrence) -> Payload:
-        """A cron schedule at its first occurrence.
+        """Return a cron schedule at its first occurrence.
 
         Raises:
             RecordRefusedError: it has none.
@@ -272,8 +272,8 @@ class Settler:
         return first
 
     def pending_occurrence(self, offset: int, payload: Payload) -> Payload:
-        """The record as it is to be fired: of a cron schedule that was just written, its first
-        occurrence. One that has none is left as it is, and found out when it is settled.
+        """Return the record as it is to be fired: a new cron schedule at its first occurrence. One
+        without an occurrence is returned as it is, and refused when it is settled.
         """
         recurrence = recurrence_of(payload[6])
         if recurrence is None or recurrence.number:
@@ -315,8 +315,8 @@ class Settler:
     def _end_with_letter(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """The dead letter of a valid record. While its topic takes nothing the record is put off;
-        None: it has to wait.
+        """Return the dead letter of a valid record, or its copy while the dead-letter topic takes
+        nothing; None: it has to wait.
         """
         letter = self.endings.dead_letter_of(offset, payload, *reason)
         return letter or self._put_off(self._routes.dead_letter, offset, payload, now_ms, base)

@@ -102,8 +102,8 @@ class Shard:
     def take_over(
         self, cursor: Cursor, marked: Iterable[tuple[int, Key]], end: int, log_start: int = 0
     ) -> None:
-        """Own the shard from ``cursor`` on (rule 7). Where the log has lost what H has to walk, H
-        stops only at the offsets of marks: they are all that is known.
+        """Own the shard from ``cursor`` on (rule 7). H skips what the log has lost, and stops there
+        only at the offsets of marks.
 
         Args:
             cursor: the latest checkpoint, read after the old owner was fenced.

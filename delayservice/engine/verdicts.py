@@ -44,5 +44,5 @@ class Verdicts:
         self.staged.clear()
 
     def aborted(self) -> None:
-        """The transaction was aborted: none of them is settled."""
+        """Note that the transaction was aborted: none of them is settled."""
         self.staged.clear()

@@ -367,7 +367,7 @@ def _one(output: Output | None) -> list[Output] | None:
 
 
 def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
-    """The same as ``_took_all``, for single outputs."""
+    """Do the same as ``_took_all`` for single outputs."""
     return _took_all([_one(one) for one in told], outputs)
 
 

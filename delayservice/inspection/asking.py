@@ -95,7 +95,7 @@ class Asker:
         return Asked(self, number, future, deadline_s)
 
     def _send(self, data: bytes, timeout_s: float) -> None:
-        """The lock of answers is not held: a worker that reads nothing must not hold up others."""
+        """Send without the lock of answers: a worker that reads nothing must not hold up others."""
         if not self._sending.acquire(timeout=timeout_s):
             raise NotAnsweredError(f"{self._name} takes no questions; try again")
         try:

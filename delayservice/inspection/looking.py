@@ -102,9 +102,7 @@ class LaneSearch:
 
 
 def _wanted(lane: PreciseLane, frame: Frame, asked: Search) -> Pending | None:
-    """The record of a frame, if it is asked for. Most that are looked at are not: to make rows of
-    them would take longer than to read them.
-    """
+    """Return the record of a frame if the search asks for it; most are not."""
     key_ms, offset, mark, packed = frame
     if lane.shard.committed.has_settled((key_ms, offset), mark):
         return None
@@ -118,7 +116,7 @@ def _wanted(lane: PreciseLane, frame: Frame, asked: Search) -> Pending | None:
 
 
 def find(lane: PreciseLane, asked: Find) -> Pending | None:
-    """The pending record of an id."""
+    """Return the pending record of an id."""
     key = lane.store.latest_unmarked(asked.record_id, lane.shard.stored)
     return None if key is None else _at(lane, key)
 
@@ -140,7 +138,7 @@ def _frames(
 
 
 def pending(lane: PreciseLane, frame: Frame, *, whole: bool = False) -> Pending | None:
-    """A frame as people read it; None when it is settled. ``whole``: with value and headers."""
+    """Return a frame as people read it; None: it is settled. ``whole``: with its content."""
     key_ms, offset, mark, packed = frame
     if lane.shard.committed.has_settled((key_ms, offset), mark):
         return None
@@ -198,7 +196,7 @@ def _locate(lane: PreciseLane, asked: Locate) -> Fate:
 
 
 def _locate_other(lane: PreciseLane, entry: Entry) -> Fate:
-    """A control, or what breaks the contract."""
+    """Return the fate of a cancel or fire, or of a record that breaks the contract."""
     is_passed = entry[0] < lane.shard.committed.offset
     if entry[1] == INVALID:
         code, detail = entry[5][:2]
@@ -253,7 +251,7 @@ def lumps_of(lane: PreciseLane, now_ms: int) -> list[Lump]:
 
 
 def _dues(lane: PreciseLane, frames: Iterable[Frame]) -> Iterator[Lump]:
-    """Each record that waits among the frames, where it is due."""
+    """Yield the due time of each record that waits among the frames."""
     for key_ms, offset, mark, packed in frames:
         if mark == NO_MARK and not lane.shard.committed.has_settled((key_ms, offset), mark):
             due_ms = max(key_ms, decode_payload(packed)[5])

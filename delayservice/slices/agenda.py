@@ -20,7 +20,7 @@ class Agenda:
         self._dues: DueTimes[Place] = DueTimes()
 
     def walk(self, lane: AnyLane) -> None:
-        """Something was read, or has changed, of an owned shard: look at it with the next turn."""
+        """Look at an owned shard with the next turn: something was read, or has changed."""
         self.walking[lane.place] = None
         self.look_when_due(lane)
 
@@ -29,12 +29,12 @@ class Agenda:
         self._dues.put(lane.place, lane.next_due_ms())
 
     def wait(self, lane: AnyLane) -> None:
-        """Something is due that can't be settled yet: look again in a moment, not at once."""
+        """Look at a shard again in a moment: something is due that can't be settled yet."""
         self._dues.put(lane.place, None)
         self.walking[lane.place] = None
 
     def look_again(self, lane: AnyLane) -> None:
-        """Something about a shard has changed, perhaps whether it is owned."""
+        """Look at a shard that has changed, or forget it if it is not owned."""
         if lane.shard.owned:
             self.walk(lane)
         else:

@@ -35,7 +35,7 @@ class ShardFacts(Protocol):
 
     @property
     def committed(self) -> Cursor:
-        """The cursor as last committed."""
+        """Return the cursor as last committed."""
 
     @property
     def is_staged(self) -> bool:
@@ -63,23 +63,23 @@ class AnyLane(Protocol):
 
     @property
     def topic(self) -> str:
-        """The delay topic."""
+        """Return the delay topic."""
 
     @property
     def partition(self) -> int:
-        """Its partition."""
+        """Return the partition."""
 
     @property
     def place(self) -> Place:
-        """Topic and partition."""
+        """Return topic and partition."""
 
     @property
     def topic_id(self) -> str:
-        """Tells a recreated topic from the one before."""
+        """Return the id of the topic, which tells it from another one of the same name."""
 
     @property
     def contracts(self) -> Contracts:
-        """The contracts that its records are read by."""
+        """Return the contracts that its records are read by."""
 
     @property
     def shard(self) -> ShardFacts:
@@ -87,7 +87,7 @@ class AnyLane(Protocol):
 
     @property
     def store(self) -> Keeping:
-        """The store of its records."""
+        """Return the store of its records."""
 
     @property
     def past_due(self) -> Mapping[int, int]:
@@ -95,7 +95,7 @@ class AnyLane(Protocol):
 
     @property
     def verdicts(self) -> Verdicts:
-        """The broker's answers about single records."""
+        """Return the broker's answers about single records."""
 
     @property
     def awaited_end(self) -> int:
@@ -105,7 +105,9 @@ class AnyLane(Protocol):
 
     @property
     def precise(self) -> PreciseLane | None:
-        """This lane if its records are kept in a store; None: a level topic's are in the log."""
+        """Return this lane if its records are kept in a store; None: a level topic's are in the
+        log.
+        """
 
     # --- roles ---------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class AnyLane(Protocol):
         """Take one run of the log; returns its number of records."""
 
     def let_store(self, *, may_store: bool) -> None:
-        """Return whether there is room on the disk for more."""
+        """Store more, or not: whether the disk has room."""
 
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
         """Settle what was due before it was read. ``may_read``: whether there is time to read one
@@ -179,10 +181,10 @@ class AnyLane(Protocol):
         """Return the state of this shard that a commit would write now."""
 
     def committed(self) -> None:
-        """The staged cursor is committed."""
+        """Note that the staged cursor is committed."""
 
     def aborted(self) -> None:
-        """The transaction was aborted for certain."""
+        """Note that the transaction was aborted for certain."""
 
     def sync_soon(self) -> None:
         """Make durable what there is, some time soon."""
@@ -196,7 +198,7 @@ class PreciseLane(AnyLane, Protocol):
 
     @property
     def store(self) -> Store:
-        """The store of its records."""
+        """Return the store of its records."""
 
     @property
     def reader(self) -> RecordReader:
@@ -204,7 +206,7 @@ class PreciseLane(AnyLane, Protocol):
 
     @property
     def mended(self) -> MendedStore:
-        """The store, read with its damage mended from the log."""
+        """Return the store as it is read: damage is mended from the log."""
 
     def is_denied(self, target: str) -> bool:
         """Return whether settings deny a target to records that are written now."""

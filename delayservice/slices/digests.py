@@ -276,7 +276,7 @@ class SliceDigests:
     def _publish_again(
         self, copy: _Copy, read_back: ReadBack, checkpoint: Checkpoint, *, is_owner: bool
     ) -> None:
-        """At the last cut, if nothing was committed since; else at the next."""
+        """Publish at the last cut, if nothing was committed since; else at the next."""
         shard = checkpoint.shards.get(copy.place.topic)
         if shard is not None and copy.store.digest.is_exact_at(shard.cursor.offset):
             self._publish(copy, read_back, checkpoint, is_owner=is_owner)

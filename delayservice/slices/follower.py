@@ -46,7 +46,7 @@ class Follower:
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that was read back; None before the first."""
+        """Return the newest checkpoint that was read back; None before the first."""
         return self._newest
 
     @property
@@ -64,7 +64,7 @@ class Follower:
             self._follow(newest, lanes, is_owner=False)
 
     def again(self) -> None:
-        """There are other lanes now, of which the newest checkpoint speaks as well."""
+        """Follow the newest checkpoint again: there are other lanes now."""
         self._last = None
 
     def prune(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> ReadBack | None:

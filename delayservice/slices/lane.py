@@ -85,7 +85,7 @@ class Lane:
 
     @property
     def precise(self) -> Lane:
-        """This lane: its records are kept in a store."""
+        """Return this lane: its records are kept in a store."""
         return self
 
     # --- roles ---------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class Lane:
         return self._growth.offsets_ahead(end, now_ms)
 
     def log_reaches(self, end: int) -> None:
-        """Nothing: the whole log is read in any case."""
+        """Do nothing: the whole log is read in any case."""
 
     def step_down(self) -> None:
         """Settle no more, and read again what may have been read and not stored."""
@@ -373,14 +373,14 @@ class Lane:
         )
 
     def committed(self) -> None:
-        """The staged cursor is committed."""
+        """Note that the staged cursor is committed."""
         self.shard.commit()
         self.verdicts.committed()
         self.past_due.forget(self.shard.committed)
         self._read_on()
 
     def aborted(self) -> None:
-        """The transaction was aborted for certain."""
+        """Note that the transaction was aborted for certain."""
         self.shard.abort()
         self.verdicts.aborted()
         self._read_on()

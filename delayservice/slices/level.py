@@ -144,7 +144,7 @@ class LevelLane:
         return self._proof.awaited_end if self.shard.owned else 0
 
     def last_below(self, _offset: int) -> LastRead:
-        """Nothing: an owner proves by what it reads again that the log is the same."""
+        """Return nothing: an owner proves by what it reads again that the log is the same."""
         return NOTHING_READ
 
     def fit(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
@@ -191,9 +191,7 @@ class LevelLane:
             self.follow(cursor)
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
-        """A log that no longer reaches H, or starts above it, was truncated or expired: what is
-        gone is gone and is reported; what is there is served.
-        """
+        """Report what the log has lost, and return the cursor from which the rest is served."""
         if cursor.offset > bounds.end:
             report_truncated(
                 self.place, _DELIVERED, cursor_offset=cursor.offset, read_from=bounds.end
@@ -235,15 +233,15 @@ class LevelLane:
             self._fetch.pause(is_paused=True)
 
     def sync_soon(self) -> None:
-        """The brokers have made all durable."""
+        """Do nothing: the brokers have made all durable."""
 
     def let_store(self, *, may_store: bool) -> None:
-        """It stores nothing in any case."""
+        """Do nothing: it has no store."""
 
     # --- due → settle --------------------------------------------------------------------------
 
     def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead = at_will) -> list[Output]:
-        """Nothing: what is late is at the head."""
+        """Return nothing: what is late is at the head."""
         return []
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
@@ -273,13 +271,13 @@ class LevelLane:
         )
 
     def committed(self) -> None:
-        """The staged cursor is committed."""
+        """Note that the staged cursor is committed."""
         self.shard.commit()
         self.verdicts.committed()
         self._hold_back()
 
     def aborted(self) -> None:
-        """The transaction was aborted for certain."""
+        """Note that the transaction was aborted for certain."""
         self.shard.abort()
         self.verdicts.aborted()
         self._hold_back()

@@ -54,7 +54,7 @@ class LogProof:
 
     @property
     def position(self) -> tuple[LastRead, int]:
-        """The last record that was read, and where that reading stopped."""
+        """Return the last record that was read, and where that reading stopped."""
         return self._last_read, self._read_stop
 
     @property
@@ -126,7 +126,7 @@ class LogProof:
         self._last_read = NOTHING_READ
 
     def start_over(self) -> None:
-        """The store is empty: all that is going to be in it is read from now on."""
+        """Begin with an empty store: all that will be in it is read from now on."""
         self._epochs.clear()
         self._unproved_from = self._unproved_stop = 0
         self.is_whole = True

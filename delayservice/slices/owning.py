@@ -226,8 +226,8 @@ class Owning:
             self._gate.gave_up(slice_.number, why)
 
     def _begin_take_over(self, numbers: Collection[int], upgraded: Collection[int]) -> None:
-        """The claims of these slices are committed: names, fence, read. ``upgraded``: so is the
-        first checkpoint, but version 1 may have come between.
+        """Take over slices whose claims are committed. ``upgraded``: so is their first checkpoint,
+        but version 1 may have come between.
         """
         self._transaction.changing -= set(numbers)
         slices = [self._slices[number] for number in numbers]
@@ -297,7 +297,7 @@ class Owning:
         slice_.move(Step.JOIN)
 
     def _serve_from_now(self, slice_: Slice) -> None:
-        """The first checkpoint is committed."""
+        """Settle from now on: the first checkpoint is committed."""
         slice_.move(Step.SERVE)
         slice_.trouble = ""
         slice_.setbacks = 0
@@ -354,7 +354,7 @@ class Owning:
         self._roles = None  # it may be wanted again already
 
     def interrupted(self, slice_: Slice, why: str) -> None:
-        """A slice can't be served here now; the others go on.
+        """Let go of a slice that can't be served here now; the others go on.
 
         Raises:
             OwnershipLostError: the writer turned out to be lost.
@@ -368,7 +368,7 @@ class Owning:
             self._release(slice_)
 
     def interrupted_safely(self, slice_: Slice, why: str) -> None:
-        """The same outside of a transaction."""
+        """Do the same outside of a transaction."""
         try:
             self.interrupted(slice_, why)
         except OwnershipLostError as lost:

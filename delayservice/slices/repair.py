@@ -38,8 +38,8 @@ class Log(NamedTuple):
 
 
 def reread_slot(log: Log, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
-    """The end of the keys that were read, and the frames below it, marks included: all of the
-    damaged slot, or its first keys where that is too much at once.
+    """Return the end of the keys that were read, and the frames below it, marks included: all of
+    the damaged slot, or its first keys where that is too much at once.
 
     A mark may lie anywhere up to ``stored``, so the log is read beyond the slot's own range for as
     long as one of its records bears an id that nothing has marked.
@@ -73,7 +73,9 @@ class Rereading:
 
     @property
     def stop_ms(self) -> int:
-        """The end of the keys that are read: lower than wanted where that is too much at once."""
+        """Return the end of the keys that are read: lower than asked where that is too much at
+        once.
+        """
         return self._slot.stop_ms
 
     def hold(self, frames: Iterable[Frame]) -> None:
@@ -120,7 +122,7 @@ class _Slot:
         """Per id: offsets of kept records that no user record has marked yet."""
 
     def __len__(self) -> int:
-        """The number of records."""
+        """Return the number of records."""
         return len(self._kept)
 
     def mark_by(self, entry: Entry) -> None:

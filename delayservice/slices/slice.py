@@ -69,17 +69,17 @@ class Slice:
 
     @property
     def places(self) -> list[Place]:
-        """The shards that are served here."""
+        """Return the shards that are served here."""
         return [lane.place for lane in self.lanes.values()]
 
     @property
     def stored(self) -> dict[str, int]:
-        """S of each shard, by delay topic."""
+        """Return S of each shard, by delay topic."""
         return {topic: lane.shard.stored for topic, lane in self.lanes.items()}
 
     @property
     def damaged(self) -> int:
-        """Stretches of the copies that the last scan of the disk could not read."""
+        """Return how many stretches of the copies the last scan of the disk could not read."""
         return 0 if self.copies is None else self.copies.digests.damaged
 
     def lag_s(self, log_ends: Mapping[str, int]) -> float:

@@ -40,7 +40,7 @@ class StoreLabel:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """The offsets that the log had lost before they could be stored."""
+        """Return the offsets that the log had lost before they could be stored."""
         return () if self.known is None else self.known.gaps
 
     def write(

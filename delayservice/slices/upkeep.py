@@ -92,7 +92,7 @@ class Upkeep:
         self._round.remove(number)
 
     def follow_again(self, number: int) -> None:
-        """A slice has other shards now, of which the newest checkpoint speaks as well."""
+        """Follow the newest checkpoint again: the slice has other shards now."""
         self._news.add(number)
         self.active.add(number)
 

@@ -82,7 +82,7 @@ class WorkerLoop:
     # --- one turn ------------------------------------------------------------------------------
 
     def step(self, wait_ms_max: int | None = None) -> None:
-        """One turn: poll, store, settle what is due, commit when it is time, prune.
+        """Make one turn: poll, store, settle what is due, commit when it is time, prune.
 
         Raises:
             StoreError: a store can't be trusted any more; the process has to end.
@@ -162,8 +162,8 @@ class WorkerLoop:
         self._restated.add(slice_no)
 
     def _ask_the_time(self) -> None:
-        """Nothing is settled while the clock is in doubt. A commit without outputs, read back with
-        the broker's timestamp, says whether it is right after all.
+        """Commit without outputs while the clock is in doubt, and nothing is settled: the broker's
+        timestamp on the checkpoint tells whether the clock is right.
         """
         if self._transaction.since_commit_s < _ASK_THE_TIME_S:
             return
@@ -173,7 +173,7 @@ class WorkerLoop:
             self._hear_commit()
 
     def _not_followed(self, slice_: Slice, why: str) -> None:
-        """A checkpoint can't be followed: the slice can't be served here, perhaps not stored."""
+        """Let go of a slice whose checkpoint can't be followed, and perhaps store nothing of it."""
         self._owning.interrupted_safely(slice_, why)
         self._intake.let_store(slice_)
 
@@ -184,7 +184,7 @@ class WorkerLoop:
         return self._edges.tended(slice_)
 
     def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:
-        """A checkpoint came back: an own one says how far the broker's clock is from ours."""
+        """Compare the broker's clock with ours by an own checkpoint that came back."""
         probe = self._transaction.take_probe(slice_.number, read_back.data)
         if probe is not None:
             answer = read_back._replace(acknowledged_s=probe.acknowledged_s)
