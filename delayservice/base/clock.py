@@ -14,7 +14,7 @@ import time
 from typing import NamedTuple, Protocol
 
 SLEW_PPM = 500
-"""How fast NTP may pull a clock without stepping it: parts per million (``adjtimex``)."""
+"""Fastest pull of a clock by NTP without a step, parts per million (``adjtimex``)."""
 
 NOT_COMPARED = "the wall clock has not been compared with the broker's yet"
 

@@ -69,13 +69,13 @@ class ContractError(DelayServiceError):
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """How records of one delay topic are read from some offset on."""
+    """Rules by which records of one delay topic are read from some offset on."""
 
     version: int = NAMES_VERSION
     roll_window_ms: int = 7_200_000
     """A record due later than its timestamp plus this is rolled then (rule 12)."""
     roll_spread_ms: int = 0
-    """It is rolled up to so much earlier, by its offset: a burst does not come back as a burst."""
+    """Largest spread of rolls, by offset, ms: a burst does not come back as a burst."""
     max_delay_ms: int = 3_650 * _DAY_MS
     """The longest delay, from the record's timestamp."""
     clamp: bool = False

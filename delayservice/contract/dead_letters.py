@@ -71,7 +71,7 @@ _KEY_IS_ID: Final[Header] = ("schedule_source_type", b"schedule")
 
 
 class Source(NamedTuple):
-    """Where a record was written: ``delay-source``."""
+    """Place where a record was written: ``delay-source``."""
 
     topic: str
     partition: int

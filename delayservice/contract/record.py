@@ -80,7 +80,7 @@ class RecordReader:
         self._secrets = tuple(secrets)
         self._provenance = Provenance(topic, partition)
         self.has_refused = False
-        """Whether a copy was read that none of ``secrets`` signed."""
+        """True once a copy was read that none of ``secrets`` signed."""
         self.adopt(contracts)
 
     def adopt(self, contracts: Contracts) -> None:

@@ -73,7 +73,7 @@ encode = msgspec.msgpack.Encoder().encode
 """To bytes, the fifth element of a payload's meta."""
 
 decode: Callable[[bytes], Recurrence] = msgspec.msgpack.Decoder(Recurrence).decode
-"""What ``encode`` made of a recurrence."""
+"""A recurrence as ``encode`` returns it."""
 
 
 def recurs(meta: Meta) -> bool:

@@ -40,7 +40,7 @@ class _NoKey(Enum):
 
 
 NO_KEY: Final = _NoKey.NO_KEY
-"""As ``target_key``: the output has no key, whatever the record's own is."""
+"""Value of ``target_key`` for an output without a key, whatever the record's own is."""
 
 TargetKey: TypeAlias = Text | Literal[_NoKey.NO_KEY] | None
 
@@ -84,7 +84,7 @@ def when_headers(
         at: the due time, rounded up likewise. Give it or ``delay``; a recurring schedule needs
             neither.
         expires_at: after this instant the record is expired instead of delivered.
-        window: delivery may be spread over so much time after it is due.
+        window: time after it is due over which delivery may be spread.
         every: deliver again after each such period, 1 s or more.
         cron: deliver by a cron expression of five fields, or of six with seconds first. Only its
             characters are checked here: the service dead-letters one that means nothing.

@@ -167,7 +167,7 @@ _Parser: TypeAlias = Callable[[str, bytes | None], int]
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """How the texts of our own time headers are read: header name and value to milliseconds."""
+    """Parsers of our own time headers: header name and value to milliseconds."""
 
     instant_ms: _Parser
     duration_ms: _Parser

@@ -1,4 +1,4 @@
-"""How many records of a shard wait, by target and by when they are due.
+"""Counts of a shard's waiting records, by target and by due time.
 
 Kept up from what is stored, and made anew by each scan of the disk. Counts are by the minute of the
 key, those of parked records by its second, and a minute is forgotten as a whole when K has passed
@@ -9,7 +9,7 @@ it. Three things can't be told from the key alone:
 - A cancel names the key and the id of its victim, not the target. The victim is taken from the
   target that has the most records with an id in its minute, so the sum is always right, and the
   targets are wrong for as long as that minute at most.
-- Settled records of the minute that K is in are still counted; ``by_target`` is told what is left.
+- Settled records of the minute that K is in are still counted; ``by_target`` takes what is left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Due: TypeAlias = tuple[int, int]
 _Group: TypeAlias = tuple[str, bool]
 """Target, and whether the records bear an id."""
 _FarGroup: TypeAlias = tuple[str, bool, _Due]
-"""The same of records that are due when the key does not say it."""
+"""A group of records whose key does not say when they are due."""
 Name = TypeVar("Name", str, tuple[str, str])
 """A target, or a delay topic and a target."""
 _Counts: TypeAlias = dict[_Group, int]

@@ -10,11 +10,11 @@ from enum import IntEnum
 
 
 class DiskLevel(IntEnum):
-    """How full the disk is; each level includes the ones below."""
+    """Fill levels of the disk; each includes the ones below."""
 
     ROOM = 0
     WARN = 1
-    """It says so."""
+    """The node reports it."""
     STOP = 2
     """Nothing more is stored; what is not stored is in Kafka."""
     FULL = 3

@@ -1,4 +1,4 @@
-"""Whether a node may own a slice: one verdict, with one reason. Pure; no clock.
+"""Verdict on whether a node may own a slice, with one reason. Pure; no clock.
 
 Election, ``/readyz``, ``status``, metrics, alerts and the page show this verdict, and nothing else
 decides what may own. Facts of a worker hold for all of its slices; facts of a copy for one of them.

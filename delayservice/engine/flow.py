@@ -18,16 +18,16 @@ from math import ceil
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 SlotPolicy: TypeAlias = Literal["accept", "spread", "dead-letter"]
-"""What happens to records beyond the cap of their second."""
+"""Treatment of records beyond the cap of their second."""
 
 AHEAD_MS: Final = 50
 """A record whose turn is so near goes at once: a copy would take about as long."""
 BURST_MS: Final = 1_000
-"""How much of a rate may be caught up with after a delay; more would be a burst."""
+"""Part of a rate that may be caught up with after a delay; more would be a burst."""
 _KEPT_S: Final = 3_600
-"""How long a second is remembered after it has passed."""
+"""Time for which a second is remembered after it has passed."""
 _BEHIND_S: Final = 60
-"""A second is capped for so long after it has passed."""
+"""Time for which a second is capped after it has passed."""
 _SECOND_MS: Final = 1_000
 _FORGET_EVERY: Final = 1_024
 
@@ -66,7 +66,7 @@ class Staged(Generic[K, V]):
         self._staged[key] = number
 
     def raise_to(self, key: K, number: V) -> None:
-        """Make it so much at least, whatever becomes of the transaction."""
+        """Raise it to at least ``number``, whatever becomes of the transaction."""
         self._committed[key] = max(self._committed.get(key, number), number)
         if key in self._staged:
             self._staged[key] = max(self._staged[key], number)

@@ -1,4 +1,4 @@
-"""How a record with an id is sent to the partition where that id is at home: see ``home``."""
+"""Sends records with ids to the partition where the id is at home: see ``home``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from delayservice.engine.outcome import Output, Target
 from delayservice.engine.settle import Settler
 
 _AGAIN_MS: Final = 1_000
-"""How long a record waits at first for a home that can't be written to."""
+"""First wait of a record whose home can't be written to."""
 
 
 class Waiting(NamedTuple):

@@ -1,4 +1,4 @@
-"""How far a copy is behind its owner, in time: what decides whether it may become the owner."""
+"""Lag of a copy behind its owner, in time: it decides whether it may become the owner."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class LevelShard:
     """
 
     is_walked = True
-    """There is no walk of H apart from K's."""
+    """H does not walk apart from K."""
     is_filling = False
     """A commit is never wanted for the cursor's sake: what waits here waits for its time."""
 

@@ -294,7 +294,7 @@ class Clock(Protocol):
 
 
 class Gate(Protocol):
-    """Whether this node may settle. Asked before every transaction; hears what came of it."""
+    """The ensemble: says whether this node may settle, and takes what came of it."""
 
     def roles(self) -> Mapping[int, Role]:
         """Return what this node may do with each slice now: the same object as long as nothing has

@@ -1,4 +1,4 @@
-"""How a record is appended again to its delay topic, and when it comes back. Pure."""
+"""Appends records again to their delay topic. Pure."""
 
 from __future__ import annotations
 

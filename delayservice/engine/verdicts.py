@@ -18,7 +18,7 @@ class Verdicts:
     refused: dict[int, tuple[str, str]] = field(default_factory=dict)
     stripped: set[int] = field(default_factory=set)
     staged: set[int] = field(default_factory=set)
-    """Those whose dead letter is part of the transaction."""
+    """Offsets whose dead letter is part of the transaction."""
 
     def refusal(self, offset: int) -> tuple[str, str] | None:
         """Return why a record was refused, for it is settled now; None: it was not."""

@@ -37,9 +37,8 @@ _FATES: Final = {
 """The outcome of a pending record that another one of its id hits, by the other's kind."""
 
 PendingAt: TypeAlias = Callable[[Key], Payload]
-"""What is pending at a key: asked for the few records that are fired, which may be due years ahead
-and were not read yet.
-"""
+"""Returns what is pending at a key, for the few records that are fired: they may be due years ahead
+and were not read yet."""
 
 
 class Walk:

@@ -27,7 +27,7 @@ HORIZONS_MS: Final = (
     *(5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000),
     *(HOUR_MS, 2 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS),
 )
-"""How far ahead what waits is counted."""
+"""Times ahead up to which waiting records are counted."""
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -172,7 +172,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Horizon(msgspec.Struct, kw_only=True):
-    """How many records are due when.
+    """Counts of records by due time.
 
     Attributes:
         total: pending records, those of level topics included.

@@ -201,7 +201,7 @@ class ShardDigest:
 
     def pass_key(self, key: Key) -> None:
         """K is at ``key`` at least, so what is stored from now on lies above: forget what does not,
-        and what is so near that it will be gone before anybody compares it.
+        and what is due before it can be compared.
         """
         near_ms = (key[0] // SLOT_MS + _NEAR_SLOTS) * SLOT_MS
         if near_ms > self.from_ms:

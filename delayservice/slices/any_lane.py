@@ -19,7 +19,7 @@ from delayservice.store.base import Store, StoreStats
 
 
 class ShardFacts(Protocol):
-    """How far a shard is."""
+    """Progress of a shard."""
 
     @property
     def owned(self) -> bool:
@@ -47,7 +47,7 @@ class ShardFacts(Protocol):
 
 
 class Keeping(Protocol):
-    """Where a lane's pending records are kept; see ``store.base.Store``."""
+    """Place of a lane's pending records; see ``store.base.Store``."""
 
     def stats(self) -> StoreStats:
         """Cheap enough to be asked every second."""

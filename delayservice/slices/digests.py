@@ -24,7 +24,7 @@ from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 
 PAUSE_MS: Final = 10_000
-"""Without a newer checkpoint for so long, the newest is one to publish at."""
+"""Age of the newest checkpoint from which on digests are published at it."""
 
 Done = Callable[[], None]
 
@@ -57,13 +57,13 @@ class _Copy:
     scanned_s: float = float("-inf")
     published_cut: int = -1
     rows_lost: bool = False
-    """Written by the producer's thread: the topic does not hold what was published."""
+    """Set by the producer's thread: the topic lacks a row that was published."""
     asked: list[Done] = field(default_factory=list)
-    """To be called when a cut is published after a scan that has not begun yet;"""
+    """Called when a cut is published after the next scan."""
     reading_for: list[Done] = field(default_factory=list)
-    """that has begun;"""
+    """Called when a cut is published after the present scan."""
     awaited: list[Done] = field(default_factory=list)
-    """that has ended."""
+    """Called when the next cut is published: their scan has ended."""
 
 
 class SliceDigests:

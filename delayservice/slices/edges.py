@@ -1,4 +1,4 @@
-"""What a worker's loop works with: clients, clocks, threads, settings."""
+"""Clients, clocks, threads and settings of a worker's loop."""
 
 from __future__ import annotations
 

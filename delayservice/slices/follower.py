@@ -1,4 +1,4 @@
-"""How a node follows the checkpoint that it reads back: it prunes, and knows its lag."""
+"""Follows the checkpoint that a node reads back: prunes, and knows its lag."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Follower:
         self._last = None
 
     def prune(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> ReadBack | None:
-        """Forget what a checkpoint that is news has settled (rule 5): one path for the owner and
+        """Forget what a newer checkpoint has settled (rule 5): one path for the owner and
         for every replica, which also reads on by its contracts.
 
         Returns:

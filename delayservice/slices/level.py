@@ -39,7 +39,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
-    """How much of one partition is held in memory until it is due."""
+    """Part of one partition that is held in memory until it is due."""
 
     records: int
     bytes: int

@@ -34,9 +34,9 @@ class LogProof:
         self.is_whole = shard.stored == 0
         self._last_read = NOTHING_READ
         self._read_stop = 0
-        """Where that reading stopped: no record lies between ``_last_read`` and here."""
+        """End of that reading: no record lies between ``_last_read`` and here."""
         self._log_start = 0
-        """Where the log began when ``expire`` was called last."""
+        """Start of the log when ``expire`` was called last."""
         self._epochs: list[LastRead] = []
         """The first record that was read of each leader epoch, since the store began or in this
         life."""

@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Phase(Enum):
-    """Where a slice stands."""
+    """Phases of a slice on one node."""
 
     REPLICA = "replica"
     """Store, and settle nothing."""
@@ -25,7 +25,7 @@ class Phase(Enum):
 
 
 class Step(Enum):
-    """What moves a slice from one phase to another."""
+    """Events that move a slice to another phase."""
 
     CLAIM = "the ensemble wants this node to own it"
     WITHDRAW = "the claim is not wanted any more, and no commit carries it"

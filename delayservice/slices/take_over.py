@@ -1,4 +1,4 @@
-"""How slices are taken over: names, fence, read ("Ownership" in the design).
+"""Takes slices over: names, fence, read ("Ownership" in the design).
 
 The claims are committed before this begins. The first checkpoints are committed after it, with no
 outputs; only then the slices are served.
@@ -135,7 +135,7 @@ def take_over_lane(
         )
         known = None
     lane.adopt(_agreed(lane, known, bounds, wanted, now_ms))
-    if known is None:  # what retention deleted before anybody served the topic is not lost
+    if known is None:  # what retention deleted before the topic was served is not lost
         lane.take_over(Cursor(offset=bounds.start), bounds)
     else:
         lane.take_over(known.cursor, bounds, known.last_read, known.lost)

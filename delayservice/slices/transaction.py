@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Timing(NamedTuple):
-    """How long a commit took, seconds, and when its records were acknowledged, monotonic."""
+    """Duration of a commit, seconds, and time of its acknowledgement, monotonic."""
 
     took_s: float
     acknowledged_s: float | None
@@ -92,7 +92,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a commit ended.
+    """Result of a commit.
 
     Attributes:
         commit: what was to be committed.

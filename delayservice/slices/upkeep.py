@@ -17,14 +17,14 @@ from delayservice.slices.phase import OWNED
 from delayservice.slices.slice import Slice
 
 _TENDED_PER_S: Final = 20
-"""Slices without news that are looked after in a second: with more of them, each has to wait."""
+"""Idle slices that are looked after in a second: with more of them, each has to wait."""
 _ROUND_S: Final = 4.0
-"""Shortest time in which all slices without news are looked after once."""
+"""Shortest time in which all idle slices are looked after once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often, seconds.
+    """Intervals, seconds.
 
     Attributes:
         news_s: checkpoints that were read back are followed.

@@ -1,4 +1,4 @@
-"""How long a worker's loop waits for records when nothing else is to be done."""
+"""Waits of a worker's loop for records when nothing else is to be done."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NOT_SETTLING_WAIT_MS: Final = 50.0
 _CHANGING_WAIT_MS: Final = 5.0
 _HELPER_WAIT_MS: Final = 2.0
 _WALKING_WAIT_MS: Final = 10.0
-"""While H waits for something, or a delay topic is paused."""
+"""Wait while H stands still, or a delay topic is paused."""
 _BUSY_WAIT_MS: Final = 5.0
-"""While a copy is read from the disk, so that reading does not fill a core."""
+"""Wait while a copy is read from the disk, so that reading does not fill a core."""
 _LEAST_WAIT_MS: Final = 0.5
 _GATHER_MS_MAX: Final = 10.0
 
