@@ -11,16 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from delayservice.contract import names
 from delayservice.contract.aliases import KNOWN
-from delayservice.contract.codes import (
-    COPY_FORGED,
-    HEADER_INVALID,
-    RecordRefusedError,
-)
-from delayservice.contract.contracts import (
-    HOMES_VERSION,
-    MAX_DELAY_MS_MAX,
-    Contracts,
-)
+from delayservice.contract.codes import COPY_FORGED, HEADER_INVALID, RecordRefusedError
+from delayservice.contract.contracts import HOMES_VERSION, MAX_DELAY_MS_MAX, Contracts
 from delayservice.contract.entry import (
     COPY,
     HOMEBOUND,
@@ -35,12 +27,7 @@ from delayservice.contract.entry import (
     Row,
 )
 from delayservice.contract.home import Sent, read_envelope
-from delayservice.contract.names import (
-    DELAY_AFTER,
-    DELAY_AT,
-    DELAY_ID,
-    DELAY_TARGET_TOPIC,
-)
+from delayservice.contract.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_TARGET_TOPIC
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.requeue import read_copy

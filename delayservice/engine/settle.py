@@ -25,9 +25,7 @@ from delayservice.contract.codes import (
 )
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.letters import asked_again, is_large
-from delayservice.contract.names import (
-    DELAY_FIRED_BY,
-)
+from delayservice.contract.names import DELAY_FIRED_BY
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.recurrence import (
     Recurrence,

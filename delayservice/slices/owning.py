@@ -12,10 +12,7 @@ from typing import Final
 import structlog
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterGivenUpError
-from delayservice.engine.ports import (
-    Bounds,
-    Place,
-)
+from delayservice.engine.ports import Bounds, Place
 from delayservice.engine.role import Role
 from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
