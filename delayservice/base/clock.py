@@ -113,9 +113,7 @@ class ClockGuard:
 
     @property
     def frozen(self) -> str | None:
-        """Return why delivery must stand still, for the log and the status; None while all is well.
-        ``NOT_COMPARED`` before the first answer of a broker.
-        """
+        """Return why delivery must stand still; None: the wall clock is right."""
         if self._broker_reason == NOT_COMPARED:
             return self._boot_reason or NOT_COMPARED
         return self._broker_reason or self._boot_reason
@@ -196,9 +194,7 @@ class ClockGuard:
         return self.frozen
 
     def _is_off_anchor(self, wall_ms: int, boot_ms: int) -> bool:
-        """Return whether the wall clock was stepped since the last reading: it may have been wrong
-        then, and the anchor with it.
-        """
+        """Return whether the wall clock was stepped since the last reading."""
         if self._anchor_ms is None:
             return False
         return abs(wall_ms - boot_ms - self._anchor_ms) > self._tolerance_ms + _GRANULE_MS

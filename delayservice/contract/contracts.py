@@ -270,9 +270,7 @@ class Contracts:
         return Contracts((*kept, (start, contract)))
 
     def _with_homes(self, contract: Contract) -> Contract | None:
-        """Return what may follow these: ids stay at home where they are. None: a version that knows
-        no homes may not.
-        """
+        """Return a successor with the same homes of ids; None: its version knows no homes."""
         count = self.id_partitions
         if count and contract.version < HOMES_VERSION:
             return None

@@ -327,9 +327,7 @@ def marker(offsets: Iterable[int]) -> Headers:
 
 
 def _retimed(headers: Headers, time: Header) -> Headers:
-    """Headers with this time instead of theirs. What another system's time header says beside the
-    time, which id the record has, is kept.
-    """
+    """Return headers with this time in place of their own; an id in a time header is kept."""
     kept: Headers = []
     for name, value in headers:
         if name in _ROCKETMQ_TIMES:

@@ -61,9 +61,7 @@ class Signer:
         return found if any(hmac.compare_digest(one, mac) for one in macs) else None
 
     def claimed(self, signed: Original) -> tuple[bytes, Original] | None:
-        """Return what ``verified`` does, its signature not looked at; None: it has not each of the
-        two headers once, at the end.
-        """
+        """Do as ``verified``, but don't check the signature."""
         key, value, headers = signed
         own, last = headers[:-2], headers[-2:]
         if [name for name, _ in last] != [*self._names]:

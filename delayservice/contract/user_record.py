@@ -283,9 +283,7 @@ class UserRecords:
         return due_ms
 
     def _jitter_ms(self, draft: Draft, offset: int) -> int:
-        """Return the record's delay within its window, ms, by its offset: records with one due time
-        are spread evenly.
-        """
+        """Return the delay within the record's window, ms, which its offset decides."""
         windows = {parse_count(name, text) for name, text in draft.windows}
         if len(windows) > 1:
             raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_WINDOW_MS} disagree")

@@ -152,9 +152,7 @@ class Census:
         return target
 
     def cancel(self, key_ms: int) -> None:
-        """Take out a record that is cancelled, replaced or fired, of which only the key is known.
-        What K has passed was settled before.
-        """
+        """Take out a record that a cancel, schedule or fire hit; only its key is known."""
         if key_ms <= self._k_ms:
             return
         self._cancelled[key_ms // SECOND_MS] += 1
@@ -244,9 +242,7 @@ class Census:
         ]
 
     def is_plain(self, key_ms: int) -> bool:
-        """Return whether what has this key is due at it: nothing was cancelled in its second, and
-        nothing in its minute is due beyond the roll window.
-        """
+        """Return whether records with this key are due at it, and none was cancelled."""
         return not self._far.get(key_ms // MINUTE_MS) and not self._cancelled[key_ms // SECOND_MS]
 
     def in_minute(self, minute_ms: int) -> int:

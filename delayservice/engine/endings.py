@@ -119,9 +119,7 @@ class Endings:
     def control(
         self, kind: int, offset: int, record_id: bytes, source: bytes | None = None
     ) -> Output | None:
-        """Return the outcome of a cancel or fire; ``source``: where it was written, if it has come
-        home.
-        """
+        """Return the outcome of a cancel or fire; ``source``: where it was written."""
         source = source or self._provenance.source(offset, None)
         return self.outcome(kind, offset, record_id, source, 0, None)
 

@@ -168,9 +168,7 @@ class Flow:
         return turn_ms
 
     def may_go(self, target: str, now_ms: int) -> bool:
-        """Return whether a record whose turn has come goes. While no node served the slice many a
-        turn may have passed: all of them at once would be a burst, so most ask for another.
-        """
+        """Return whether a record whose turn has come may go now: an outage leaves no burst."""
         earliest_ms = self._earliest_ms(target, now_ms)
         if earliest_ms > now_ms:
             return False

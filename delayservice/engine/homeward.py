@@ -43,9 +43,7 @@ class Homeward:
         self._shard_name = f"{settler.topic}:{settler.partition}"
 
     def is_waiting(self, payload: Payload) -> bool:
-        """Return whether a pending record waits for its home: its target is its own delay topic,
-        which is none of any user's record.
-        """
+        """Return whether a record waits for its home: its target is its own delay topic."""
         return payload[0] == self._topic
 
     def leave(
@@ -72,9 +70,7 @@ class Homeward:
         return self._send(target, group, settles, waiting, offset, now_ms, offset + 1)
 
     def go_on(self, one: Waiting, now_ms: int, base: int) -> list[Output] | None:
-        """Return the outputs of a waiting record that goes home now, or is requeued; None: it has
-        to wait.
-        """
+        """Return the outputs of a waiting record; None: it has to wait."""
         group = waiting_group(one.payload)
         refusal = self._settler.verdicts.refusal(one.offset)
         if refusal is not None:
@@ -119,9 +115,7 @@ class Homeward:
         return (outcome.FORWARDED, self._topic, home, *row)
 
     def refusal(self, entry: Entry, record_id: bytes, carried: Group) -> tuple[str, str] | None:
-        """Return why a ``HOMEBOUND`` record can't go home with what it carries, as code and detail:
-        it would be too large. None: it can.
-        """
+        """Return why a record is too large to go home with what it carries; None: it fits."""
         offset, _, _, _, original, (kind, written_ms, home) = entry
         found = self._settler.verdicts.refusal(offset)
         if found is not None:
@@ -139,9 +133,7 @@ class Homeward:
         return None if found is None or found[0] == TARGET_LATER else found  # its size is right
 
     def refused(self, one: Waiting, code: str, detail: str) -> list[Output] | None:
-        """Return the dead letters of a waiting record that never gets home; None: they can't be
-        written now.
-        """
+        """Return the dead letters of a waiting record; None: they can't be written now."""
         endings = self._settler.endings
         *before, last = waiting_group(one.payload)
         letter = endings.dead_letter(one.offset, last.original, code, detail, 0, last.source)

@@ -65,9 +65,7 @@ class LevelRecords:
         self._targets: dict[bytes | None, str] = {}
 
     def due_ms(self, row: Row) -> int:
-        """Return when a row is due, epoch milliseconds; 0 for one without a time that can be
-        believed.
-        """
+        """Return when a row is due, epoch milliseconds; 0: its timestamp is invalid."""
         if not 0 <= row[1] < MAX_DELAY_MS_MAX:
             return 0
         return row[1] + self._contracts.at(row[0]).level_ms
@@ -190,9 +188,7 @@ class LevelShard:
         self._records = records
 
     def go_back(self, offset: int) -> None:
-        """H has not passed what lies from ``offset`` on: the log has lost what it had passed there.
-        Nothing is staged, and nothing above is fetched.
-        """
+        """Go back to ``offset``: the log has lost what H had passed there."""
         self._begin(Cursor(self.committed.key, offset))
 
     def _begin(self, cursor: Cursor) -> None:
@@ -235,9 +231,7 @@ class LevelShard:
 
     @property
     def has_room(self) -> bool:
-        """Return whether so much was settled that it is worth fetching again: half of what may
-        wait.
-        """
+        """Return whether at least half of what may wait was settled: fetch again."""
         return 2 * self.waiting <= self._records_max and 2 * self._bytes <= self._bytes_max
 
     # --- settle --------------------------------------------------------------------------------

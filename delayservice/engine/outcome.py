@@ -93,9 +93,7 @@ class Tally:
         topic: str,
         written_ms: Mapping[int, int] = _NOTHING_PAST,
     ) -> None:
-        """Count outputs of a delay topic; ``written_ms``: by offset, when those records were
-        written that were due before.
-        """
+        """Count outputs of a delay topic. ``written_ms``: of those that were due, by offset."""
         due_ms = [output[6] for output in outputs if output[0] == DELIVERED]
         self.records += len(outputs)
         self.counts[DELIVERED] += len(due_ms)

@@ -58,9 +58,7 @@ class Requeuer:
         base: int,
         settles: int | None = None,
     ) -> Output:
-        """Return the output that appends a record again, with the key ``at_ms``; see
-        ``write_copy``.
-        """
+        """Return the output that appends a record again, with the key ``at_ms``."""
         topic = self.topic or self._from
         key, value, headers = write_copy(
             topic,
@@ -115,9 +113,7 @@ class Requeuer:
         return self.requeue(outcome.PARKED, offset, payload, at_ms, base)
 
     def later_ms(self, offset: int, payload: Payload, now_ms: int, at_first_ms: int) -> int:
-        """Return the key of a record that has to wait: it grows with the time since it was due, for
-        each requeue writes the whole backlog again.
-        """
+        """Return the key of a record that has to wait, the longer it was due the later."""
         wait_ms = min(
             max(at_first_ms, (now_ms - payload[5]) // _HELD_PARTS), _HELD_TIMES_MAX * at_first_ms
         )

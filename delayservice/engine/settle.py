@@ -123,9 +123,7 @@ class Settler:
         return output if output is None or self._can_follow(output, payload) else None
 
     def _can_follow(self, output: Output, payload: Payload) -> bool:
-        """Return whether what an output needs appended to the delay topic can be: itself, if it is
-        a copy, or the next occurrence.
-        """
+        """Return whether the copies that an output needs can be appended."""
         meta = payload[6]
         is_followed = output[0] in _SENT and meta is not None and recurs(meta)
         return self.requeuer.takes() if is_followed or output[0] in outcome.COPIES else True
@@ -187,9 +185,7 @@ class Settler:
     def _put_off(
         self, topic: str, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Put a record off whose end can't be written to ``topic`` now; None: it has to wait, as it
-        does while the cluster is being asked about the topic.
-        """
+        """Requeue a record whose end can't be written to ``topic``; None: it has to wait."""
         found = self.targets.obstacle((topic, BY_KEY))
         if self.requeuer.topic is None or (found is not None and found[0] == TARGET_ASKED):
             return None
@@ -313,16 +309,12 @@ class Settler:
     def _end_with_letter(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the dead letter of a valid record, or its copy while the dead-letter topic takes
-        nothing; None: it has to wait.
-        """
+        """Return the dead letter of a valid record, or a copy of it; None: wait."""
         letter = self.endings.dead_letter_of(offset, payload, *reason)
         return letter or self._put_off(self._routes.dead_letter, offset, payload, now_ms, base)
 
     def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
-        """Return the dead letter of a schedule whose next occurrence can't be computed: it settles
-        nothing, for the occurrence at ``offset`` is delivered.
-        """
+        """Return the dead letter of a schedule beside its delivered occurrence."""
         rest = left_after(payload)
         source = self._provenance.source(offset, rest[6])
         again, reason = asked_again(rest), (code, detail)

@@ -173,9 +173,7 @@ class Shard:
         return self.owned and self.caught_up and not self.has_room and not self.walk.waits
 
     def scans_needed(self, start: int, entries: Sequence[Entry], stop: int) -> list[CopyScan]:
-        """Return the stretches of the log that ``ingest`` of the same run needs the ``x`` of:
-        usually none, because what was read a moment ago is remembered.
-        """
+        """Return the stretches of the log that ``ingest`` needs the ``x`` of; usually none."""
         named = bearing_ids(entries)
         self._names.observe(start, named, stop)
         return [
@@ -290,9 +288,7 @@ class Shard:
         return outputs
 
     def _read_again(self, offset: int) -> None:
-        """Read the log again from where H waits, short of what it had passed before an abort: what
-        was forgotten comes back, so that K need not wait for H.
-        """
+        """Read again from where H waits: what an abort had it forget comes back."""
         self._queue.clear()
         self._queue_bytes = _content_bytes(self._passed)
         self.read = offset

@@ -28,9 +28,7 @@ class Verdicts:
         return found
 
     def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
-        """Note offsets that the broker refused; those whose dead letter was refused too, as ones
-        without content.
-        """
+        """Note refused offsets; a second refusal strips the content of the dead letter."""
         for offset, reason in refusals:
             if offset in self.refused:
                 self.stripped.add(offset)

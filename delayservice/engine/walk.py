@@ -211,9 +211,7 @@ class Walk:
     def _with_following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
     ) -> list[Output]:
-        """Return the output that settles ``offset``, and the next occurrence of a recurring record;
-        note copies among them as in flight (rule 14).
-        """
+        """Return the output with the next occurrence; note copies as in flight."""
         meta = payload[6]
         if meta is None:
             return [output]

@@ -85,9 +85,7 @@ def topic_counts(counts: LaneCounts, now_ms: int) -> TopicCounts:
 
 
 def counts_within(lumps: Iterable[Lump], stops_ms: Sequence[int]) -> list[int]:
-    """Return how many records are due before each of ``stops_ms``, which ascend; those of a lump
-    lie evenly in it.
-    """
+    """Return the number of records due before each of ``stops_ms``, which ascend."""
     counts = [0] * (len(stops_ms) + 1)  # each adds to all that follow
     parts: list[list[float]] = [[] for _ in stops_ms]
     for start_ms, stop_ms, count in lumps:
@@ -105,9 +103,7 @@ def counts_within(lumps: Iterable[Lump], stops_ms: Sequence[int]) -> list[int]:
 def count_slice(
     lanes: Mapping[str, AnyLane], now_ms: int, before: dict[str, LaneCounts], *, is_time: bool
 ) -> dict[str, LaneCounts]:
-    """Return the counts of each lane by delay topic; ``before``: of the last time; ``is_time``:
-    whether to count anew what has changed.
-    """
+    """Return the counts of each lane by delay topic; see ``count_lane``."""
     return {
         topic: count_lane(lane, now_ms, before.get(topic, LaneCounts()), is_time=is_time)
         for topic, lane in lanes.items()

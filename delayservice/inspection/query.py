@@ -226,9 +226,7 @@ def key_after(after: Position | None, topic: str, partition: int, start_ms: int)
 
 
 def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
-    """Put records into fewer lumps: by the second in the next minutes, by the minute for two days,
-    then by the hour.
-    """
+    """Put records into fewer lumps: of seconds, then minutes, then hours."""
     counts: dict[tuple[int, int], int] = {}
     for start_ms, stop_ms, count in lumps:
         ahead_ms = start_ms - now_ms

@@ -50,8 +50,6 @@ class Agenda:
         return self._dues.next_ms()
 
     def take(self, now_ms: int) -> list[Place]:
-        """Return the shards to look at now, the earliest due first. Their due times are forgotten:
-        ``look_when_due`` sets them anew.
-        """
+        """Return the shards to look at now, the earliest due first, and forget their times."""
         places = dict.fromkeys(self._dues.take_due(now_ms))
         return list(places | self.walking)

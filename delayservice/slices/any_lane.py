@@ -99,15 +99,11 @@ class AnyLane(Protocol):
 
     @property
     def awaited_end(self) -> int:
-        """Up to where an owner has to read the log before all that is pending can be settled; 0 if
-        it waits for no offset that the log is known to have held.
-        """
+        """Return up to where the log has to be read first; 0: nothing is awaited."""
 
     @property
     def precise(self) -> PreciseLane | None:
-        """Return this lane if its records are kept in a store; None: a level topic's are in the
-        log.
-        """
+        """Return this lane if a store keeps its records; None: a level topic's."""
 
     # --- roles ---------------------------------------------------------------------------------
 
@@ -129,14 +125,10 @@ class AnyLane(Protocol):
         """Settle no more, wherever that was interrupted."""
 
     def last_below(self, offset: int) -> LastRead:
-        """Return the last record below ``offset`` if it was read, and no other lies between; else
-        ``NOTHING_READ``.
-        """
+        """Return the last record below ``offset`` if it was read, else ``NOTHING_READ``."""
 
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return the cursor of a checkpoint as far as it holds for the log that was read here;
-        ``last_read``: as the checkpoint says.
-        """
+        """Return a checkpoint's cursor as far as it holds for the log that was read here."""
 
     def take_over(
         self,
@@ -150,9 +142,7 @@ class AnyLane(Protocol):
         """
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
-        """Go on with what the log holds, in the same role: it no longer holds the position, or,
-        ``is_truncated``, what was read below it.
-        """
+        """Go on with what the log holds. ``is_truncated``: it lost what was read."""
 
     # --- poll → store, due → settle --------------------------------------------------------------
 
@@ -163,9 +153,7 @@ class AnyLane(Protocol):
         """Store more, or not: whether the disk has room."""
 
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
-        """Settle what was due before it was read. ``may_read``: whether there is time to read one
-        more of the records that are fired.
-        """
+        """Settle what was due before it was read; ``may_read``: see ``Shard``."""
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterable[list[Output]]:
         """Settle what is due, in chunks, at most about ``limit`` outputs and ``bytes_max`` bytes.

@@ -46,9 +46,7 @@ class Cancellers:
         self._known = {key[1]: mark for mark, key in marked}
 
     def find(self, scans: Sequence[CopyScan]) -> tuple[dict[int, int], list[CopyScan]]:
-        """Return the canceller of each copy, or ``NO_MARK``; and the copies of which it is not
-        certain, for the log may have lost it.
-        """
+        """Return the canceller of each copy, or ``NO_MARK``, and the uncertain copies."""
         if not scans:
             return {}, []
         found = self._scan_back(scans)

@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ScanTurns:
-    """One copy of a worker is read from the disk at a time: each takes memory and the disk."""
+    """Lets a worker read one copy at a time from the disk."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -164,9 +164,7 @@ class SliceDigests:
         return [(cut, checkpoint) for cut, checkpoint in decoded if checkpoint is not None]
 
     def _decoded(self, cut: ReadBack) -> Checkpoint | None:
-        """Return the checkpoint of a cut; None when something else wrote it, of which the follower
-        of the slice complains.
-        """
+        """Return the checkpoint of a cut; None: something else wrote it."""
         try:
             return decode_checkpoint_of(self._slice_no, cut.data)
         except KafkaEdgeError:
@@ -228,9 +226,7 @@ class SliceDigests:
     # --- scan ----------------------------------------------------------------------------------
 
     def ask_scan(self, topic: str, done: Done) -> bool:
-        """Have a copy read from the disk, and told when a cut after that is published; whether the
-        copy is kept here.
-        """
+        """Scan a copy, and call ``done`` at the cut after; False: it is not kept here."""
         copy = self._copies.get(topic)
         if copy is None:
             return False

@@ -115,9 +115,7 @@ class Follower:
                 lane.follow(cursor)
 
     def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
-        """Return how far a replica's copies are behind the owner's, seconds; infinite while that is
-        not known.
-        """
+        """Return the lag of a replica's copies, seconds; infinite while it is not known."""
         if not lanes or self.refusal:
             return math.inf
         if self._newest is None and self._checkpoints.is_unserved(self._slice_no):

@@ -108,9 +108,7 @@ class Intake:
         return True
 
     def _hear_trouble(self, trouble: Trouble) -> None:
-        """Go on with what a log holds now that has expired or was truncated. A topic that was made
-        anew gets a new lane, which begins at its start.
-        """
+        """Go on with a log that has expired or was truncated; a new topic gets a new lane."""
         topic, number = trouble.place
         slice_ = self._slices.get(number)
         lane = None if slice_ is None else slice_.lanes.get(topic)

@@ -157,9 +157,7 @@ class LogProof:
             self._last_read, self._read_stop = LastRead(epoch, last), run.stop
 
     def _prove_stored(self, run: Run) -> None:
-        """See that what a life before had stored at last is of the epoch that it knew: it noted
-        each new one.
-        """
+        """Prove that the last stored records are of the epoch that the label names."""
         if not run.start <= self._unproved_from < run.stop:
             return
         is_newer = run.leader_epoch > self._last_read.leader_epoch

@@ -58,9 +58,7 @@ class MendedStore:
                 return
 
     def pending_at(self, key: Key) -> Payload:
-        """Return what is pending at a key: in the store, or in the log for a copy whose time had
-        passed before it came back.
-        """
+        """Return what is pending at a key, in the store or, if it came late, in the log."""
         key_ms, offset = key
         for frame in self.scan((key_ms, offset - 1), key_ms):
             if frame[1] == offset:

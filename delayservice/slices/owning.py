@@ -158,9 +158,7 @@ class Owning:
         self._roles = None  # what was to be claimed waited for the writer
 
     def lose_writer(self, lost: OwnershipLostError) -> None:
-        """Fenced, or the result of a commit is not known: give the writer up, and claim anew what
-        this node is still to own.
-        """
+        """Give the writer up, and claim anew what this node is still to own."""
         why = str(lost)
         _log.warning("ownership_lost", writer=self._transaction.writer, why=why)
         if not isinstance(lost, WriterGivenUpError):
@@ -325,9 +323,7 @@ class Owning:
         self._transaction.changing.add(slice_.number)
 
     def release_all(self) -> None:
-        """Let go of every slice in good order, and claim none any more; on the way for as long as
-        ``is_settling``.
-        """
+        """Let go of every slice in good order, and claim none any more."""
         self._is_leaving = True
         for slice_ in self._slices.values():
             self.retire(slice_)

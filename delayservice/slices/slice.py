@@ -83,9 +83,7 @@ class Slice:
         return 0 if self.copies is None else self.copies.digests.damaged
 
     def lag_s(self, log_ends: Mapping[str, int]) -> float:
-        """Return how far this node's copy is behind the owner's, seconds; infinite when it is not
-        known. ``log_ends``: where the logs ended a moment ago, by delay topic, as far as known.
-        """
+        """Return the lag of this node's copy, seconds; ``log_ends``: by delay topic, if known."""
         return 0.0 if self.is_owner else self.follower.lag_s(self.lanes, log_ends)
 
     # --- commit --------------------------------------------------------------------------------
@@ -151,9 +149,7 @@ class Slice:
         return self._unserved.get(topic)
 
     def step_down(self) -> None:
-        """Settle no more: whatever was not committed is dropped, contracts as well, and storing
-        goes on.
-        """
+        """Settle no more, drop what was not committed, and go on storing."""
         self.move(Step.STEP_DOWN)
         self.flow.abort()
         self.uncommitted.clear()

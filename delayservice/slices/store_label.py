@@ -61,9 +61,7 @@ class StoreLabel:
         self._store.set_label(self.known.encode())
 
     def is_read_otherwise(self, stored: int, contracts: Contracts) -> bool:
-        """Return whether these contracts, or the secrets of this life, read records below
-        ``stored`` in another way.
-        """
+        """Return whether stored records would be read in another way now."""
         if stored == 0:
             return False
         why = "stored by unknown parameters"

@@ -77,9 +77,7 @@ class TakeOvers:
 
 
 def _grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield slices that are taken over together. Those whose take-over failed before go in smaller
-    groups each time, so that a bad one keeps fewer others from it.
-    """
+    """Yield slices in groups, which are smaller where a take-over failed before."""
     by_setbacks: dict[int, list[Slice]] = {}
     for slice_ in slices:
         by_setbacks.setdefault(slice_.setbacks, []).append(slice_)

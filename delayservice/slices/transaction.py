@@ -185,9 +185,7 @@ class Transaction:
                     self._agenda.look_again(lane)
 
     def take_aborted(self) -> bool:
-        """Return whether there was an abort since the last call: what it dropped is settled again
-        before anything new is polled.
-        """
+        """Return whether there was an abort since the last call."""
         resettle, self._resettle = self._resettle, False
         return resettle
 
@@ -281,9 +279,7 @@ class Transaction:
         self._note_probe(commit)
 
     def _note_probe(self, commit: Commit) -> None:
-        """Compare one checkpoint of this commit with the broker's clock, when it comes back. Many
-        may be under way: each is measured by its own commit, however long the way back is.
-        """
+        """Compare one checkpoint with the broker's clock when it comes back."""
         is_time = not self._probes or commit.started_s - self._probes[-1].sent_s >= _PROBE_EVERY_S
         if is_time and commit.checkpoints:
             number, data = next(iter(commit.checkpoints.items()))

@@ -180,9 +180,7 @@ class Upkeep:
 
 
 def _turn_copies(slice_: Slice) -> bool:
-    """Do a little for the copies of a slice; return whether there is more to do at once. One that
-    lacks the secret of the slice would repair copies wrongly.
-    """
+    """Do a little for the copies of a slice; return whether there is more to do."""
     if slice_.copies is None or slice_.follower.refusal:
         return False
     slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)

@@ -79,9 +79,7 @@ class Waits:
         return min(self._transaction.may_commit_in_ms, wait_ms, _GATHER_MS_MAX)
 
     def _due_in_ms(self) -> float:
-        """Return the time until the next record is due; where it is seen with its commit only,
-        until the commit: one turn for all that come due meanwhile, not one for each.
-        """
+        """Return the time until the next record is due and may be settled."""
         due_ms = self._agenda.next_due_ms()
         due_in_ms = math.inf if due_ms is None else due_ms - self._clock.wall_ms()
         if not self._limits.visible_at_commit:

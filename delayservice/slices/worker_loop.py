@@ -156,9 +156,7 @@ class WorkerLoop:
             self._hear_commit()
 
     def restate(self, slice_no: int) -> None:
-        """Commit the checkpoint of an owned slice again, although nothing has changed: another
-        record lies above it in its topic.
-        """
+        """Commit a checkpoint again, for another record lies above it in its topic."""
         self._restated.add(slice_no)
 
     def _ask_the_time(self) -> None:
