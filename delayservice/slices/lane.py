@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
-from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint, fingerprint
 from delayservice.engine.cursor import Cursor
@@ -73,8 +73,7 @@ class Lane:
         self._proof = LogProof(topic, partition, self.shard)
         fingerprints = frozenset(map(fingerprint, self._secrets))
         self._label = StoreLabel(store, self.place, fingerprints, self._proof)
-        known = self._label.known
-        self.contracts = known.contracts if known else Contracts([(0, Contract())])
+        self.contracts = self._label.contracts
         self._lost: tuple[Lost, ...] = ()  # offsets that H skipped, as checkpoints say
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)

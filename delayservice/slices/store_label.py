@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from delayservice.contract.contracts import ContractError, Contracts
+from delayservice.contract.contracts import Contract, ContractError, Contracts
 from delayservice.engine.label import Label
 from delayservice.engine.losses import Gap
 from delayservice.engine.ports import Place
@@ -32,6 +32,11 @@ class StoreLabel:
         self._proof = proof
         if self.known is not None:
             proof.restore(self.known.last, self.known.read_to)
+
+    @property
+    def contracts(self) -> Contracts:
+        """Return the contracts of the label; without a label, the default one."""
+        return self.known.contracts if self.known else Contracts([(0, Contract())])
 
     @property
     def has_refused(self) -> bool:
