@@ -140,7 +140,7 @@ class LevelRecords:
 class LevelShard:
     """The state of one level topic's partition on one node. Single-threaded.
 
-    Like ``core.shard.Shard`` it only *stages*: nothing is settled until ``commit`` says that the
+    Like ``engine.shard.Shard`` it only *stages*: nothing is settled until ``commit`` says that the
     transaction which carried the outputs and the staged cursor is committed; ``abort`` puts
     everything back.
 

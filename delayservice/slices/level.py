@@ -2,7 +2,7 @@
 
 An owner fetches ahead up to a threshold, pauses the partition and waits for the head. A replica
 fetches nothing, for there is nothing to keep, and is never behind. What the records become is
-decided in ``core.level``.
+decided in ``engine.level``.
 """
 
 from __future__ import annotations
