@@ -119,11 +119,7 @@ class ClockGuard:
         return self._broker_reason or self._boot_reason
 
     def observe(self, wall_ms: int, boot_ms: int) -> str | None:
-        """Take one reading of both clocks, made together, before every tick.
-
-        Returns:
-            ``frozen`` after this reading.
-        """
+        """Take one reading of both clocks, made together, before every tick; return ``frozen``."""
         if self._anchor_ms is None:
             self._move_anchor(wall_ms, boot_ms)
             return self.frozen
@@ -141,15 +137,8 @@ class ClockGuard:
         return self.frozen
 
     def observe_record(self, broker_ms: int, wall_ms: int) -> str | None:
-        """Take a broker's timestamp of a consumed record. It may be old, so it can only show that
-        the wall clock is behind.
-
-        Args:
-            broker_ms: the broker's timestamp (``LogAppendTime``), epoch milliseconds.
-            wall_ms: the wall clock when the record arrived here.
-
-        Returns:
-            ``frozen`` after this reading.
+        """Take a broker's timestamp of a consumed record, and the wall clock of its arrival; return
+        ``frozen``. The record may be old: it can only show that the wall clock is behind.
         """
         behind_ms = broker_ms - wall_ms
         if behind_ms > self._tolerance_ms:

@@ -101,11 +101,7 @@ class Contract:
     changes once it is set, or what is at home would not be found any more."""
 
     def __post_init__(self) -> None:
-        """Check every bound.
-
-        Raises:
-            ContractError: a parameter is out of bounds, or the version is unknown.
-        """
+        """Check every bound; raise ``ContractError`` for a wrong one, or for an unknown version."""
         if not 1 <= self.version <= CONTRACT_VERSION:
             msg = (
                 f"contract version {self.version} is unknown to this version of the service, which "

@@ -212,12 +212,7 @@ class Filter:
 
 
 def read_letter(partition: int, row: Row) -> DeadLetter | None:
-    """Read a record of the dead-letter topic; None: it is a marker, or foreign.
-
-    Args:
-        partition: of the dead-letter topic.
-        row: the record.
-    """
+    """Read a record of a partition of the dead-letter topic; None: a marker, or foreign."""
     offset, time_ms, key, value, headers = row
     said = dict(headers or ())  # the last of a name counts, and it is the service's
     code = said.get(names.DELAY_ERROR)

@@ -189,11 +189,7 @@ class RecordReader:
         return partition_for(identity, count) if count else self._partition
 
     def _come_home(self, original: Original) -> Sent | None:
-        """Read an envelope; None: by this contract it is a plain record.
-
-        The signature counts, whatever the contract says: ids may be sent home by another shard
-        before this one does so.
-        """
+        """Read an envelope by its signature; None: by this contract it is a plain record."""
         sent = read_envelope(self._topic, self._partition, self._secrets, original)
         if sent is None and self._contract.version >= HOMES_VERSION:
             raise self._forged(names.DELAY_HOME, names.DELAY_HOME_MAC)

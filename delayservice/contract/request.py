@@ -151,11 +151,7 @@ def _cron_headers(cron: str | None, timezone: str | None) -> list[Header]:
 
 
 def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
-    """Return a value as the service's own rule reads it.
-
-    Raises:
-        InvalidRequestError: the service would refuse it.
-    """
+    """Read a value by the service's own rule, or raise ``InvalidRequestError``."""
     try:
         return rule(value)
     except RecordRefusedError as exc:

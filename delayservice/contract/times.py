@@ -92,22 +92,14 @@ def parse_instant_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
-    """Parse as ``parse_instant_ms`` does, but refuse digits that look like seconds.
-
-    Raises:
-        RecordRefusedError: ``time-invalid``.
-    """
+    """Parse as ``parse_instant_ms``, but refuse digits that look like seconds."""
     instant_ms = parse_instant_ms(name, value)
     is_number = value is not None and value.isdigit()
     return check_is_ms(name, instant_ms) if is_number else instant_ms
 
 
 def check_is_ms(name: str, instant_ms: int) -> int:
-    """Return an instant that was given as a number, unless that was meant as seconds.
-
-    Raises:
-        RecordRefusedError: ``time-invalid``.
-    """
+    """Return an instant in ms, or raise ``RecordRefusedError`` if it seems to be in seconds."""
     if instant_ms in _SECONDS_LIKE:
         raise RecordRefusedError(
             TIME_INVALID,

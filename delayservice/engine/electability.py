@@ -118,11 +118,8 @@ def rest_s(failures: int) -> float:
 
 
 def electability(worker: WorkerFacts, copy: CopyFacts | None = None) -> Verdict:
-    """Return whether a worker may own a slice, with the first reason that speaks against it.
-
-    Args:
-        worker: what is known about the worker.
-        copy: what is known about its copy of the slice; None: of any slice.
+    """Return whether a worker may own a slice, with the first reason against it. ``copy``: its copy
+    of the slice; None: of any slice.
     """
     verdict = _of_worker(worker)
     return verdict if copy is None or not verdict.may_own else _of_copy(copy)

@@ -191,11 +191,8 @@ class Endings:
 
 
 def doubt(by: int | None) -> tuple[str, str]:
-    """Return why a record is undecided, as code and detail.
-
-    Args:
-        by: the offset of the record that was to settle it, which the log lost before that was
-            carried out; None: whether there was one is not known.
+    """Return why a record is undecided, as code and detail. ``by``: the offset of the record that
+    was to settle it, and that the log has lost; None: there may have been one.
     """
     detail = (
         "records that were written after it expired before they were read here, and one of "

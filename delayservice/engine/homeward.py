@@ -50,14 +50,7 @@ class Homeward:
         self, entry: Entry, record_id: bytes, carried: Group, took: int, now_ms: int
     ) -> list[Output] | None:
         """Return the outputs that settle a ``HOMEBOUND`` record where it lies; None: it has to
-        wait.
-
-        Args:
-            entry: the record.
-            record_id: its id.
-            carried: what waited before it, and goes with it.
-            took: where that waited, or ``SETTLES_NOTHING``.
-            now_ms: now.
+        wait. ``carried`` waited before it at ``took``, or ``SETTLES_NOTHING``, and goes with it.
         """
         offset, _, _, _, original, (kind, written_ms, home) = entry
         source = self._settler.source(offset)

@@ -71,10 +71,8 @@ class LevelRecords:
         return row[1] + self._contracts.at(row[0]).level_ms
 
     def settle(self, rows: Iterable[Row], now_ms: int) -> list[Output]:
-        """Return one output for each of the first rows, up to the first that is not due.
-
-        The loop is the short way: a target seen before, or the default one, and own headers. It
-        stands in one piece because every record goes through it (``bench level``).
+        """Return one output for each of the first rows, up to the first that is not due. It is one
+        piece because every record goes through it (``bench level``).
         """
         outputs: list[Output] = []
         add = outputs.append
@@ -121,8 +119,8 @@ class LevelRecords:
         return outputs
 
     def _settle_any(self, row: Row, now_ms: int, plain_text: bytes | None) -> Output | None:
-        """The long way. What the target header of a plain record says is remembered with the topic
-        that it means; ``b""`` stands for a record that is not plain, for no topic has that name.
+        """Settle a record that is not plain, and remember the topic of a plain target header;
+        ``b""`` stands for a header that is not plain.
         """
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:

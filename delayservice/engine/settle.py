@@ -251,11 +251,7 @@ class Settler:
         return self.requeuer.roll(offset, first, now_ms, base)
 
     def _first(self, offset: int, payload: Payload, recurrence: Recurrence) -> Payload:
-        """Return a cron schedule at its first occurrence.
-
-        Raises:
-            RecordRefusedError: it has none.
-        """
+        """Return a cron schedule at its first occurrence, or raise ``RecordRefusedError``."""
         source = self._provenance.source(offset, payload[6])
         due_ms = first_ms(recurrence, payload[5], self._routes.cron_time)
         first = at_occurrence(payload, replace(recurrence, number=1), source, due_ms)

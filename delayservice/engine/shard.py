@@ -191,9 +191,8 @@ class Shard:
         latest_unmarked: LatestUnmarked,
     ) -> Additions:
         """Take the run ``[start, stop)`` of the log, read from ``wanted``; return what to store,
-        which the caller appends to the store at once.
-
-        ``entries`` may be empty: transaction markers have offsets and no records.
+        which the caller appends to the store at once. ``entries`` may be empty: transaction markers
+        have offsets.
         """
         scans = self._resolve(entries, scanned)
         added = Additions()

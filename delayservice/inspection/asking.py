@@ -73,10 +73,8 @@ class Asker:
         threading.Thread(target=self._hear, name=f"answers-{name}", daemon=True).start()
 
     def ask(self, question: Question, timeout_s: float) -> Asked:
-        """Send a question.
-
-        Raises:
-            NotAnsweredError: the worker has ended, or has enough to answer.
+        """Send a question; raises ``NotAnsweredError`` if the worker has ended, or has enough to
+        answer.
         """
         future: Future[_Reply] = Future()
         with self._lock:
@@ -140,10 +138,8 @@ class Asked(NamedTuple):
     deadline_s: float
 
     def answer(self, kind: type[T]) -> T:
-        """Return the worker's answer.
-
-        Raises:
-            NotAnsweredError: nothing, in time; or why it can't.
+        """Return the worker's answer; raises ``NotAnsweredError``, with the reason, if there is
+        none.
         """
         try:
             reply = self.future.result(max(self.deadline_s - time.monotonic(), 0.0))

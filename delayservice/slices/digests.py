@@ -123,10 +123,8 @@ class SliceDigests:
     # --- one turn ------------------------------------------------------------------------------
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Publish where a cut has come, and read a little on of what is scanned.
-
-        Before the stores are pruned by a newer checkpoint: what H has passed is counted no sooner
-        than the cuts below it are published.
+        """Publish where a cut has come, and go on with a scan. Stores are pruned after this: what H
+        has passed is counted when the cuts below it are published.
         """
         for topic, lane in lanes.items():
             if topic in self._copies:  # an owner stores by a K that has not come back yet

@@ -341,12 +341,8 @@ class Lane:
                 return
 
     def start_over(self) -> Iterator[int]:
-        """Read a replica's whole store again from the log, once the log was seen to hold every
-        record of it; yields while it looks.
-
-        Raises:
-            KafkaEdgeError: the store may hold the last copy of a record, or this node has become
-                the owner meanwhile.
+        """Read a replica's whole store again from the log, in steps, or raise ``KafkaEdgeError``:
+        it may hold the last copy of a record, or this node has become the owner.
         """
         bounds = self._source.bounds(self.place)
         yield from self.mended.check_is_in_log(bounds.start)

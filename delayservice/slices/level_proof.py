@@ -50,10 +50,8 @@ class LevelProof:
         return self._begun_at
 
     def look(self, run: Run) -> int | None:
-        """Look at a run, and move ``offset`` back to what was written in place of lost records.
-
-        Returns:
-            Where to read from instead of going on; None: go on.
+        """Look at a run, and move ``offset`` back to what replaced lost records; return where to
+        read from instead of going on, or None.
         """
         if self._is_over:
             return None

@@ -110,11 +110,8 @@ class LogProof:
     # --- forget --------------------------------------------------------------------------------
 
     def expire(self, start: int) -> bool:
-        """Note that the log starts at ``start`` now, so the client can't begin below. The epoch of
-        the last record that was read still proves what was stored behind it.
-
-        Returns:
-            Whether the client may have begun behind that record, which is gone.
+        """Note that the log starts at ``start`` now; return whether the client may have begun
+        behind the last record that was read, which is gone.
         """
         self._unproved_from = max(self._unproved_from, start)
         is_gone = max(self._log_start - 1, 0) <= self._last_read.offset < start - 1

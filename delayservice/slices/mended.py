@@ -100,10 +100,8 @@ class MendedStore:
             yield done
 
     def check_is_in_log(self, log_start: int) -> Iterator[int]:
-        """Check that the log holds every pending record of the store; yields while it looks.
-
-        Raises:
-            KafkaEdgeError: it lacks one, so this store may hold the last copy of it.
+        """Check in steps that the log holds every pending record, or raise ``KafkaEdgeError``: this
+        store may hold the last copy of one.
         """
         k, h = self._shard.committed
         scanner, after, end = self._store.scanner(), k, (DUE_STOP_MS, OFFSET_MAX)

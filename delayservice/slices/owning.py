@@ -347,10 +347,8 @@ class Owning:
         self._roles = None  # it may be wanted again already
 
     def interrupted(self, slice_: Slice, why: str) -> None:
-        """Let go of a slice that can't be served here now; the others go on.
-
-        Raises:
-            OwnershipLostError: the writer turned out to be lost.
+        """Let go of a slice that can't be served here now; raises ``OwnershipLostError`` if the
+        writer turns out to be lost.
         """
         _log.warning("slice_interrupted", slice=slice_.number, why=why)
         slice_.trouble = why

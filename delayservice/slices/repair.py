@@ -89,11 +89,8 @@ class Rereading:
             self._slot.mark(offset, x)
 
     def read(self, start: int, stop: int) -> Iterator[int]:
-        """Read from one offset to another, a run of the log at a time; say after each how many
-        frames there are.
-
-        Raises:
-            KafkaEdgeError: retention has passed where it begins; what is stored is as it was.
+        """Read ``[start, stop)``, a run at a time, and yield the number of frames; raises
+        ``KafkaEdgeError`` if the log has lost its begin.
         """
         for run in self._log.source.scan(self._log.place, start, stop) if start < stop else ():
             for entry in self._log.reader.read_batch(run.rows):

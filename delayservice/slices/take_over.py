@@ -117,14 +117,9 @@ def _own_checkpoint(
 def take_over_lane(
     lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> None:
-    """Let ``lane`` own its shard from the checkpoint on.
-
-    Args:
-        lane: reads and settles from now on.
-        known: the shard's part of the checkpoint; None when it was never served.
-        bounds: of its log, read after the old owner was fenced.
-        wanted: the parameters that this node's settings ask for.
-        now_ms: now, epoch milliseconds.
+    """Let ``lane`` own its shard from the checkpoint on. ``known``: its part of the checkpoint;
+    None: it was never served. ``bounds``: of its log, read after fencing. ``wanted``: what settings
+    ask for.
     """
     if known is not None and known.topic_id != lane.topic_id:
         _log.error(

@@ -146,11 +146,7 @@ class Transaction:
     # --- fill ----------------------------------------------------------------------------------
 
     def send(self, slice_: Slice, lane: AnyLane, outputs: list[Output]) -> None:
-        """Stage outputs of a shard.
-
-        Raises:
-            OwnershipLostError: the writer was fenced.
-        """
+        """Stage outputs of a shard; raises ``OwnershipLostError`` if the writer was fenced."""
         if not outputs:
             return
         faults.point("before_produce")

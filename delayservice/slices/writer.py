@@ -46,10 +46,8 @@ class WriterOpener:
         return True
 
     def hear(self) -> str | None:
-        """Return the transactional id of a writer that was opened; None: there is none.
-
-        Raises:
-            KafkaEdgeError: it could not be opened.
+        """Return the id of a writer that was opened, or None; raises ``KafkaEdgeError`` if it was
+        not.
         """
         opening = self._opening
         if opening is None or not opening.done():
