@@ -37,8 +37,10 @@ from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import Output
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
+from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore

@@ -89,7 +89,7 @@ class CutFacts(NamedTuple):
 
 
 def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
-    """One hour of a copy; a tombstone when nothing is left in it."""
+    """Return the row of one hour of a copy; a tombstone when the hour is empty."""
     key = f"h/{place.node}/{place.topic}/{place.partition}/{hour.hour_ms}".encode()
     if not hour.slots:
         return key, None
@@ -135,5 +135,5 @@ def cut_row(place: Place, facts: CutFacts) -> Row:
 
 
 def retired_row(place: Place) -> Row:
-    """This node keeps no copy of the shard any more."""
+    """Return the row of a node that keeps no copy of the shard any more."""
     return place.cut_key, None
