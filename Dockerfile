@@ -40,10 +40,12 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --no-index --no-deps --no-build-isol
 
 FROM ${BASE_IMAGE} AS runtime
 
-# A fixed number, so that a volume's owner is known to Kubernetes (fsGroup: 10001). Volumes with the
-# state and with secrets start out as these two folders are: the user's own.
-RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/delayservice --create-home \
+# Fixed numbers, so that a volume's owner is known to Kubernetes (fsGroup: 10001). Volumes with the
+# state and with secrets start out as these two folders are: empty, and the user's own.
+RUN groupadd --system --gid 10001 delayservice \
+    && useradd --system --uid 10001 --gid 10001 --home-dir /var/lib/delayservice --no-create-home \
         delayservice \
+    && install -d -o 10001 -g 10001 -m 0750 /var/lib/delayservice \
     && install -d -o 10001 -g 10001 -m 0700 /etc/delayservice
 
 # Nothing is written outside the volume, so the root file system may be read-only.

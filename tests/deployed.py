@@ -62,6 +62,16 @@ def nodes() -> list[Service]:
     return [one for one in services().values() if one.is_ours and one.command == ["run"]]
 
 
+def pair_of(one: Service) -> Service:
+    """The service whose network a broker or a node shares."""
+    return services()[str(one.facts["network_mode"]).removeprefix("service:")]
+
+
+def pairs() -> list[Service]:
+    """Those that own the network of a broker and its node."""
+    return [pair_of(node) for node in nodes()]
+
+
 class UsageError(Exception):
     """The command line can't be called so."""
 

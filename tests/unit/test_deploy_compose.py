@@ -11,7 +11,18 @@ import yaml
 
 from delayservice.config.kafka import is_secret_name
 from delayservice.process.worker import STOP_TIMEOUT_S
-from tests.deployed import ROOT, Service, UsageError, compose, nodes, parse, seconds, services
+from tests.deployed import (
+    ROOT,
+    Service,
+    UsageError,
+    compose,
+    nodes,
+    pair_of,
+    pairs,
+    parse,
+    seconds,
+    services,
+)
 
 ALL = list(services().values())
 every_service = pytest.mark.parametrize("service", ALL, ids=[one.name for one in ALL])
@@ -73,9 +84,12 @@ def test_the_root_is_read_only_but_where_the_image_writes_its_configuration(
 
 @every_service
 def test_a_service_has_a_health_check_unless_it_ends_by_itself(service: Service) -> None:
-    is_one_shot = service.facts["restart"] == "no"
-    has_check = "test" in service.facts.get("healthcheck", {}) or service in nodes()
-    assert has_check is not is_one_shot
+    only_waits = service.facts["restart"] == "no" or service in pairs()
+    check = service.facts.get("healthcheck", {})
+    has_check = "test" in check or service in nodes()
+    assert has_check is not only_waits
+    # The image's own check is that of a node.
+    assert bool(check.get("disable")) is only_waits
 
 
 @every_service
@@ -174,13 +188,28 @@ def test_a_command_that_is_none_is_noticed() -> None:
 
 def test_a_node_sits_beside_each_broker_and_shares_its_network() -> None:
     brokers = {
-        f"service:{one.name}": int(one.environment["KAFKA_NODE_ID"])
+        one.facts["network_mode"]: int(one.environment["KAFKA_NODE_ID"])
         for one in ALL
         if "KAFKA_NODE_ID" in one.environment
     }
     beside = {node.facts["network_mode"]: node.settings.node.broker_id for node in nodes()}
     assert beside == brokers
+    assert beside.keys() == {f"service:{one.name}" for one in pairs()}
     assert len({node.settings.node.node_id for node in nodes()}) == len(brokers) == 3
+
+
+@pytest.mark.parametrize("pair", pairs(), ids=lambda one: one.name)
+def test_the_network_of_a_pair_has_its_brokers_name_and_outlives_both(pair: Service) -> None:
+    (broker,) = (
+        one
+        for one in ALL
+        if one.facts.get("network_mode") == f"service:{pair.name}" and one not in nodes()
+    )
+    assert pair.facts["networks"] == {"default": {"aliases": [broker.name]}}
+    assert broker.facts["depends_on"] == {pair.name: {"condition": "service_started"}}
+    assert pair.facts["entrypoint"] == ["/bin/sleep", "infinity"]
+    assert pair.facts["init"] is True
+    assert "volumes" not in pair.facts
 
 
 def test_nodes_differ_in_their_name_and_broker_only() -> None:
@@ -190,9 +219,9 @@ def test_nodes_differ_in_their_name_and_broker_only() -> None:
 
 
 @pytest.mark.parametrize("node", nodes(), ids=lambda one: one.name)
-def test_the_ports_of_a_node_are_published_by_its_broker(node: Service) -> None:
-    broker = services()[node.facts["network_mode"].removeprefix("service:")]
-    inside = {port.rpartition(":")[2] for port in broker.facts["ports"]}
+def test_the_ports_of_a_node_are_published_by_its_pair(node: Service) -> None:
+    pair = services()[node.facts["network_mode"].removeprefix("service:")]
+    inside = {port.rpartition(":")[2] for port in pair.facts["ports"]}
     listens = [node.settings.metrics.listen, node.settings.admin.listen]
     assert [listen.partition(":")[0] for listen in listens] == ["0.0.0.0"] * 2  # noqa: S104
     assert {listen.partition(":")[2] for listen in listens} <= inside
@@ -232,7 +261,7 @@ def test_what_prometheus_scrapes_are_the_nodes() -> None:
     scraped = yaml.safe_load(text)["scrape_configs"]
     targets = [t for job in scraped for group in job["static_configs"] for t in group["targets"]]
     listening = {
-        f"{node.facts['network_mode'].removeprefix('service:')}"
+        f"{pair_of(node).facts['networks']['default']['aliases'][0]}"
         f":{node.settings.metrics.listen.rpartition(':')[2]}"
         for node in nodes()
     }
