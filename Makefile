@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test try demo simulate crash long night compat dist faults fault-tools alert-tools compose-tools browser-tools lock lock-jars clean
+.PHONY: help venv check format test try demo simulate crash long night compat dist containers faults fault-tools alert-tools compose-tools container-tools browser-tools lock lock-jars clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -102,6 +102,10 @@ dist: $(STAMP)  ## build the wheels of service and client, and try them in venvs
 	PYTHON=$(BIN)/python deploy/build-wheels dist
 	DIST=$(CURDIR)/dist $(BIN)/pytest tests/integration/test_packages.py $(ARGS)
 
+# As root, on Debian: Docker Engine is unpacked and started for this alone, and removed afterwards.
+containers: $(STAMP) container-tools  ## build the images, run Compose and Kubernetes files; ARGS as --parts=images
+	$(BIN)/python -m tests.containers $(ARGS)
+
 KAFKAS := 3.9 4.3
 COMPAT := tests/compat tests/faults/test_kills.py $(addprefix tests/integration/test_, \
 	service_contract.py service_crash.py service_topics.py levels.py security.py)
@@ -134,6 +138,10 @@ alert-tools:  ## install what the tests of alerts need of Debian, if root and mi
 
 compose-tools:  ## install what the tests of deployments need of Debian, if root and missing
 	$(call install,docker-compose systemd-analyze,docker-compose systemd)
+
+container-tools:  ## install what `make containers` needs of Debian, if root and missing
+	$(call install,mmdebstrap podman docker-compose runc iptables ip,mmdebstrap podman buildah runc netavark \
+		aardvark-dns iptables docker-compose iproute2)
 
 browser-tools:  ## install what the tests of the page need of Debian, if root and missing
 	$(call install,chromium chromedriver,chromium chromium-driver)

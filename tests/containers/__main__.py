@@ -66,7 +66,7 @@ def _run(report: Report, scratch: Path, previous: str, parts: set[str]) -> None:
             images.build_previous(engine, previous, work / "previous")
     with Engine(tools, storage, is_isolated=True) as engine:
         if "compose" in parts:
-            compose.check(engine, report, work)
+            compose.check(engine, report, work, with_spark="images" in parts)
         if "single" in parts:
             single.check(engine, report)
         if "pods" in parts:

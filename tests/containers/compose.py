@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.containers import spark
 from tests.containers.cluster import NODES, Cluster
 from tests.containers.engine import Engine
 from tests.containers.images import PREVIOUS
@@ -17,7 +18,7 @@ from tests.deployed import ROOT, services
 _READY_S_MAX = 5.0
 
 
-def check(engine: Engine, report: Report, scratch: Path) -> None:
+def check(engine: Engine, report: Report, scratch: Path, *, with_spark: bool) -> None:
     """Run the file: first with nodes of the last version, which are then updated one by one."""
     previous = scratch / "previous.yml"
     images = {name: {"image": PREVIOUS} for name in NODES}
@@ -37,6 +38,8 @@ def check(engine: Engine, report: Report, scratch: Path) -> None:
         _look(cluster)
         _crash(cluster)
         _prometheus(cluster)
+        if with_spark:
+            spark.check(cluster)
         _stop(cluster)
 
 

@@ -18,6 +18,7 @@ from delay_devtools.jars import ensure_jars, read_lock
 from tests.containers.engine import Engine, run
 
 BASE_IMAGE: Final = "localhost/python:bookworm"
+_DEBIAN: Final = "localhost/base:bookworm"
 _CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 _PIP: Final = Path("/etc/pip.conf")
 _FILES: Final = Path(__file__).parent / "images"
@@ -42,7 +43,8 @@ def base_tar(cache: Path) -> Path:
 
 def make(engine: Engine, cache: Path, scratch: Path) -> None:
     """Make the images of Python and of the servers."""
-    engine.docker("import", str(base_tar(cache)), "localhost/base:bookworm")
+    if engine.docker("image", "inspect", _DEBIAN, is_checked=False).returncode:
+        engine.docker("import", str(base_tar(cache)), _DEBIAN)
     base = _context(scratch / "base", "base.Dockerfile")
     shutil.copy(_CERTIFICATES, base / "ca.crt")
     pip = _PIP.read_text("utf-8") if _PIP.exists() else "[global]\n"
