@@ -1,6 +1,6 @@
 """One record in ten goes to a target that fails; how late are the others?
 
-``pytest -s tests/integration/test_never_blocked.py`` prints the figures of docs/performance.md.
+``pytest -s tests/integration/test_never_blocked.py`` prints figures of docs/internals/measurements.md.
 """
 
 from __future__ import annotations
