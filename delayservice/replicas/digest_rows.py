@@ -1,5 +1,5 @@
 """The records of the digest topic: JSON, for Spark and for people.
-``docs/reconcile.md`` has them.
+``docs/internals/digests.md`` has them.
 
 An hour row says what one copy has pending in one hour; the cut row, written after the hour rows
 that changed, says at which checkpoint all of them hold. ``life`` is new whenever a copy begins to

@@ -98,7 +98,7 @@ PYTHON_NOT_RUN: Final = (
     ),
     Listed("docs/migration.md", "producer.produce(", _FRAGMENT),
     Listed("docs/reconcile.md", "from connectors.spark.reconcile.store_source", _FRAGMENT),
-    Listed("docs/reconcile.md", "from connectors.spark.reconcile.compare", _FRAGMENT),
+    Listed("docs/internals/digests.md", "from connectors.spark.reconcile.compare", _FRAGMENT),
 )
 """Blocks of Python that begin so, and why the pages' test does not run them; all are compiled."""
 

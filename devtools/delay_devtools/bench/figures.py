@@ -10,7 +10,7 @@ from delay_devtools.bench.tally import Verdict
 
 @dataclass(slots=True, kw_only=True)
 class Figures:
-    """The JSON object of a run; ``docs/performance.md`` says what each field is, in this order."""
+    """JSON object of a run; ``docs/internals/benchmarks.md`` explains each field."""
 
     bench: str
     store: str | None = None

@@ -1,4 +1,4 @@
-"""Nodes that publish digests of their copies and answer for them, by ``docs/reconcile.md``."""
+"""Nodes that publish digests of their copies and answer for them (docs/internals/digests.md)."""
 
 from __future__ import annotations
 

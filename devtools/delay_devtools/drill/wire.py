@@ -1,7 +1,7 @@
 """Formats and formulas of the documents, written again: nothing here is the service's own code.
 
 Sources: ``docs/header-contract.md``, ``docs/internals/design.md`` (checkpoint, copies),
-``docs/reconcile.md`` (digests), and Kafka's ``Utils.murmur2``.
+``docs/internals/digests.md`` (digests), and Kafka's ``Utils.murmur2``.
 """
 
 from __future__ import annotations
