@@ -1,4 +1,4 @@
-"""A real Kafka and ZooKeeper as child processes: for the demo, the tests and the benchmarks.
+"""Kafka and ZooKeeper as child processes, for the demo, the tests and the benchmarks.
 
     with EmbeddedCluster(brokers=3) as cluster:
         producer = Producer({"bootstrap.servers": cluster.bootstrap})
@@ -13,7 +13,8 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -26,6 +27,8 @@ from delay_devtools.ports import LOOPBACK, free_ports
 from delay_devtools.probe import kafka_probe, zookeeper_probe
 from delay_devtools.servers import BrokerPlan, Jvm, ZooKeeperPlan
 from delayservice.base.errors import ClusterError
+from delayservice.smoke.progress import Steps
+from delayservice.smoke.signals import ignored_signals
 
 _START_ATTEMPTS = 3
 _FORMAT_SECONDS_MAX = 60
@@ -103,6 +106,12 @@ class EmbeddedCluster:
     ) -> None:
         """Stop, whatever happened."""
         self.stop()
+
+    @property
+    def servers(self) -> str:
+        """Return what runs in it, in words."""
+        kinds = ("Kafka", "ZooKeeper")
+        return " and ".join(kind for kind, size in zip(kinds, self._sizes, strict=True) if size)
 
     @property
     def bootstrap(self) -> str:
@@ -359,3 +368,20 @@ class EmbeddedCluster:
         for child in children:
             child.stop(kill=kill)
         self._children.clear()
+
+
+@contextmanager
+def started(cluster: EmbeddedCluster, shown: Steps) -> Iterator[EmbeddedCluster]:
+    """Start a cluster and show that; stop it at the end, and let no signal interrupt the stop."""
+    with shown.doing(f"Starting {cluster.servers}"):
+        cluster.start()
+    try:
+        yield cluster
+    finally:
+        undisturbed(cluster.stop)
+
+
+def undisturbed(clean_up: Callable[[], None]) -> None:
+    """Clean up, and ignore signals meanwhile: a second Ctrl-C would leave half of it behind."""
+    with ignored_signals():
+        clean_up()

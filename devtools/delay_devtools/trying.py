@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 from rich.console import Console
 
-from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster, started
 from delay_devtools.ports import LOOPBACK, free_ports
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import ClusterError
@@ -113,18 +113,11 @@ def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
     with (
         steps(console, is_shown=console.is_terminal) as shown,
         tempfile.TemporaryDirectory(prefix="delay-try-") as folder,
+        started(EmbeddedCluster(1, 0), shown) as cluster,
     ):
-        cluster = EmbeddedCluster(1, 0)
-        with shown.doing("Starting Kafka"):
-            cluster.start()
-        try:
-            world = _configure(cluster.bootstrap, Path(folder))
-            with _serving(world, Path(folder), shown) as service:
-                yield world, service
-        finally:
-            # A second Ctrl-C must not leave half of it behind.
-            with ignored_signals():
-                cluster.stop()
+        world = _configure(cluster.bootstrap, Path(folder))
+        with _serving(world, Path(folder), shown) as service:
+            yield world, service
 
 
 def _configure(bootstrap: str, folder: Path) -> World:

@@ -31,9 +31,9 @@ from delay_devtools.bench.passing import (
 from delay_devtools.bench.stand import Names, Stand, now_ms
 from delay_devtools.bench.tally import Verdict
 from delay_devtools.bench.trace import Trace
-from delay_devtools.crew import Crew
+from delay_devtools.nodes import NodeGroup
+from delay_devtools.ownership import HandOver, hand_overs
 from delay_devtools.probe import zookeeper_tick_s
-from delay_devtools.tenures import HandOver, hand_overs
 from delayservice.base.errors import DelayServiceError
 
 _ALL: Final = "all"
@@ -85,15 +85,15 @@ def _try_often(stand: Stand) -> _Seen:
     names = stand.round()
     with ExitStack() as stack:
         sets = stand.create(names, (_ALL,))
-        crew = stack.enter_context(stand.crew(names, sets))
+        group = stack.enter_context(stand.group(names, sets))
         with stand.steps.doing("Starting the nodes"):
-            crew.start()
+            group.start()
         loader, judge = _load_and_judge(stack, stand, names)
         with stand.steps.doing("Waiting until they agree"):
-            crew.await_calm(_CALM_S)
+            group.await_calm(_CALM_S)
         calm_ms = time.time() * 1_000
-        kills = _kill_again_and_again(stand, crew)
-        changes = [change for change in hand_overs(crew.told()) if change.at_ms > calm_ms]
+        kills = _kill_again_and_again(stand, group)
+        changes = [change for change in hand_overs(group.slice_events()) if change.at_ms > calm_ms]
         loader.tell(wire.STOP)
         sent = loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)
         judge.tell(f"{wire.STOP} {sent.count}")
@@ -116,29 +116,29 @@ def _load_and_judge(stack: ExitStack, stand: Stand, names: Names) -> tuple[Helpe
     return loader, judge
 
 
-def _kill_again_and_again(stand: Stand, crew: Crew) -> list[_Kill]:
+def _kill_again_and_again(stand: Stand, group: NodeGroup) -> list[_Kill]:
     options = stand.options
     rng = random.Random(options.seed)  # noqa: S311 (kills that replay from a seed)
     bar = stand.steps.bar("Killing nodes", options.trials)
     kills = []
     for trial in range(options.trials):
         threading.Event().wait(rng.uniform(0, _PAUSE_S_MAX))
-        kills.append(_kill(crew, trial % options.partitions))
+        kills.append(_kill(group, trial % options.partitions))
         bar.at(trial + 1)
     threading.Event().wait(_SETTLED_S)
     return kills
 
 
-def _kill(crew: Crew, slice_no: int) -> _Kill:
+def _kill(group: NodeGroup, slice_no: int) -> _Kill:
     """Kill the owner of a slice, and bring it back; the slices are where they were then."""
-    node = crew.owner(slice_no)
-    before = crew.owned_by(node)
+    node = group.owner(slice_no)
+    before = group.owned_by(node)
     at_ms = time.time() * 1_000
     node.kill()
     dead_ms = time.time() * 1_000
-    crew.await_successors(before, [node])
+    group.await_successors(before, [node])
     node.start()
-    crew.await_home()
+    group.await_home()
     return _Kill(at_ms, dead_ms, tuple(before))
 
 

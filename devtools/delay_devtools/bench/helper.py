@@ -16,10 +16,10 @@ import msgspec
 from delay_devtools import guard
 from delay_devtools.bench import wire
 from delay_devtools.bench.wire import Told
+from delay_devtools.node_log import tail
 from delayservice.base.errors import DelayServiceError
 
 _STOP_TIMEOUT_S: Final = 10.0
-_TAIL_LINES: Final = 12
 _decode = msgspec.json.Decoder(Told).decode
 
 
@@ -101,7 +101,7 @@ class Helper:
             except queue.Empty:
                 raise DelayServiceError(
                     f"{self._name} did not get to {words[0]!r} within {timeout_s:.0f} s; its log "
-                    f"ends:\n{self._tail()}"
+                    f"ends:\n{tail(self._log_path)}"
                 ) from None
             if told is None:
                 raise DelayServiceError(self._ended())
@@ -111,11 +111,7 @@ class Helper:
                 return told
 
     def _ended(self) -> str:
-        return f"{self._name} ended before it was done; its log ends:\n{self._tail()}"
-
-    def _tail(self) -> str:
-        lines = self._log_path.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-_TAIL_LINES:]) or "(empty)"
+        return f"{self._name} ended before it was done; its log ends:\n{tail(self._log_path)}"
 
     def close(self) -> None:
         """End the process. May be called twice."""

@@ -17,12 +17,12 @@ from delay_devtools.bench import failover, leveled, paced, report, standing, sto
 from delay_devtools.bench.figures import Figures
 from delay_devtools.bench.options import Options, check
 from delay_devtools.bench.stand import Servers, Stand
-from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
 from delayservice import __version__
 from delayservice.config.settings import Log
 from delayservice.process import logs
 from delayservice.smoke.progress import Steps, steps
-from delayservice.smoke.signals import ignored_signals, stop_signals
+from delayservice.smoke.signals import stop_signals
 
 _Case: TypeAlias = Callable[[Stand, Figures], dict[int, int]]
 """Fills the figures and returns the lateness histogram: counts by milliseconds."""
@@ -84,25 +84,13 @@ def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delay-bench-"))
         servers = Servers(options.bootstrap)
         if not options.bootstrap:
-            with shown.doing("Starting Kafka" + (" and ZooKeeper" if options.has_several else "")):
-                cluster = _embedded_cluster(options)
-                stack.callback(_undisturbed, cluster.stop)
-                cluster.start()
+            # A broker beside each node, and ZooKeeper where it is needed.
+            embedded = EmbeddedCluster(options.nodes, int(options.has_several))
+            cluster = stack.enter_context(started(embedded, shown))
             brokers = [psutil.Process(pid) for pid in cluster.pids()]
             servers = Servers(cluster.bootstrap, cluster.zookeeper, brokers)
         stand = Stand(options, servers, Path(folder), shown)
         stand.check_cluster()
         if options.bootstrap:
-            stack.callback(_undisturbed, stand.clean_up)
+            stack.callback(undisturbed, stand.clean_up)
         yield stand
-
-
-def _embedded_cluster(options: Options) -> EmbeddedCluster:
-    """Start a broker beside each node, and ZooKeeper where it is needed."""
-    return EmbeddedCluster(options.nodes, int(options.has_several))
-
-
-def _undisturbed(clean_up: Callable[[], None]) -> None:
-    """A second Ctrl-C must not leave half of it behind."""
-    with ignored_signals():
-        clean_up()

@@ -76,8 +76,7 @@ class Serving:
         self._process.wait_serving(self._slices)
         self._url = f"http://{self._process.events('metrics_served')[-1]['url']}/metrics"
         self.workers = self._process.workers()
-        top = psutil.Process(self._process.pid)
-        self.processes = [top, *top.children(recursive=True)]
+        self.processes = self._process.processes()
 
     def restart_killed(self) -> float:
         """SIGKILL, and start again at once; when it was started, epoch seconds."""
@@ -94,7 +93,7 @@ class Serving:
         except (URLError, OSError) as exc:
             raise DelayServiceError(
                 f"the service does not answer on {self._url} any more: {exc}; the end of its log "
-                f"says why:\n{self._log_tail()}"
+                f"says why:\n{self._process.log_tail()}"
             ) from exc
         found = Counters()
         for family in text_string_to_metric_families(text):
@@ -103,9 +102,6 @@ class Serving:
                 if name is not None:
                     setattr(found, name, getattr(found, name) + int(sample.value))
         return found
-
-    def _log_tail(self) -> str:
-        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-10:])
 
     def await_count(
         self, name: str, count: int, progress: Callable[[int], None] = lambda _: None
@@ -127,7 +123,7 @@ class Serving:
             elif time.monotonic() - moved_s > _STALL_S:
                 raise DelayServiceError(
                     f"the service has {name} {now} of {count} records and stands still; the end of "
-                    f"its log says why:\n{self._log_tail()}"
+                    f"its log says why:\n{self._process.log_tail()}"
                 )
             time.sleep(_LOOK_S)
 

@@ -33,7 +33,7 @@ from delay_devtools.bench.options import Options
 from delay_devtools.bench.passthrough_process import PassthroughPlan
 from delay_devtools.bench.records import Batch
 from delay_devtools.bench.serving import Serving
-from delay_devtools.crew import LOGIN, Crew, Node, sets_of_several
+from delay_devtools.nodes import LOGIN, Node, NodeGroup, sets_of_several
 from delay_devtools.ports import ANY_PORTS
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.config.kafka import ClientRole
@@ -216,7 +216,7 @@ class Stand:
             yield serving
 
     @contextmanager
-    def crew(self, names: Names, sets: Sequence[str], slices: int = 0) -> Iterator[Crew]:
+    def group(self, names: Names, sets: Sequence[str], slices: int = 0) -> Iterator[NodeGroup]:
         """Several nodes with empty state, each beside a broker, not started yet; their state goes
         with them.
         """
@@ -232,7 +232,7 @@ class Stand:
             nodes.append(Node(f"n{number}", [*shared, *beside], folder))
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            yield stack.enter_context(Crew(nodes, slices or self.options.partitions))
+            yield stack.enter_context(NodeGroup(nodes, slices or self.options.partitions))
 
     @contextmanager
     def helper(

@@ -24,7 +24,7 @@ from delay_devtools.bench.sampling import Sampler, cpu_s
 from delay_devtools.bench.serving import Serving
 from delay_devtools.bench.stand import Names, Stand, now_ms
 from delay_devtools.bench.tally import Verdict
-from delay_devtools.crew import Crew
+from delay_devtools.nodes import NodeGroup
 
 _ALL: Final = "all"
 _PROBE: Final = "probe"
@@ -73,17 +73,17 @@ def _idle_alone(stand: Stand, figures: Figures, names: Names, sets: Sequence[str
 
 def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
     """Several nodes, each with a copy of every slice."""
-    with stand.crew(names, sets) as crew:
-        _warm_up_crew(stand, crew)
+    with stand.group(names, sets) as group:
+        _warm_up_group(stand, group)
         started_s = time.monotonic()
         with stand.steps.doing("Starting the nodes"):
-            crew.start()
+            group.start()
             figures.startup_s = time.monotonic() - started_s
-            crew.await_calm(_CALM_S)
-        nodes = crew.nodes.values()
+            group.await_calm(_CALM_S)
+        nodes = group.nodes.values()
         workers = [worker for node in nodes for worker in node.service.workers()]
         with stand.steps.doing("Watching them idle"), Sampler(workers, _SLOW_SAMPLES_S) as s:
-            used = _cpu_percent([node.processes() for node in nodes], stand.options.seconds)
+            used = _cpu_percent([node.service.processes() for node in nodes], stand.options.seconds)
             threads = sum(worker.num_threads() for worker in workers)
     copies = len(nodes) * stand.options.partitions
     figures.cpu_percent, figures.cpu_percent_per_node = sum(used), max(used)
@@ -92,15 +92,15 @@ def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[
     figures.rss_mib_peak, figures.rss_mib_peak_worker = s.rss_mib_peak, s.rss_mib_peak_largest
 
 
-def _warm_up_crew(stand: Stand, crew: Crew) -> None:
+def _warm_up_group(stand: Stand, group: NodeGroup) -> None:
     """Start and stop the nodes once: fresh brokers take most of the processor for themselves, and
     what they do first takes them several times as long.
     """
     if stand.options.warm_up:
         with stand.steps.doing("Warming up"):
-            crew.start()
-            crew.await_calm(_CALM_S)
-            crew.stop()
+            group.start()
+            group.await_calm(_CALM_S)
+            group.stop()
 
 
 def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> list[float]:

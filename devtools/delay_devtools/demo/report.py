@@ -24,8 +24,8 @@ from delay_devtools.demo.timeline import (
     strip,
     turns,
 )
+from delay_devtools.ownership import SliceEvent
 from delay_devtools.shown import show_lateness, show_numbers
-from delay_devtools.tenures import Told
 from delayservice.smoke.figures import quantile
 from delayservice.smoke.judge import Verdict
 
@@ -47,7 +47,7 @@ class Report:
         started_ms: when the first one was sent, epoch milliseconds.
         acts: what was done to the nodes.
         missed: what of it did not come off.
-        told: what they have logged of their slices.
+        events: what they have logged of their slices.
     """
 
     choices: Choices
@@ -56,7 +56,7 @@ class Report:
     started_ms: float
     acts: tuple[Act, ...]
     missed: tuple[Missed, ...]
-    told: tuple[Told, ...]
+    events: tuple[SliceEvent, ...]
 
     @property
     def is_good(self) -> bool:
@@ -65,7 +65,7 @@ class Report:
 
     def endings(self) -> list[Ending]:
         """Say how each node that was frozen and woken learned that it owns nothing."""
-        return [ending(self.told, act) for act in self.acts if act.deed is Deed.FREEZE]
+        return [ending(self.events, act) for act in self.acts if act.deed is Deed.FREEZE]
 
     def lateness_ms(self, *, around_failovers: bool) -> list[int]:
         """Ascending: when the consumer had each record in hand, minus its due time.
@@ -106,7 +106,7 @@ class Report:
             "kills": len(kills),
             "kills_in_open_transaction": sum(act.held_back > 0 for act in kills),
             "freezes": sum(act.deed is Deed.FREEZE for act in acts),
-            "fenced": sum(fences(self.told, act) for act in acts),
+            "fenced": sum(fences(self.events, act) for act in acts),
             "stepped_down": self.endings().count(Ending.STEPPED_DOWN),
             "restarts": sum(act.deed is Deed.RESTART for act in acts),
             "missed": len(self.missed),
@@ -120,7 +120,7 @@ class Report:
 
     def turns(self) -> list[Turn]:
         """Show which node owned what, and why."""
-        return turns(self.told, self.acts)
+        return turns(self.events, self.acts)
 
     def seconds_in(self, at_ms: float) -> float:
         """Since the first record was sent; negative before."""
@@ -249,7 +249,7 @@ def _show_acts(console: Console, report: Report) -> None:
             act.how,
             f"{act.held_back:,}" if act.held_back else "-",
             f"{(act.served_ms - act.at_ms) / 1_000:.1f} s",
-            ending(report.told, act).value if act.deed is Deed.FREEZE else "",
+            ending(report.events, act).value if act.deed is Deed.FREEZE else "",
         )
     console.print(table)
 

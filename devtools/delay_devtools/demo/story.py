@@ -23,13 +23,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 from rich.console import Console
 
-from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.crew import Crew, Node
+from delay_devtools.cluster import EmbeddedCluster, started
 from delay_devtools.demo.acts import FAULT, Director, script
-from delay_devtools.demo.choices import Choices
-from delay_devtools.demo.nodes import SLICES, sets_of
+from delay_devtools.demo.choices import SLICES, Choices, sets_of
 from delay_devtools.demo.report import Report, show
 from delay_devtools.demo.timeline import Deed
+from delay_devtools.nodes import Node, NodeGroup
 from delayservice.smoke.judge import QUIET, Judge
 from delayservice.smoke.load import plan
 from delayservice.smoke.progress import Steps, steps
@@ -67,14 +66,9 @@ def run(choices: Choices) -> int:
         steps(console) as shown,
         tempfile.TemporaryDirectory(prefix="delay-demo-") as folder,
     ):
-        cluster = EmbeddedCluster(choices.nodes, int(choices.has_several))
-        with shown.doing("Starting Kafka" + (" and ZooKeeper" if choices.has_several else "")):
-            cluster.start()
-        try:
+        embedded = EmbeddedCluster(choices.nodes, int(choices.has_several))
+        with started(embedded, shown) as cluster:
             report = _Story(choices, cluster, Path(folder), shown).play()
-        finally:
-            with shown.doing("Stopping everything"):
-                cluster.stop()
     seconds = time.monotonic() - started_s
     show(console, report, seconds)
     print(json.dumps(report.summary(seconds)))  # noqa: T201  # the machine-readable last line
@@ -103,29 +97,31 @@ class _Story:
             kills = _KILLS[self._choices.has_several]
         deeds = script(kills, has_several=self._choices.has_several)
         judge = Judge(self._bootstrap, TARGETS)
-        with Crew(self._nodes(), SLICES) as crew:
+        with NodeGroup(self._nodes(), SLICES) as group:
             try:
                 with self._steps.doing("Starting the delay service"):
-                    crew.start()
+                    group.start()
                 self._warm_up()
                 if self._choices.has_several:
-                    crew.await_calm(_CALM_S)
-                return self._play(crew, judge, deeds)
+                    group.await_calm(_CALM_S)
+                return self._play(group, judge, deeds)
             finally:
                 judge.close()
 
-    def _play(self, crew: Crew, judge: Judge, deeds: Sequence[tuple[Deed, bool]]) -> Report:
+    def _play(self, group: NodeGroup, judge: Judge, deeds: Sequence[tuple[Deed, bool]]) -> Report:
         records = self._choices.records
         sending = self._sending(len(deeds))
         receiving = self._steps.bar("Receiving with read_committed", records)
         started_ms = time.time() * 1_000
         sending.start()
-        director = self._director(crew, judge, sending)
+        director = self._director(group, judge, sending)
         with judge.reading(receiving.at):
             director.play(deeds, self._steps)
             sending.finish()
         judge.read_to_end(records, receiving.at)
-        told = tuple(crew.told())  # how they hand over at the very end is no part of the story
+        events = tuple(
+            group.slice_events()
+        )  # how they hand over at the very end is no part of the story
         director.stop()
         return Report(
             choices=self._choices,
@@ -134,7 +130,7 @@ class _Story:
             started_ms=started_ms,
             acts=tuple(director.acts),
             missed=tuple(director.missed),
-            told=told,
+            events=events,
         )
 
     # --- before --------------------------------------------------------------------------------
@@ -181,17 +177,17 @@ class _Story:
         bar = self._steps.bar("Sending", records)
         return Sending(self._bootstrap, DELAY_TOPIC, load, self._per_s(deeds), part, bar)
 
-    def _director(self, crew: Crew, judge: Judge, sending: Sending) -> Director:
+    def _director(self, group: NodeGroup, judge: Judge, sending: Sending) -> Director:
         places = [(t, p) for t in TARGETS for p in range(TARGET_PARTITIONS)]
 
         def await_delivered() -> None:
             enough = judge.seen + _DELIVERED
-            crew.await_true(
+            group.await_true(
                 lambda: judge.seen >= min(enough, len(sending.sent)), "the successors deliver"
             )
 
         return Director(
-            crew,
+            group,
             self._admin,
             places,
             sending.go_on,

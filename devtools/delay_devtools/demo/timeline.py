@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from delay_devtools.tenures import FENCED, LOST, Tenure, Told, tenures
+from delay_devtools.ownership import FENCED, LOST, SliceEvent, Tenure, tenures
 
 
 class Deed(StrEnum):
@@ -92,46 +92,46 @@ class Turn:
 _START: Final = "start"
 
 
-def turns(told: Sequence[Told], acts: Sequence[Act]) -> list[Turn]:
+def turns(events: Sequence[SliceEvent], acts: Sequence[Act]) -> list[Turn]:
     """Every ownership and every fence, by slice and time."""
-    found = [*_ownerships(tenures(told), acts), *_fences(told, acts)]
+    found = [*_ownerships(tenures(events), acts), *_fences(events, acts)]
     return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
 
 
-def fences(told: Sequence[Told], act: Act) -> int:
+def fences(events: Sequence[SliceEvent], act: Act) -> int:
     """Count the slices whose former owner was refused by the broker after this act."""
-    return sum(_is_fence(one, act) for one in told)
+    return sum(_is_fence(one, act) for one in events)
 
 
-def has_let_go(told: Sequence[Told], act: Act) -> bool:
+def has_let_go(events: Sequence[SliceEvent], act: Act) -> bool:
     """Return whether the woken node has spoken of every slice that it owned when it was frozen:
     each of the three things that it may say shows that it does not own the slice by its old right.
     """
-    return {one.slice_no for one in told if _is_of_woken(one, act)} >= set(act.slices)
+    return {one.slice_no for one in events if _is_of_woken(one, act)} >= set(act.slices)
 
 
-def ending(told: Sequence[Told], act: Act) -> Ending:
+def ending(events: Sequence[SliceEvent], act: Act) -> Ending:
     """Return what became of a node that was frozen and woken.
 
     The broker refuses what was open; a slice without a transaction is let go because the lease is
     over, and nothing is ever sent that could be refused.
     """
-    if fences(told, act):
+    if fences(events, act):
         return Ending.FENCED
-    return Ending.STEPPED_DOWN if has_let_go(told, act) else Ending.SILENT
+    return Ending.STEPPED_DOWN if has_let_go(events, act) else Ending.SILENT
 
 
-def _is_of_woken(one: Told, act: Act) -> bool:
+def _is_of_woken(one: SliceEvent, act: Act) -> bool:
     return act.woken_ms is not None and one.node_id == act.node_id and one.at_ms >= act.woken_ms
 
 
-def _is_fence(one: Told, act: Act) -> bool:
+def _is_fence(one: SliceEvent, act: Act) -> bool:
     return one.what == LOST and FENCED in one.why and _is_of_woken(one, act)
 
 
-def _fences(told: Sequence[Told], acts: Sequence[Act]) -> Iterator[Turn]:
-    every = tenures(told)
-    for one in told:
+def _fences(events: Sequence[SliceEvent], acts: Sequence[Act]) -> Iterator[Turn]:
+    every = tenures(events)
+    for one in events:
         if any(_is_fence(one, act) for act in acts):
             epochs = [
                 tenure.epoch

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
 from delay_devtools.drill.history import STEPS, TAIL_MS, History, Life
 from delay_devtools.drill.judge import Finding, Verdict, judge
 from delay_devtools.drill.nodes import answering, publish
@@ -28,7 +28,6 @@ from delay_devtools.drill.wire import HOUR_MS
 from delay_devtools.drill.writing import Ends, Topics, Writer
 from delayservice.base.errors import DelayServiceError
 from delayservice.smoke.progress import steps
-from delayservice.smoke.signals import ignored_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,30 +124,17 @@ def prepared(
         if not options.keep:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         with steps(Console(stderr=True), is_shown=is_shown) as shown:
-            bootstrap = options.bootstrap or stack.enter_context(_cluster(options, folder, shown))
+            bootstrap = options.bootstrap
+            if not bootstrap:
+                embedded = EmbeddedCluster(
+                    1, 0, folder=folder / "cluster" if options.keep else None
+                )
+                bootstrap = stack.enter_context(started(embedded, shown)).bootstrap
             topics = Topics(bootstrap)
             if options.bootstrap and not options.keep:
-                stack.callback(_undisturbed, topics)
+                stack.callback(undisturbed, topics.delete)
             drill = _make(options, bootstrap, topics, folder, shown, spark)
         yield drill
-
-
-@contextmanager
-def _cluster(options: DrillOptions, folder: Path, shown: Steps) -> Iterator[str]:
-    cluster = EmbeddedCluster(1, 0, folder=folder / "cluster" if options.keep else None)
-    with shown.doing("starting Kafka"):
-        cluster.start()
-    try:
-        yield cluster.bootstrap
-    finally:
-        with ignored_signals():
-            cluster.stop()
-
-
-def _undisturbed(topics: Topics) -> None:
-    """A second Ctrl-C must not leave half of them behind."""
-    with ignored_signals():
-        topics.delete()
 
 
 def _make(
