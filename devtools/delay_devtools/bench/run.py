@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import psutil
 from rich.console import Console
 
-from delay_devtools.bench import failover, leveled, paced, report, standing, stored
+from delay_devtools.bench import failover, paced, report, standing, stored
 from delay_devtools.bench.figures import Figures
 from delay_devtools.bench.options import Options, check
 from delay_devtools.bench.stand import Servers, Stand
@@ -25,15 +25,15 @@ from delayservice.smoke.progress import Steps, steps
 from delayservice.smoke.signals import stop_signals
 
 _Case: TypeAlias = Callable[[Stand, Figures], dict[int, int]]
-"""Fills the figures and returns the lateness histogram: counts by milliseconds."""
+"""Bench that fills the figures and returns the lateness histogram: counts by milliseconds."""
 
 _CASES: Final[Mapping[str, _Case]] = {
     "passthrough": stored.passthrough,
     "whole": stored.whole,
     "burst": stored.burst,
-    "level": leveled.level,
+    "level": stored.level,
     "steady": paced.steady,
-    "soak": paced.soak,
+    "soak": paced.steady,
     "pending": paced.pending,
     "restart": standing.restart,
     "idle": standing.idle,
@@ -42,7 +42,7 @@ _CASES: Final[Mapping[str, _Case]] = {
 
 
 def run(options: Options, *, as_json: bool) -> int:
-    """Run a bench; 0 only if nothing was lost, early, altered or (exactly once) doubled.
+    """Run a bench; return 0 only if nothing was lost, early, altered or (exactly once) doubled.
 
     Raises:
         DelayServiceError: it can't be measured; says what to do.
@@ -79,7 +79,7 @@ def _figures(options: Options) -> Figures:
 
 @contextmanager
 def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
-    """A cluster and a stand on it; whatever was started or made is gone afterwards."""
+    """Start a cluster and a stand on it; all that was started or made is gone afterwards."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delay-bench-"))
         servers = Servers(options.bootstrap)

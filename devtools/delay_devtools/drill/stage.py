@@ -16,15 +16,28 @@ from typing import Final, NamedTuple, TypeAlias
 from delay_devtools.drill.outputs import Clerk, Output
 from delay_devtools.drill.service import PARK_MS, ROLL_WINDOW_MS, Act, Record, Shard, Step
 from delay_devtools.drill.users import KEYS, Names, Request
-from delay_devtools.drill.wire import BY_KEY, START_KEY, Headers, Place, pack, signed_envelope
+from delay_devtools.drill.wire import (
+    BY_KEY,
+    HOUR_MS,
+    MAX_DELAY_MS,
+    MINUTE_MS,
+    START_KEY,
+    Headers,
+    Place,
+    pack,
+    signed_envelope,
+)
 
 SECOND_MS: Final = 1_000
-MINUTE_MS: Final = 60_000
 LATENESS_MS: Final = 50
 LATE_MS: Final = 60_000
 """What an audit is told to find late."""
 GRACE_MS: Final = 5_000
 """What an audit is told to take for a crash under ``at_least_once``."""
+LONG_MS: Final = MAX_DELAY_MS + HOUR_MS
+"""Delay that the first contract does not allow, and the second one does."""
+SOON_MS: Final = SECOND_MS + LATENESS_MS
+"""Time of what the service does about a control that is sent after a second."""
 TAIL: Final = -1
 """The step that H does not pass."""
 _STRANGER: Final = b"a stranger's"
@@ -185,6 +198,10 @@ class Stage:
     def delivers(self, record: Record) -> Where:
         """Deliver as it should be."""
         return self.says(self.does("deliver", record))
+
+    def delivers_copy(self, copy: Record) -> Where:
+        """Deliver a copy when its key has come."""
+        return self.says(self.does("deliver", copy, copy.key_ms - self.start_ms + LATENESS_MS))
 
     def answers(self, control: Record, outcome: str, at: int = SECOND_MS + LATENESS_MS) -> Where:
         """Write the outcome of a cancel or fire."""
