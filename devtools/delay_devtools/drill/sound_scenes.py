@@ -9,13 +9,12 @@ from typing import Final
 from delay_devtools.drill.stage import (
     GRACE_MS,
     LONG_MS,
-    MINUTE_MS,
     SECOND_MS,
     SOON_MS,
     Scene,
     Stage,
 )
-from delay_devtools.drill.wire import HOUR_MS
+from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS
 
 
 def redelivered(s: Stage) -> Iterator[None]:

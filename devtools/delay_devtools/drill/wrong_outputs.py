@@ -10,13 +10,12 @@ from delay_devtools.drill.stage import (
     GRACE_MS,
     LATE_MS,
     LONG_MS,
-    MINUTE_MS,
     SECOND_MS,
     SOON_MS,
     Scene,
     Stage,
 )
-from delay_devtools.drill.wire import DAY_MS, HOUR_MS
+from delay_devtools.drill.wire import DAY_MS, HOUR_MS, MINUTE_MS
 
 # --- deliveries ----------------------------------------------------------------------------------
 

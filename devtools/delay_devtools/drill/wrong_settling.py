@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from delay_devtools.drill.stage import GRACE_MS, MINUTE_MS, SECOND_MS, SOON_MS, Scene, Stage
-from delay_devtools.drill.wire import HOUR_MS
+from delay_devtools.drill.stage import GRACE_MS, SECOND_MS, SOON_MS, Scene, Stage
+from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS
 
 # --- cancelled, fired, replaced ------------------------------------------------------------------
 
