@@ -98,7 +98,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id, for faults such as SIGSTOP."""
+        """Return the process id, for faults such as SIGSTOP."""
         return self._process.pid
 
     @property

@@ -115,27 +115,27 @@ class EmbeddedCluster:
 
     @property
     def bootstrap(self) -> str:
-        """``bootstrap.servers`` of all brokers."""
+        """Return ``bootstrap.servers`` of all brokers."""
         return ",".join(plan.address for plan in self._brokers.values())
 
     @property
     def secure_bootstrap(self) -> str:
-        """``bootstrap.servers`` of all brokers' second listeners, where they have one."""
+        """Return ``bootstrap.servers`` of the second listeners, if there are any."""
         return ",".join(plan.secure_address for plan in self._brokers.values())
 
     @property
     def zookeeper(self) -> str:
-        """The connect string of all ZooKeeper servers; empty when there are none."""
+        """Return the connect string of all ZooKeeper servers; empty without any."""
         return ",".join(f"{plan.host}:{plan.port}" for plan in self._zookeepers.values())
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
-        """The ids of all brokers, running or not: 1..N."""
+        """Return the ids of all brokers, running or not: 1..N."""
         return tuple(self._brokers)
 
     @property
     def folder(self) -> Path:
-        """Folder of the cluster's files.
+        """Return the folder of the cluster's files.
 
         Raises:
             ClusterError: the cluster is not started.
@@ -283,7 +283,9 @@ class EmbeddedCluster:
             servers.write_zookeeper(zookeeper, peers, self._zookeeper_properties)
 
     def _launch_all(self) -> None:
-        """All at once: format beside ZooKeeper's start, each broker as soon as it is formatted."""
+        """Start all at once: format beside ZooKeeper's start, each broker as soon as it is
+        formatted.
+        """
         for zookeeper in self._zookeepers.values():
             self._launch_zookeeper(zookeeper)
         cluster_id = self._cluster_id()
@@ -358,7 +360,7 @@ class EmbeddedCluster:
         return self._jvm
 
     def _stop_children(self, *, kill: bool) -> None:
-        """Brokers first, newest first, all told before any is awaited."""
+        """Stop brokers first, newest first; signal all before any is awaited."""
         children = list(reversed(self._children.values()))
         for child in children:
             if child.running:

@@ -78,7 +78,7 @@ class Node:
 
     @property
     def service(self) -> ServiceProcess:
-        """Process tree of the present or last life.
+        """Return the process tree of the present or last life.
 
         Raises:
             ClusterError: it was never started.

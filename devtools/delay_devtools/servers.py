@@ -63,22 +63,22 @@ class BrokerPlan:
 
     @property
     def address(self) -> str:
-        """``host:port`` for clients."""
+        """Return ``host:port`` for clients."""
         return f"{self.host}:{self.port}"
 
     @property
     def secure_address(self) -> str:
-        """``name:port`` for clients of the second listener, who check the name."""
+        """Return ``name:port`` for clients of the second listener, who check the name."""
         return f"{SECURE_HOST}:{self.secure_port}"
 
     @property
     def properties_path(self) -> Path:
-        """The file that the broker reads."""
+        """Return the file that the broker reads."""
         return self.folder / "server.properties"
 
     @property
     def log_path(self) -> Path:
-        """The file that its output goes to."""
+        """Return the file of its output."""
         return self.folder / "server.log"
 
 
@@ -95,17 +95,17 @@ class ZooKeeperPlan:
 
     @property
     def data(self) -> Path:
-        """The folder of its data."""
+        """Return the folder of its data."""
         return self.folder / "data"
 
     @property
     def config_path(self) -> Path:
-        """The file that the server reads."""
+        """Return the file that the server reads."""
         return self.folder / "zoo.cfg"
 
     @property
     def log_path(self) -> Path:
-        """The file that its output goes to."""
+        """Return the file of its output."""
         return self.folder / "server.log"
 
 

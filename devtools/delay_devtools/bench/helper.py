@@ -66,7 +66,7 @@ class Helper:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self._process.pid
 
     def _read(self) -> None:

@@ -12,7 +12,8 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from delay_devtools.bench import clients, wire
+from delay_devtools import clients
+from delay_devtools.bench import wire
 from delay_devtools.bench.records import Batch
 from delay_devtools.bench.tally import Tally
 from delay_devtools.bench.trace import Tracer

@@ -14,9 +14,10 @@ from typing import Final
 import msgspec
 from confluent_kafka import Producer
 
-from delay_devtools.bench import clients, wire
-from delay_devtools.bench.clients import Headers
+from delay_devtools import clients
+from delay_devtools.bench import wire
 from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
+from delay_devtools.clients import Headers
 
 _CHUNK: Final = 2_000
 """Records between two looks at the clock when nothing is paced."""

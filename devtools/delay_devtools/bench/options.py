@@ -145,12 +145,12 @@ class Options:
 
     @property
     def idle_shards(self) -> int:
-        """Shards of the bench ``idle``: one topic when it has so many partitions itself."""
+        """Return the number of shards of the bench ``idle``, a partition each at the least."""
         usual = IDLE_SHARDS_OF_SEVERAL if self.has_several else IDLE_SHARDS
         return max(usual, self.partitions)
 
     def settings(self, bootstrap: str, sets: Sequence[str] = ()) -> Settings:
-        """The settings that the service will see: environment, file, and ``--set``.
+        """Return the settings that the service will see: environment, file, and ``--set``.
 
         Raises:
             SettingsError: one is wrong.
@@ -160,7 +160,7 @@ class Options:
         return load(Path(config) if config else None, asked, os.environ)
 
     def sets_of(self, bootstrap: str, sets: Sequence[str] = ()) -> list[str]:
-        """``--set`` arguments of the service: these options, then ``sets``, then the user's."""
+        """Return ``--set`` arguments: these options, then ``sets``, then those of the user."""
         return [
             f"kafka.bootstrap={bootstrap}",
             f"node.store={self.store}",

@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import Consumer, Producer
 
-from delay_devtools.bench import clients, wire
-from delay_devtools.bench.clients import Headers
+from delay_devtools import clients
+from delay_devtools.bench import wire
+from delay_devtools.clients import Headers
 
 _TIMEOUT_S: Final = 60.0
 _BATCH: Final = 10_000

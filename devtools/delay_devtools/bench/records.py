@@ -47,5 +47,5 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def keys() -> list[bytes]:
-    """The key of record ``number`` is at ``number % KEYS``."""
+    """Return all keys; that of a record is at ``number % KEYS``."""
     return [b"key-%d" % number for number in range(KEYS)]

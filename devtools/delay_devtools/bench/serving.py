@@ -31,7 +31,7 @@ _NAMES: Final = {
 
 @dataclass(slots=True)
 class Counters:
-    """Of all slices together; up to two seconds old."""
+    """Counters of all slices together; up to two seconds old."""
 
     ingested: int = 0
     settled: int = 0
@@ -40,9 +40,7 @@ class Counters:
     pending: int = 0
 
     def __sub__(self, before: Counters) -> Counters:
-        """Return what was counted since ``before``; ``pending`` is not a counter and stays as it
-        is.
-        """
+        """Return what was counted since ``before``; ``pending`` is no counter and stays."""
         return Counters(
             self.ingested - before.ingested,
             self.settled - before.settled,
@@ -53,7 +51,7 @@ class Counters:
 
 
 class Serving:
-    """A service that has taken over every slice.
+    """Service that owns every slice.
 
     Args:
         sets: its settings.
@@ -79,7 +77,7 @@ class Serving:
         self.processes = self._process.processes()
 
     def restart_killed(self) -> float:
-        """SIGKILL, and start again at once; when it was started, epoch seconds."""
+        """Kill it and start it again; return the time of the start, epoch seconds."""
         self._process.kill()
         started_s = time.time()
         self._process = ServiceProcess(self._sets, self._log_path)
@@ -128,5 +126,5 @@ class Serving:
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
-        """End it, without asking: its state is thrown away."""
+        """Kill it; its state is thrown away."""
         self._process.kill()

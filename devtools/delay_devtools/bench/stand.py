@@ -25,7 +25,8 @@ from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
 from connectors.kafka.topics import TopicKeeper
-from delay_devtools.bench import clients, wire
+from delay_devtools import clients
+from delay_devtools.bench import wire
 from delay_devtools.bench.helper import Helper
 from delay_devtools.bench.judge_process import JudgePlan
 from delay_devtools.bench.load_process import LoadPlan
@@ -61,7 +62,7 @@ class Names:
 
     @property
     def delay(self) -> str:
-        """The delay topic."""
+        """Return the name of the delay topic."""
         return level_topic(1, self._levels) if self.level_ms else f"{self.prefix}_delay"
 
     @property

@@ -69,7 +69,7 @@ class Tally:
         return not self._is_open and self.distinct == self._n
 
     def close(self, n: int) -> None:
-        """Only the numbers below ``n`` were sent; what came beyond counts as a stranger."""
+        """Set the number of records that were sent; numbers beyond count as strangers."""
         self._strangers += sum(self._counts[n:])
         self.distinct = n - self._counts.count(0, 0, n)
         del self._counts[n:]

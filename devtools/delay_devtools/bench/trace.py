@@ -31,7 +31,7 @@ class Trace(msgspec.Struct, frozen=True):
     slices: dict[int, list[Delivery]]
 
     def first_after(self, slice_no: int, at_ms: float) -> Delivery | None:
-        """The first delivery that was produced after ``at_ms``, by the time it was seen.
+        """Return the delivery that was seen first of those produced after ``at_ms``.
 
         Of records that are produced at nearly the same time, those of another partition of the
         target may be seen first.
@@ -75,7 +75,7 @@ class Tracer:
             self._seen_ms.setdefault(slice_no, {}).setdefault(produced_ms, seen_ms)
 
     def trace(self) -> Trace:
-        """All that was added."""
+        """Return all that was added."""
         return Trace(
             {
                 slice_no: [Delivery(*pair) for pair in sorted(times.items())]

@@ -51,7 +51,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def serve(kind: type[_Plan], work: Callable[[_Plan], None]) -> None:
-    """In a helper: read the plan and do the work; report errors of Kafka to the parent."""
+    """Read the plan and do the work; report errors of Kafka to the parent."""
     plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
     try:
         work(plan)
@@ -60,13 +60,13 @@ def serve(kind: type[_Plan], work: Callable[[_Plan], None]) -> None:
 
 
 def await_word(word: str) -> None:
-    """In a helper: wait for this word; end the process when the parent is gone."""
+    """Wait for this word; end the process when the parent is gone."""
     if sys.stdin.buffer.readline().strip() != word.encode():
         sys.exit(1)
 
 
 def listen() -> SimpleQueue[str]:
-    """In a helper: return a queue of the parent's words, filled by a thread."""
+    """Return a queue of the parent's words, filled by a thread."""
     words: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:
@@ -85,7 +85,7 @@ def tell(
     why: str = "",
     body: msgspec.Struct | None = None,
 ) -> None:
-    """In a helper: send the parent a ``Message``."""
+    """Send the parent a ``Message``."""
     raw = msgspec.Raw(b"null" if body is None else _encode(body))
     line = _encode(Message(word, count, at_s, why, raw)) + b"\n"
     sys.stdout.buffer.write(line)

@@ -49,7 +49,7 @@ def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
 
 
 class Director:
-    """Carries the script out.
+    """Performer of the script.
 
     Args:
         group: the nodes, serving.
@@ -83,7 +83,7 @@ class Director:
         return len(self._group.nodes) > 1
 
     def play(self, deeds: Sequence[tuple[Deed, bool]], steps: Steps) -> None:
-        """One after the other, each to the owner of another slice and with its part of the load.
+        """Play the acts in order, each on the owner of another slice and with its part of the load.
 
         One that does not come off is noted in ``missed``, and the next one is played: whatever
         happens here, the records are to be judged.
@@ -105,7 +105,7 @@ class Director:
         bar.say("Troubled the nodes")
 
     def stop(self) -> None:
-        """SIGTERM to every node; one that does not end in good order is noted."""
+        """Send SIGTERM to every node; note those that do not end in good order."""
         for node in self._group.nodes.values():
             try:
                 node.stop_in_order()
@@ -125,7 +125,7 @@ class Director:
         return self._group.owner(slice_no), _ANY_TIME
 
     def _stop_inside(self, slice_no: int) -> tuple[Node, str]:
-        """The slice's owner, standing still in an open transaction, of this slice or another."""
+        """Stop the owner of the slice in an open transaction, of this slice or another."""
         for _ in range(_OWNERS_ASKED):
             node = self._group.owner(slice_no)
             if node.spring(_TRANSACTION_S_MAX):
@@ -133,7 +133,7 @@ class Director:
         return node, _NO_TRANSACTION
 
     def _set_right(self) -> None:
-        """Every node runs, and none is frozen."""
+        """Start or thaw every node that does not run."""
         for node in self._group.nodes.values():
             if node.running:
                 node.service.thaw()
@@ -153,7 +153,7 @@ class Director:
             self._bring_back(node)
 
     def _freeze(self, node: Node, how: str) -> None:
-        """The whole node stands still, others take over and deliver, and it is woken."""
+        """Freeze a node, wait until others have taken over and deliver, and thaw it."""
         before = self._group.owned_by(node)
         at_ms = _now_ms()
         node.service.freeze()
@@ -191,7 +191,7 @@ class Director:
         held_back: int,
         woken_ms: float | None = None,
     ) -> Act:
-        """Its slices have other owners now."""
+        """Note an act whose slices have other owners now."""
         owners = self._group.owners()
         served_ms = max((owners[slice_no].from_ms for slice_no in slices), default=at_ms)
         act = Act(deed, node.node_id, slices, at_ms, how, held_back, served_ms, woken_ms)
@@ -201,9 +201,8 @@ class Director:
     # --- what the brokers say --------------------------------------------------------------------
 
     def _held_back(self) -> int:
-        """See ``Act.held_back``; asked from outside, the service has no part in it. The least of
-        some looks: transactions of other nodes come and go meanwhile, that of one which is dead or
-        frozen stays.
+        """Return the least of some looks at ``Act.held_back``: transactions of other nodes end
+        meanwhile, that of a dead or frozen node stays open.
         """
         found = [self._held_back_now()]
         while self._has_several and len(found) < _LOOKS:

@@ -60,7 +60,7 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Nothing lost, doubled, early or altered, and every zombie has let go."""
+        """Return whether every record arrived as it should, and every frozen node let go."""
         return self.verdict.is_good and Ending.SILENT not in self.endings()
 
     def endings(self) -> list[Ending]:
@@ -68,7 +68,7 @@ class Report:
         return [ending(self.events, act) for act in self.acts if act.deed is Deed.FREEZE]
 
     def lateness_ms(self, *, around_failovers: bool) -> list[int]:
-        """Ascending: when the consumer had each record in hand, minus its due time.
+        """Return, ascending, the time of each arrival minus its due time.
 
         A record belongs to a failover (or to the restart of a single node) when it was due or on
         its way from half a second before a node was killed or frozen until one and a half seconds
@@ -123,11 +123,11 @@ class Report:
         return turns(self.events, self.acts)
 
     def seconds_in(self, at_ms: float) -> float:
-        """Since the first record was sent; negative before."""
+        """Return the time since the first record was sent; negative before."""
         return round((at_ms - self.started_ms) / 1_000, 1)
 
     def summary(self, seconds: float) -> dict[str, object]:
-        """The last line: the numbers, and the owners in order of slice and time."""
+        """Return the last line: the numbers, and the owners in order of slice and time."""
         owners = [
             {
                 "slice": turn.slice_no,
@@ -142,7 +142,7 @@ class Report:
 
 
 def show(console: Console, report: Report, seconds: float) -> None:
-    """The histogram, the owners over time, and the tables."""
+    """Show the histogram, the owners over time, and the tables."""
     _show_histogram(console, report)
     if report.choices.has_several:
         _show_strips(console, report)
@@ -179,7 +179,7 @@ def _counts(ascending: Sequence[int]) -> list[int]:
 
 
 def _show_strips(console: Console, report: Report) -> None:
-    """A line for each slice, a colour for each node."""
+    """Show a line for each slice, with a colour for each node."""
     found = report.turns()
     end_ms = max([turn.from_ms for turn in found], default=report.started_ms) + 1_000
     cell_ms = (end_ms - report.started_ms) / _STRIP_WIDTH

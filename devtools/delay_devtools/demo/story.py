@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
     NewTopic,
@@ -76,7 +75,7 @@ def run(choices: Choices) -> int:
 
 
 class _Story:
-    """The cluster is up; the rest of the story."""
+    """Demo on a cluster that is up."""
 
     def __init__(
         self, choices: Choices, cluster: EmbeddedCluster, folder: Path, steps: Steps
@@ -90,7 +89,7 @@ class _Story:
         self._rng = random.Random(SEED)  # noqa: S311  # kill times that replay from a seed
 
     def play(self) -> Report:
-        """From the first topic to the verdict."""
+        """Play from the first topic to the verdict."""
         self._create_topics()
         kills = self._choices.kills
         if kills is None:
@@ -147,14 +146,14 @@ class _Story:
         return [Node(node_id, mine, self._folder, FAULT) for node_id, mine in sets.items()]
 
     def _warm_up(self) -> None:
-        """A Java broker that started a moment ago is slow for some seconds, which would be all that
-        a short demo measures. These records have a topic of their own and are not judged.
+        """Send records that are not judged: a broker that has just started is slow for some
+        seconds.
         """
         bar = self._steps.bar("Warming up", WARM_UP_RECORDS)
-        producer = Producer({"bootstrap.servers": self._bootstrap}, logger=QUIET)
-        for planned in plan(WARM_UP_RECORDS, (WARM_UP_TOPIC,), WARM_UP_DELAY_MS_MAX, SEED + 1):
-            producer.produce(DELAY_TOPIC, planned.value, headers=list(planned.to_send()))
-        producer.flush()
+        load = plan(WARM_UP_RECORDS, (WARM_UP_TOPIC,), WARM_UP_DELAY_MS_MAX, SEED + 1)
+        sending = Sending(self._bootstrap, DELAY_TOPIC, load, math.inf, WARM_UP_RECORDS, bar)
+        sending.start()
+        sending.finish()
         judge = Judge(self._bootstrap, (WARM_UP_TOPIC,))
         try:
             judge.read_to_end(WARM_UP_RECORDS, bar.at)
@@ -164,7 +163,7 @@ class _Story:
     # --- meanwhile -----------------------------------------------------------------------------
 
     def _per_s(self, deeds: int) -> float:
-        """A steady rate at which the load lasts as long as the deeds do on an idle machine."""
+        """Return the rate at which the load lasts as long as the deeds do on an idle machine."""
         records = self._choices.records
         if not self._choices.has_several:
             return SEND_PER_S

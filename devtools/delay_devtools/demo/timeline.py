@@ -12,7 +12,7 @@ from delay_devtools.ownership import FENCED, LOST, SliceEvent, Tenure, tenures
 
 
 class Deed(StrEnum):
-    """What is done to a node."""
+    """Kind of trouble for a node."""
 
     KILL = "killed"
     FREEZE = "frozen"
@@ -20,7 +20,7 @@ class Deed(StrEnum):
 
 
 class Ending(StrEnum):
-    """How a woken node learned that others own its slices."""
+    """Way in which a woken node learned that others own its slices."""
 
     FENCED = "fenced by the broker"
     STEPPED_DOWN = "stepped down before it tried"
@@ -29,7 +29,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One deed. Times are epoch milliseconds.
+    """Deed that was done. Times are epoch milliseconds.
 
     Attributes:
         deed: what was done.
@@ -60,7 +60,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A deed that did not come off as it should: the load goes on, and the verdict stands.
+    """Deed that failed: the load goes on, and the verdict stands.
 
     Attributes:
         what: was to be done, and to whom.
@@ -73,7 +73,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An ownership, and why it began; or a former owner's end, then ``is_fence``.
+    """Ownership and why it began; or the end of a previous owner, then ``is_fence``.
 
     ``until_ms``: when its node could not deliver any more; None while it goes on.
     """
@@ -93,7 +93,7 @@ _START: Final = "start"
 
 
 def turns(events: Sequence[SliceEvent], acts: Sequence[Act]) -> list[Turn]:
-    """Every ownership and every fence, by slice and time."""
+    """Return every ownership and every fence, by slice and time."""
     found = [*_ownerships(tenures(events), acts), *_fences(events, acts)]
     return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
 
@@ -145,7 +145,7 @@ def _fences(events: Sequence[SliceEvent], acts: Sequence[Act]) -> Iterator[Turn]
 
 
 def _ownerships(every: Sequence[Tenure], acts: Sequence[Act]) -> Iterator[Turn]:
-    """``every`` is sorted by slice and epoch."""
+    """Return the ownerships; ``every`` is sorted by slice and epoch."""
     why, vacant_ms = _START, 0.0
     for tenure, after in pairwise([*every, None]):
         if tenure is None:
@@ -185,8 +185,8 @@ def _end(tenure: Tenure, successor: Tenure | None, acts: Sequence[Act]) -> tuple
 
 
 def strip(found: Sequence[Turn], start_ms: float, end_ms: float, width: int) -> str:
-    """One slice's owners over time: the last character of the node's name for each moment at which
-    it could deliver, a dot where no node could.
+    """Return a slice's owners over time: the last character of the node's name for each moment at
+    which it could deliver, a dot where no node could.
     """
     cell_ms = (end_ms - start_ms) / width
     cells = ["·"] * width

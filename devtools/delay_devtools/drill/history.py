@@ -141,7 +141,7 @@ class History:
     # --- producers -----------------------------------------------------------------------------
 
     def _produce(self, requests: Sequence[Request]) -> None:
-        """Some without transactions, the others in one; and some in one that is aborted."""
+        """Write some without transactions, the others in one; and some in one that is aborted."""
         half = len(requests) // 2
         self._append(self._plain, requests[:half])
         self._plain.flush()

@@ -44,7 +44,7 @@ class Verdict:
         return self.invented == 0 and self.injected == self.found
 
     def to_json(self) -> dict[str, object]:
-        """For programs."""
+        """Return the verdict for programs."""
         seconds = sum(self.seconds.values())
         return {
             "injected": sum(self.injected.values()),

@@ -109,7 +109,7 @@ class Drill:
 def prepared(
     options: DrillOptions, spark: SparkSession | None = None, *, is_shown: bool
 ) -> Iterator[Drill]:
-    """A drill on a cluster; what was started or made is gone afterwards, unless it is to be kept.
+    """Make a drill on a cluster; remove at the end what was made, unless it is to be kept.
 
     Args:
         options: what to inject.
@@ -180,7 +180,7 @@ def _make(
 
 
 def _cuts(options: DrillOptions) -> list[int]:
-    """The steps after which an audit that follows judges; the last time is at the end."""
+    """Return the steps after which an audit that follows judges, besides the end."""
     return [STEPS * number // options.cuts for number in range(1, options.cuts)]
 
 
@@ -225,7 +225,7 @@ def _write(
 
 
 def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
-    """What goes wrong in a history, and what only looks so: each sound scene twice."""
+    """Return the scenes of a history: each defect as planned, each sound scene twice."""
     plan: dict[int, list[str]] = {}
     for name in [*(kind for kind in kinds if kind in DEFECTS), *SOUND, *SOUND]:
         step = rng.choice(STEPS_OF.get(name, range(1, STEPS * 2 // 3)))
@@ -253,7 +253,7 @@ def judged(drill: Drill, spark: SparkSession, say: Say) -> Verdict:
 
 
 def audit_options(drill: Drill, out: str, *, is_over: bool = True, **more: object) -> AuditOptions:
-    """The options of an audit of a drill; ``more`` of them as they are.
+    """Return the options of an audit of a drill.
 
     Args:
         drill: what to audit.
