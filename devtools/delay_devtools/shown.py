@@ -1,4 +1,4 @@
-"""Parts of what runs show people at their end: a histogram of lateness, a table of numbers."""
+"""Parts of reports for people: a histogram of lateness, a table of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a target topic as a consumer would, and judges every record.
+"""Read a target topic as a consumer would, and judge every record.
 
 ``python -m delay_devtools.bench.judge_process``, with a ``JudgePlan`` on standard input.
 """

@@ -1,4 +1,4 @@
-"""Writes a load as any producer would: plain confluent-kafka, plain headers.
+"""Write a load as any producer would: plain confluent-kafka, plain headers.
 
 ``python -m delay_devtools.bench.load_process``, with a ``LoadPlan`` on standard input.
 """
@@ -20,7 +20,7 @@ from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
 from delay_devtools.clients import Headers
 
 _CHUNK: Final = 2_000
-"""Records between two looks at the clock when nothing is paced."""
+"""Number of records between two looks at the clock, without a rate."""
 _SLICE_S: Final = 0.002
 _FLUSH_TIMEOUT_S: Final = 120.0
 _TRANSACTION_TIMEOUT_S: Final = 60.0
@@ -110,7 +110,7 @@ def _show(producer: Producer) -> None:
 
 
 class _Loader:
-    """Sends the batch in chunks, up to the first of ``words``."""
+    """Sender of the batch in chunks, up to the first of ``words``."""
 
     def __init__(
         self, plan: LoadPlan, producer: Producer, words: SimpleQueue[str] | None = None

@@ -1,4 +1,4 @@
-"""What a run shows at its end: one JSON object for programs; a table and a histogram for people."""
+"""Report of a run: one JSON object for programs; a table and a histogram for people."""
 
 from __future__ import annotations
 

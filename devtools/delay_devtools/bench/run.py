@@ -1,4 +1,4 @@
-"""Runs one bench: cluster, stand, case, report."""
+"""Run one bench: cluster, stand, case, report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes seen from outside: how much CPU they used, how much memory they hold."""
+"""CPU time and memory of processes, measured from outside."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ INTERVAL_S: Final = 0.01
 MIB: Final = 1 << 20
 _BUSY_WINDOW_S: Final = 0.05
 _BUSY: Final = 0.4
-"""Share of a core that is work: an idle service takes a few hundredths, a busy one about 1."""
+"""Share of a core above which a service works: idle it takes some hundredths, busy about 1."""
 _S_PER_H: Final = 3_600
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All processes at one moment.
+    """Measurement of all processes at one moment.
 
     Attributes:
         at_s: epoch seconds.
@@ -59,7 +59,7 @@ def _rss_bytes(process: psutil.Process) -> int:
 
 
 class Sampler:
-    """Samples processes on a thread of its own while it is entered.
+    """Sampler of processes, on a thread of its own while it is entered.
 
     Args:
         processes: workers.

@@ -1,4 +1,4 @@
-"""Which slice's records came when: gaps in what a consumer sees. Pure."""
+"""Times at which records of each slice arrived, and the pauses between them. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 
 class Delivery(NamedTuple):
-    """Records of a slice that were produced in one millisecond, and when the first of them was in
-    the consumer's hand. Epoch milliseconds.
+    """Records of a slice that were produced in one millisecond, and the time at which the consumer
+    received the first of them. Epoch milliseconds.
     """
 
     produced_ms: int
@@ -19,7 +19,7 @@ class Delivery(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Between the last delivery before a moment and the first one after it, milliseconds."""
+    """Time between the last delivery before a moment and the first one after it, milliseconds."""
 
     produced_ms: int
     seen_ms: int
@@ -64,7 +64,7 @@ def _seen(delivery: Delivery) -> int:
 
 
 class Tracer:
-    """Collects a trace."""
+    """Collector of a trace."""
 
     def __init__(self) -> None:
         self._seen_ms: dict[int, dict[int, int]] = {}

@@ -1,6 +1,4 @@
-"""What the demo does to the nodes: kill one in an open transaction, freeze another, restart a third
-in good order.
-"""
+"""Acts of the demo: kill a node in an open transaction, freeze another, restart a third."""
 
 from __future__ import annotations
 
@@ -21,18 +19,18 @@ from delayservice.engine.ports import Place
 from delayservice.smoke.progress import Steps
 
 FAULT: Final = "flushed:stop"
-"""A worker stops itself there, in an open transaction with its outputs at the broker."""
+"""Fault point at which a worker stops, in an open transaction with its outputs at the broker."""
 _TRANSACTION_S_MAX: Final = 5.0
 _OWNERS_ASKED: Final = 4
-"""So often it is asked anew who owns the slice: on a busy machine a session of two seconds may end
-by itself, and who has lost the slice begins no transaction.
+"""Number of owners of a slice that are tried: on a busy machine a session of two seconds may end by
+itself, and a node that has lost the slice begins no transaction.
 """
 _PAUSE_S: Final = {True: (0.5, 1.5), False: (1.5, 3.5)}
-"""Before a deed, by whether there are several nodes: those are waited for after it as well."""
+"""Shortest and longest pause before a deed, seconds, by whether there are several nodes."""
 _LOOKS: Final = 4
 _BETWEEN_LOOKS_S: Final = 0.05
 _INSIDE: Final = frozenset({0, 2, 3})
-"""Of every five kills, those that happen inside a transaction."""
+"""Numbers of those kills, of every five, that happen inside a transaction."""
 
 INSIDE: Final = "in an open transaction"
 _NO_TRANSACTION: Final = "no transaction came"

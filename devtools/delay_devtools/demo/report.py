@@ -1,4 +1,4 @@
-"""What the demo shows at its end: a histogram, the owners over time, and numbers for machines."""
+"""Report of the demo: a histogram, the owners over time, and numbers for machines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AROUND_FAILOVER_MS: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The demo's facts.
+    """Facts of a demo.
 
     Attributes:
         choices: what was asked for.

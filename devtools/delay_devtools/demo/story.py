@@ -45,13 +45,13 @@ WARM_UP_RECORDS: Final = 3_000
 WARM_UP_DELAY_MS_MAX: Final = 3_000
 _REPLICATION_MAX: Final = 3
 _KILLS: Final = {True: 3, False: 5}
-"""By whether there are several nodes: a kill takes longer then."""
+"""Number of kills, by whether there are several nodes: a kill takes longer then."""
 _DEED_S: Final = 8.0
-"""So long a deed to one of several nodes takes at the least: load goes on meanwhile."""
+"""Shortest time that a deed takes with several nodes; the load goes on meanwhile."""
 _CALM_S: Final = 5.0
-"""Longer than a new owner waits before it hands a slice to the node where it belongs."""
+"""Time longer than a new owner waits before it hands a slice to its home node."""
 _DELIVERED: Final = 500
-"""So many records come after a frozen node's slices were taken over, until it is woken."""
+"""Number of records that arrive after a take-over until the frozen node is woken."""
 
 
 def run(choices: Choices) -> int:

@@ -1,4 +1,4 @@
-"""Who owned which slice when, and why that changed: told from logs and acts. Pure."""
+"""Owners of each slice over time and why they changed, derived from logs and acts. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service writes for each of its steps, as records; ``scenes`` write some wrong."""
+"""Records that the service writes for each of its steps; ``scenes`` write some wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The copies that three nodes have of each shard, on disks and in digests; and what spoils some.
+"""Copies that three nodes have of each shard, on disks and in digests; and their defects.
 
 A defect has an hour of one copy for itself, so that no two of them hide each other; a stale copy
 has no other defect.
@@ -26,9 +26,9 @@ NODES: Final = ("n1", "n2", "n3")
 WORLDS: Final = ("disks", "digests")
 STALE: Final = "stale_replica"
 LAST: Final = NODES[-1]
-"""Only this node's copies are stale: a shard keeps two to compare."""
+"""Node that alone has stale copies, so that each shard keeps two to compare."""
 _NEAR_MINUTES: Final = 3
-"""Slots so near K are not compared."""
+"""Distance from K in minutes within which slots are not compared."""
 _ROUND: Final = 4_096
 NO_MARK: Final = -1
 
@@ -137,7 +137,7 @@ def _frames(shard: Shard, beyond: Sequence[Record]) -> Iterator[Frame]:
 
 
 class Spoiler:
-    """Spoils copies.
+    """Injector of defects of copies.
 
     Args:
         copies: all of them.

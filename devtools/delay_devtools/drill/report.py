@@ -1,4 +1,4 @@
-"""Tells what a drill came to."""
+"""Report of a drill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a drill: a history with defects, the jobs that should find them, and the verdict."""
+"""Run a drill: a history with defects, the jobs that should find them, and the verdict."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ _SECRET: Final = b"of a drill, and of nothing else"
 FOLLOWED: Final = "follow"
 """The world of an audit that follows."""
 _STALE_MS: Final = 6 * HOUR_MS
-"""What was due so long before the end and is not settled is overdue."""
+"""Age at which a record that is due and not settled counts as overdue."""
 _BEHIND_PART: Final = 20
-"""A copy that lacks this part of its log is behind."""
+"""Part of a log, one in so many, without which a copy counts as behind."""
 _FINDINGS_SPARE: Final = 10_000
-"""So many findings beyond those that are expected are looked at."""
+"""Number of findings beyond the expected ones that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOptions:
-    """What to inject.
+    """Options of a drill.
 
     Attributes:
-        records: that producers write.
-        defects: of all kinds together.
-        seed: of everything that chance decides.
-        partitions: of the delay topic and of the targets.
+        records: number of records that producers write.
+        defects: number of defects of all kinds together.
+        seed: seed of everything random.
+        partitions: number of partitions of the delay topic and of each target.
         bootstrap: a cluster; empty: one is started.
         keep: leave topics and folders.
         checkpoint_partitions: of the checkpoint topic; slices share them. 0: one for each slice, as

@@ -1,4 +1,4 @@
-"""What a delay service would do, by the rules of ``docs/internals/design.md``: for one shard, in
+"""Model of a delay service, by the rules of ``docs/internals/design.md``: for one shard, in
 memory.
 
 ``pass_offset`` is rules 8 and 9 (H passes a record), ``advance`` rule 10 (K goes on). Both hand
@@ -26,13 +26,13 @@ from delay_devtools.drill.wire import (
 ROLL_WINDOW_MS: Final = DAY_MS
 PARK_MS: Final = 10_000
 SCENE: Final = "scene"
-"""The operation of what a scene writes: H passes it, and the scene does the rest."""
+"""Operation of records of a scene: H passes them, and the scene does the rest."""
 _ATTEMPTS: Final = 2
 
 
 @dataclass(slots=True)
 class Record:
-    """A record of the delay topic that waits, or did.
+    """Record of the delay topic.
 
     Attributes:
         offset: its place.
@@ -71,7 +71,7 @@ Act: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that the service does.
+    """Step of the service.
 
     Attributes:
         act: what.

@@ -1,4 +1,4 @@
-"""Where scenes are played: one shard, from one moment on, among all else that goes on there.
+"""Stage of scenes: one shard, from one moment on, among all else that goes on there.
 
 A scene is a generator. What it writes first is what producers write; at each ``yield`` it waits
 until H and K have passed that, and goes on as the service, which makes a mistake.
@@ -31,15 +31,15 @@ from delay_devtools.drill.wire import (
 SECOND_MS: Final = 1_000
 LATENESS_MS: Final = 50
 LATE_MS: Final = 60_000
-"""What an audit is told to find late."""
+"""Lateness from which the audit reports a delivery."""
 GRACE_MS: Final = 5_000
-"""What an audit is told to take for a crash under ``at_least_once``."""
+"""Time within which the audit takes a duplicate for a crash under ``at_least_once``."""
 LONG_MS: Final = MAX_DELAY_MS + HOUR_MS
 """Delay that the first contract does not allow, and the second one does."""
 SOON_MS: Final = SECOND_MS + LATENESS_MS
 """Time of what the service does about a control that is sent after a second."""
 TAIL: Final = -1
-"""The step that H does not pass."""
+"""Number of the last step, which H does not pass."""
 _STRANGER: Final = b"a stranger's"
 
 Where: TypeAlias = tuple[str, int, int]
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 class Defect(NamedTuple):
-    """What was done, and every finding that it must lead to in each of ``worlds``."""
+    """Injected defect, and every finding that it must lead to in each of ``worlds``."""
 
     kind: str
     worlds: tuple[str, ...]
@@ -66,7 +66,7 @@ class Defect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scenery:
-    """What all scenes of a history share.
+    """Facts that all scenes of a history share.
 
     Attributes:
         names: the topics.
@@ -322,7 +322,7 @@ Scene: TypeAlias = Callable[[Stage], Iterator[None]]
 
 
 class Theatre:
-    """Plays scenes as time goes by.
+    """Player of scenes as time goes by.
 
     Args:
         shared: what they share.

@@ -1,4 +1,4 @@
-"""What producers write: every way to ask for a delay that ``docs/header-contract.md`` knows."""
+"""Records of producers: every way to ask for a delay that ``docs/header-contract.md`` knows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from delay_devtools.drill.wire import (
 
 KEYS: Final = 997
 _NAMED_MAX: Final = 200
-"""Ids of each partition that are spoken of again."""
+"""Number of ids of each partition that later records name again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Names:
 
 @dataclass(slots=True)
 class Request:
-    """A record of a producer, and what the contract says that it means.
+    """Record of a producer, and its meaning by the contract.
 
     Attributes:
         partition: of the delay topic.

@@ -27,7 +27,7 @@ MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 86_400_000
 MAX_DELAY_MS: Final = 100 * DAY_MS
-"""Of the first contract."""
+"""Longest delay of the first contract."""
 BY_KEY: Final = -1
 """A target partition that is chosen by key."""
 START_KEY: Final = (0, 2**63 - 1)

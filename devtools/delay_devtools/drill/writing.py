@@ -1,4 +1,4 @@
-"""Writes records and knows their offsets: to inject defects, each one's place must be known.
+"""Write records and know their offsets: to inject defects, each one's place must be known.
 
 No other process writes to the topics of a drill, so an offset is counted, not asked for: a record
 takes one, and the end of a transaction one in each partition that it touched.
@@ -33,7 +33,7 @@ _KNOWN_S: Final = 30.0
 
 @dataclass(slots=True)
 class Ends:
-    """Where every log ends, and which offsets hold no committed record.
+    """Ends of all logs, and offsets without a committed record.
 
     Attributes:
         next: next offset by place.
@@ -164,7 +164,7 @@ class Writer:
 
 
 class Topics:
-    """Makes the topics of a drill, and takes them away."""
+    """Topics of a drill: makes them, and deletes them."""
 
     def __init__(self, bootstrap: str) -> None:
         self._admin = AdminClient({**_QUIET, "bootstrap.servers": bootstrap})
