@@ -124,7 +124,7 @@ def reconcile(
     """Compare the copies that nodes hold, and write what differs, a page and a repair plan."""
     require_extra()
     from connectors.spark.reconcile.digests import Expected
-    from connectors.spark.reconcile.run import ReconcileOptions
+    from connectors.spark.reconcile.options import ReconcileOptions
     from connectors.spark.reconcile.run import reconcile as run
     from delayservice.commands import spark_follow
     from delayservice.commands.send import delay_ms

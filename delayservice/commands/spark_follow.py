@@ -6,8 +6,8 @@ import sys
 import time
 
 from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
+from connectors.spark.reconcile.options import ReconcileOptions
 from connectors.spark.reconcile.result import ReconcileResult
-from connectors.spark.reconcile.run import ReconcileOptions
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.spark_session import EXIT_FINDINGS, Running, told_to_stop
 

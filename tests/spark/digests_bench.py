@@ -26,7 +26,8 @@ from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
 from connectors.spark.common.session import open_session
-from connectors.spark.reconcile.run import ReconcileOptions, reconcile
+from connectors.spark.reconcile.options import ReconcileOptions
+from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint

@@ -16,8 +16,9 @@ from connectors.spark.archive import ArchiveOptions, audit_archive, start_archiv
 from connectors.spark.audit import AuditOptions, AuditResult, audit
 from connectors.spark.common.failures import FAILURES
 from connectors.spark.reconcile.digests import Expected
+from connectors.spark.reconcile.options import ReconcileOptions
 from connectors.spark.reconcile.result import ReconcileResult
-from connectors.spark.reconcile.run import ReconcileOptions, reconcile
+from connectors.spark.reconcile.run import reconcile
 from delayservice.base.errors import KafkaEdgeError
 from tests.integration.bench import SECRET, Bench, await_true
 from tests.integration.secured import Right, SecureCluster, named, rights_of, secure_cluster

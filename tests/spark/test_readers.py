@@ -12,20 +12,17 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.spark.common.topics import ROW_SCHEMA
+from connectors.spark.ledger.expressions import COMPLETE, DOUBTFUL, HASHED, ORDINARY
 from connectors.spark.ledger.facts import LETTER, OUTCOME
 from connectors.spark.ledger.native import (
-    COMPLETE,
-    DOUBTFUL,
-    HASHED,
-    ORDINARY,
     classified_deliveries,
     classified_outcomes,
     classified_sources,
-    ledger_of,
 )
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import COLUMNS, Ledger, name_hash, value_hash
 from connectors.spark.ledger.sources import SourceRows
+from connectors.spark.ledger.unread import ledger_of
 from delayservice.contract.aliases import KNOWN
 from delayservice.contract.contracts import CONTRACT_VERSION, HOMES_VERSION, Contract, Contracts
 from delayservice.contract.names import HOME_NAMES

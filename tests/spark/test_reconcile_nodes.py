@@ -17,9 +17,10 @@ from connectors.spark.reconcile import plan
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
 from connectors.spark.reconcile.guard import IS_OVER_LIMIT, IS_OWNERS
+from connectors.spark.reconcile.options import ReconcileOptions
 from connectors.spark.reconcile.plan import carry_out, decode_plan
 from connectors.spark.reconcile.result import ReconcileResult
-from connectors.spark.reconcile.run import ReconcileOptions, reconcile
+from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.replicas import flip_byte
 from delay_devtools.service import ServiceProcess

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from connectors.spark.reconcile.digests import _sum_hours, _sum_slots
+from connectors.spark.reconcile.digest_rows import _sum_hours, _sum_slots
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS, HourRow
 from delayservice.replicas.digest_rows import Place, hour_row
 

@@ -23,7 +23,7 @@ from connectors.spark.audit.options import AuditOptions
 from connectors.spark.audit.run import cut_of
 from connectors.spark.common.files import read_text
 from connectors.spark.common.topics import stream_topics
-from connectors.spark.ledger.native import RECORD
+from connectors.spark.ledger.expressions import RECORD
 from delayservice.base.errors import DelayServiceError
 from delayservice.contract.names import COPY_NAMES, HOME_NAMES
 

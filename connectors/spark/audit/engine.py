@@ -34,16 +34,15 @@ from connectors.spark.audit.state import KEY, Run
 from connectors.spark.audit.verdicts import FOUND, UNJUDGED
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.frames import kept
+from connectors.spark.ledger.expressions import COMPLETE, ORDINARY
 from connectors.spark.ledger.facts import DELIVERED, OUTCOME
 from connectors.spark.ledger.native import (
-    COMPLETE,
-    ORDINARY,
     classified_deliveries,
     classified_outcomes,
     classified_sources,
-    read_in_python,
 )
 from connectors.spark.ledger.rows import COLUMNS, Ledger
+from connectors.spark.ledger.unread import read_in_python
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.common.cut import (
-    Cut,
-    Policy,
-    ShardCut,
-    Span,
-    first_times,
-    offsets_at,
-    topic_policies,
-)
+from connectors.spark.common.cut import Cut, ShardCut, Span
+from connectors.spark.common.log_times import Policy, first_times, offsets_at, topic_policies
 from connectors.spark.common.topics import Place
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash

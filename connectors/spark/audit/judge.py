@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from connectors.spark.audit.group import Group, place_of, settled_row
+from connectors.spark.audit.group import Group, settled_row
 from connectors.spark.audit.rules import OPEN, Rules, ShardRules
 from connectors.spark.audit.settlement import (
     finding_of,
@@ -20,6 +20,16 @@ from connectors.spark.audit.settlement import (
     origin_of,
     problems,
     unseen,
+)
+from connectors.spark.audit.several import (
+    is_again,
+    is_forwarded,
+    is_mirror_of,
+    is_redelivered,
+    ranked,
+    settlement_of,
+    surplus_finding,
+    twice_text,
 )
 from connectors.spark.audit.verdicts import (
     ALTERED,
@@ -51,8 +61,8 @@ from connectors.spark.ledger.facts import (
     Output,
     Source,
 )
-from connectors.spark.ledger.ids import NONE, ORDER_MS
-from connectors.spark.ledger.kinds import KIND_NAMES, PENDING, SETTLEMENTS, settlement_name
+from connectors.spark.ledger.ids import NONE
+from connectors.spark.ledger.kinds import KIND_NAMES, PENDING
 from connectors.spark.ledger.successors import against_origin
 from delayservice.contract.entry import HOMEBOUND, SCHEDULE
 
@@ -106,7 +116,7 @@ def _judge(
     if not settling:
         yield from _without_output(group, source, rules, counts)
         return
-    first, *surplus = _ranked(source, settling, rules)
+    first, *surplus = ranked(source, settling, rules)
     if _is_ahead(source, first, rules):
         yield from group.carried()
         return
@@ -114,17 +124,13 @@ def _judge(
     yield from _unless_checkpointed(source, first, rules)
     yield from problems(source, first, rules, counts)
     for output in surplus:
-        if _is_forwarded(source, first, output):
+        if is_forwarded(source, first, output):
             counts["mirrored"] += 1
-        elif _is_redelivered(first, output, rules):
+        elif is_redelivered(first, output, rules):
             counts["redelivered"] += 1
         else:
-            yield _surplus(source, first, output, rules)
-    yield settled_row(group, _settled(first), _details(group, source))
-
-
-def _settled(output: Output) -> Settled:
-    return Settled(output.role, output.at_ms, *place_of(output))
+            yield surplus_finding(source, first, output, rules)
+    yield settled_row(group, settlement_of(first), _details(group, source))
 
 
 def _details(group: Group, source: Source) -> Remembered | None:
@@ -135,9 +141,6 @@ def _details(group: Group, source: Source) -> Remembered | None:
     begun = max((_number(one) for one in group.successors), default=0)
     is_home = bool(group.arrivals) or any(one.role == FORWARDED for one in group.settling)
     return Remembered(source, begun, is_home)
-
-
-# --- records that are not there ------------------------------------------------------------------
 
 
 def _without_elder(
@@ -160,10 +163,10 @@ def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[Fi
         first = next((one for one in kept if _settle_twice(one, output)), None)
         if first is None:
             kept.append(output)
-        elif _is_redelivered(first, output, rules):
+        elif is_redelivered(first, output, rules):
             counts["redelivered"] += 1
         else:
-            detail = _twice(_settled(first), output, rules)
+            detail = twice_text(settlement_of(first), output, rules)
             yield _about(DUPLICATED, group, output, output.facts.origin or name, detail)
     yield from _forks(name, group)
 
@@ -210,9 +213,6 @@ def _about(kind: str, group: Group, output: Output, origin: str, detail: str) ->
     return Finding(kind, group.shard, group.offset, origin, output, output.due_ms, detail)
 
 
-# --- records that were judged before -------------------------------------------------------------
-
-
 def _late(
     group: Group,
     settled: Settled,
@@ -226,12 +226,12 @@ def _late(
     for output in settling:
         if settled.role == UNJUDGED_ROLE:
             counts["not_checkable"] += 1
-        elif _is_mirror_of(settled, output):
+        elif is_mirror_of(settled, output):
             counts["mirrored"] += 1
-        elif _is_again(settled, output, rules):
+        elif is_again(settled, output, rules):
             counts["redelivered"] += 1
         else:
-            detail = _twice(settled, output, rules)
+            detail = twice_text(settled, output, rules)
             kind = WRONG_OUTCOME if settled.role == LOST_ROLE else DUPLICATED
             yield _about(kind, group, output, output.facts.origin or origin, detail)
     yield from _forks(origin, group, since=0 if details is None else details.begun)
@@ -258,19 +258,6 @@ def _late_arrivals(
         return
     waits = settled.role == COPIED and not details.is_home
     yield from _arrived(details.source, group.arrivals, rules, waits=waits, settled=True)
-
-
-def _is_mirror_of(settled: Settled, output: Output) -> bool:
-    """Return whether a consumer may have copied a delivery with its headers to another topic."""
-    are_deliveries = settled.role == output.role == DELIVERED
-    return are_deliveries and output.topic != settled.topic and _is_after(settled, output)
-
-
-def _is_after(settled: Settled, output: Output) -> bool:
-    return output.at_ms >= settled.at_ms - ORDER_MS
-
-
-# --- occurrences ---------------------------------------------------------------------------------
 
 
 def _forks(origin: str, group: Group, since: int = 0) -> Iterator[Finding]:
@@ -303,9 +290,6 @@ def _continued(source: Source, output: Output, rules: Rules) -> Iterator[Finding
         yield finding_of(WRONG_TARGET, source, output, rules, detail)
 
 
-# --- records that go home ------------------------------------------------------------------------
-
-
 def _arrived(
     source: Source, arrivals: Sequence[Output], rules: Rules, *, waits: bool, settled: bool
 ) -> Iterator[Finding]:
@@ -321,9 +305,6 @@ def _arrived(
             yield finding_of(DUPLICATED, source, output, rules, detail)
         else:
             yield from gone_home(source, output, rules)
-
-
-# --- records that nothing settles ----------------------------------------------------------------
 
 
 def _without_output(
@@ -381,66 +362,6 @@ def _overdue(source: Source, rules: Rules, *, is_named: bool) -> Iterator[Findin
         return
     detail = f"its time came at {since_ms}, and it is not settled: K or H does not move"
     yield finding_of(OVERDUE, source, None, rules, detail, UNLESS_MARKED if is_named else CERTAIN)
-
-
-# --- several settlements -------------------------------------------------------------------------
-
-
-def _ranked(source: Source, settling: Sequence[Output], rules: Rules) -> list[Output]:
-    """Return the one that is taken for the settlement first: the soundest, then the oldest."""
-    if len(settling) == 1:
-        return list(settling)
-
-    def rank(output: Output) -> tuple[int, bool, int, int]:
-        wrong = len(list(problems(source, output, rules, Counter())))
-        return wrong, output.topic != source.topic, output.at_ms, output.place
-
-    return sorted(settling, key=rank)
-
-
-def _is_forwarded(source: Source, first: Output, output: Output) -> bool:
-    """Return whether a consumer may have written it: what was delivered, with its headers, to
-    another topic than the record names.
-    """
-    return first.topic == source.topic and _is_mirror_of(_settled(first), output)
-
-
-def _is_redelivered(first: Output, output: Output, rules: Rules) -> bool:
-    """Return whether a crash under ``at_least_once`` explains two settlements: one of them is a
-    delivery, and was ahead of its checkpoint.
-    """
-    older, newer = sorted((first, output), key=lambda one: one.at_ms)
-    return _is_again(_settled(older), newer, rules)
-
-
-def _is_again(settled: Settled, output: Output, rules: Rules) -> bool:
-    is_soon = output.at_ms - settled.at_ms <= rules.grace_ms != 0
-    return settled.role == DELIVERED and is_soon
-
-
-def _surplus(source: Source, first: Output, output: Output, rules: Rules) -> Finding:
-    others = {found.kind for found in problems(source, output, rules, Counter())}
-    also = f"; it is also {', '.join(sorted(others))}" if others else ""
-    detail = _twice(_settled(first), output, rules) + also
-    return finding_of(DUPLICATED, source, output, rules, detail)
-
-
-def _twice(settled: Settled, output: Output, rules: Rules) -> str:
-    if settled.role == LOST_ROLE:
-        return f"nothing settled the record when its time had come, and it was {_verb(output)} here"
-    topic = rules.topics.get(settled.topic, "a topic that is gone")
-    where = f"{topic}:{settled.partition}:{settled.place}"
-    name = settlement_name(settled.role, "")
-    first = SETTLEMENTS[name].verb if name in SETTLEMENTS else "given an outcome"
-    return f"the record was {first} at {where}, and {_verb(output)} here again"
-
-
-def _verb(output: Output) -> str:
-    settlement = SETTLEMENTS.get(settlement_name(output.role, output.facts.outcome))
-    return "given an outcome" if settlement is None else settlement.verb
-
-
-# --- the checkpoint ------------------------------------------------------------------------------
 
 
 def _is_checkpointed(source: Source, rules: Rules) -> bool:

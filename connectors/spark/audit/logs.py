@@ -12,7 +12,8 @@ from pyspark.sql import functions as sf
 from connectors.spark.audit.evidence import Evidence
 from connectors.spark.audit.rules import DELETED, Rules
 from connectors.spark.audit.verdicts import LOST, UNJUDGED, UNKNOWN_SOURCE
-from connectors.spark.common.cut import LogStarts, Span, first_times
+from connectors.spark.common.cut import Span
+from connectors.spark.common.log_times import LogStarts, first_times
 from connectors.spark.common.topics import Place, read_topic
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash

@@ -13,9 +13,9 @@ from pyspark.sql import functions as sf
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.sieve import has_settled, is_in_its_partition, is_pending, with_cursors
 from connectors.spark.common.frames import or_false
+from connectors.spark.ledger.expressions import row_with
 from connectors.spark.ledger.facts import DELIVERED, NAMED, NEVER_MS, OUTCOME, REMEMBERED, SOURCE
 from connectors.spark.ledger.kinds import OUTCOME_KINDS
-from connectors.spark.ledger.native import row_with
 from connectors.spark.ledger.rows import COLUMNS, NO_ID, NO_SHARD
 from delayservice.contract.entry import CANCEL, SCHEDULE
 

@@ -32,8 +32,8 @@ from connectors.spark.audit.evidence import Past
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.files import delete, names_in, read_text, write_text
 from connectors.spark.common.topics import Place
+from connectors.spark.ledger.expressions import row_with
 from connectors.spark.ledger.facts import NEVER_MS, REMEMBERED, SOURCE
-from connectors.spark.ledger.native import row_with
 from connectors.spark.ledger.rows import LEDGER
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.units import DAY_MS, MINUTE_MS

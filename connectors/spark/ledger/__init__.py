@@ -12,9 +12,9 @@ from connectors.spark.ledger.native import (
     classified_deliveries,
     classified_outcomes,
     classified_sources,
-    ledger_of,
 )
 from connectors.spark.ledger.rows import LEDGER, Ledger
+from connectors.spark.ledger.unread import ledger_of
 
 __all__ = ["LEDGER", "ledger"]
 

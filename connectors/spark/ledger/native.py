@@ -8,31 +8,29 @@ read them. Both readers make the same rows (``tests/spark/test_readers.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeAlias
+from typing import Final
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.common.decode import key_hash
 from connectors.spark.common.frames import or_false
+from connectors.spark.ledger.expressions import (
+    COMPLETE,
+    DOUBTFUL,
+    HASHED,
+    ORDINARY,
+    classified,
+    content,
+    exact_number,
+    has_readable_names,
+    id_hash,
+)
 from connectors.spark.ledger.facts import DELIVERED, OUTCOME, SOURCE
 from connectors.spark.ledger.kinds import OUTCOME_KINDS, OUTCOME_NAMES
-from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import (
-    COLUMNS,
-    LEDGER,
-    NO_ID,
     NO_SHARD,
-    SCHEMA,
-    TYPES,
     Ledger,
-    LedgerRow,
 )
-from connectors.spark.ledger.sources import SourceRows
 from delayservice.contract import names
 from delayservice.contract.aliases import KNOWN
 from delayservice.contract.contracts import (
@@ -43,23 +41,10 @@ from delayservice.contract.contracts import (
 )
 from delayservice.contract.draft import CANCEL_OP
 from delayservice.contract.entry import CANCEL, SCHEDULE
-from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import PLAIN_DIGITS_MAX
 from delayservice.contract.targets import Allowlist
 from delayservice.contract.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS
 from delayservice.contract.user_record import FIRE_SINCE, PARTITION_BY_KEY
-
-COMPLETE: Final = 0
-HASHED: Final = 1
-DOUBTFUL: Final = 2
-ORDINARY: Final = 3
-"""Values of ``reading``: the row is complete; it lacks the hash of its key, and where ids have
-homes it may be of a record that has to go home; the record has to be read in Python; it is an
-output of no delay service, and is only counted."""
-
-RECORD: Final = ("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
-"""Columns of records, as ``topics.ROW_SCHEMA``; ``value_hash`` long may stand beside them, for
-values of which only the hash was kept."""
 
 _SPECIAL: Final = sorted(KNOWN | names.HOME_NAMES)
 _TOLD: Final = (
@@ -70,96 +55,7 @@ _TOLD: Final = (
     names.DELAY_OP,
 )
 """Headers that say something in a record that is read here."""
-_DIGITS_MAX: Final = 18
-_ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
-"""Java shows what is not UTF-8 as the second, and the service's client cuts names at the first."""
 _ID_AND_OP: Final = 2
-
-_Batches: TypeAlias = Iterable[pa.RecordBatch]
-
-
-def ledger_of(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> DataFrame:
-    """Return rows of ``LEDGER`` for records that were classified.
-
-    Args:
-        classified: as ``classified_sources`` or ``classified_outputs`` gives them. They are read
-            twice: unless that is cheap, write or persist them first.
-        ledger: what to read by.
-        of_sources: whether they are source records.
-    """
-    complete = classified.where(sf.col("reading") == COMPLETE).select(*COLUMNS)
-    return complete.unionByName(read_in_python(classified, ledger, of_sources=of_sources))
-
-
-def read_in_python(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> DataFrame:
-    """Return rows of ``LEDGER`` for the records that column expressions could not finish."""
-    read = (SourceRows(ledger) if of_sources else OutputRows(ledger)).of
-    rest = classified.where(sf.col("reading").isin(HASHED, DOUBTFUL))
-    return rest.select(*COLUMNS, "key", "reading", "record").mapInArrow(
-        _Rest(read, _homes(ledger)).rows, LEDGER
-    )
-
-
-class _Rest:
-    """Finishes rows in Python. Sent to the executors as it is.
-
-    Args:
-        read: reads records from the start.
-        homes: the partition of each shard, and among how many ids have their homes.
-    """
-
-    def __init__(
-        self, read: Callable[[_Batches], _Batches], homes: dict[int, tuple[int, int]]
-    ) -> None:
-        self._read = read
-        self._homes = homes
-
-    def rows(self, batches: _Batches) -> Iterator[pa.RecordBatch]:
-        """Yield rows of ``LEDGER``, of batches of them with ``key``, ``reading`` and ``record``."""
-        for batch in batches:
-            is_hashed = pc.equal(batch.column("reading"), HASHED)
-            hashed, is_doubtful = batch.filter(is_hashed), pc.invert(is_hashed)
-            if hashed.num_rows and self._homes:
-                is_away = self._is_away(hashed)
-                yield from self._read(_records(hashed.filter(is_away)))
-                hashed = hashed.filter(pc.invert(is_away))
-            if hashed.num_rows:
-                yield _with_key_hashes(hashed)
-            yield from self._read(_records(batch.filter(is_doubtful)))
-
-    def _is_away(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return which records have an id that is at home in another partition."""
-        ids, shards = (batch.column(name).to_pylist() for name in ("id", "shard"))
-        return pa.array(map(self._is_foreign, ids, shards))
-
-    def _is_foreign(self, record_id: bytes | None, shard: int) -> bool:
-        if record_id is None or shard not in self._homes:
-            return False
-        partition, count = self._homes[shard]
-        return partition_for(record_id, count) != partition
-
-
-def _records(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Return the records in the column ``record``, as batches that are not empty."""
-    if not batch.num_rows:
-        return []
-    return [pa.RecordBatch.from_struct_array(batch.column("record"))]
-
-
-def _with_key_hashes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    hashes = np.fromiter(map(key_hash, batch.column("key").to_pylist()), np.int32, batch.num_rows)
-    arrays = [batch.column(name) for name in COLUMNS]
-    arrays[COLUMNS.index("key_hash")] = pa.array(hashes)
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def _homes(ledger: Ledger) -> dict[int, tuple[int, int]]:
-    newest = {place: held.entries()[-1][1] for place, held in ledger.contracts.items()}
-    return {
-        shard: (place[1], newest[place].id_partitions)
-        for place, shard in ledger.shards.items()
-        if newest[place].id_partitions
-    }
 
 
 # --- source records ------------------------------------------------------------------------------
@@ -180,13 +76,15 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
     shards = records.sparkSession.createDataFrame(_shards(ledger), _SHARD)
     read = (
         _parted(records)
-        .withColumns({"since_ms": since_ms, "told_ms": _number(sf.col("time"), PLAIN_DIGITS_MAX)})
+        .withColumns(
+            {"since_ms": since_ms, "told_ms": exact_number(sf.col("time"), PLAIN_DIGITS_MAX)}
+        )
         .withColumn("due_ms", sf.greatest(sf.col("told_ms") + sf.col("since_ms"), sf.lit(1)))
         .withColumn("shard", sf.xxhash64(sf.concat_ws(":", "topic", "partition")))
         .join(sf.broadcast(shards), "shard", "left")
     )
     has_id = sf.octet_length("id").between(1, sf.col("id_max"))
-    is_read = (sf.col("offset") >= sf.col("first")) & _has_readable_names()
+    is_read = (sf.col("offset") >= sf.col("first")) & has_readable_names()
     is_schedule = (
         _has_no_special("own")
         & (has_id | (sf.col("id_at") == 0))
@@ -214,7 +112,7 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
         .when(key.isNotNull() | may_be_away, HASHED)
         .otherwise(COMPLETE)
     )
-    return _classified(
+    return classified(
         read.withColumn("reading", reading.cast("byte")),
         key=key,
         is_doubtful=(sf.col("reading") == DOUBTFUL) | may_be_away,
@@ -227,7 +125,7 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
         content=content(records, sf.when(is_delayed, sf.col("own")).otherwise(sf.col("headers"))),
         topic=sf.when(is_delayed, sf.xxhash64("target")).otherwise(-1),
         partition=sf.lit(PARTITION_BY_KEY),
-        id_hash=_id_hash(sf.col("id")),
+        id_hash=id_hash(sf.col("id")),
         id=sf.col("id"),
     )
 
@@ -339,9 +237,9 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
             "named": named,
             "shard_name": sf.substring_index(named, ":", 2),
             "settled": settles["value"].cast("string"),
-            "due_ms": _number(due["value"].cast("string")),
+            "due_ms": exact_number(due["value"].cast("string")),
         }
-    ).withColumns({"settles": _number(sf.col("settled")), "shard": sf.xxhash64("shard_name")})
+    ).withColumns({"settles": exact_number(sf.col("settled")), "shard": sf.xxhash64("shard_name")})
     sizes = sf.octet_length("shard_name") + sf.octet_length("settled") + 1
     is_plain = (
         (due["key"] == names.DELAY_DUE_AT)
@@ -352,12 +250,12 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
         & sf.endswith("named", "settled")
         & _settles(ledger)
         & ~sf.col("topic").isin(*ledger.roles, "")
-        & _has_readable_names()
+        & has_readable_names()
     )
     own = sf.slice("headers", 1, sf.greatest(sf.size("headers") - sf.col("tail"), sf.lit(0)))
     key = sf.when(sf.length("key") > 0, sf.col("key"))
     complete = sf.when(key.isNotNull(), HASHED).otherwise(COMPLETE)
-    return _classified(
+    return classified(
         read.withColumn("reading", _reading_of_output(is_plain, complete)),
         key=key,
         is_doubtful=sf.col("reading") == DOUBTFUL,
@@ -365,7 +263,7 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
         offset=sf.col("settles"),
         due_ms=sf.col("due_ms"),
         content=content(records, own),
-        id_hash=_id_hash(sf.when(has_id, sf.get("headers", sf.size("headers") - 1)["value"])),
+        id_hash=id_hash(sf.when(has_id, sf.get("headers", sf.size("headers") - 1)["value"])),
         **_place_of_output(),
     )
 
@@ -387,22 +285,22 @@ def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
     shard, settled = sf.col(names.DELAY_SHARD), sf.col(names.DELAY_SETTLES)
     source, by = sf.col(names.DELAY_SOURCE), sf.col(names.DELAY_SETTLED_BY)
     due = sf.col(names.DELAY_DUE_AT)
-    settles = _number(settled)
+    settles = exact_number(settled)
     read = read.withColumns({"shard": sf.xxhash64(shard), "settles": settles})
     is_plain = (
         (sf.size(sf.array_distinct("headers.key")) == sf.size("headers"))
         & (sf.size(sf.array_except("headers.key", sf.array(*map(sf.lit, _OF_OUTCOME)))) == 0)
         & sf.col(names.DELAY_OUTCOME).isin(*OUTCOME_NAMES[1:])
         & sf.when(by == "", source == sf.concat_ws(":", shard, settled)).otherwise(
-            (source == "") & _number(by).isNotNull()
+            (source == "") & exact_number(by).isNotNull()
         )
-        & (_number(due).isNotNull() | (due == ""))
+        & (exact_number(due).isNotNull() | (due == ""))
         & _settles(ledger)
     )
     kind = sf.lit(0)
     for name, number in OUTCOME_KINDS.items():
         kind = sf.when(sf.col(names.DELAY_OUTCOME) == name, number).otherwise(kind)
-    return _classified(
+    return classified(
         read.withColumn("reading", _reading_of_output(is_plain, sf.lit(COMPLETE))),
         key=sf.lit(None),
         is_doubtful=sf.col("reading") == DOUBTFUL,
@@ -411,7 +309,7 @@ def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
         offset=sf.col("settles"),
         due_ms=sf.coalesce(due.try_cast("bigint"), sf.lit(-1)),
         by=sf.coalesce(by.try_cast("bigint"), sf.lit(-1)),
-        id_hash=_id_hash(told[names.DELAY_ID]["value"]),
+        id_hash=id_hash(told[names.DELAY_ID]["value"]),
         **_place_of_output(),
     )
 
@@ -433,15 +331,6 @@ def _place_of_output() -> dict[str, Column]:
     return {"shard": sf.col("shard"), "topic": sf.xxhash64("topic"), **place}
 
 
-def _number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
-    """Return the number that digits give without leading zeros, which are read in Python; else
-    null.
-    """
-    number = text.try_cast("bigint")
-    is_exact = number.between(0, 10**digits_max - 1) & (number.cast("string") == text)
-    return sf.when(is_exact, number)
-
-
 def _settles(ledger: Ledger) -> Column:
     judged = sf.col("shard").isin(*ledger.shards.values(), NO_SHARD)
     return judged & sf.col("settles").isNotNull()
@@ -450,55 +339,5 @@ def _settles(ledger: Ledger) -> Column:
 def _reading_of_output(is_plain: Column, complete: Column) -> Column:
     is_marked = sf.array_contains(sf.col("headers.key"), names.DELAY_SETTLES)
     reading = sf.when(or_false(is_plain), complete)
-    reading = reading.when(~or_false(is_marked) & _has_readable_names(), ORDINARY)
+    reading = reading.when(~or_false(is_marked) & has_readable_names(), ORDINARY)
     return reading.otherwise(DOUBTFUL).cast("byte")
-
-
-# --- both ----------------------------------------------------------------------------------------
-
-
-def content(records: DataFrame, own: Column) -> Column:
-    """Return the hash of key, value and headers: ``rows.content_hash`` as an expression."""
-    hashed = sf.when(sf.col("value").isNotNull(), sf.xxhash64("value"))
-    if "value_hash" in records.columns:
-        hashed = sf.coalesce(hashed, sf.col("value_hash"))
-    return sf.xxhash64(sf.col("key").isNull(), sf.col("key"), hashed.isNull(), hashed, own)
-
-
-def _id_hash(record_id: Column) -> Column:
-    """Return ``rows.id_hash`` as an expression."""
-    return sf.when(record_id.isNull(), NO_ID).otherwise(sf.xxhash64(record_id).bitwiseOR(sf.lit(1)))
-
-
-def _has_readable_names() -> Column:
-    joined = sf.array_join("headers.key", "")
-    odd = [sf.contains(joined, sf.lit(text)) for text in _ODD_IN_NAMES]
-    return ~or_false(odd[0] | odd[1])
-
-
-def row_with(*kept: str, **given: Column) -> list[Column]:
-    """Return the columns of a row of the ledger.
-
-    Args:
-        kept: columns that are taken as they are.
-        given: other columns; those that are missing are as most rows have them.
-    """
-    usual = LedgerRow(0, 0, SOURCE)._asdict()
-    columns = {name: sf.lit(value) for name, value in usual.items()}
-    columns |= {name: sf.col(name) for name in kept} | given
-    return [columns[name].cast(TYPES[name]).alias(name) for name in COLUMNS]
-
-
-def _classified(
-    read: DataFrame, *, key: Column, is_doubtful: Column, **columns: Column
-) -> DataFrame:
-    """Return the rows of what was read, nulls in place of the columns of what was not."""
-    record = sf.struct(*(name for name in (*RECORD, "value_hash") if name in read.columns))
-    is_read = sf.col("reading") <= HASHED
-    row = row_with(at_ms=sf.col("timestamp_ms"), **columns)
-    return read.select(
-        *(sf.when(is_read, told).alias(name) for name, told in zip(COLUMNS, row, strict=True)),
-        "reading",
-        sf.when(sf.col("reading") == HASHED, key).cast("binary").alias("key"),
-        sf.when(is_doubtful, record).alias("record"),
-    )

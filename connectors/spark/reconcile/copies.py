@@ -1,7 +1,7 @@
 """Where the copies of the nodes are looked at: by their digests, or on their disks.
 
-Both say what is compared and at which cursor, sum up slots as ``digests.SUMS``, and give the single
-records of slots that are wrong.
+Both say what is compared and at which cursor, sum up slots as ``digest_rows.SUMS``, and give
+the single records of slots that are wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import LATEST, newest_time_ms, offsets_of
 from connectors.spark.common.cut import Cut, ShardCut
 from connectors.spark.common.topics import Place, native_options, read_topic
-from connectors.spark.reconcile import digests
+from connectors.spark.reconcile import digest_rows, digests
 from connectors.spark.reconcile.compare import COPY, SHARD, names_of, with_slot
 from connectors.spark.reconcile.details import UNREADABLE, Details
 from connectors.spark.reconcile.digests import Comparison, CutRow, Expected, Served, silent
@@ -57,7 +57,7 @@ class Replicas(Protocol):
         """``UNREADABLE``: what nodes could not read of their copies."""
 
     def sums(self, *, every: bool) -> DataFrame:
-        """``digests.SUMS`` of all copies that are compared: of every slot, or of those that may
+        """``digest_rows.SUMS`` of all copies that are compared: of every slot, or of those that may
         differ from copy to copy.
         """
 
@@ -148,11 +148,11 @@ class Live:
         admin = admin_client(native_options(self.client))
         checkpoints = range(self.cut.partitions[self.checkpoint])
         now_ms = newest_time_ms(admin, [(self.checkpoint, number) for number in checkpoints])
-        cuts = digests.newest_cuts(self._rows)
+        cuts = digest_rows.newest_cuts(self._rows)
         self.compared = digests.choose(cuts, shards, self.expected, now_ms)
-        self._hours = digests.hours_at(self.spark, self._rows, self.compared)
-        self._summed = digests.hour_sums(self._hours).persist()
-        totals = digests.totals(self._summed)
+        self._hours = digest_rows.hours_at(self.spark, self._rows, self.compared)
+        self._summed = digest_rows.hour_sums(self._hours).persist()
+        totals = digest_rows.totals(self._summed)
         self.slots = sum(slots for slots, _, _ in totals.values())
         for one in self.compared:
             for row in list(one.rows):
@@ -169,7 +169,7 @@ class Live:
         records = read_topic(
             self.spark, self.client, [self.topic], starts, ends, self.min_partitions
         )
-        return digests.parse_keys(records)
+        return digest_rows.parse_keys(records)
 
     def damaged(self) -> DataFrame:
         """See ``Replicas``: what the nodes found when they last read their disks."""
@@ -185,10 +185,10 @@ class Live:
         """See ``Replicas``: hours that are the same everywhere are not taken apart."""
         hours = self._hours
         if not every:
-            differing = digests.differing_hours(self.spark, self._summed, self.compared)
+            differing = digest_rows.differing_hours(self.spark, self._summed, self.compared)
             hours = hours.join(sf.broadcast(differing), [*SHARD, "hour_ms"], "left_semi")
         kept = sf.broadcast(copies_of(self.spark, self.compared))
-        return digests.slot_sums(hours).join(kept, COPY)
+        return digest_rows.slot_sums(hours).join(kept, COPY)
 
     def look_again(self) -> None:
         """See ``Replicas``: a slice that was idle may have gone on just before it was read."""
@@ -196,7 +196,7 @@ class Live:
         if not stale:
             return
         ends = offsets_of(admin_client(native_options(self.client)), self._ends.keys(), LATEST)
-        newer = digests.newest_cuts(self._read(self._ends, ends))
+        newer = digest_rows.newest_cuts(self._read(self._ends, ends))
         cuts = [row for row in newer if isinstance(row, CutRow)]
         reported = {row.copy for row in cuts if row.cut > stale.get(row.copy, row.cut)}
         for one in self.compared:
@@ -298,13 +298,13 @@ class OnDisk:
     def sums(self, *, every: bool) -> DataFrame:
         """See ``Replicas``: every slot in any case."""
         del every
-        total = digests.sum64(sf.col(self.hashed)).alias("hash")
+        total = digest_rows.sum64(sf.col(self.hashed)).alias("hash")
         return (
             self._compared()
             .transform(with_slot)
             .groupBy(*COPY, "slot_start_ms")
             .agg(sf.count("*").alias("count"), total)
-            .select(*names_of(digests.SUMS))
+            .select(*names_of(digest_rows.SUMS))
         )
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:

@@ -18,7 +18,7 @@ from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.log_ends import LATEST, offsets_of
 from connectors.kafka.repairs import RepairDesk
 from connectors.spark.common.topics import native_options, read_topic
-from connectors.spark.reconcile.digests import from_hex
+from connectors.spark.reconcile.digest_rows import from_hex
 from delayservice.replicas.commands import Command
 
 UNREADABLE: Final = (

@@ -29,9 +29,10 @@ from connectors.spark.reconcile.guard import (
     is_fresh,
     standings,
 )
+from connectors.spark.reconcile.options import ReconcileOptions
 from connectors.spark.reconcile.plan import Copy, Plan, carry_out
 from connectors.spark.reconcile.result import ReconcileResult
-from connectors.spark.reconcile.run import ReconcileOptions, compare_copies, conclude
+from connectors.spark.reconcile.run import compare_copies, conclude
 from delayservice.base.errors import DelayServiceError
 from delayservice.replicas.commands import Command
 

@@ -19,7 +19,7 @@ from connectors.spark.reconcile.compare import (
     SLOT,
     as_findings,
 )
-from connectors.spark.reconcile.digests import sum64
+from connectors.spark.reconcile.digest_rows import sum64
 from connectors.spark.reconcile.plan import STEPS_MAX, Step
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 

@@ -18,8 +18,9 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit import AuditOptions
-from connectors.spark.common.cut import Cut, LogStarts, take_cut
+from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import write_text
+from connectors.spark.common.log_times import LogStarts
 from connectors.spark.common.pending import TASK_RECORDS, Facts, LogPart, sift, uncancelled
 from connectors.spark.common.progress import Say
 from connectors.spark.common.topics import read_topic

@@ -308,7 +308,8 @@ def _disks(drill: Drill, spark: SparkSession, say: Say) -> str:
 
 def _reconcile(drill: Drill, spark: SparkSession, say: Say, folders: dict[str, str]) -> str:
     from connectors.spark.reconcile.digests import Expected
-    from connectors.spark.reconcile.run import ReconcileOptions, reconcile
+    from connectors.spark.reconcile.options import ReconcileOptions
+    from connectors.spark.reconcile.run import reconcile
 
     names = drill.life.names
     options = ReconcileOptions(

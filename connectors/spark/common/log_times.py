@@ -1,0 +1,151 @@
+"""When logs begin and how topics keep their records, asked of the cluster."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    ConfigResource,
+    ResourceType,
+)
+
+from connectors.kafka.clients import admin_client, consumer_client
+from connectors.kafka.errors import answer_of
+from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, offsets_of, offsets_since
+from connectors.kafka.source import SCAN_STALL_S, consumer_config
+from connectors.spark.common.cut import TICK_S, Span, headers_of
+from connectors.spark.common.topics import Place, native_options
+from delayservice.base.errors import KafkaEdgeError
+
+_FIRST_BATCH: Final = 1_000
+
+_LOOK_AHEAD: Final = 1_000
+"""Records of each log that are looked at for a header."""
+
+
+class LogStarts:
+    """Where logs start now: asked again when a job has read them, for retention goes on."""
+
+    def __init__(self, client: Mapping[str, str]) -> None:
+        self._admin = admin_client(native_options(client))
+
+    def of(self, places: Collection[Place]) -> dict[Place, int]:
+        """First retained offsets.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
+        return offsets_of(self._admin, places, EARLIEST)
+
+    def since(self, places: Collection[Place], time_ms: int) -> dict[Place, int]:
+        """Offsets of the first records of that time or later; places without one are left out.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
+        return offsets_since(self._admin, places, time_ms)
+
+
+def first_times(
+    client: Mapping[str, str], spans: Mapping[Place, Span], header: str | None = None
+) -> dict[Place, int]:
+    """Return when the first record of each log was written, epoch milliseconds; not of empty logs.
+
+    With ``header`` it is the first one that bears it, for other producers may write any time. Where
+    none of the first thousand does, it is the latest time of those.
+
+    Raises:
+        KafkaEdgeError: nothing came for a minute.
+    """
+    waiting = {place: span for place, span in spans.items() if span.start < span.end}
+    if not waiting:
+        return {}
+    options = {n: v for n, v in client.items() if not n.startswith("java.")}
+    # One small fetch of each partition is all that is wanted.
+    config = consumer_config(options, "spark-first") | {"fetch.message.max.bytes": 1_024}
+    consumer = consumer_client(config)
+    found: dict[Place, int] = {}
+    looked = Counter[Place]()
+    try:
+        consumer.assign([TopicPartition(*place, span.start) for place, span in waiting.items()])
+        heard_s = time.monotonic()
+        while waiting:
+            for message in consumer.consume(_FIRST_BATCH, TICK_S):
+                place = (message.topic(), message.partition())
+                if place not in waiting:
+                    continue
+                heard_s = time.monotonic()
+                looked[place] += 1
+                is_last = looked[place] == _LOOK_AHEAD
+                if message.error() is None:
+                    at_ms, is_it = message.timestamp()[1], _bears(message, header)
+                    found[place] = at_ms if is_it else max(at_ms, found.get(place, 0))
+                    is_last |= is_it or (message.offset() or 0) + 1 >= waiting[place].end
+                if is_last or message.error() is not None:
+                    del waiting[place]
+                    consumer.pause([TopicPartition(*place)])
+            if time.monotonic() - heard_s > SCAN_STALL_S:
+                raise KafkaEdgeError(f"{min(waiting)} gave nothing for {SCAN_STALL_S:.0f} s")
+    finally:
+        consumer.close()
+    return found
+
+
+def _bears(message: Message, header: str | None) -> bool:
+    if header is None:
+        return True
+    try:
+        return any(name == header for name, _ in headers_of(message) or ())
+    except (SystemError, UnicodeDecodeError):  # a name that is not UTF-8: not the service's
+        return False
+
+
+def offsets_at(
+    client: Mapping[str, str], places: Collection[Place], at_ms: int
+) -> dict[Place, int]:
+    """Return the first offset of each log from ``at_ms`` on; logs without any are left out.
+
+    Raises:
+        KafkaEdgeError: the cluster does not answer.
+    """
+    return offsets_since(admin_client(native_options(client)), places, at_ms)
+
+
+def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[str, Policy]:
+    """Return how each of ``topics`` keeps its records.
+
+    Raises:
+        KafkaEdgeError: the cluster does not say.
+    """
+    admin = admin_client(native_options(client))
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
+    asked = admin.describe_configs(resources) if resources else {}
+    found = {}
+    for resource, future in asked.items():
+        try:
+            held = answer_of(future, ASK_TIMEOUT_S)
+        except KafkaException as exc:
+            raise KafkaEdgeError(
+                f"the configuration of {resource.name} can't be read: {admin.explain(exc)}; give "
+                "this user DescribeConfigs on it"
+            ) from exc
+        said = {
+            name: (entry.value or "") if (entry := held.get(name)) is not None else ""
+            for name in ("cleanup.policy", "message.timestamp.type")
+        }
+        found[resource.name] = Policy(
+            is_compacted="compact" in said["cleanup.policy"],
+            is_by_broker=said["message.timestamp.type"] == "LogAppendTime",
+        )
+    return found
+
+
+class Policy(NamedTuple):
+    """How a topic keeps its records: only the last one of a key, and with the broker's times."""
+
+    is_compacted: bool
+    is_by_broker: bool

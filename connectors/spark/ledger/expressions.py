@@ -1,0 +1,94 @@
+"""Column expressions that source records and outputs share."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from connectors.spark.common.frames import or_false
+from connectors.spark.ledger.facts import SOURCE
+from connectors.spark.ledger.rows import (
+    COLUMNS,
+    NO_ID,
+    TYPES,
+    LedgerRow,
+)
+
+COMPLETE: Final = 0
+
+HASHED: Final = 1
+
+DOUBTFUL: Final = 2
+
+ORDINARY: Final = 3
+"""Values of ``reading``: the row is complete; it lacks the hash of its key, and where ids have
+homes it may be of a record that has to go home; the record has to be read in Python; it is an
+output of no delay service, and is only counted."""
+
+RECORD: Final = ("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
+"""Columns of records, as ``topics.ROW_SCHEMA``; ``value_hash`` long may stand beside them, for
+values of which only the hash was kept."""
+
+_DIGITS_MAX: Final = 18
+
+_ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
+"""Java shows what is not UTF-8 as the second, and the service's client cuts names at the first."""
+
+
+def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
+    """Return the number that digits give without leading zeros, which are read in Python; else
+    null.
+    """
+    number = text.try_cast("bigint")
+    is_exact = number.between(0, 10**digits_max - 1) & (number.cast("string") == text)
+    return sf.when(is_exact, number)
+
+
+def content(records: DataFrame, own: Column) -> Column:
+    """Return the hash of key, value and headers: ``rows.content_hash`` as an expression."""
+    hashed = sf.when(sf.col("value").isNotNull(), sf.xxhash64("value"))
+    if "value_hash" in records.columns:
+        hashed = sf.coalesce(hashed, sf.col("value_hash"))
+    return sf.xxhash64(sf.col("key").isNull(), sf.col("key"), hashed.isNull(), hashed, own)
+
+
+def id_hash(record_id: Column) -> Column:
+    """Return ``rows.id_hash`` as an expression."""
+    return sf.when(record_id.isNull(), NO_ID).otherwise(sf.xxhash64(record_id).bitwiseOR(sf.lit(1)))
+
+
+def has_readable_names() -> Column:
+    """Return whether every header name is UTF-8 text as the service's client reads it."""
+    joined = sf.array_join("headers.key", "")
+    odd = [sf.contains(joined, sf.lit(text)) for text in _ODD_IN_NAMES]
+    return ~or_false(odd[0] | odd[1])
+
+
+def row_with(*kept: str, **given: Column) -> list[Column]:
+    """Return the columns of a row of the ledger.
+
+    Args:
+        kept: columns that are taken as they are.
+        given: other columns; those that are missing are as most rows have them.
+    """
+    usual = LedgerRow(0, 0, SOURCE)._asdict()
+    columns = {name: sf.lit(value) for name, value in usual.items()}
+    columns |= {name: sf.col(name) for name in kept} | given
+    return [columns[name].cast(TYPES[name]).alias(name) for name in COLUMNS]
+
+
+def classified(
+    read: DataFrame, *, key: Column, is_doubtful: Column, **columns: Column
+) -> DataFrame:
+    """Return the rows of what was read, nulls in place of the columns of what was not."""
+    record = sf.struct(*(name for name in (*RECORD, "value_hash") if name in read.columns))
+    is_read = sf.col("reading") <= HASHED
+    row = row_with(at_ms=sf.col("timestamp_ms"), **columns)
+    return read.select(
+        *(sf.when(is_read, told).alias(name) for name, told in zip(COLUMNS, row, strict=True)),
+        "reading",
+        sf.when(sf.col("reading") == HASHED, key).cast("binary").alias("key"),
+        sf.when(is_doubtful, record).alias("record"),
+    )

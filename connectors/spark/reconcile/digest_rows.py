@@ -1,0 +1,271 @@
+"""Rows of the digest topic as data frames, and their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
+from xxhash import xxh3_64_intdigest
+
+from connectors.spark.common.pending import batch_of
+from connectors.spark.reconcile.digests import CUTS_KEPT, Comparison, CutRow, Retired
+from connectors.spark.reconcile.plan import Copy
+from connectors.spark.reconcile.stored import signed
+from delayservice.engine.cursor import Cursor
+from delayservice.store.wheel.reading import Damage
+
+SUMS: Final = (
+    "node string, topic string, partition int, slot_start_ms bigint, count bigint, hash bigint"
+)
+"""What one copy has pending in one slot; the hash is a signed number of 64 bits."""
+
+_CUT: Final = (
+    "topic_id string, life string, cut bigint, cut_ms bigint, k array<bigint>, h bigint, "
+    "stored bigint, from_ms bigint, count bigint, hash string, pending bigint, scanned_ms bigint, "
+    "behind boolean, role string, store string, "
+    "damaged array<struct<start_ms: bigint, stop_ms: bigint, first_offset: bigint, "
+    "stop_offset: bigint, why: string>>"
+)
+
+_COPY: Final = ("node", "topic", "partition")
+
+_SHARD_FIELDS: Final = [("node", pa.string()), ("topic", pa.string()), ("partition", pa.int32())]
+
+_LONG: Final = pa.int64()
+
+_HOUR_SUMS: Final = pa.schema(
+    [
+        *_SHARD_FIELDS,
+        *((name, _LONG) for name in ("hour_ms", "slots", "records", "hash", "print")),
+    ]
+)
+
+_SLOT_SUMS: Final = pa.schema(
+    [*_SHARD_FIELDS, *((name, _LONG) for name in ("slot_start_ms", "count", "hash"))]
+)
+
+_LOW: Final = 0xFFFF_FFFF
+
+_MASK: Final = 2**64 - 1
+
+_HEX_HALF: Final = 8
+
+
+def parse_keys(records: DataFrame) -> DataFrame:
+    """Records of the digest topic by what their keys say.
+
+    Returns:
+        ``kind`` (``c`` or ``h``), ``node``, ``topic``, ``partition``, ``hour_ms``, ``row`` (the
+        offset), and ``value``, text.
+    """
+    parts = sf.split(sf.col("key").cast("string"), "/")
+    return records.select(
+        sf.get(parts, sf.lit(0)).alias("kind"),
+        sf.get(parts, sf.lit(1)).alias("node"),
+        sf.get(parts, sf.lit(2)).alias("topic"),
+        sf.get(parts, sf.lit(3)).try_cast("int").alias("partition"),
+        sf.get(parts, sf.lit(4)).try_cast("bigint").alias("hour_ms"),
+        sf.col("offset").alias("row"),
+        sf.col("value").cast("string").alias("value"),
+    )
+
+
+def newest_cuts(rows: DataFrame) -> list[CutRow | Retired]:
+    """The newest cut rows of each copy, at most ``CUTS_KEPT``."""
+    order = Window.partitionBy(*_COPY).orderBy(sf.desc("row"))
+    newest = (
+        rows.where("kind = 'c'")
+        .withColumn("rank", sf.row_number().over(order))
+        .where(sf.col("rank") <= CUTS_KEPT)
+        .select(*_COPY, "row", sf.from_json("value", _CUT).alias("said"))
+        .withColumn("bits", from_hex(sf.col("said.hash")))
+    )
+    return [_cut_row(row.asDict(recursive=True)) for row in newest.toLocalIterator()]
+
+
+def _cut_row(row: Mapping[str, object]) -> CutRow | Retired:
+    place = {name: row[name] for name in (*_COPY, "row")}
+    said = row["said"]
+    if not isinstance(said, dict):
+        return Retired(**place)  # type: ignore[arg-type] # as the schema says
+    damaged = tuple(Damage(**damage) for damage in said.pop("damaged") or ())
+    k_ms, k_offset = said.pop("k")
+    cursor = Cursor((k_ms, k_offset), said.pop("h"))
+    said["hash"] = row["bits"]
+    return CutRow(**place, **said, cursor=cursor, damaged=damaged)  # type: ignore[arg-type] # ditto
+
+
+def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
+    """The hours of every copy that is compared, as of its cut.
+
+    Args:
+        spark: the session.
+        rows: as ``parse_keys`` gives them; read twice, so persist them.
+        compared: what is compared.
+
+    Returns:
+        ``node, topic, partition, hour_ms, from_ms``, and what the rows say and must say.
+    """
+    cuts = [
+        (*row.copy, row.life, row.row, row.cut, one.from_ms) for one in compared for row in one.rows
+    ]
+    at_cut = sf.broadcast(
+        spark.createDataFrame(
+            cuts,
+            "node string, topic string, partition int, cut_life string, cut_row bigint, "
+            "at_cut bigint, from_ms bigint",
+        )
+    )
+    known = rows.where("kind = 'h'").join(at_cut, list(_COPY)).where("row < cut_row")
+    # By their offsets, so that no text is moved.
+    last = known.groupBy(*_COPY, "hour_ms").agg(sf.max("row").alias("row")).select("row")
+    # A tombstone has no life; whatever it ends is over in any.
+    return known.join(sf.broadcast(last), "row", "left_semi").where("value is not null")
+
+
+class _Hour(msgspec.Struct):
+    """The row of an hour."""
+
+    life: str
+    cut: int
+    slot_ms: int
+    slots: msgspec.Raw
+
+
+_Slots: TypeAlias = list[tuple[int, int, int]]
+"""``(index, count, hash)`` of each."""
+
+_decode_hour = msgspec.json.Decoder(_Hour).decode
+
+_decode_slots = msgspec.json.Decoder(list[tuple[int, int, str]]).decode
+
+
+def hour_sums(hours: DataFrame) -> DataFrame:
+    """Sum up hours; ``hours``: as ``hours_at`` gives them.
+
+    Returns:
+        ``node, topic, partition, hour_ms``; ``slots``, ``records`` and signed ``hash`` of all of
+        it, to be held against the cut row; ``print``, which is the same for the same slots, of
+        those that are compared, null if none is.
+    """
+    return hours.mapInArrow(_sum_hours, from_arrow_schema(_HOUR_SUMS))
+
+
+def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = [
+            (
+                *(*copy, hour_ms, len(slots)),
+                sum([count for _, count, _ in slots]),
+                signed(sum([hashed for _, _, hashed in slots]) & _MASK),
+                _print(said, _compared(slots, said.slot_ms, from_ms - hour_ms), len(slots)),
+            )
+            for copy, hour_ms, from_ms, said, slots in _hours_in(batch)
+        ]
+        yield batch_of(rows, _HOUR_SUMS)
+
+
+def slot_sums(hours: DataFrame) -> DataFrame:
+    """``SUMS`` of hours, a row for each slot that is compared; ``hours``: as ``hours_at`` gives
+    them.
+    """
+    return hours.mapInArrow(_sum_slots, SUMS)
+
+
+def _sum_slots(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = [
+            (*copy, hour_ms + index * said.slot_ms, count, signed(hashed))
+            for copy, hour_ms, from_ms, said, slots in _hours_in(batch)
+            for index, count, hashed in _compared(slots, said.slot_ms, from_ms - hour_ms)
+        ]
+        yield batch_of(rows, _SLOT_SUMS)
+
+
+def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _Slots]]:
+    """Hours that belong to the cut, with what they say; others are of another life, or later."""
+    columns = (*_COPY, "hour_ms", "from_ms", "value", "cut_life", "at_cut")
+    for node, topic, partition, hour_ms, from_ms, value, life, cut in zip(
+        *(batch.column(name).to_pylist() for name in columns), strict=True
+    ):
+        try:
+            said = _decode_hour(value)
+            slots = [(n, count, int(hashed, 16)) for n, count, hashed in _decode_slots(said.slots)]
+        except (msgspec.DecodeError, ValueError):  # the rest doesn't make up the cut: it is behind
+            continue
+        if said.life == life and said.cut <= cut:
+            yield (node, topic, partition), hour_ms, from_ms, said, slots
+
+
+def _compared(slots: _Slots, slot_ms: int, first_ms: int) -> _Slots:
+    """The slots of an hour that begin at ``first_ms`` of it or later."""
+    return slots if first_ms <= 0 else [slot for slot in slots if slot[0] * slot_ms >= first_ms]
+
+
+def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
+    """A hash of the slots that are compared; of all of them, of the text that the node wrote: nodes
+    write the same text for the same slots.
+    """
+    text = bytes(said.slots)
+    if len(compared) < filled:
+        text = msgspec.json.encode([(n, count, f"{hashed:016x}") for n, count, hashed in compared])
+    return signed(xxh3_64_intdigest(text, said.slot_ms)) if compared else None
+
+
+def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
+    """Slots, records and signed hash of each copy; ``hours``: as ``hour_sums`` gives them."""
+    summed = hours.groupBy(*_COPY).agg(
+        sf.sum("slots").alias("slots"),
+        sf.sum("records").alias("records"),
+        sum64(sf.col("hash")).alias("hash"),
+    )
+    return {
+        (row["node"], row["topic"], row["partition"]): (row["slots"], row["records"], row["hash"])
+        for row in summed.collect()
+    }
+
+
+def differing_hours(
+    spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
+) -> DataFrame:
+    """``topic, partition, hour_ms`` of the hours that are not the same in all copies; ``hours``: as
+    ``hour_sums`` gives them.
+    """
+    nodes = sf.broadcast(
+        spark.createDataFrame(
+            [(*one.place, node, len(one.nodes)) for one in compared for node in one.nodes],
+            "topic string, partition int, node string, copies int",
+        )
+    )
+    return (
+        hours.where("print is not null")
+        .join(nodes, list(_COPY))
+        .groupBy("topic", "partition", "hour_ms")
+        .agg(
+            sf.min("print").alias("least"),
+            sf.max("print").alias("most"),
+            sf.count("*").alias("rows"),
+            sf.first("copies").alias("copies"),
+        )
+        .where("rows < copies or least != most")
+        .select("topic", "partition", "hour_ms")
+    )
+
+
+def from_hex(digits: Column) -> Column:
+    """16 hexadecimal digits as a signed number."""
+    high = sf.conv(sf.substring(digits, 1, _HEX_HALF), 16, 10).cast("bigint")
+    low = sf.conv(sf.substring(digits, _HEX_HALF + 1, _HEX_HALF), 16, 10).cast("bigint")
+    return sf.shiftleft(high, 32).bitwiseOR(low)
+
+
+def sum64(numbers: Column) -> Column:
+    """The sum modulo 2^64 of signed numbers: by halves, for Spark's own sum may not overflow."""
+    low = sf.sum(numbers.bitwiseAND(sf.lit(_LOW)))
+    high = sf.sum(sf.shiftrightunsigned(numbers, 32)) + sf.shiftright(low, 32)
+    return sf.shiftleft(high, 32).bitwiseOR(low.bitwiseAND(sf.lit(_LOW)))
