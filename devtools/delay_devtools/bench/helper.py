@@ -64,11 +64,6 @@ class Helper:
         self._reader.start()
         self._write(msgspec.json.encode(plan))
 
-    @property
-    def pid(self) -> int:
-        """Return its process id."""
-        return self._process.pid
-
     def _read(self) -> None:
         if self._process.stdout is not None:
             for line in self._process.stdout:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
 
 import msgspec
 from confluent_kafka import Producer
 
+from connectors.kafka.clients import produce_patiently
 from delay_devtools import clients
 from delay_devtools.bench import wire
 from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
@@ -163,23 +163,7 @@ class _Loader:
             try:
                 produce(topic, value, key, headers=headers)
             except BufferError:
-                self._when_there_is_room(produce, topic, value, key, headers)
-
-    def _when_there_is_room(
-        self,
-        produce: Callable[..., None],
-        topic: str,
-        value: bytes,
-        key: bytes,
-        headers: Headers,
-    ) -> None:
-        while True:
-            self._producer.poll(0.01)
-            try:
-                produce(topic, value, key, headers=headers)
-            except BufferError:
-                continue
-            return
+                produce_patiently(self._producer, topic, value, key, headers=headers)
 
 
 if __name__ == "__main__":

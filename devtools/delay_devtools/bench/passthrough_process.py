@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import Consumer, Producer
 
+from connectors.kafka.clients import produce_patiently
 from delay_devtools import clients
 from delay_devtools.bench import wire
 from delay_devtools.clients import Headers
@@ -109,13 +110,10 @@ def _produce(producer: Producer, target: str, messages: list[Any], headers: Head
         message.offset()
         message.headers()
         key, value = message.key(), message.value()
-        while True:
-            try:
-                produce(target, value, key, headers=headers)
-            except BufferError:
-                producer.poll(0.01)
-                continue
-            break
+        try:
+            produce(target, value, key, headers=headers)
+        except BufferError:
+            produce_patiently(producer, target, value, key, headers=headers)
         passed += 1
     producer.poll(0)
     return passed

@@ -15,7 +15,6 @@ from delay_devtools.drill.wire import (
     Header,
     Headers,
     Place,
-    partition_of,
     signed_copy,
 )
 
@@ -311,10 +310,3 @@ _BROKEN: Final[Sequence[tuple[str, Headers]]] = (
 
 _PARTS: Final = (300, 60, 100, 60, 160, 40, 30, 10, 40, 30, 30, 60, 12, 20, 8, 20, 8, 1, 3, 6)
 _WEIGHTS: Final = tuple(sum(_PARTS[: n + 1]) for n in range(len(_PARTS)))
-
-
-def place_of(request: Request, count: int) -> int:
-    """Return the target's partition that a Java producer would choose."""
-    if request.to != BY_KEY:
-        return request.to
-    return 0 if request.out_key is None else partition_of(request.out_key, count)
