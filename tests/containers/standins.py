@@ -20,6 +20,7 @@ from tests.containers.engine import Engine, run
 BASE_IMAGE: Final = "localhost/python:bookworm"
 _DEBIAN: Final = "localhost/base:bookworm"
 _CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
+_END: Final = "-----END CERTIFICATE-----"
 _PIP: Final = Path("/etc/pip.conf")
 _FILES: Final = Path(__file__).parent / "images"
 _SERVERS: Final = {
@@ -47,6 +48,10 @@ def make(engine: Engine, cache: Path, scratch: Path) -> None:
         engine.docker("import", str(base_tar(cache)), _DEBIAN)
     base = _context(scratch / "base", "base.Dockerfile")
     shutil.copy(_CERTIFICATES, base / "ca.crt")
+    (base / "certificates").mkdir()
+    blocks = _CERTIFICATES.read_text("utf-8").split(_END)[:-1]
+    for number, block in enumerate(blocks):
+        (base / f"certificates/machine-{number}.crt").write_text(f"{block.strip()}\n{_END}\n")
     pip = _PIP.read_text("utf-8") if _PIP.exists() else "[global]\n"
     if index := os.environ.get("PIP_INDEX_URL"):
         pip += f"index-url = {index}\n"
