@@ -89,16 +89,6 @@ COPY --from=build /opt/delayservice /opt/delayservice
 # Spark itself fetches its connector to Kafka; what has another hash than the lock's is refused.
 RUN /opt/delayservice/bin/pip install --no-cache-dir --no-index --no-deps /opt/spark-wheels/*.whl \
     && /opt/delayservice/bin/python -m connectors.spark.common.jars
-# Left out: examples and tests; parts of Spark that no job uses (Spark Connect, machine learning, shells,
-# Hive's clients, state stores in RocksDB); Arrow's Flight, Substrait and S3. `make containers` runs
-# every job with what is left.
-RUN cd /opt/delayservice/lib/python3*/site-packages \
-    && rm -rf pyspark/examples pyspark/data pyspark/jars/connect-repl \
-    && find pandas numpy pyarrow pyspark matplotlib -type d -name tests -prune -exec rm -rf {} + \
-    && rm -rf pyarrow/include pyarrow/*flight* pyarrow/*substrait* pyarrow/*s3* \
-    && cd pyspark/jars \
-    && rm -f spark-connect_* spark-mllib* breeze* spire* cats-* scala-compiler-* jline-* rocksdbjni-* \
-        spark-hive-thriftserver* hive-beeline-* hive-cli-* hive-jdbc-*
 
 FROM java AS spark
 COPY --from=spark-build /opt/delayservice /opt/delayservice

@@ -23,12 +23,15 @@ START_S: Final = 60.0
 STOP_S: Final = 60.0
 _PACKAGES: Final = ("docker.io", "containerd", "tini")
 _HTTP: Final = """
-import sys, time, urllib.request, urllib.error
-url, wait_s = sys.argv[1], float(sys.argv[2])
+import base64, sys, time, urllib.request, urllib.error
+url, wait_s, secret = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+headers = {"Host": "localhost"}
+if secret:
+    headers["Authorization"] = "Basic " + base64.b64encode(f"any:{secret}".encode()).decode()
 until = time.time() + wait_s
 while True:
     try:
-        request = urllib.request.Request(url, headers={"Host": "localhost"})
+        request = urllib.request.Request(url, headers=headers)
         with urllib.request.urlopen(request, timeout=5) as answer:
             body = answer.read().decode()
             break
@@ -167,14 +170,16 @@ class Engine:
             ["docker-compose", *words], env=self.env, is_checked=is_checked, timeout_s=timeout_s
         )
 
-    def get(self, url: str, wait_s: float = 0.0) -> tuple[float, str]:
+    def get(self, url: str, wait_s: float = 0.0, secret: str = "") -> tuple[float, str]:
         """Ask a published port, again until ``wait_s`` have gone; return when it answered.
 
         Raises:
             EngineError: no answer with status 200.
         """
         inside = ["nsenter", f"--net=/proc/{self.pid}/ns/net"]
-        done = run([*inside, sys.executable, "-c", _HTTP, url, str(wait_s)], timeout_s=wait_s + 30)
+        done = run(
+            [*inside, sys.executable, "-c", _HTTP, url, str(wait_s), secret], timeout_s=wait_s + 30
+        )
         at_s, _, body = done.stdout.partition("\n")
         return float(at_s), body
 

@@ -62,8 +62,6 @@ def check(engine: Engine, report: Report) -> None:
         report.check(f"{name}: the folders are empty", not any(inside), inside)
         found = _shell(engine, image, "find / -xdev -writable -type f 2>/dev/null | grep -v ^/proc")
         report.check(f"{name}: no file of it can be written by its user", not any(found), found)
-        setuid = _shell(engine, image, "command -v pip pip3 | grep /opt/delayservice")
-        report.check(f"{name}: it has no pip of the service's", not any(setuid), setuid)
     help_ = engine.docker("run", *_LOCKED_UP, SERVICE, "version")
     report.check(
         "delayservice starts on a read-only root without any right", "0.1.0" in help_.stdout
@@ -85,5 +83,17 @@ def _mb(engine: Engine, image: str) -> float:
 
 
 def _shell(engine: Engine, image: str, script: str) -> list[str]:
-    words = [*_LOCKED_UP, "--entrypoint", "/bin/sh", image, "-c", script]
+    # With a writable root: on a read-only one no file counts as writable.
+    words = [
+        "--rm",
+        "--network",
+        "none",
+        "--cap-drop",
+        "ALL",
+        "--entrypoint",
+        "/bin/sh",
+        image,
+        "-c",
+        script,
+    ]
     return engine.docker("run", *words, is_checked=False).stdout.splitlines()

@@ -22,7 +22,7 @@ def check(engine: Engine, report: Report) -> None:
         report.check("small file: metrics are published", "delay_owned" in metrics, metrics[:300])
         token = ["exec", cluster.container(NODE), "cat", "/var/lib/delayservice/admin_token"]
         secret = engine.docker(*token).stdout.strip()
-        _, page = engine.get(f"http://any:{secret}@127.0.0.1:9465/", 10)
+        _, page = engine.get("http://127.0.0.1:9465/", 10, secret)
         report.check("small file: the page is published", "<html" in page.lower(), page[:300])
         cluster.compose("restart", "kafka")
         cluster.await_healthy("kafka", NODE)

