@@ -16,6 +16,7 @@ from delayservice.engine.ports import Place
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks
+from tests.simulation.blocks import blocks
 from tests.simulation.node import MakeStore
 from tests.simulation.plan import (
     AT_LEAST_ONCE,
@@ -34,9 +35,11 @@ from tests.wheels import LoneStore
 
 BLOCK = 200
 BLOCKS = 500 if os.environ.get("SIMULATION_MODE") == "long" else 8
+QUICK_BLOCKS = 2
+"""Blocks that `make test` runs; `make long` runs the others."""
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("block", blocks(BLOCKS, QUICK_BLOCKS))
 def test_every_promise_is_kept_in_every_schedule(block: int) -> None:
     outcomes: Counter[str] = Counter()
     with silenced():
@@ -82,7 +85,7 @@ def test_a_log_that_can_not_be_written_to_keeps_back_no_other_slice_whatever_els
             assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", blocks(2))
 def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_and_targets_get_more(
     block: int,
 ) -> None:
@@ -100,7 +103,7 @@ def test_promises_hold_where_logs_of_level_topics_lose_their_end() -> None:
             assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", blocks(2))
 def test_what_is_stored_is_delivered_where_retention_deletes_what_nobody_has_walked(
     block: int,
 ) -> None:
