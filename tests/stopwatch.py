@@ -16,7 +16,8 @@ class Stopwatch:
     The thread repeats a piece of work of 2 ms of processor time and sums up how long each took. On
     a free machine both times are the same; with four busy processes to a core, each piece takes
     four times as long. Bounds of tests hold for a free machine, so they are compared with
-    ``fair_s``.
+    ``fair_s``. The processes that the test itself runs count as load, too: a test of throughput
+    must not use this.
     """
 
     def __init__(self) -> None:
