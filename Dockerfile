@@ -40,10 +40,12 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --no-index --no-deps --no-build-isol
 
 FROM ${BASE_IMAGE} AS runtime
 
-# A fixed number, so that a volume's owner is known to Kubernetes (fsGroup: 10001). Volumes with the
-# state and with secrets start out as these two folders are: the user's own.
-RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/delayservice --create-home \
+# Fixed numbers, so that a volume's owner is known to Kubernetes (fsGroup: 10001). Volumes with the
+# state and with secrets start out as these two folders are: empty, and the user's own.
+RUN groupadd --system --gid 10001 delayservice \
+    && useradd --system --uid 10001 --gid 10001 --home-dir /var/lib/delayservice --no-create-home \
         delayservice \
+    && install -d -o 10001 -g 10001 -m 0750 /var/lib/delayservice \
     && install -d -o 10001 -g 10001 -m 0700 /etc/delayservice
 
 # Nothing is written outside the volume, so the root file system may be read-only.
@@ -87,6 +89,16 @@ COPY --from=build /opt/delayservice /opt/delayservice
 # Spark itself fetches its connector to Kafka; what has another hash than the lock's is refused.
 RUN /opt/delayservice/bin/pip install --no-cache-dir --no-index --no-deps /opt/spark-wheels/*.whl \
     && /opt/delayservice/bin/python -m connectors.spark.common.jars
+# Left out: examples and tests; parts of Spark that no job uses (Spark Connect, machine learning, shells,
+# Hive's clients, state stores in RocksDB); Arrow's Flight, Substrait and S3. `make containers` runs
+# every job with what is left.
+RUN cd /opt/delayservice/lib/python3*/site-packages \
+    && rm -rf pyspark/examples pyspark/data pyspark/jars/connect-repl \
+    && find pandas numpy pyarrow pyspark matplotlib -type d -name tests -prune -exec rm -rf {} + \
+    && rm -rf pyarrow/include pyarrow/*flight* pyarrow/*substrait* pyarrow/*s3* \
+    && cd pyspark/jars \
+    && rm -f spark-connect_* spark-mllib* breeze* spire* cats-* scala-compiler-* jline-* rocksdbjni-* \
+        spark-hive-thriftserver* hive-beeline-* hive-cli-* hive-jdbc-*
 
 FROM java AS spark
 COPY --from=spark-build /opt/delayservice /opt/delayservice

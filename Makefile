@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test try demo simulate crash long night compat dist faults fault-tools alert-tools compose-tools browser-tools lock lock-jars clean
+.PHONY: help venv check format test try demo simulate crash long night compat dist faults fault-tools alert-tools compose-tools helm-tools browser-tools lock lock-jars clean containers container-tools
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -103,6 +103,10 @@ dist: $(STAMP)  ## build the wheels of service and client, and try them in venvs
 	PYTHON=$(BIN)/python deploy/build-wheels dist
 	DIST=$(CURDIR)/dist $(BIN)/pytest tests/integration/test_packages.py $(ARGS)
 
+# As root, on Debian: Docker Engine is unpacked and started for this alone, and removed afterwards.
+containers: $(STAMP) container-tools  ## build the images, run Compose and Kubernetes files; ARGS as --parts=images
+	$(BIN)/python -m tests.containers $(ARGS)
+
 KAFKAS := 3.9 4.3
 COMPAT := tests/compat tests/faults/test_kills.py $(addprefix tests/integration/test_, \
 	service_contract.py service_crash.py service_topics.py levels.py security.py)
@@ -135,6 +139,15 @@ alert-tools:  ## install what the tests of alerts need of Debian, if root and mi
 
 compose-tools:  ## install what the tests of deployments need of Debian, if root and missing
 	$(call install,docker-compose systemd-analyze,docker-compose systemd)
+
+HELM := helm.sh/helm/v3/cmd/helm@v3.19.0
+helm-tools: $(STAMP)  ## build Helm, which the tests of the chart need, if Go is there and Helm is missing
+	@command -v helm > /dev/null || test -x $(BIN)/helm || GOBIN=$(abspath $(BIN)) go install $(HELM) \
+		|| echo "Some tests will be skipped: go 1.24 or later is needed to build $(HELM)" >&2
+
+container-tools:  ## install what `make containers` needs of Debian, if root and missing
+	$(call install,mmdebstrap podman docker-compose runc iptables ip,mmdebstrap podman buildah runc netavark \
+		aardvark-dns iptables docker-compose iproute2)
 
 browser-tools:  ## install what the tests of the page need of Debian, if root and missing
 	$(call install,chromium chromedriver,chromium chromium-driver)

@@ -56,9 +56,20 @@ def _options(
 
 
 @app.command(epilog="Example: [bold]delayservice run -c delayservice.toml --set node.workers=2[/]")
-def run(config: ConfigOption = None, sets: SetOption = None) -> None:
+def run(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SECTION.KEY", help="Fail if this has no value; repeatable."),
+    ] = None,
+) -> None:
     """Run a node until it is told to stop (SIGTERM or Ctrl-C)."""
-    settings = load(config, sets, is_node=True).settings
+    from delayservice.config.reference import effective, require_values
+
+    loaded = load(config, sets, is_node=True)
+    require_values(effective(loaded), require or ())
+    settings = loaded.settings
     settings.kafka.client_config("admin")  # fails early when no broker is named
     from delayservice.process.node import run as run_node
 

@@ -25,6 +25,7 @@ class Service:
 
     name: str
     facts: Mapping[str, Any]
+    file: str = "docker-compose.yml"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -47,19 +48,33 @@ class Service:
         return load(None, [], self.environment)
 
 
-def compose() -> dict[str, Any]:
+LARGE = "docker-compose.yml"
+SMALL = "docker-compose.small.yml"
+
+
+def compose(file: str = LARGE) -> dict[str, Any]:
     """The file."""
-    return dict(yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8")))
+    return dict(yaml.safe_load((ROOT / file).read_text("utf-8")))
 
 
-def services() -> dict[str, Service]:
+def services(file: str = LARGE) -> dict[str, Service]:
     """All services by name."""
-    return {name: Service(name, facts) for name, facts in compose()["services"].items()}
+    return {n: Service(n, facts, file) for n, facts in compose(file)["services"].items()}
 
 
-def nodes() -> list[Service]:
+def nodes(file: str = LARGE) -> list[Service]:
     """Those that run a node."""
-    return [one for one in services().values() if one.is_ours and one.command == ["run"]]
+    return [one for one in services(file).values() if one.is_ours and one.command == ["run"]]
+
+
+def pair_of(one: Service) -> Service:
+    """The service whose network a broker or a node shares."""
+    return services(one.file)[str(one.facts["network_mode"]).removeprefix("service:")]
+
+
+def pairs(file: str = LARGE) -> list[Service]:
+    """Those that own the network of a broker and its node."""
+    return [pair_of(node) for node in nodes(file)]
 
 
 class UsageError(Exception):

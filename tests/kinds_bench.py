@@ -29,6 +29,7 @@ from statistics import quantiles
 
 import psutil
 
+from delay_devtools.bench.sampling import cpu_s
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
 from delayservice.contract.contracts import HOMES_VERSION, Contract, Contracts
@@ -37,8 +38,10 @@ from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import Output
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
+from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
@@ -82,13 +85,13 @@ class Meter:
     def report(self, records: int) -> dict[str, object]:
         """What so many records came to."""
         wall_s = time.perf_counter() - self._wall_s
-        cpu_s = time.process_time() - self._cpu_s
+        used_s = time.process_time() - self._cpu_s
         disk = sum(p.stat().st_blocks * 512 for p in self._folder.rglob("*") if p.is_file())
         return {
             "records": records,
             "records_per_s": int(records / wall_s),
-            "records_per_cpu_s": int(records / cpu_s),
-            "cpu_us_per_record": round(1e6 * cpu_s / records, 2),
+            "records_per_cpu_s": int(records / used_s),
+            "cpu_us_per_record": round(1e6 * used_s / records, 2),
             "rss_mib": self._process.memory_info().rss >> 20,
             "rss_mib_grown": (self._process.memory_info().rss - self._rss) >> 20,
             "disk_bytes_per_record": round(disk / records, 1),
@@ -235,7 +238,7 @@ def cancel_through_kafka(kind: str, folder: Path, count: int) -> Iterator[dict[s
             bench.send_later([due, target, name], partition=number % 4)
         bench.producer.flush()
         await_true(lambda: _metric(service, "delay_pending") >= count, "all wait", 300)
-        before = _cpu_s(service)
+        before = cpu_s(service.workers())
         service.freeze()
         for number in range(count):
             op = ("delay-op", b"cancel")
@@ -244,12 +247,12 @@ def cancel_through_kafka(kind: str, folder: Path, count: int) -> Iterator[dict[s
         began_ms = now_ms()
         service.thaw()
         await_true(lambda: _settled(service) >= 2 * count, "all are cancelled", 300)
-        cpu_s = _cpu_s(service) - before
+        used_s = cpu_s(service.workers()) - before
         outcomes = bench.read_all(bench.outcomes)
         assert [one.header("delay-outcome") for one in outcomes] == ["cancelled"] * 2 * count
         took_ms = max(one.timestamp_ms for one in outcomes) - began_ms
         yield {"records": count, "records_per_s": count * 1_000 // took_ms} | {
-            "cpu_us_per_record": round(1e6 * cpu_s / count, 1)
+            "cpu_us_per_record": round(1e6 * used_s / count, 1)
         }
 
 
@@ -267,10 +270,6 @@ def _metric(service: ServiceProcess, name: str, label: str = "") -> int:
 
 def _settled(service: ServiceProcess) -> int:
     return _metric(service, "delay_settled_total", 'outcome="cancelled"')
-
-
-def _cpu_s(service: ServiceProcess) -> float:
-    return sum(sum(worker.cpu_times()[:2]) for worker in service.workers())
 
 
 def store_all(

@@ -37,7 +37,10 @@ MANY_PLACES: Final = 32
 MANY: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 8_192}
 """Options of the consumer at the head of more than ``MANY_PLACES`` logs. Each fetch lists all of
 them, for the client knows no fetch sessions, and with 1,000 that takes 1 to 2 ms of a core on both
-sides: so a fetch waits for some records, and a record waits 50 ms at most (docs/performance.md)."""
+sides: so a fetch waits for some records, and a record waits 50 ms at most.
+
+Measured: docs/internals/measurements.md.
+"""
 BEHIND: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50}
 """Options of the consumer that catches up: the end of a log is told only after such a wait."""
 BEHIND_RECORDS: Final = 2_000

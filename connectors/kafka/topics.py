@@ -26,6 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
 from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
+from connectors.kafka.topic_size import too_small
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
 
@@ -112,6 +113,7 @@ class TopicKeeper:
         self._made_s: dict[str, float] = {}
         """When a deleted topic was made again, by topic; monotonic seconds."""
         self._levels = settings.levels.by_topic
+        self._brokers = 0
 
     # --- create --------------------------------------------------------------------------------
 
@@ -145,10 +147,15 @@ class TopicKeeper:
         self._create(missing)
         self._check_rights()
         names = (topics.checkpoint, topics.claims_topic)
-        problems = self._own_problems(self._list(), self._configs(names), None)
+        existing = self._list()
+        problems = self._own_problems(existing, self._configs(names), None)
         unsafe = [problem for problem, is_fatal in problems if is_fatal]
         if unsafe:
             raise KafkaEdgeError("; ".join(unsafe))
+        copies = {name: _copies(existing[name]) for name in wanted if name in existing}
+        made = [name for name in topics.delay if name in missing]
+        for why in too_small(copies, made, topics.partitions, self._brokers):
+            _log.warning("topics_small", why=why)
 
     @property
     def _topics_about_copies(self) -> dict[str, tuple[int, Mapping[str, str]]]:
@@ -401,6 +408,7 @@ class TopicKeeper:
         except KafkaException as exc:
             why = self._admin.explain(exc)
             raise KafkaEdgeError(f"the cluster's topics can't be listed: {why}") from exc
+        self._brokers = len(found.brokers)
         return {n: _brokers(t) for n, t in found.topics.items() if t.error is None}
 
 

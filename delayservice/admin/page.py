@@ -31,7 +31,10 @@ from delayservice.admin.reading import (
     backlog_of,
     cluster_of,
     id_bytes,
+    may_be_beyond_window,
     pauses_of,
+    pending_page,
+    position_of,
     timeline_of,
 )
 from delayservice.base.errors import DelayServiceError
@@ -44,7 +47,6 @@ BUCKETS: Final = {"second": 60, "minute": 60, "hour": 48}
 _ROWS: Final = 50
 _LETTERS: Final = 100
 _SOURCE: Final = re.compile(r"([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
-_AFTER: Final = re.compile(r"(\d{1,16}):([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,18})")
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _Text = Annotated[str, Query(max_length=100_000)]
@@ -183,25 +185,17 @@ class Pages:
         return self.draw("pending", **self._searched(asked, Part(page)))
 
     def _search(self, asked: Asked) -> models.PendingPage:
-        window_ms = self._panel.wall_ms() + self._panel.settings.roll_window_ms
-        page = self._panel.inquiry.search(
-            Search(
-                from_ms=asked.from_ms,
-                to_ms=asked.to_ms,
-                target=asked.target or None,
-                topic=asked.topic or None,
-                limit=_ROWS,
-                scan_max=SCAN_MAX,
-                after=asked.position,
-                beyond_window=asked.from_ms > window_ms,
-            )
+        wanted = Search(
+            from_ms=asked.from_ms,
+            to_ms=asked.to_ms,
+            target=asked.target or None,
+            topic=asked.topic or None,
+            limit=_ROWS,
+            scan_max=SCAN_MAX,
+            after=asked.position,
+            beyond_window=may_be_beyond_window(self._panel, asked.from_ms),
         )
-        return models.PendingPage(
-            records=[models.PendingRecord.of(row) for row in page.rows],
-            next=None if page.upto is None else ":".join(map(str, page.upto)),
-            scanned=page.scanned,
-            slices_elsewhere=self._panel.slices_elsewhere(),
-        )
+        return pending_page(self._panel, wanted)
 
     def _searched(self, asked: Asked, page: Part[models.PendingPage] | None) -> dict[str, Any]:
         levels = self._panel.settings.levels.by_topic
@@ -272,10 +266,9 @@ class Asked:
         self.to_ms = self._moment("to", self.due_to, now_ms, DUE_STOP_MS)
         if not self.errors and self.from_ms >= self.to_ms:
             self.errors["to"] = "The end lies before the beginning: nothing is due in between."
-        after = _AFTER.fullmatch(self.after)
-        if after is not None:
-            self.position = int(after[1]), after[2], int(after[3]), int(after[4])
-        elif self.after:
+        try:
+            self.position = position_of(self.after) if self.after else None
+        except Refusal:
             self.errors["id"] = "The address of this page is damaged: search again."
         if self.encoding == "base64":
             self._check_base64()

@@ -219,7 +219,7 @@ def _add_pending(routes: APIRouter, panel: Panel) -> None:
         from_ms = _epoch_ms(from_)
         to_ms = DUE_STOP_MS if to is None else _epoch_ms(to)
         if beyond_window is None:
-            beyond_window = from_ms > panel.wall_ms() + panel.settings.roll_window_ms
+            beyond_window = may_be_beyond_window(panel, from_ms)
         asked = Search(
             from_ms=from_ms,
             to_ms=to_ms,
@@ -230,13 +230,23 @@ def _add_pending(routes: APIRouter, panel: Panel) -> None:
             after=None if cursor is None else position_of(cursor),
             beyond_window=beyond_window,
         )
-        page = panel.inquiry.search(asked)
-        return models.PendingPage(
-            records=[models.PendingRecord.of(row) for row in page.rows],
-            next=None if page.upto is None else _cursor(page.upto),
-            scanned=page.scanned,
-            slices_elsewhere=panel.slices_elsewhere(),
-        )
+        return pending_page(panel, asked)
+
+
+def may_be_beyond_window(panel: Panel, from_ms: int) -> bool:
+    """Return whether all that is due from a time on will be rolled before it is due."""
+    return from_ms > panel.wall_ms() + panel.settings.roll_window_ms
+
+
+def pending_page(panel: Panel, asked: Search) -> models.PendingPage:
+    """Search for pending records, for the API and for the page."""
+    page = panel.inquiry.search(asked)
+    return models.PendingPage(
+        records=[models.PendingRecord.of(row) for row in page.rows],
+        next=None if page.upto is None else _cursor(page.upto),
+        scanned=page.scanned,
+        slices_elsewhere=panel.slices_elsewhere(),
+    )
 
 
 def backlog_of(panel: Panel) -> models.Backlog:

@@ -1,1 +1,1 @@
-"""What every other package may import: errors, clocks, fault points."""
+"""Basics that every other package may import: errors, clocks, fault points."""

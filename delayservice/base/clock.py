@@ -14,7 +14,7 @@ import time
 from typing import NamedTuple, Protocol
 
 SLEW_PPM = 500
-"""How fast NTP may pull a clock without stepping it: parts per million (``adjtimex``)."""
+"""Fastest pull of a clock by NTP without a step, parts per million (``adjtimex``)."""
 
 NOT_COMPARED = "the wall clock has not been compared with the broker's yet"
 
@@ -113,19 +113,13 @@ class ClockGuard:
 
     @property
     def frozen(self) -> str | None:
-        """Return why delivery must stand still, for the log and the status; None while all is well.
-        ``NOT_COMPARED`` before the first answer of a broker.
-        """
+        """Return why delivery must stand still; None: the wall clock is right."""
         if self._broker_reason == NOT_COMPARED:
             return self._boot_reason or NOT_COMPARED
         return self._broker_reason or self._boot_reason
 
     def observe(self, wall_ms: int, boot_ms: int) -> str | None:
-        """Take one reading of both clocks, made together, before every tick.
-
-        Returns:
-            ``frozen`` after this reading.
-        """
+        """Take one reading of both clocks, made together, before every tick; return ``frozen``."""
         if self._anchor_ms is None:
             self._move_anchor(wall_ms, boot_ms)
             return self.frozen
@@ -143,15 +137,8 @@ class ClockGuard:
         return self.frozen
 
     def observe_record(self, broker_ms: int, wall_ms: int) -> str | None:
-        """Take a broker's timestamp of a consumed record. It may be old, so it can only show that
-        the wall clock is behind.
-
-        Args:
-            broker_ms: the broker's timestamp (``LogAppendTime``), epoch milliseconds.
-            wall_ms: the wall clock when the record arrived here.
-
-        Returns:
-            ``frozen`` after this reading.
+        """Take a broker's timestamp of a consumed record, and the wall clock of its arrival; return
+        ``frozen``. The record may be old: it can only show that the wall clock is behind.
         """
         behind_ms = broker_ms - wall_ms
         if behind_ms > self._tolerance_ms:
@@ -196,9 +183,7 @@ class ClockGuard:
         return self.frozen
 
     def _is_off_anchor(self, wall_ms: int, boot_ms: int) -> bool:
-        """Return whether the wall clock was stepped since the last reading: it may have been wrong
-        then, and the anchor with it.
-        """
+        """Return whether the wall clock was stepped since the last reading."""
         if self._anchor_ms is None:
             return False
         return abs(wall_ms - boot_ms - self._anchor_ms) > self._tolerance_ms + _GRANULE_MS
@@ -231,14 +216,14 @@ class ClockWatch:
             return self._guard.observe(self._clock.wall_ms(), self._boot_ms())
 
     def heard(self, broker_ms: int) -> None:
-        """A consumed record has this timestamp of a broker's."""
+        """Take a broker's timestamp of a consumed record."""
         with self._lock:
             self._guard.observe_record(broker_ms, self._clock.wall_ms())
 
     def heard_answer(
         self, broker_ms: int, boot_ms: int, sent_s: float, acknowledged_s: float | None = None
     ) -> None:
-        """A broker put a timestamp on a record of ours.
+        """Take a timestamp that a broker put on a record of ours.
 
         Args:
             broker_ms: the timestamp, epoch milliseconds.

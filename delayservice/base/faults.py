@@ -45,7 +45,7 @@ POINTS: Mapping[str, str] = MappingProxyType(
 
 EXIT_STATUS = 70
 HANG_S = 25.0
-"""How long a thread hangs, seconds."""
+"""Time that a thread hangs, seconds."""
 
 
 def _exit() -> None:

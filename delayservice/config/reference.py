@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, SecretStr
 
+from delayservice.base.errors import SettingsError
 from delayservice.config.kafka import is_secret_name
 from delayservice.config.layers import ENV_PREFIX, PathKey
 from delayservice.config.settings import Loaded, Settings
@@ -47,6 +48,18 @@ def effective(loaded: Loaded) -> list[Row]:
         Row(".".join(path), value, loaded.origins.of(path))
         for path, value in _leaves((), loaded.settings)
     ]
+
+
+def require_values(rows: Iterable[Row], names: Iterable[str]) -> None:
+    """Check that settings have a value.
+
+    Raises:
+        SettingsError: one of them is empty, or there is none of this name.
+    """
+    values = {row.name: row.value for row in rows}
+    for name in names:
+        if values.get(name) in (None, "", [], {}):
+            raise SettingsError(f"{name} is not set, and is required here")
 
 
 def as_text(row: Row) -> str:

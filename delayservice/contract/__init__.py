@@ -1,1 +1,1 @@
-"""What a record means: headers, codes, aliases, times, recurrence. Pure: no I/O, no clock."""
+"""Meaning of records: headers, codes, aliases, times, recurrence. Pure: no I/O, no clock."""

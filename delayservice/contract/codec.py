@@ -46,18 +46,18 @@ _ALL_FIELDS: Final = 6
 
 
 def turn_of(meta: Meta | None) -> int | None:
-    """The instant that a rate limit gave the record, epoch milliseconds; None: none did."""
+    """Return the turn that a rate limit gave the record, epoch milliseconds; None: none."""
     return meta[5] if meta is not None and len(meta) == _ALL_FIELDS else None
 
 
 def with_turn(meta: Meta | None, turn_ms: int) -> Meta:
-    """The same record with a turn."""
+    """Return the same record with a turn."""
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
     return (record_id, source, attempt, expires_ms, packed_recurrence(meta), turn_ms)
 
 
 def next_attempt(meta: Meta | None) -> Meta:
-    """The same record, to be tried once more; its turn, if it had one, is over."""
+    """Return the same record for its next attempt, without a turn."""
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
     recurrence = packed_recurrence(meta)
     if recurrence is None:
@@ -94,7 +94,7 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def record_id(self) -> bytes | None:
-        """Its ``delay-id``."""
+        """Return its ``delay-id``."""
         return None if self.meta is None else cast("bytes | None", self.meta[0])
 
     @property

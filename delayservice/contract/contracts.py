@@ -69,13 +69,13 @@ class ContractError(DelayServiceError):
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """How records of one delay topic are read from some offset on."""
+    """Rules by which records of one delay topic are read from some offset on."""
 
     version: int = NAMES_VERSION
     roll_window_ms: int = 7_200_000
     """A record due later than its timestamp plus this is rolled then (rule 12)."""
     roll_spread_ms: int = 0
-    """It is rolled up to so much earlier, by its offset: a burst does not come back as a burst."""
+    """Largest spread of rolls, by offset, ms: a burst does not come back as a burst."""
     max_delay_ms: int = 3_650 * _DAY_MS
     """The longest delay, from the record's timestamp."""
     clamp: bool = False
@@ -101,11 +101,7 @@ class Contract:
     changes once it is set, or what is at home would not be found any more."""
 
     def __post_init__(self) -> None:
-        """Check every bound.
-
-        Raises:
-            ContractError: a parameter is out of bounds, or the version is unknown.
-        """
+        """Check every bound; raise ``ContractError`` for a wrong one, or for an unknown version."""
         if not 1 <= self.version <= CONTRACT_VERSION:
             msg = (
                 f"contract version {self.version} is unknown to this version of the service, which "
@@ -152,13 +148,13 @@ class Contract:
         return any(fnmatchcase(topic, pattern) for pattern in self.reserved)
 
     def to_json(self) -> dict[str, object]:
-        """A dictionary of JSON types for the checkpoint."""
+        """Return a dictionary of JSON types for the checkpoint."""
         names = _parameters(self.version)
         return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
     def from_json(cls, data: object) -> Contract:
-        """The contract that ``to_json`` wrote.
+        """Return the contract that ``to_json`` wrote.
 
         Raises:
             ContractError: an unknown version, an unknown or a missing parameter, a wrong type.
@@ -219,22 +215,22 @@ class Contracts:
         return f"Contracts({list(self.entries())!r})"
 
     def entries(self) -> tuple[tuple[int, Contract], ...]:
-        """All ``(from_offset, contract)`` pairs, ascending."""
+        """Return all ``(from_offset, contract)`` pairs, ascending."""
         return tuple(zip(self._starts, self._contracts, strict=True))
 
     def at(self, offset: int) -> Contract:
-        """The contract that holds at an offset; below the first start, the first one."""
+        """Return the contract that holds at an offset; below the first start, the first one."""
         if len(self._starts) == 1:
             return self._contracts[0]
         return self._contracts[max(bisect_right(self._starts, offset) - 1, 0)]
 
     @property
     def newest_version(self) -> int:
-        """The highest version among them."""
+        """Return the highest version among them."""
         return max(contract.version for contract in self._contracts)
 
     def since(self, offset: int) -> tuple[Contract, ...]:
-        """The contracts that hold at an offset and above."""
+        """Return the contracts that hold at an offset and above."""
         return tuple(self._contracts[max(bisect_right(self._starts, offset) - 1, 0) :])
 
     def span(self, offset: int) -> tuple[int, int | None]:
@@ -270,9 +266,7 @@ class Contracts:
         return Contracts((*kept, (start, contract)))
 
     def _with_homes(self, contract: Contract) -> Contract | None:
-        """Return what may follow these: ids stay at home where they are. None: a version that knows
-        no homes may not.
-        """
+        """Return a successor with the same homes of ids; None: its version knows no homes."""
         count = self.id_partitions
         if count and contract.version < HOMES_VERSION:
             return None
@@ -280,7 +274,7 @@ class Contracts:
 
     @property
     def id_partitions(self) -> int:
-        """In how many partitions ids are at home, once they are; else 0."""
+        """Return the number of partitions in which ids are at home; 0: they are not."""
         return next((c.id_partitions for c in self._contracts if c.id_partitions), 0)
 
     def encode(self) -> bytes:
@@ -308,12 +302,12 @@ class Contracts:
         return all(self.at(start) == other.at(start) for start in compared)
 
     def to_json(self) -> list[dict[str, object]]:
-        """A list of JSON types for the checkpoint."""
+        """Return a list of JSON types for the checkpoint."""
         return [{"from": start, "contract": c.to_json()} for start, c in self.entries()]
 
     @classmethod
     def from_json(cls, data: object) -> Contracts:
-        """The contracts that ``to_json`` wrote.
+        """Return the contracts that ``to_json`` wrote.
 
         Raises:
             ContractError: not such a list, or one of its contracts can't be followed.

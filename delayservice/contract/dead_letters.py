@@ -71,7 +71,7 @@ _KEY_IS_ID: Final[Header] = ("schedule_source_type", b"schedule")
 
 
 class Source(NamedTuple):
-    """Where a record was written: ``delay-source``."""
+    """Place where a record was written: ``delay-source``."""
 
     topic: str
     partition: int
@@ -105,13 +105,13 @@ class DeadLetter:
 
     @property
     def target(self) -> str | None:
-        """The target topic that the record names, as text; None: it names none."""
+        """Return the target topic that the record names; None: it names none."""
         found = [_said(self.headers, name) for name in _TARGET_TOPICS]
         return next((text.decode("utf-8", "replace") for text in found if text), None)
 
     @property
     def record_id(self) -> bytes | None:
-        """Its ``delay-id``."""
+        """Return its ``delay-id``."""
         return _said(self.headers, names.DELAY_ID)
 
     @property
@@ -212,12 +212,7 @@ class Filter:
 
 
 def read_letter(partition: int, row: Row) -> DeadLetter | None:
-    """The dead letter that a record of the dead-letter topic is; None: it is a marker, or foreign.
-
-    Args:
-        partition: of the dead-letter topic.
-        row: the record.
-    """
+    """Read a record of a partition of the dead-letter topic; None: a marker, or foreign."""
     offset, time_ms, key, value, headers = row
     said = dict(headers or ())  # the last of a name counts, and it is the service's
     code = said.get(names.DELAY_ERROR)
@@ -300,7 +295,7 @@ def refusal(
 def rewritten(
     letter: DeadLetter, source: Source, time: Header | None = None, *, is_level: bool = False
 ) -> Rewritten:
-    """The record as it is written again to where it came from.
+    """Return the record as it is written again to where it came from.
 
     Args:
         letter: the dead letter, which ``refusal`` has nothing against.
@@ -322,14 +317,12 @@ def rewritten(
 
 
 def marker(offsets: Iterable[int]) -> Headers:
-    """The headers of a marker: these offsets of its own partition were replayed."""
+    """Return the headers of a marker: these offsets of its own partition were replayed."""
     return [(names.DELAY_REPLAYED, b",".join(b"%d" % offset for offset in offsets))]
 
 
 def _retimed(headers: Headers, time: Header) -> Headers:
-    """Headers with this time instead of theirs. What another system's time header says beside the
-    time, which id the record has, is kept.
-    """
+    """Return headers with this time in place of their own; an id in a time header is kept."""
     kept: Headers = []
     for name, value in headers:
         if name in _ROCKETMQ_TIMES:
@@ -342,5 +335,5 @@ def _retimed(headers: Headers, time: Header) -> Headers:
 
 
 def _said(headers: Headers, name: str) -> bytes | None:
-    """The last header of a name."""
+    """Return the last header of a name."""
     return dict(headers).get(name)

@@ -181,10 +181,7 @@ def waiting_group(payload: Payload) -> Group:
 
 def taken_along(payload: Payload) -> int:
     """Return the offset of the waiting record that a waiting one took along, or
-    ``SETTLES_NOTHING``.
-
-    Raises:
-        StoreError: as ``waiting_group``.
+    ``SETTLES_NOTHING``; raises as ``waiting_group``.
     """
     return _waiting(payload)[1]
 

@@ -14,9 +14,7 @@ _LARGE_BYTES: Final = 500_000
 
 
 def asked_again(payload: Payload) -> Original:
-    """Return a valid record with headers that say again what it asked for, so that it can be
-    replayed.
-    """
+    """Return a valid record with its input headers, so that it can be replayed."""
     target, partition, key, value, headers, due_ms, meta = payload
     asked: list[Header] = [
         *headers,

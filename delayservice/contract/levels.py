@@ -52,5 +52,5 @@ def level_of(delay_ms: int, levels_ms: Sequence[int]) -> int:
 
 
 def level_topic(level: int, prefix: str = "delay_topic_") -> str:
-    """The topic of a level."""
+    """Return the topic of a level."""
     return f"{prefix}{level}"

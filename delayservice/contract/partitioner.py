@@ -15,12 +15,12 @@ _MASK31: Final = 0x7FFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash, unsigned (Java's ``int`` is the same bits, signed)."""
+    """Return the 32-bit hash, unsigned (Java's ``int`` is the same bits, signed)."""
     return murmurhash2(data, _SEED)
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """The partition of ``key`` among ``partitions``, 1 or more.
+    """Return the partition of ``key`` among ``partitions``, 1 or more.
 
     Raises:
         ZeroDivisionError: ``partitions`` is 0.

@@ -42,17 +42,11 @@ class Provenance:
         return self._prefix + b"%d" % offset
 
     def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the record at ``offset`` is a copy: its original lies elsewhere. One that
-        recurs names itself, and its occurrence.
-        """
+        """Return whether the record at ``offset`` is a copy of one that lies elsewhere."""
         return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
 
     def elsewhere(self, meta: Meta | None) -> bytes | None:
-        """Place where a record that has come home was written, without its occurrence; None: here.
-
-        Args:
-            meta: its payload's meta.
-        """
+        """Return where a record that has come home was written; None: it was written here."""
         source = None if meta is None else meta[1]
         if source is None or source.startswith(self._prefix):
             return None

@@ -57,7 +57,7 @@ class Recurrence(msgspec.Struct, array_like=True, frozen=True):
         return None if self.left is None else self.left - 1
 
     def headers(self) -> list[Header]:
-        """The input headers that say the same, for a dead letter that can be sent again."""
+        """Return the input headers of this recurrence, for a dead letter that can be sent again."""
         said: list[Header] = []
         if self.every_ms:
             said.append((names.DELAY_EVERY, b"%d" % self.every_ms))
@@ -73,7 +73,7 @@ encode = msgspec.msgpack.Encoder().encode
 """To bytes, the fifth element of a payload's meta."""
 
 decode: Callable[[bytes], Recurrence] = msgspec.msgpack.Decoder(Recurrence).decode
-"""What ``encode`` made of a recurrence."""
+"""A recurrence as ``encode`` returns it."""
 
 
 def recurs(meta: Meta) -> bool:
@@ -98,7 +98,7 @@ def first_ms(recurrence: Recurrence, written_ms: int, cron_time: CronTime) -> in
 
 
 def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime) -> Payload | None:
-    """The record at its next occurrence, after the pending one has been delivered.
+    """Return the record at its next occurrence, after the pending one was delivered.
 
     Args:
         payload: the occurrence that was delivered.
@@ -123,7 +123,7 @@ def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime)
 
 
 def left_after(payload: Payload) -> Payload:
-    """The schedule without its pending occurrence, to begin again after it."""
+    """Return the schedule without its pending occurrence, to begin again after it."""
     meta, recurrence = payload[6], recurrence_of(payload[6])
     if meta is None or recurrence is None:
         return payload
@@ -146,7 +146,7 @@ def _shifted(recurrence: Recurrence, after_ms: int, cron_time: CronTime) -> int 
 def at_occurrence(
     payload: Payload, recurrence: Recurrence, source: bytes, due_ms: int | None
 ) -> Payload | None:
-    """The record at one of its occurrences.
+    """Return the record at one of its occurrences.
 
     Args:
         payload: the record.

@@ -21,11 +21,7 @@ _TIMES_MAX: Final = 2**31
 
 
 def parse_cron(value: bytes | None) -> str:
-    """A cron expression, its characters checked; what it means only the calendar knows.
-
-    Raises:
-        RecordRefusedError: ``cron-invalid``.
-    """
+    """Check the characters of a cron expression, or raise ``RecordRefusedError``."""
     if value is None or not _CRON.fullmatch(value):
         why = "is no cron expression of 256 characters at most"
         if value is not None and value.startswith(b"@"):
@@ -35,11 +31,7 @@ def parse_cron(value: bytes | None) -> str:
 
 
 def parse_zone(value: bytes | None) -> str:
-    """The name of a time zone, its characters checked.
-
-    Raises:
-        RecordRefusedError: ``zone-invalid``.
-    """
+    """Check the characters of a time zone's name, or raise ``RecordRefusedError``."""
     if value is None or not _ZONE.fullmatch(value):
         raise RecordRefusedError(
             ZONE_INVALID, f"{names.DELAY_TIMEZONE} is no name of a time zone, as Europe/Berlin is"
@@ -48,11 +40,7 @@ def parse_zone(value: bytes | None) -> str:
 
 
 def check_times(times: int) -> int:
-    """Check the largest number of occurrences.
-
-    Raises:
-        RecordRefusedError: ``cron-invalid``, out of bounds.
-    """
+    """Check the largest number of occurrences, or raise ``RecordRefusedError``."""
     if not 1 <= times <= _TIMES_MAX:
         raise RecordRefusedError(
             CRON_INVALID, f"{names.DELAY_TIMES} is {times}: it must be 1 to {_TIMES_MAX}"
@@ -61,11 +49,7 @@ def check_times(times: int) -> int:
 
 
 def check_every(every_ms: int) -> int:
-    """A period.
-
-    Raises:
-        RecordRefusedError: ``cron-invalid``, out of bounds.
-    """
+    """Check a period, or raise ``RecordRefusedError``."""
     if not EVERY_MS_MIN <= every_ms < DUE_STOP_MS:
         raise RecordRefusedError(
             CRON_INVALID, f"{names.DELAY_EVERY} is {every_ms} ms: {EVERY_MS_MIN} is the least"

@@ -40,7 +40,7 @@ class _NoKey(Enum):
 
 
 NO_KEY: Final = _NoKey.NO_KEY
-"""As ``target_key``: the output has no key, whatever the record's own is."""
+"""Value of ``target_key`` for an output without a key, whatever the record's own is."""
 
 TargetKey: TypeAlias = Text | Literal[_NoKey.NO_KEY] | None
 
@@ -76,7 +76,7 @@ def when_headers(
     timezone: str | None = None,
     times: int | None = None,
 ) -> list[Header]:
-    """The headers that say when.
+    """Return the headers of the due time.
 
     Args:
         delay: from the moment the broker appends the record; a fraction of a millisecond is
@@ -84,7 +84,7 @@ def when_headers(
         at: the due time, rounded up likewise. Give it or ``delay``; a recurring schedule needs
             neither.
         expires_at: after this instant the record is expired instead of delivered.
-        window: delivery may be spread over so much time after it is due.
+        window: time after it is due over which delivery may be spread.
         every: deliver again after each such period, 1 s or more.
         cron: deliver by a cron expression of five fields, or of six with seconds first. Only its
             characters are checked here: the service dead-letters one that means nothing.
@@ -151,11 +151,7 @@ def _cron_headers(cron: str | None, timezone: str | None) -> list[Header]:
 
 
 def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
-    """Return a value as the service's own rule reads it.
-
-    Raises:
-        InvalidRequestError: the service would refuse it.
-    """
+    """Read a value by the service's own rule, or raise ``InvalidRequestError``."""
     try:
         return rule(value)
     except RecordRefusedError as exc:
@@ -163,7 +159,7 @@ def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
 
 
 def target_headers(topic: str, partition: int | None, key: TargetKey) -> list[Header]:
-    """The headers that say where.
+    """Return the headers of the target.
 
     Args:
         topic: the target topic.
@@ -195,7 +191,7 @@ def _target(topic: str) -> str:
 
 
 def plain_headers(headers: OwnHeaders) -> list[Header]:
-    """The caller's own headers as a list.
+    """Return the caller's own headers as a list.
 
     Raises:
         InvalidRequestError: the service would read one of them, or drop it.
@@ -211,7 +207,7 @@ def plain_headers(headers: OwnHeaders) -> list[Header]:
 
 
 def id_bytes(record_id: Text, bytes_max: int) -> bytes:
-    """An id as bytes.
+    """Return an id as bytes.
 
     Raises:
         InvalidRequestError: it is empty, or longer than ``bytes_max``.
@@ -223,7 +219,7 @@ def id_bytes(record_id: Text, bytes_max: int) -> bytes:
 
 
 def delay_ms(argument: str, delay: Delay) -> int:
-    """A delay in milliseconds, rounded up: nothing is early.
+    """Return a delay in milliseconds, rounded up so that nothing is early.
 
     Raises:
         InvalidRequestError: it is negative, or can't be read; ``argument`` is its name.
@@ -236,7 +232,7 @@ def delay_ms(argument: str, delay: Delay) -> int:
 
 
 def instant_ms(argument: str, instant: Instant) -> int:
-    """A point in time as epoch milliseconds, rounded up.
+    """Return a point in time as epoch milliseconds, rounded up.
 
     Raises:
         InvalidRequestError: it has no time zone, is before 1970, or can't be read.

@@ -70,7 +70,7 @@ def write_copy(  # one argument per fact of the copy
     payload: Payload,
     shard: str | None = None,
 ) -> Original:
-    """A copy, as the record to append to ``topic`` and ``partition``.
+    """Return a copy, as the record to append to ``topic`` and ``partition``.
 
     Args:
         topic: the delay topic; the signature is bound to it and to ``partition``.

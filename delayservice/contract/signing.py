@@ -61,9 +61,7 @@ class Signer:
         return found if any(hmac.compare_digest(one, mac) for one in macs) else None
 
     def claimed(self, signed: Original) -> tuple[bytes, Original] | None:
-        """Return what ``verified`` does, its signature not looked at; None: it has not each of the
-        two headers once, at the end.
-        """
+        """Do as ``verified``, but don't check the signature."""
         key, value, headers = signed
         own, last = headers[:-2], headers[-2:]
         if [name for name, _ in last] != [*self._names]:
@@ -84,5 +82,5 @@ def _flat(headers: Headers) -> list[bytes | None]:
 
 
 def _with_length(part: bytes | None) -> bytes:
-    """Each part stands behind its length, -1 for null, so no two records share their bytes."""
+    """Prefix each part with its length, -1 for null, so that no two records have the same bytes."""
     return _NULL_LENGTH if part is None else _LENGTH.pack(len(part)) + part

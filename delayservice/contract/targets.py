@@ -82,7 +82,7 @@ class Targets:
         self._allowlist = Allowlist.of_contract(contract, delay_topic)
 
     def check(self, name: str, value: bytes | None) -> str:
-        """The topic that the header ``name`` means by ``value``.
+        """Return the topic that the header ``name`` means by ``value``.
 
         Raises:
             RecordRefusedError: ``target-invalid`` for what is no topic name, ``target-denied`` for

@@ -92,22 +92,14 @@ def parse_instant_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
-    """Parse as ``parse_instant_ms`` does, but refuse digits that look like seconds.
-
-    Raises:
-        RecordRefusedError: ``time-invalid``.
-    """
+    """Parse as ``parse_instant_ms``, but refuse digits that look like seconds."""
     instant_ms = parse_instant_ms(name, value)
     is_number = value is not None and value.isdigit()
     return check_is_ms(name, instant_ms) if is_number else instant_ms
 
 
 def check_is_ms(name: str, instant_ms: int) -> int:
-    """Return an instant that was given as a number, unless that was meant as seconds.
-
-    Raises:
-        RecordRefusedError: ``time-invalid``.
-    """
+    """Return an instant in ms, or raise ``RecordRefusedError`` if it seems to be in seconds."""
     if instant_ms in _SECONDS_LIKE:
         raise RecordRefusedError(
             TIME_INVALID,
@@ -167,7 +159,7 @@ _Parser: TypeAlias = Callable[[str, bytes | None], int]
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """How the texts of our own time headers are read: header name and value to milliseconds."""
+    """Parsers of our own time headers: header name and value to milliseconds."""
 
     instant_ms: _Parser
     duration_ms: _Parser
@@ -196,7 +188,7 @@ def _bounded(digits: bytes) -> int:
 
 
 def _fraction_ms(digits: bytes | None) -> int:
-    """The digits after a second's decimal point, to milliseconds, rounded up."""
+    """Convert the digits after a second's decimal point to milliseconds, rounded up."""
     if not digits:
         return 0
     return int(digits[:3].ljust(3, b"0")) + (1 if digits[3:].strip(b"0") else 0)

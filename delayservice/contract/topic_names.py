@@ -20,7 +20,5 @@ def is_pattern(name: str) -> bool:
 
 
 def is_reserved(topic: str) -> bool:
-    """Return whether a topic is Kafka's (``__*``) or a delay service's (``delay_*``): never a
-    target.
-    """
+    """Return whether a topic is Kafka's (``__*``) or a delay service's (``delay_*``)."""
     return topic.startswith(("__", "delay_"))

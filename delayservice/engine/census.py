@@ -1,4 +1,4 @@
-"""How many records of a shard wait, by target and by when they are due.
+"""Counts of a shard's waiting records, by target and by due time.
 
 Kept up from what is stored, and made anew by each scan of the disk. Counts are by the minute of the
 key, those of parked records by its second, and a minute is forgotten as a whole when K has passed
@@ -9,7 +9,7 @@ it. Three things can't be told from the key alone:
 - A cancel names the key and the id of its victim, not the target. The victim is taken from the
   target that has the most records with an id in its minute, so the sum is always right, and the
   targets are wrong for as long as that minute at most.
-- Settled records of the minute that K is in are still counted; ``by_target`` is told what is left.
+- Settled records of the minute that K is in are still counted; ``by_target`` takes what is left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Due: TypeAlias = tuple[int, int]
 _Group: TypeAlias = tuple[str, bool]
 """Target, and whether the records bear an id."""
 _FarGroup: TypeAlias = tuple[str, bool, _Due]
-"""The same of records that are due when the key does not say it."""
+"""A group of records whose key does not say when they are due."""
 Name = TypeVar("Name", str, tuple[str, str])
 """A target, or a delay topic and a target."""
 _Counts: TypeAlias = dict[_Group, int]
@@ -152,9 +152,7 @@ class Census:
         return target
 
     def cancel(self, key_ms: int) -> None:
-        """Take out a record that is cancelled, replaced or fired, of which only the key is known.
-        What K has passed was settled before.
-        """
+        """Take out a record that a cancel, schedule or fire hit; only its key is known."""
         if key_ms <= self._k_ms:
             return
         self._cancelled[key_ms // SECOND_MS] += 1
@@ -244,9 +242,7 @@ class Census:
         ]
 
     def is_plain(self, key_ms: int) -> bool:
-        """Return whether what has this key is due at it: nothing was cancelled in its second, and
-        nothing in its minute is due beyond the roll window.
-        """
+        """Return whether records with this key are due at it, and none was cancelled."""
         return not self._far.get(key_ms // MINUTE_MS) and not self._cancelled[key_ms // SECOND_MS]
 
     def in_minute(self, minute_ms: int) -> int:

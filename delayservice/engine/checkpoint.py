@@ -98,7 +98,7 @@ class Checkpoint:
 
 
 def fingerprint(secret: bytes) -> str:
-    """A name for a secret that does not give it away."""
+    """Return a name for a secret that does not give it away."""
     return hashlib.blake2b(secret, digest_size=8, person=b"delay-secret").hexdigest()
 
 

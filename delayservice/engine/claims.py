@@ -66,9 +66,7 @@ def encode_key(slice_no: int, writer: str) -> bytes:
 def encode_word(
     slice_no: int, writer: str, node_id: str, word: str, turn: int | None = None
 ) -> bytes:
-    """Return the value of a claim or a release. ``turn``: higher than in any claim that the writer
-    wrote before.
-    """
+    """Return a claim or release. ``turn``: higher than in any earlier claim of the writer."""
     said = {"v": VERSION, "slice": slice_no, "writer": writer, "node": node_id, "word": word}
     return msgspec.json.encode(said if turn is None else said | {"turn": turn})
 

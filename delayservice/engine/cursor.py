@@ -25,7 +25,5 @@ class Cursor(NamedTuple):
     offset: int = 0
 
     def has_settled(self, key: Key, mark: int) -> bool:
-        """Return whether a record with this key is settled; ``mark`` is its canceller's offset, or
-        -1.
-        """
+        """Return whether a record is settled; ``mark``: its canceller's offset, or -1."""
         return (key[1] < self.offset and key <= self.key) or 0 <= mark < self.offset

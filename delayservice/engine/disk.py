@@ -10,11 +10,11 @@ from enum import IntEnum
 
 
 class DiskLevel(IntEnum):
-    """How full the disk is; each level includes the ones below."""
+    """Fill levels of the disk; each includes the ones below."""
 
     ROOM = 0
     WARN = 1
-    """It says so."""
+    """The node reports it."""
     STOP = 2
     """Nothing more is stored; what is not stored is in Kafka."""
     FULL = 3
@@ -33,7 +33,7 @@ class Watermarks:
     resume_below: float
 
     def level(self, before: DiskLevel, used: float) -> DiskLevel:
-        """The level when ``used`` percent are used, after ``before``."""
+        """Return the level when ``used`` percent are used, after ``before``."""
         begins = {
             DiskLevel.WARN: self.warn,
             DiskLevel.STOP: self.stop,

@@ -1,4 +1,4 @@
-"""Whether a node may own a slice: one verdict, with one reason. Pure; no clock.
+"""Verdict on whether a node may own a slice, with one reason. Pure; no clock.
 
 Election, ``/readyz``, ``status``, metrics, alerts and the page show this verdict, and nothing else
 decides what may own. Facts of a worker hold for all of its slices; facts of a copy for one of them.
@@ -118,11 +118,8 @@ def rest_s(failures: int) -> float:
 
 
 def electability(worker: WorkerFacts, copy: CopyFacts | None = None) -> Verdict:
-    """Return whether a worker may own a slice, with the first reason that speaks against it.
-
-    Args:
-        worker: what is known about the worker.
-        copy: what is known about its copy of the slice; None: of any slice.
+    """Return whether a worker may own a slice, with the first reason against it. ``copy``: its copy
+    of the slice; None: of any slice.
     """
     verdict = _of_worker(worker)
     return verdict if copy is None or not verdict.may_own else _of_copy(copy)

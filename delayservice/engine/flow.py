@@ -18,16 +18,16 @@ from math import ceil
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 SlotPolicy: TypeAlias = Literal["accept", "spread", "dead-letter"]
-"""What happens to records beyond the cap of their second."""
+"""Treatment of records beyond the cap of their second."""
 
 AHEAD_MS: Final = 50
 """A record whose turn is so near goes at once: a copy would take about as long."""
 BURST_MS: Final = 1_000
-"""How much of a rate may be caught up with after a delay; more would be a burst."""
+"""Part of a rate that may be caught up with after a delay; more would be a burst."""
 _KEPT_S: Final = 3_600
-"""How long a second is remembered after it has passed."""
+"""Time for which a second is remembered after it has passed."""
 _BEHIND_S: Final = 60
-"""A second is capped for so long after it has passed."""
+"""Time for which a second is capped after it has passed."""
 _SECOND_MS: Final = 1_000
 _FORGET_EVERY: Final = 1_024
 
@@ -57,7 +57,7 @@ class Staged(Generic[K, V]):
         self._staged: dict[K, V] = {}
 
     def get(self, key: K, default: V) -> V:
-        """The number as the transaction sees it."""
+        """Return the number as the transaction sees it."""
         found = self._staged.get(key)
         return self._committed.get(key, default) if found is None else found
 
@@ -66,7 +66,7 @@ class Staged(Generic[K, V]):
         self._staged[key] = number
 
     def raise_to(self, key: K, number: V) -> None:
-        """Make it so much at least, whatever becomes of the transaction."""
+        """Raise it to at least ``number``, whatever becomes of the transaction."""
         self._committed[key] = max(self._committed.get(key, number), number)
         if key in self._staged:
             self._staged[key] = max(self._staged[key], number)
@@ -168,9 +168,7 @@ class Flow:
         return turn_ms
 
     def may_go(self, target: str, now_ms: int) -> bool:
-        """Return whether a record whose turn has come goes. While no node served the slice many a
-        turn may have passed: all of them at once would be a burst, so most ask for another.
-        """
+        """Return whether a record whose turn has come may go now: an outage leaves no burst."""
         earliest_ms = self._earliest_ms(target, now_ms)
         if earliest_ms > now_ms:
             return False
@@ -181,7 +179,7 @@ class Flow:
         return max(self._went_ms.get(target, 0.0), float(now_ms - BURST_MS))
 
     def observe(self, target: str, turn_ms: int) -> None:
-        """A copy in the log says that a turn was given: by this node or by an owner before it."""
+        """Take a turn that a copy in the log was given, by this node or by an owner before it."""
         interval_ms = self._interval_ms(target)
         if interval_ms:
             self._next_ms.raise_to(target, turn_ms + interval_ms)
@@ -221,7 +219,7 @@ class Flow:
     # --- commit --------------------------------------------------------------------------------
 
     def commit(self, now_ms: int) -> None:
-        """The transaction that carried the decisions is committed."""
+        """Keep what was decided: the transaction is committed."""
         for numbers in self._all:
             numbers.commit()
         self.over_cap += self._over_cap
@@ -231,7 +229,7 @@ class Flow:
             self._forget(now_ms)
 
     def abort(self) -> None:
-        """Nothing of the transaction became visible: the same is decided again."""
+        """Forget what was decided: the transaction was aborted."""
         for numbers in self._all:
             numbers.abort()
         self._over_cap = 0

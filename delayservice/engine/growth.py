@@ -1,4 +1,4 @@
-"""How fast a log grows, by the append times of the records that were read of it. Pure."""
+"""Growth rate of a log, by the append times of records that were read. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a record with an id is sent to the partition where that id is at home: see ``home``."""
+"""Sends records with ids to the partition where the id is at home: see ``home``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from delayservice.engine.outcome import Output, Target
 from delayservice.engine.settle import Settler
 
 _AGAIN_MS: Final = 1_000
-"""How long a record waits at first for a home that can't be written to."""
+"""First wait of a record whose home can't be written to."""
 
 
 class Waiting(NamedTuple):
@@ -43,22 +43,14 @@ class Homeward:
         self._shard_name = f"{settler.topic}:{settler.partition}"
 
     def is_waiting(self, payload: Payload) -> bool:
-        """Return whether a pending record waits for its home: its target is its own delay topic,
-        which is none of any user's record.
-        """
+        """Return whether a record waits for its home: its target is its own delay topic."""
         return payload[0] == self._topic
 
     def leave(
         self, entry: Entry, record_id: bytes, carried: Group, took: int, now_ms: int
     ) -> list[Output] | None:
-        """The outputs that settle a ``HOMEBOUND`` record where it lies; None: it has to wait.
-
-        Args:
-            entry: the record.
-            record_id: its id.
-            carried: what waited before it, and goes with it.
-            took: where that waited, or ``SETTLES_NOTHING``.
-            now_ms: now.
+        """Return the outputs that settle a ``HOMEBOUND`` record where it lies; None: it has to
+        wait. ``carried`` waited before it at ``took``, or ``SETTLES_NOTHING``, and goes with it.
         """
         offset, _, _, _, original, (kind, written_ms, home) = entry
         source = self._settler.source(offset)
@@ -71,7 +63,7 @@ class Homeward:
         return self._send(target, group, settles, waiting, offset, now_ms, offset + 1)
 
     def go_on(self, one: Waiting, now_ms: int, base: int) -> list[Output] | None:
-        """The outputs that settle what waits and may go now, or waits on; None: it has to wait."""
+        """Return the outputs of a waiting record; None: it has to wait."""
         group = waiting_group(one.payload)
         refusal = self._settler.verdicts.refusal(one.offset)
         if refusal is not None:
@@ -98,11 +90,11 @@ class Homeward:
         if obstacle is not None and obstacle[0] == TARGET_ASKED:
             return None
         if obstacle is not None and obstacle[0] != TARGET_PAUSED:  # that is for deliveries
-            if not self._settler.takes_copies():
+            if not self._settler.requeuer.takes():
                 return None
             again = waiting()
-            at_ms = self._settler.later_ms(offset, again, now_ms, _AGAIN_MS)
-            return [self._settler.copy(outcome.PARKED, offset, again, at_ms, base)]
+            at_ms = self._settler.requeuer.later_ms(offset, again, now_ms, _AGAIN_MS)
+            return [self._settler.requeuer.requeue(outcome.PARKED, offset, again, at_ms, base)]
         return [
             self._envelope(sent, settled, target[1], offset)
             for sent, settled in zip(group, settles, strict=True)
@@ -116,9 +108,7 @@ class Homeward:
         return (outcome.FORWARDED, self._topic, home, *row)
 
     def refusal(self, entry: Entry, record_id: bytes, carried: Group) -> tuple[str, str] | None:
-        """Return why a ``HOMEBOUND`` record can't go home with what it carries, as code and detail:
-        it would be too large. None: it can.
-        """
+        """Return why a record is too large to go home with what it carries; None: it fits."""
         offset, _, _, _, original, (kind, written_ms, home) = entry
         found = self._settler.verdicts.refusal(offset)
         if found is not None:
@@ -136,12 +126,12 @@ class Homeward:
         return None if found is None or found[0] == TARGET_LATER else found  # its size is right
 
     def refused(self, one: Waiting, code: str, detail: str) -> list[Output] | None:
-        """The dead letters of what waits and never gets home; None: they can't be written now."""
-        settler = self._settler
+        """Return the dead letters of a waiting record; None: they can't be written now."""
+        endings = self._settler.endings
         *before, last = waiting_group(one.payload)
-        letter = settler.dead_letter(one.offset, last.original, code, detail, 0, last.source)
+        letter = endings.dead_letter(one.offset, last.original, code, detail, 0, last.source)
         if letter is None:
             return None
         reason = (code, detail)
-        beside = [settler.letter_beside(one.offset, o.original, reason, o.source) for o in before]
+        beside = [endings.letter_beside(one.offset, o.original, reason, o.source) for o in before]
         return [*beside, letter]

@@ -44,9 +44,7 @@ class Label:
     read_to: int = 0
 
     def doubt(self, stop: int, contracts: Contracts, secrets: AbstractSet[str]) -> str:
-        """Return why records below ``stop`` may be read otherwise by these contracts and secrets;
-        empty: all are read as they were.
-        """
+        """Return why records below ``stop`` may be read otherwise now; empty: they are not."""
         if not self.contracts.agree_below(stop, contracts):
             return "stored by other parameters"
         if self.has_refused and not secrets <= self.secrets:

@@ -1,4 +1,4 @@
-"""How far a copy is behind its owner, in time: what decides whether it may become the owner."""
+"""Lag of a copy behind its owner, in time: it decides whether it may become the owner."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Lag:
         self._reached_s = -math.inf
 
     def never_served(self, now_s: float) -> None:
-        """There is no checkpoint at all, so there is nothing to be behind of."""
+        """Note that there is no checkpoint at all, so there is no lag."""
         self.heard({}, now_s)
 
     def heard(self, offsets: Mapping[str, int], now_s: float) -> None:
-        """The newest checkpoint: H of each shard, by delay topic."""
+        """Take the newest checkpoint: H of each shard, by delay topic."""
         self._newest, self._newest_s = offsets, now_s
         if self._goal is None:
             self._goal, self._goal_s = offsets, now_s

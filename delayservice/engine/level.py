@@ -24,10 +24,12 @@ from delayservice.contract.draft import RULES
 from delayservice.contract.entry import INVALID, OFFSET_MAX, SCHEDULE, UNREADABLE, Headers, Row
 from delayservice.contract.names import COPY_NAMES, DELAY_TARGET_TOPIC
 from delayservice.contract.provenance import Provenance, due_header
-from delayservice.contract.record import PARTITION_BY_KEY, RecordReader
+from delayservice.contract.record import RecordReader
+from delayservice.contract.user_record import PARTITION_BY_KEY
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED, Output
-from delayservice.engine.settle import Settler, Verdicts
+from delayservice.engine.settle import Settler
+from delayservice.engine.verdicts import Verdicts
 
 _INPUT = frozenset((*RULES, *(alias.header for alias in ALIASES), *COPY_NAMES))
 """Every header that may mean something here; all others are the record's own."""
@@ -63,18 +65,14 @@ class LevelRecords:
         self._targets: dict[bytes | None, str] = {}
 
     def due_ms(self, row: Row) -> int:
-        """Return when a row is due, epoch milliseconds; 0 for one without a time that can be
-        believed.
-        """
+        """Return when a row is due, epoch milliseconds; 0: its timestamp is invalid."""
         if not 0 <= row[1] < MAX_DELAY_MS_MAX:
             return 0
         return row[1] + self._contracts.at(row[0]).level_ms
 
     def settle(self, rows: Iterable[Row], now_ms: int) -> list[Output]:
-        """One output for each of the first rows, up to the first that is not due.
-
-        The loop is the short way: a target seen before, or the default one, and own headers. It
-        stands in one piece because every record goes through it (``bench level``).
+        """Return one output for each of the first rows, up to the first that is not due. It is one
+        piece because every record goes through it (``bench level``).
         """
         outputs: list[Output] = []
         add = outputs.append
@@ -121,15 +119,15 @@ class LevelRecords:
         return outputs
 
     def _settle_any(self, row: Row, now_ms: int, plain_text: bytes | None) -> Output | None:
-        """The long way. What the target header of a plain record says is remembered with the topic
-        that it means; ``b""`` stands for a record that is not plain, for no topic has that name.
+        """Settle a record that is not plain, and remember the topic of a plain target header;
+        ``b""`` stands for a header that is not plain.
         """
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:
-            return self._settler.dead_letter(offset, payload, *extra)
+            return self._settler.endings.dead_letter(offset, payload, *extra)
         if kind != SCHEDULE:
             original = (row[2], row[3], row[4] or [])
-            return self._settler.dead_letter(offset, original, COPY_FORGED, _NO_COPIES)
+            return self._settler.endings.dead_letter(offset, original, COPY_FORGED, _NO_COPIES)
         if plain_text != b"" and self._settler.denial(offset, payload[0]) is None:
             if len(self._targets) >= _TARGETS_MAX:
                 self._targets.clear()
@@ -140,7 +138,7 @@ class LevelRecords:
 class LevelShard:
     """The state of one level topic's partition on one node. Single-threaded.
 
-    Like ``core.shard.Shard`` it only *stages*: nothing is settled until ``commit`` says that the
+    Like ``engine.shard.Shard`` it only *stages*: nothing is settled until ``commit`` says that the
     transaction which carried the outputs and the staged cursor is committed; ``abort`` puts
     everything back.
 
@@ -156,7 +154,7 @@ class LevelShard:
     """
 
     is_walked = True
-    """There is no walk of H apart from K's."""
+    """H does not walk apart from K."""
     is_filling = False
     """A commit is never wanted for the cursor's sake: what waits here waits for its time."""
 
@@ -181,16 +179,14 @@ class LevelShard:
         self.owned = False
 
     def take_over(self, cursor: Cursor, end: int, records: LevelRecords) -> None:
-        """Own the shard from ``cursor`` on; its log reaches to ``end`` now."""
+        """Own the shard from ``cursor`` on; ``end``: of its log now."""
         self._begin(cursor)
         self.owned = True
         self._end = end
         self._records = records
 
     def go_back(self, offset: int) -> None:
-        """H has not passed what lies from ``offset`` on: the log has lost what it had passed there.
-        Nothing is staged, and nothing above is fetched.
-        """
+        """Go back to ``offset``: the log has lost what H had passed there."""
         self._begin(Cursor(self.committed.key, offset))
 
     def _begin(self, cursor: Cursor) -> None:
@@ -202,7 +198,7 @@ class LevelShard:
     # --- fetch ahead ---------------------------------------------------------------------------
 
     def reaches(self, end: int) -> None:
-        """The log is known to go on up to ``end``."""
+        """Note that the log goes on up to ``end``."""
         self._end = max(self._end, end)
 
     @property
@@ -233,9 +229,7 @@ class LevelShard:
 
     @property
     def has_room(self) -> bool:
-        """Return whether so much was settled that it is worth fetching again: half of what may
-        wait.
-        """
+        """Return whether at least half of what may wait was settled: fetch again."""
         return 2 * self.waiting <= self._records_max and 2 * self._bytes <= self._bytes_max
 
     # --- settle --------------------------------------------------------------------------------
@@ -277,7 +271,7 @@ class LevelShard:
         return self.staged != self.committed
 
     def commit(self) -> None:
-        """The transaction that carried the staged cursor is committed."""
+        """Note that the transaction with the staged cursor is committed."""
         gone = self._rows[: self._staged_rows]
         del self._rows[: self._staged_rows]
         self._bytes = self._bytes - _content_bytes(gone) if self._rows else 0
@@ -285,7 +279,7 @@ class LevelShard:
         self.committed = self.staged
 
     def abort(self) -> None:
-        """The transaction was aborted for certain: settle the same again."""
+        """Settle the same again: the transaction was aborted for certain."""
         self._staged_rows = 0
         self.staged = self.committed
 

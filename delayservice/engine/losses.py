@@ -47,9 +47,7 @@ class Lost(NamedTuple):
 
 
 def with_gap(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
-    """Return the gaps and another one. The oldest two become one when there are too many: more
-    records depend on it than on each.
-    """
+    """Return the gaps and another one. The oldest two become one when there are too many."""
     all_gaps = sorted({*gaps, gap})
     while len(all_gaps) > RANGES_MAX:
         one, two = all_gaps[:2]

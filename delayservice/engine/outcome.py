@@ -76,7 +76,7 @@ class Tally:
     __slots__ = ("apart", "codes", "counts", "delivered", "records")
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Begin with nothing."""
         self.clear()
 
     def clear(self) -> None:
@@ -93,9 +93,7 @@ class Tally:
         topic: str,
         written_ms: Mapping[int, int] = _NOTHING_PAST,
     ) -> None:
-        """Count outputs of a delay topic; ``written_ms``: by offset, when those records were
-        written that were due before.
-        """
+        """Count outputs of a delay topic. ``written_ms``: of those that were due, by offset."""
         due_ms = [output[6] for output in outputs if output[0] == DELIVERED]
         self.records += len(outputs)
         self.counts[DELIVERED] += len(due_ms)

@@ -1,4 +1,4 @@
-"""How often a worker commits: short when idle, long under load. Pure; time is an input."""
+"""Interval between commits: short when idle, long under load. Pure; time is an input."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 def encode_key(paused: Paused) -> bytes:
-    """The key of a row."""
+    """Return the key of a row."""
     return f"{paused.kind}:{paused.name}".encode()
 
 
@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder(Pause).decode
 
 
 def decode_pause(value: bytes) -> Pause:
-    """A row's value. What can't be read pauses all the same: a person meant something by it."""
+    """Decode a row's value. An unreadable one pauses as well, for a person wrote it."""
     try:
         return _decode(value)
     except (msgspec.DecodeError, ValueError):

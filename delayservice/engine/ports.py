@@ -95,14 +95,10 @@ class Source(Protocol):
         """
 
     def wake(self) -> None:
-        """End the wait of ``poll`` for the first record; if there is none now, then the next one.
-        Any thread may call this.
-        """
+        """End the present or next wait of ``poll``. Any thread may call this."""
 
     def take_troubles(self) -> Sequence[Trouble]:
-        """Return the partitions that ``poll`` could not read since the last call. One that has
-        moved is read no further before ``seek``.
-        """
+        """Return the partitions that could not be read since the last call."""
 
     def pause(self, place: Place) -> None:
         """Fetch no more of this partition until ``resume``; what is fetched already is kept."""
@@ -192,9 +188,7 @@ class Targets(Protocol):
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
-        """Return why a topic that can be written to does not take this record; see
-        ``core.writable.Targets``.
-        """
+        """Return why a topic does not take this record; see ``engine.writable.Targets``."""
 
     def expect(self, targets: Collection[Target]) -> None:
         """Look up in the background what is not known of these targets."""
@@ -207,9 +201,7 @@ class Checkpoints(Protocol):
         """Return the slices of which newer checkpoints were read back since the last call."""
 
     def read_back(self, slice_no: int) -> ReadBack | None:
-        """Return the newest checkpoint that was read back in passing, for pruning; may lag. The
-        same object until a newer one comes.
-        """
+        """Return the newest checkpoint that was read back: one object until the next."""
 
     def is_unserved(self, slice_no: int) -> bool:
         """Return whether the whole topic was read and holds no checkpoint of the slice."""
@@ -239,24 +231,16 @@ class Succession(Protocol):
         """
 
     def newest(self, slice_no: int) -> bytes | None:
-        """Return the newest committed checkpoint that is known, searched for in the whole topic if
-        need be; None when there is none.
-        """
+        """Return the newest committed checkpoint in the topic; None: there is none."""
 
     def legacy_writer(self, slice_no: int) -> str | None:
-        """Return the transactional id by which nodes of version 1 serve a slice; None where no
-        such node has ever been. Unlike a writer's name it is used again and again.
-        """
+        """Return the transactional id of nodes of version 1; None: there was none."""
 
     def fence(self, writers: Collection[str]) -> None:
-        """Fence these writers; returns at once for those that this process has fenced before,
-        unless they are of version 1.
-        """
+        """Fence these writers, unless this process has fenced them before."""
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
-        """Return the newest committed checkpoint of each slice, read to the end of the log as of
-        now. Waits for open transactions, and fences whose last too long.
-        """
+        """Return the newest committed checkpoint of each slice, up to the end as of now."""
 
     def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
         """Return where these logs start and end; a partition that gives no answer is left out."""
@@ -294,12 +278,10 @@ class Clock(Protocol):
 
 
 class Gate(Protocol):
-    """Whether this node may settle. Asked before every transaction; hears what came of it."""
+    """The ensemble: says whether this node may settle, and takes what came of it."""
 
     def roles(self) -> Mapping[int, Role]:
-        """Return what this node may do with each slice now: the same object as long as nothing has
-        changed. A slice that is not there is a replica's.
-        """
+        """Return what this node may do with each slice: one object until something changes."""
 
     def epoch(self, slice_no: int) -> int:
         """Return the least number of this ownership."""
@@ -326,13 +308,13 @@ class Observer(Protocol):
     """Hears what happened to a slice, once per batch: metrics."""
 
     def ingested(self, slice_no: int, records: int) -> None:
-        """Source records were stored."""
+        """Note that source records were stored."""
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
-        """Outputs were committed; ``now_ms`` is when that was known."""
+        """Note that outputs were committed; ``now_ms``: when that was known."""
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """A transaction that carried checkpoints of these slices ended."""
+        """Note the end of a transaction that carried checkpoints of these slices."""
 
     def turned(self, seconds: float) -> None:
-        """The loop has made a turn, which took so long without the wait for records."""
+        """Note how long a turn of the loop took, without the wait for records."""

@@ -72,7 +72,7 @@ class _Names:
         self._overlay: dict[bytes, Key | None] = {}
 
     def user(self, record_id: bytes, key_ms: int, offset: int, *, pending: bool) -> None:
-        """A user record marks the latest unmarked one of its id and takes its place."""
+        """Mark the latest unmarked record of the id, and take its place."""
         victim = (
             self._overlay[record_id]
             if record_id in self._overlay
@@ -85,7 +85,7 @@ class _Names:
         self._overlay[record_id] = (key_ms, offset) if pending else None
 
     def copy(self, record_id: bytes, key_ms: int, offset: int, x: int, *, pending: bool) -> None:
-        """A copy marks nothing: it is either marked from birth or what its id now stands for."""
+        """Note a copy. It marks nothing: it is marked from birth, or takes its id's place."""
         if not pending:
             return
         self._added.named.append((record_id, key_ms, offset))

@@ -73,10 +73,8 @@ class Asker:
         threading.Thread(target=self._hear, name=f"answers-{name}", daemon=True).start()
 
     def ask(self, question: Question, timeout_s: float) -> Asked:
-        """Send a question.
-
-        Raises:
-            NotAnsweredError: the worker has ended, or has enough to answer.
+        """Send a question; raises ``NotAnsweredError`` if the worker has ended, or has enough to
+        answer.
         """
         future: Future[_Reply] = Future()
         with self._lock:
@@ -95,7 +93,7 @@ class Asker:
         return Asked(self, number, future, deadline_s)
 
     def _send(self, data: bytes, timeout_s: float) -> None:
-        """The lock of answers is not held: a worker that reads nothing must not hold up others."""
+        """Send without the lock of answers: a worker that reads nothing must not hold up others."""
         if not self._sending.acquire(timeout=timeout_s):
             raise NotAnsweredError(f"{self._name} takes no questions; try again")
         try:
@@ -140,10 +138,8 @@ class Asked(NamedTuple):
     deadline_s: float
 
     def answer(self, kind: type[T]) -> T:
-        """Return the worker's answer.
-
-        Raises:
-            NotAnsweredError: nothing, in time; or why it can't.
+        """Return the worker's answer; raises ``NotAnsweredError``, with the reason, if there is
+        none.
         """
         try:
             reply = self.future.result(max(self.deadline_s - time.monotonic(), 0.0))

@@ -13,8 +13,7 @@ from delayservice.engine.census import MINUTE_MS, TopicCounts, Waiting, largest,
 from delayservice.engine.pending import Lump
 from delayservice.inspection.looking import lumps_of, next_due_ms
 from delayservice.inspection.query import HORIZONS_MS, count_within, together
-from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.lane import Lane
+from delayservice.slices.any_lane import AnyLane, PreciseLane
 
 TARGETS_MAX = 20
 """Targets of a delay topic in a slice that are counted by themselves."""
@@ -45,11 +44,12 @@ def count_lane(
     """Return the counts of a lane; ``before``: those that were returned the last time. Unless
     ``is_time``, they stand for a little longer, but for the first due time.
     """
-    if not isinstance(lane, Lane):
+    precise = lane.precise
+    if precise is None:
         due_ms = lane.next_due_ms()
         pending = 0 if due_ms is None else lane.store.stats().pending
         return LaneCounts(pending=pending, next_due_ms=due_ms)
-    seen = lane.shard.committed, lane.shard.stored, lane.store.census
+    seen = lane.shard.committed, lane.shard.stored, precise.store.census
     if seen == before.seen:
         return before
     if not is_time and before.seen is not None:
@@ -57,10 +57,10 @@ def count_lane(
         if first_ms is None:
             return LaneCounts(seen)
         return replace(before, next_due_ms=first_ms if was_ms is None else max(first_ms, was_ms))
-    return _count(lane, now_ms, seen)
+    return _count(precise, now_ms, seen)
 
 
-def _count(lane: Lane, now_ms: int, seen: object) -> LaneCounts:
+def _count(lane: PreciseLane, now_ms: int, seen: object) -> LaneCounts:
     census = lane.store.census
     lumps = [lump for lump in together(lumps_of(lane, now_ms), now_ms) if lump[2]]
     due_ms = next_due_ms(lane, lumps)
@@ -85,9 +85,7 @@ def topic_counts(counts: LaneCounts, now_ms: int) -> TopicCounts:
 
 
 def counts_within(lumps: Iterable[Lump], stops_ms: Sequence[int]) -> list[int]:
-    """Return how many records are due before each of ``stops_ms``, which ascend; those of a lump
-    lie evenly in it.
-    """
+    """Return the number of records due before each of ``stops_ms``, which ascend."""
     counts = [0] * (len(stops_ms) + 1)  # each adds to all that follow
     parts: list[list[float]] = [[] for _ in stops_ms]
     for start_ms, stop_ms, count in lumps:
@@ -105,9 +103,7 @@ def counts_within(lumps: Iterable[Lump], stops_ms: Sequence[int]) -> list[int]:
 def count_slice(
     lanes: Mapping[str, AnyLane], now_ms: int, before: dict[str, LaneCounts], *, is_time: bool
 ) -> dict[str, LaneCounts]:
-    """Return the counts of each lane by delay topic; ``before``: of the last time; ``is_time``:
-    whether to count anew what has changed.
-    """
+    """Return the counts of each lane by delay topic; see ``count_lane``."""
     return {
         topic: count_lane(lane, now_ms, before.get(topic, LaneCounts()), is_time=is_time)
         for topic, lane in lanes.items()

@@ -30,8 +30,7 @@ from delayservice.inspection.query import (
     key_after,
     together,
 )
-from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.lane import Lane
+from delayservice.slices.any_lane import AnyLane, PreciseLane
 
 _CHUNK_ROWS: Final = 500
 _NEAR_MS: Final = 10_000
@@ -55,7 +54,7 @@ class LaneSearch:
         asked: what is looked for.
     """
 
-    def __init__(self, lane: Lane, asked: Search) -> None:
+    def __init__(self, lane: PreciseLane, asked: Search) -> None:
         self.lane = lane
         self._asked = asked
         start_ms = 0 if asked.beyond_window else asked.from_ms
@@ -102,10 +101,8 @@ class LaneSearch:
         return Page(rows=self._rows, upto=upto, scanned=self._scanned, damaged=self._damaged)
 
 
-def _wanted(lane: Lane, frame: Frame, asked: Search) -> Pending | None:
-    """The record of a frame, if it is asked for. Most that are looked at are not: to make rows of
-    them would take longer than to read them.
-    """
+def _wanted(lane: PreciseLane, frame: Frame, asked: Search) -> Pending | None:
+    """Return the record of a frame if the search asks for it; most are not."""
     key_ms, offset, mark, packed = frame
     if lane.shard.committed.has_settled((key_ms, offset), mark):
         return None
@@ -118,19 +115,21 @@ def _wanted(lane: Lane, frame: Frame, asked: Search) -> Pending | None:
     return _pending(lane, (key_ms, offset), mark, payload, whole=False)
 
 
-def find(lane: Lane, asked: Find) -> Pending | None:
-    """The pending record of an id."""
+def find(lane: PreciseLane, asked: Find) -> Pending | None:
+    """Return the pending record of an id."""
     key = lane.store.latest_unmarked(asked.record_id, lane.shard.stored)
     return None if key is None else _at(lane, key)
 
 
-def _at(lane: Lane, key: Key) -> Pending | None:
+def _at(lane: PreciseLane, key: Key) -> Pending | None:
     at = (frame for frame in _frames(lane, (key[0], key[1] - 1), key) if frame[:2] == key)
     frame = next(at, None)
     return None if frame is None else pending(lane, frame, whole=True)
 
 
-def _frames(lane: Lane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS) -> Iterator[Frame]:
+def _frames(
+    lane: PreciseLane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS
+) -> Iterator[Frame]:
     """Frames with ``after < key <= upto``, so many read at once; what is damaged is left out."""
     scanner = lane.store.scanner()
     while after < upto:
@@ -138,15 +137,15 @@ def _frames(lane: Lane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS) -> It
         yield from frames
 
 
-def pending(lane: Lane, frame: Frame, *, whole: bool = False) -> Pending | None:
-    """A frame as people read it; None when it is settled. ``whole``: with value and headers."""
+def pending(lane: PreciseLane, frame: Frame, *, whole: bool = False) -> Pending | None:
+    """Return a frame as people read it; None: it is settled. ``whole``: with its content."""
     key_ms, offset, mark, packed = frame
     if lane.shard.committed.has_settled((key_ms, offset), mark):
         return None
     return _pending(lane, (key_ms, offset), mark, decode_payload(packed), whole=whole)
 
 
-def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) -> Pending:
+def _pending(lane: PreciseLane, key: Key, mark: int, payload: Payload, *, whole: bool) -> Pending:
     target, target_partition, record_key, value, headers, due_ms, meta = payload
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else (None, None, 1, None)
     return Pending(
@@ -172,14 +171,14 @@ def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) 
 
 def locate(lane: AnyLane, asked: Locate) -> Fate:
     """Return the fate of a source record, also of a level topic's."""
-    if isinstance(lane, Lane):
-        return _locate(lane, asked)
+    if lane.precise is not None:
+        return _locate(lane.precise, asked)
     if asked.row[0] < lane.shard.committed.offset:
         return Fate(state="settled", detail="it was settled in the order of its level topic")
     return Fate(state="pending", detail="it waits in its level topic")
 
 
-def _locate(lane: Lane, asked: Locate) -> Fate:
+def _locate(lane: PreciseLane, asked: Locate) -> Fate:
     entry = lane.reader.read(*asked.row)
     if entry[1] not in (SCHEDULE, COPY):
         return _locate_other(lane, entry)
@@ -196,8 +195,8 @@ def _locate(lane: Lane, asked: Locate) -> Fate:
     return Fate(state="late", detail="it is due, and about to be settled", pending=row)
 
 
-def _locate_other(lane: Lane, entry: Entry) -> Fate:
-    """A control, or what breaks the contract."""
+def _locate_other(lane: PreciseLane, entry: Entry) -> Fate:
+    """Return the fate of a cancel or fire, or of a record that breaks the contract."""
     is_passed = entry[0] < lane.shard.committed.offset
     if entry[1] == INVALID:
         code, detail = entry[5][:2]
@@ -227,8 +226,8 @@ def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> Horizon:
     horizon = Horizon()
     lumps: list[Lump] = []
     for lane in lanes.values():
-        if isinstance(lane, Lane):
-            lumps += lumps_of(lane, now_ms)
+        if lane.precise is not None:
+            lumps += lumps_of(lane.precise, now_ms)
         elif lane.next_due_ms() is not None:
             horizon.levels += lane.store.stats().pending
     horizon.lumps = together(lumps, now_ms)
@@ -236,7 +235,7 @@ def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> Horizon:
     return horizon
 
 
-def lumps_of(lane: Lane, now_ms: int) -> list[Lump]:
+def lumps_of(lane: PreciseLane, now_ms: int) -> list[Lump]:
     """Return the number of records of a lane by due time. Those of the next seconds are read, as
     far as they are few, for of the second that K is in the store counts also what is settled.
     """
@@ -251,15 +250,15 @@ def lumps_of(lane: Lane, now_ms: int) -> list[Lump]:
     return [*_dues(lane, (frame for frame in near if frame[0] < stop_ms)), *rest]
 
 
-def _dues(lane: Lane, frames: Iterable[Frame]) -> Iterator[Lump]:
-    """Each record that waits among the frames, where it is due."""
+def _dues(lane: PreciseLane, frames: Iterable[Frame]) -> Iterator[Lump]:
+    """Yield the due time of each record that waits among the frames."""
     for key_ms, offset, mark, packed in frames:
         if mark == NO_MARK and not lane.shard.committed.has_settled((key_ms, offset), mark):
             due_ms = max(key_ms, decode_payload(packed)[5])
             yield due_ms, due_ms + 1, 1
 
 
-def next_due_ms(lane: Lane, lumps: Iterable[Lump]) -> int | None:
+def next_due_ms(lane: PreciseLane, lumps: Iterable[Lump]) -> int | None:
     """Return when the first record that waits is due; ``lumps``: of the lane. To the millisecond if
     it is among the first few that are stored, else no later than the truth.
     """

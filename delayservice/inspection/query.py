@@ -27,7 +27,7 @@ HORIZONS_MS: Final = (
     *(5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000),
     *(HOUR_MS, 2 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS),
 )
-"""How far ahead what waits is counted."""
+"""Times ahead up to which waiting records are counted."""
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -172,7 +172,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Horizon(msgspec.Struct, kw_only=True):
-    """How many records are due when.
+    """Counts of records by due time.
 
     Attributes:
         total: pending records, those of level topics included.
@@ -192,7 +192,7 @@ class Horizon(msgspec.Struct, kw_only=True):
 
 
 def merged(pages: Sequence[Page], limit: int) -> Page:
-    """The pages of several shards, or workers, as one.
+    """Merge the pages of several shards, or workers, into one.
 
     Only what lies up to where every one of them has looked may be shown: another shard may have
     something in between.
@@ -214,7 +214,7 @@ def merged(pages: Sequence[Page], limit: int) -> Page:
 
 
 def key_after(after: Position | None, topic: str, partition: int, start_ms: int) -> Key:
-    """The key behind which a shard has to begin, so that the page begins behind ``after``."""
+    """Return the key behind which a shard begins, so that its page begins behind ``after``."""
     first: Key = (start_ms, -1)
     if after is None:
         return first
@@ -226,9 +226,7 @@ def key_after(after: Position | None, topic: str, partition: int, start_ms: int)
 
 
 def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
-    """The same records in fewer lumps: by the second for what is near, then by the minute for two
-    days, then by the hour.
-    """
+    """Put records into fewer lumps: of seconds, then minutes, then hours."""
     counts: dict[tuple[int, int], int] = {}
     for start_ms, stop_ms, count in lumps:
         ahead_ms = start_ms - now_ms

@@ -13,8 +13,7 @@ from delayservice.inspection import looking
 from delayservice.inspection.query import Ahead, Fate, Find, Horizon, Locate, Page, Pending, Search
 from delayservice.inspection.query import merged as merged_pages
 from delayservice.process.worker_thread import WorkerThread
-from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.lane import Lane
+from delayservice.slices.any_lane import AnyLane, PreciseLane
 
 LOOK_TIMEOUT_S: Final = 1.0
 """How long to wait for a slice that is busy."""
@@ -89,8 +88,8 @@ def _locate(question: Locate, thread: WorkerThread) -> Fate | None:
         return None if lane is None else looking.locate(lane, question)
 
 
-def _precise(lanes: Mapping[str, AnyLane]) -> list[Lane]:
-    return [lane for lane in lanes.values() if isinstance(lane, Lane)]
+def _precise(lanes: Mapping[str, AnyLane]) -> list[PreciseLane]:
+    return [lane.precise for lane in lanes.values() if lane.precise is not None]
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from delayservice.config.settings import Settings
 from delayservice.contract.contracts import CONTRACT_VERSION
 from delayservice.engine.checkpoint import decode_checkpoint, longest_waits_ms
 from delayservice.engine.flow import FlowRules
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.inspection.asking import Answer, answer_questions
 from delayservice.inspection.query import HeldTopics, Question, Standings
 from delayservice.metrics.counts import AuditFacts, ReconcileFacts, encode_snapshot
@@ -62,6 +62,7 @@ from delayservice.replicas.digest_rows import Place, retired_row
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.digests import ScanTurns, SliceDigests
+from delayservice.slices.edges import Edges
 from delayservice.slices.lane import Lane
 from delayservice.slices.level import FetchAhead, LevelLane
 from delayservice.slices.limits import limits_of
@@ -511,7 +512,7 @@ class Worker:
         turns = Turns()
 
         def make_loop(tended: Callable[[Slice], bool]) -> WorkerLoop:
-            return WorkerLoop(
+            edges = Edges(
                 node_id=settings.node.node_id,
                 source=source,
                 sink=KafkaSink(options, self._targets),
@@ -532,6 +533,7 @@ class Worker:
                 is_held=self._pauses.holds,
                 tended=tended,
             )
+            return WorkerLoop(edges)
 
         def make_lane(topic: DelayTopic, partition: int, loop: WorkerLoop) -> AnyLane:
             slice_ = loop.slices.get(partition) or loop.add_slice(partition)

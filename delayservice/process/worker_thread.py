@@ -29,7 +29,6 @@ from delayservice.metrics.counts import (
 from delayservice.process.process_memory import memory_bytes
 from delayservice.process.turns import BusyError, Turns
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.level import LevelLane
 from delayservice.slices.slice import Slice
 from delayservice.slices.worker_loop import WorkerLoop
 from ha.ownership import Ownership, Standing
@@ -407,8 +406,7 @@ class WorkerThread:
         ends = self._log_ends.get(slice_.number, _NOT_ASKED).ends
         lanes = list(slice_.lanes.values())
         for lane in lanes:
-            if isinstance(lane, LevelLane):  # it fetches no more than it needs
-                lane.shard.reaches(ends.get(lane.topic, 0))
+            lane.log_reaches(ends.get(lane.topic, 0))
         now_ms, now_s = self._clock.wall_ms(), self._clock.monotonic_s()
         is_time = now_s >= sampled.count_again_s
         sampled.counts = count_slice(slice_.lanes, now_ms, sampled.counts, is_time=is_time)

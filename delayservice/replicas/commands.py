@@ -62,7 +62,7 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
 
 
 class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="report", kw_only=True):
-    """How a step ended; the last answer to it.
+    """Result of a step; the last answer to it.
 
     Attributes:
         plan: as in the command.

@@ -42,7 +42,7 @@ takes half the time of two, and there is one for every record (``bench whole``).
 
 
 def frame_hash(key_ms: int, offset: int, record_id: bytes | None, payload: bytes) -> int:
-    """A pending record as a number of 64 bits.
+    """Return a pending record as a number of 64 bits.
 
     Args:
         key_ms: its key, epoch milliseconds.
@@ -104,7 +104,7 @@ class SlotSums:
         self.changed.update(self._hours)
 
     def take_changed(self) -> list[HourRow]:
-        """The rows to publish now; one without slots says that nothing is left in the hour."""
+        """Return the rows to publish now; a row without slots stands for an empty hour."""
         rows = [self._row(hour) for hour in sorted(self.changed)]
         self.changed.clear()
         return rows
@@ -184,7 +184,7 @@ class ShardDigest:
             self._count(self._later[-1][0] + 1)
 
     def reset(self) -> None:
-        """The store has forgotten everything, and starts over."""
+        """Start over with an empty store."""
         self._later.clear()
         before, self.sums, self._making = self.sums, SlotSums(), None
         if before is not None:
@@ -194,14 +194,14 @@ class ShardDigest:
     # --- the cursor ----------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """A cursor as committed: count what H has passed, forget what K has."""
+        """Take a committed cursor: count what H has passed, forget what K has."""
         if cursor.offset > self.counted:
             self._count(min(cursor.offset, self.stored))
         self.pass_key(cursor.key)
 
     def pass_key(self, key: Key) -> None:
         """K is at ``key`` at least, so what is stored from now on lies above: forget what does not,
-        and what is so near that it will be gone before anybody compares it.
+        and what is due before it can be compared.
         """
         near_ms = (key[0] // SLOT_MS + _NEAR_SLOTS) * SLOT_MS
         if near_ms > self.from_ms:

@@ -1,5 +1,5 @@
 """The records of the digest topic: JSON, for Spark and for people.
-``docs/reconcile.md`` has them.
+``docs/internals/digests.md`` has them.
 
 An hour row says what one copy has pending in one hour; the cut row, written after the hour rows
 that changed, says at which checkpoint all of them hold. ``life`` is new whenever a copy begins to
@@ -89,7 +89,7 @@ class CutFacts(NamedTuple):
 
 
 def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
-    """One hour of a copy; a tombstone when nothing is left in it."""
+    """Return the row of one hour of a copy; a tombstone when the hour is empty."""
     key = f"h/{place.node}/{place.topic}/{place.partition}/{hour.hour_ms}".encode()
     if not hour.slots:
         return key, None
@@ -135,5 +135,5 @@ def cut_row(place: Place, facts: CutFacts) -> Row:
 
 
 def retired_row(place: Place) -> Row:
-    """This node keeps no copy of the shard any more."""
+    """Return the row of a node that keeps no copy of the shard any more."""
     return place.cut_key, None

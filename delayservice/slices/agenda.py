@@ -20,7 +20,7 @@ class Agenda:
         self._dues: DueTimes[Place] = DueTimes()
 
     def walk(self, lane: AnyLane) -> None:
-        """Something was read, or has changed, of an owned shard: look at it with the next turn."""
+        """Look at an owned shard with the next turn: something was read, or has changed."""
         self.walking[lane.place] = None
         self.look_when_due(lane)
 
@@ -29,12 +29,12 @@ class Agenda:
         self._dues.put(lane.place, lane.next_due_ms())
 
     def wait(self, lane: AnyLane) -> None:
-        """Something is due that can't be settled yet: look again in a moment, not at once."""
+        """Look at a shard again in a moment: something is due that can't be settled yet."""
         self._dues.put(lane.place, None)
         self.walking[lane.place] = None
 
     def look_again(self, lane: AnyLane) -> None:
-        """Something about a shard has changed, perhaps whether it is owned."""
+        """Look at a shard that has changed, or forget it if it is not owned."""
         if lane.shard.owned:
             self.walk(lane)
         else:
@@ -50,8 +50,6 @@ class Agenda:
         return self._dues.next_ms()
 
     def take(self, now_ms: int) -> list[Place]:
-        """Return the shards to look at now, the earliest due first. Their due times are forgotten:
-        ``look_when_due`` sets them anew.
-        """
+        """Return the shards to look at now, the earliest due first, and forget their times."""
         places = dict.fromkeys(self._dues.take_due(now_ms))
         return list(places | self.walking)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from delayservice.contract.contracts import Contracts
+from delayservice.contract.record import RecordReader
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.losses import Lost
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, Place, Run
-from delayservice.engine.settle import Verdicts
 from delayservice.engine.shard import MayRead, at_will
-from delayservice.store.base import StoreStats
+from delayservice.engine.verdicts import Verdicts
+from delayservice.slices.mended import MendedStore
+from delayservice.store.base import Store, StoreStats
 
 
 class ShardFacts(Protocol):
-    """How far a shard is."""
+    """Progress of a shard."""
 
     @property
     def owned(self) -> bool:
@@ -33,7 +35,7 @@ class ShardFacts(Protocol):
 
     @property
     def committed(self) -> Cursor:
-        """The cursor as last committed."""
+        """Return the cursor as last committed."""
 
     @property
     def is_staged(self) -> bool:
@@ -45,7 +47,7 @@ class ShardFacts(Protocol):
 
 
 class Keeping(Protocol):
-    """Where a lane's pending records are kept; see ``store.base.Store``."""
+    """Place of a lane's pending records; see ``store.base.Store``."""
 
     def stats(self) -> StoreStats:
         """Cheap enough to be asked every second."""
@@ -61,23 +63,23 @@ class AnyLane(Protocol):
 
     @property
     def topic(self) -> str:
-        """The delay topic."""
+        """Return the delay topic."""
 
     @property
     def partition(self) -> int:
-        """Its partition."""
+        """Return the partition."""
 
     @property
     def place(self) -> Place:
-        """Topic and partition."""
+        """Return topic and partition."""
 
     @property
     def topic_id(self) -> str:
-        """Tells a recreated topic from the one before."""
+        """Return the id of the topic, which tells it from another one of the same name."""
 
     @property
     def contracts(self) -> Contracts:
-        """The contracts that its records are read by."""
+        """Return the contracts that its records are read by."""
 
     @property
     def shard(self) -> ShardFacts:
@@ -85,7 +87,7 @@ class AnyLane(Protocol):
 
     @property
     def store(self) -> Keeping:
-        """The store of its records."""
+        """Return the store of its records."""
 
     @property
     def past_due(self) -> Mapping[int, int]:
@@ -93,13 +95,15 @@ class AnyLane(Protocol):
 
     @property
     def verdicts(self) -> Verdicts:
-        """The broker's answers about single records."""
+        """Return the broker's answers about single records."""
 
     @property
     def awaited_end(self) -> int:
-        """Up to where an owner has to read the log before all that is pending can be settled; 0 if
-        it waits for no offset that the log is known to have held.
-        """
+        """Return up to where the log has to be read first; 0: nothing is awaited."""
+
+    @property
+    def precise(self) -> PreciseLane | None:
+        """Return this lane if a store keeps its records; None: a level topic's."""
 
     # --- roles ---------------------------------------------------------------------------------
 
@@ -111,6 +115,9 @@ class AnyLane(Protocol):
         has stored a record by the contract before when it hears of the new one.
         """
 
+    def log_reaches(self, end: int) -> None:
+        """Note that the log goes on up to ``end``."""
+
     def follow(self, cursor: Cursor) -> None:
         """Be a replica, and keep up with the checkpoint."""
 
@@ -118,14 +125,10 @@ class AnyLane(Protocol):
         """Settle no more, wherever that was interrupted."""
 
     def last_below(self, offset: int) -> LastRead:
-        """Return the last record below ``offset`` if it was read, and no other lies between; else
-        ``NOTHING_READ``.
-        """
+        """Return the last record below ``offset`` if it was read, else ``NOTHING_READ``."""
 
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return the cursor of a checkpoint as far as it holds for the log that was read here;
-        ``last_read``: as the checkpoint says.
-        """
+        """Return a checkpoint's cursor as far as it holds for the log that was read here."""
 
     def take_over(
         self,
@@ -139,9 +142,7 @@ class AnyLane(Protocol):
         """
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
-        """Go on with what the log holds, in the same role: it no longer holds the position, or,
-        ``is_truncated``, what was read below it.
-        """
+        """Go on with what the log holds. ``is_truncated``: it lost what was read."""
 
     # --- poll → store, due → settle --------------------------------------------------------------
 
@@ -149,12 +150,10 @@ class AnyLane(Protocol):
         """Take one run of the log; returns its number of records."""
 
     def let_store(self, *, may_store: bool) -> None:
-        """Return whether there is room on the disk for more."""
+        """Store more, or not: whether the disk has room."""
 
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
-        """Settle what was due before it was read. ``may_read``: whether there is time to read one
-        more of the records that are fired.
-        """
+        """Settle what was due before it was read; ``may_read``: see ``Shard``."""
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterable[list[Output]]:
         """Settle what is due, in chunks, at most about ``limit`` outputs and ``bytes_max`` bytes.
@@ -170,13 +169,35 @@ class AnyLane(Protocol):
         """Return the state of this shard that a commit would write now."""
 
     def committed(self) -> None:
-        """The staged cursor is committed."""
+        """Note that the staged cursor is committed."""
 
     def aborted(self) -> None:
-        """The transaction was aborted for certain."""
+        """Note that the transaction was aborted for certain."""
 
     def sync_soon(self) -> None:
         """Make durable what there is, some time soon."""
 
     def close(self) -> None:
         """Make durable what there is, and let go."""
+
+
+class PreciseLane(AnyLane, Protocol):
+    """A lane that keeps its records in a store, which can be searched, compared and repaired."""
+
+    @property
+    def store(self) -> Store:
+        """Return the store of its records."""
+
+    @property
+    def reader(self) -> RecordReader:
+        """Reads its records from the log."""
+
+    @property
+    def mended(self) -> MendedStore:
+        """Return the store as it is read: damage is mended from the log."""
+
+    def is_denied(self, target: str) -> bool:
+        """Return whether settings deny a target to records that are written now."""
+
+    def start_over(self) -> Iterator[int]:
+        """Read a replica's whole store again from the log; see ``Lane``."""

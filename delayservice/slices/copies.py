@@ -12,9 +12,8 @@ from delayservice.base.errors import KafkaEdgeError, SlotDamagedError
 from delayservice.engine.ports import Clock, RepairLog
 from delayservice.replicas.commands import Command, Detail, Report, encode_message
 from delayservice.replicas.digest import frame_hash
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.any_lane import AnyLane, PreciseLane
 from delayservice.slices.digests import SliceDigests
-from delayservice.slices.lane import Lane
 
 _DETAIL_ROWS: Final = 2_000
 
@@ -76,12 +75,13 @@ class CopyKeeper:
     # --- commands ------------------------------------------------------------------------------
 
     def _carry_out(
-        self, command: Command, lane: AnyLane | None, *, is_owner: bool
+        self, command: Command, kept: AnyLane | None, *, is_owner: bool
     ) -> Iterator[None]:
+        lane = None if kept is None else kept.precise
         place = f"{command.topic}:{command.partition}"
         if command.expires_ms < self._clock.wall_ms():
             self._failed(command, "it had expired when its turn came")
-        elif not isinstance(lane, Lane):
+        elif lane is None:
             self._failed(command, f"{place} is not kept here")
         elif command.topic_id not in ("", lane.topic_id):
             self._failed(command, f"{command.topic} was made anew since: compare again")
@@ -94,7 +94,7 @@ class CopyKeeper:
         else:
             yield from self._rebuild(command, lane)
 
-    def _detail(self, command: Command, lane: Lane) -> Iterator[None]:
+    def _detail(self, command: Command, lane: PreciseLane) -> Iterator[None]:
         after, told, scanner = (command.start_ms, -1), 0, lane.store.scanner()
         while True:
             try:
@@ -125,7 +125,7 @@ class CopyKeeper:
             yield
         self._done(command, told)
 
-    def _rebuild(self, command: Command, lane: Lane) -> Iterator[None]:
+    def _rebuild(self, command: Command, lane: PreciseLane) -> Iterator[None]:
         frames = 0
         try:
             for found in self._rebuilding(command, lane):
@@ -137,10 +137,10 @@ class CopyKeeper:
         self.digests.ask_scan(command.topic, lambda: self._done(command, frames))
 
     @staticmethod
-    def _rebuilding(command: Command, lane: Lane) -> Iterator[int]:
+    def _rebuilding(command: Command, lane: PreciseLane) -> Iterator[int]:
         if command.command == "rebuild_copy":
             return lane.start_over()
-        return lane.repair(command.start_ms, command.stop_ms, command.first_offset)
+        return lane.mended.repair(command.start_ms, command.stop_ms, command.first_offset)
 
     # --- answers -------------------------------------------------------------------------------
 

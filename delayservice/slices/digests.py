@@ -24,7 +24,7 @@ from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 
 PAUSE_MS: Final = 10_000
-"""Without a newer checkpoint for so long, the newest is one to publish at."""
+"""Age of the newest checkpoint from which on digests are published at it."""
 
 Done = Callable[[], None]
 
@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ScanTurns:
-    """One copy of a worker is read from the disk at a time: each takes memory and the disk."""
+    """Lets a worker read one copy at a time from the disk."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,13 +57,13 @@ class _Copy:
     scanned_s: float = float("-inf")
     published_cut: int = -1
     rows_lost: bool = False
-    """Written by the producer's thread: the topic does not hold what was published."""
+    """Set by the producer's thread: the topic lacks a row that was published."""
     asked: list[Done] = field(default_factory=list)
-    """To be called when a cut is published after a scan that has not begun yet;"""
+    """Called when a cut is published after the next scan."""
     reading_for: list[Done] = field(default_factory=list)
-    """that has begun;"""
+    """Called when a cut is published after the present scan."""
     awaited: list[Done] = field(default_factory=list)
-    """that has ended."""
+    """Called when the next cut is published: their scan has ended."""
 
 
 class SliceDigests:
@@ -123,10 +123,8 @@ class SliceDigests:
     # --- one turn ------------------------------------------------------------------------------
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Publish where a cut has come, and read a little on of what is scanned.
-
-        Before the stores are pruned by a newer checkpoint: what H has passed is counted no sooner
-        than the cuts below it are published.
+        """Publish where a cut has come, and go on with a scan. Stores are pruned after this: what H
+        has passed is counted when the cuts below it are published.
         """
         for topic, lane in lanes.items():
             if topic in self._copies:  # an owner stores by a K that has not come back yet
@@ -164,9 +162,7 @@ class SliceDigests:
         return [(cut, checkpoint) for cut, checkpoint in decoded if checkpoint is not None]
 
     def _decoded(self, cut: ReadBack) -> Checkpoint | None:
-        """Return the checkpoint of a cut; None when something else wrote it, of which the follower
-        of the slice complains.
-        """
+        """Return the checkpoint of a cut; None: something else wrote it."""
         try:
             return decode_checkpoint_of(self._slice_no, cut.data)
         except KafkaEdgeError:
@@ -228,9 +224,7 @@ class SliceDigests:
     # --- scan ----------------------------------------------------------------------------------
 
     def ask_scan(self, topic: str, done: Done) -> bool:
-        """Have a copy read from the disk, and told when a cut after that is published; whether the
-        copy is kept here.
-        """
+        """Scan a copy, and call ``done`` at the cut after; False: it is not kept here."""
         copy = self._copies.get(topic)
         if copy is None:
             return False
@@ -276,7 +270,7 @@ class SliceDigests:
     def _publish_again(
         self, copy: _Copy, read_back: ReadBack, checkpoint: Checkpoint, *, is_owner: bool
     ) -> None:
-        """At the last cut, if nothing was committed since; else at the next."""
+        """Publish at the last cut, if nothing was committed since; else at the next."""
         shard = checkpoint.shards.get(copy.place.topic)
         if shard is not None and copy.store.digest.is_exact_at(shard.cursor.offset):
             self._publish(copy, read_back, checkpoint, is_owner=is_owner)

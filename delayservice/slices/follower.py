@@ -1,4 +1,4 @@
-"""How a node follows the checkpoint that it reads back: it prunes, and knows its lag."""
+"""Follows the checkpoint that a node reads back: prunes, and knows its lag."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Follower:
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that was read back; None before the first."""
+        """Return the newest checkpoint that was read back; None before the first."""
         return self._newest
 
     @property
@@ -64,11 +64,11 @@ class Follower:
             self._follow(newest, lanes, is_owner=False)
 
     def again(self) -> None:
-        """There are other lanes now, of which the newest checkpoint speaks as well."""
+        """Follow the newest checkpoint again: there are other lanes now."""
         self._last = None
 
     def prune(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> ReadBack | None:
-        """Forget what a checkpoint that is news has settled (rule 5): one path for the owner and
+        """Forget what a newer checkpoint has settled (rule 5): one path for the owner and
         for every replica, which also reads on by its contracts.
 
         Returns:
@@ -115,9 +115,7 @@ class Follower:
                 lane.follow(cursor)
 
     def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
-        """Return how far a replica's copies are behind the owner's, seconds; infinite while that is
-        not known.
-        """
+        """Return the lag of a replica's copies, seconds; infinite while it is not known."""
         if not lanes or self.refusal:
             return math.inf
         if self._newest is None and self._checkpoints.is_unserved(self._slice_no):

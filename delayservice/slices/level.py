@@ -2,7 +2,7 @@
 
 An owner fetches ahead up to a threshold, pauses the partition and waits for the head. A replica
 fetches nothing, for there is nothing to keep, and is never behind. What the records become is
-decided in ``core.level``.
+decided in ``engine.level``.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from delayservice.engine.level import LevelRecords, LevelShard
 from delayservice.engine.losses import Lost, skipped
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, Run, Source, Targets
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
 from delayservice.engine.shard import MayRead, at_will
+from delayservice.engine.verdicts import Verdicts
+from delayservice.slices.fetch import Fetch
 from delayservice.slices.level_proof import LevelProof
-from delayservice.slices.lost import report_lost
+from delayservice.slices.lost import report_lost, report_truncated
 from delayservice.store.base import StoreStats
 
 _CHUNK_RECORDS = 1_000
 """Outputs that are made and handed over at once, as in ``lane``."""
-_NOWHERE = -1
+_DELIVERED = "what was written in their place is delivered"
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
-    """How much of one partition is held in memory until it is due."""
+    """Part of one partition that is held in memory until it is due."""
 
     records: int
     bytes: int
@@ -94,15 +97,16 @@ class LevelLane:
         self.shard = LevelShard(ahead.records, ahead.bytes)
         self.store = LogAsStore(self.shard)
         self.contracts = Contracts([(0, Contract())])
-        self._source = source
         self._secrets = routes.secrets
         self._settler = Settler(topic, partition, routes, self.verdicts, flow, targets)
         self._park_topic = park_topic
         self._lost: tuple[Lost, ...] = ()
         self._proof = LevelProof()
         self._is_fit = False
-        self._position = _NOWHERE
-        self._is_paused = False
+        self._fetch = Fetch(source, self.place)
+
+    precise = None
+    """Nothing is kept but the log."""
 
     # --- roles ---------------------------------------------------------------------------------
 
@@ -121,10 +125,14 @@ class LevelLane:
         """Return 0: no replica of a level topic stores anything."""
         return 0
 
+    def log_reaches(self, end: int) -> None:
+        """Count what is there as stored: the lane fetches no more than it needs."""
+        self.shard.reaches(end)
+
     def follow(self, cursor: Cursor) -> None:
         """Be a replica, and keep up with the checkpoint."""
         self.shard.follow(cursor)
-        self._let_go()
+        self._fetch.let_go()
 
     def step_down(self) -> None:
         """Settle no more."""
@@ -136,7 +144,7 @@ class LevelLane:
         return self._proof.awaited_end if self.shard.owned else 0
 
     def last_below(self, _offset: int) -> LastRead:
-        """Nothing: an owner proves by what it reads again that the log is the same."""
+        """Return nothing: an owner proves by what it reads again that the log is the same."""
         return NOTHING_READ
 
     def fit(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
@@ -171,7 +179,7 @@ class LevelLane:
         reader = RecordReader(self.topic, self.partition, self.contracts, self._secrets)
         records = LevelRecords(reader, self.contracts, self._settler, self.verdicts)
         self.shard.take_over(cursor, bounds.end, records)
-        self._go_to(self._proof.begin(cursor.offset, last_read, bounds))
+        self._fetch.go_to(self._proof.begin(cursor.offset, last_read, bounds))
         self._hold_back()
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:  # noqa: ARG002  # no store
@@ -183,52 +191,28 @@ class LevelLane:
             self.follow(cursor)
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
-        """A log that no longer reaches H, or starts above it, was truncated or expired: what is
-        gone is gone and is reported; what is there is served.
-        """
+        """Report what the log has lost, and return the cursor from which the rest is served."""
         if cursor.offset > bounds.end:
-            self._report_truncated(cursor.offset, bounds.end)
+            report_truncated(
+                self.place, _DELIVERED, cursor_offset=cursor.offset, read_from=bounds.end
+            )
             return Cursor(cursor.key, bounds.end)
         return Cursor(cursor.key, max(cursor.offset, bounds.start))
-
-    def _report_truncated(self, cursor_offset: int, stop: int) -> None:
-        _log.error(
-            "log_truncated",
-            topic=self.topic,
-            partition=self.partition,
-            cursor_offset=cursor_offset,
-            read_from=stop,
-            hint="the log has lost records that were read of it (unclean election, or records "
-            "deleted); what was written in their place is delivered",
-        )
-
-    def _go_to(self, offset: int) -> None:
-        self._source.seek(self.place, offset)
-        self._position = offset
-
-    def _let_go(self) -> None:
-        """Fetch nothing."""
-        if self._is_paused:  # the client would remember it
-            self._source.resume(self.place)
-            self._is_paused = False
-        if self._position != _NOWHERE:
-            self._source.drop(self.place)
-            self._position = _NOWHERE
 
     # --- poll ----------------------------------------------------------------------------------
 
     def ingest(self, run: Run) -> int:
         """Take one run of the log; returns its number of records."""
-        if run.start != self._position:
+        if run.start != self._fetch.position:
             return 0  # read before a seek
         h = self._proof.offset
         further_back = self._proof.look(run)
         if further_back is not None:
-            self._go_to(further_back)
+            self._fetch.go_to(further_back)
             return 0
-        self._position = run.stop
+        self._fetch.position = run.stop
         if self._proof.offset < h:
-            self._report_truncated(h, self._proof.offset)
+            report_truncated(self.place, _DELIVERED, cursor_offset=h, read_from=self._proof.offset)
             self.shard.go_back(self._proof.offset)
         unread = self.shard.read
         rows = run.rows if run.start >= unread else [row for row in run.rows if row[0] >= unread]
@@ -243,28 +227,26 @@ class LevelLane:
         """Fetch no more while enough waits. The client throws away what it fetched when it is
         paused, so it goes on for half of the threshold at least before it is paused again.
         """
-        if self._is_paused and self.shard.has_room:
-            self._source.resume(self.place)
-            self._is_paused = False
-        elif not self._is_paused and self.shard.is_full:
-            self._source.pause(self.place)
-            self._is_paused = True
+        if self._fetch.is_paused and self.shard.has_room:
+            self._fetch.pause(is_paused=False)
+        elif self.shard.is_full:
+            self._fetch.pause(is_paused=True)
 
     def sync_soon(self) -> None:
-        """The brokers have made all durable."""
+        """Do nothing: the brokers have made all durable."""
 
     def let_store(self, *, may_store: bool) -> None:
-        """It stores nothing in any case."""
+        """Do nothing: it has no store."""
 
     # --- due → settle --------------------------------------------------------------------------
 
     def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead = at_will) -> list[Output]:
-        """Nothing: what is late is at the head."""
+        """Return nothing: what is late is at the head."""
         return []
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
         """Settle from the head on what is due, in chunks; see ``AnyLane``."""
-        self._settler.copies_to = self._park_topic()
+        self._settler.requeuer.topic = self._park_topic()
         left = min(limit, int(bytes_max / self.shard.mean_bytes) + 1)
         while left > 0:
             asked = min(left, _CHUNK_RECORDS)
@@ -289,17 +271,17 @@ class LevelLane:
         )
 
     def committed(self) -> None:
-        """The staged cursor is committed."""
+        """Note that the staged cursor is committed."""
         self.shard.commit()
         self.verdicts.committed()
         self._hold_back()
 
     def aborted(self) -> None:
-        """The transaction was aborted for certain."""
+        """Note that the transaction was aborted for certain."""
         self.shard.abort()
         self.verdicts.aborted()
         self._hold_back()
 
     def close(self) -> None:
         """Let go."""
-        self._let_go()
+        self._fetch.let_go()

@@ -40,9 +40,7 @@ class LevelProof:
         return 0 if self._is_over or self._begun_at >= self.offset else self.offset
 
     def begin(self, offset: int, last_read: LastRead, bounds: Bounds) -> int:
-        """Return where to read from: ``offset``, which is H, or right below it if the log has
-        another leader than the one that appended ``last_read``, as the checkpoint says.
-        """
+        """Return where to read from: H, or below it if another leader has the log."""
         epoch = last_read.leader_epoch
         self.last_read = LastRead(epoch)  # the record may be lost, and is read again if it is not
         self.offset, self._log_start = offset, bounds.start
@@ -52,10 +50,8 @@ class LevelProof:
         return self._begun_at
 
     def look(self, run: Run) -> int | None:
-        """Look at a run, and move ``offset`` back to what was written in place of lost records.
-
-        Returns:
-            Where to read from instead of going on; None: go on.
+        """Look at a run, and move ``offset`` back to what replaced lost records; return where to
+        read from instead of going on, or None.
         """
         if self._is_over:
             return None

@@ -1,4 +1,4 @@
-"""How much a worker's loop does at once, how often it commits, and how long it waits."""
+"""Bounds of a worker's loop: sizes, commit intervals and waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Limits:
     """Bounds of the time between the starts of two commits."""
     transaction_interval_ms_max: float = 100.0
     visible_at_commit: bool = True
-    """Whether outputs are seen with their commit only: exactly once."""
+    """True: outputs are seen with their commit only, exactly once."""
     cursor_interval_ms: float = 500.0
     """A commit that would only move cursors waits this long, for its loss costs nothing but reading
     a little again; unless storing would have to wait for it."""
@@ -31,7 +31,7 @@ class Limits:
     the end, wakes it; what changes by itself, such as the disk, is seen after this time."""
     pace: Pace = field(default_factory=Pace)
     rest_s: float = 1.0
-    """How long a slice that could not be served is left alone."""
+    """Time for which a slice that could not be served is left alone."""
 
 
 def limits_of(settings: Settings) -> Limits:

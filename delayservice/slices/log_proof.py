@@ -34,9 +34,9 @@ class LogProof:
         self.is_whole = shard.stored == 0
         self._last_read = NOTHING_READ
         self._read_stop = 0
-        """Where that reading stopped: no record lies between ``_last_read`` and here."""
+        """End of that reading: no record lies between ``_last_read`` and here."""
         self._log_start = 0
-        """Where the log began when ``expire`` was called last."""
+        """Start of the log when ``expire`` was called last."""
         self._epochs: list[LastRead] = []
         """The first record that was read of each leader epoch, since the store began or in this
         life."""
@@ -54,7 +54,7 @@ class LogProof:
 
     @property
     def position(self) -> tuple[LastRead, int]:
-        """The last record that was read, and where that reading stopped."""
+        """Return the last record that was read, and where that reading stopped."""
         return self._last_read, self._read_stop
 
     @property
@@ -110,11 +110,8 @@ class LogProof:
     # --- forget --------------------------------------------------------------------------------
 
     def expire(self, start: int) -> bool:
-        """Note that the log starts at ``start`` now, so the client can't begin below. The epoch of
-        the last record that was read still proves what was stored behind it.
-
-        Returns:
-            Whether the client may have begun behind that record, which is gone.
+        """Note that the log starts at ``start`` now; return whether the client may have begun
+        behind the last record that was read, which is gone.
         """
         self._unproved_from = max(self._unproved_from, start)
         is_gone = max(self._log_start - 1, 0) <= self._last_read.offset < start - 1
@@ -126,7 +123,7 @@ class LogProof:
         self._last_read = NOTHING_READ
 
     def start_over(self) -> None:
-        """The store is empty: all that is going to be in it is read from now on."""
+        """Begin with an empty store: all that will be in it is read from now on."""
         self._epochs.clear()
         self._unproved_from = self._unproved_stop = 0
         self.is_whole = True
@@ -157,9 +154,7 @@ class LogProof:
             self._last_read, self._read_stop = LastRead(epoch, last), run.stop
 
     def _prove_stored(self, run: Run) -> None:
-        """See that what a life before had stored at last is of the epoch that it knew: it noted
-        each new one.
-        """
+        """Prove that the last stored records are of the epoch that the label names."""
         if not run.start <= self._unproved_from < run.stop:
             return
         is_newer = run.leader_epoch > self._last_read.leader_epoch

@@ -1,4 +1,4 @@
-"""Reports offsets that H skips, for retention deleted them before anybody had walked them."""
+"""Reports what a log has lost before it was served."""
 
 from __future__ import annotations
 
@@ -28,4 +28,31 @@ def report_lost(place: Place, lost: Lost) -> None:
         stored_below=lost.unread,
         stop_offset=lost.stop,
         hint=_HINT,
+    )
+
+
+def report_truncated(place: Place, consequence: str, **facts: int) -> None:
+    """Log that a log has lost its end. ``consequence``: what the lane does about it."""
+    _log.error(
+        "log_truncated",
+        topic=place[0],
+        partition=place[1],
+        **facts,
+        hint="the log has lost records that were read of it (unclean election, or records "
+        f"deleted); {consequence}",
+    )
+
+
+def report_expired(place: Place, first: int, stop: int) -> None:
+    """Log offsets that retention deleted before this store had them. On a first start, or after the
+    store was wiped, what was pending among them was rolled if the retention rule held.
+    """
+    _log.warning(
+        "log_starts_later",
+        topic=place[0],
+        partition=place[1],
+        first_offset=first,
+        start=stop,
+        hint="retention deleted these offsets before they were stored here; records that were "
+        "still pending among them are lost to this copy: compare with a replica",
     )

@@ -38,8 +38,8 @@ class Log(NamedTuple):
 
 
 def reread_slot(log: Log, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
-    """The end of the keys that were read, and the frames below it, marks included: all of the
-    damaged slot, or its first keys where that is too much at once.
+    """Return the end of the keys that were read, and the frames below it, marks included: all of
+    the damaged slot, or its first keys where that is too much at once.
 
     A mark may lie anywhere up to ``stored``, so the log is read beyond the slot's own range for as
     long as one of its records bears an id that nothing has marked.
@@ -73,7 +73,9 @@ class Rereading:
 
     @property
     def stop_ms(self) -> int:
-        """The end of the keys that are read: lower than wanted where that is too much at once."""
+        """Return the end of the keys that are read: lower than asked where that is too much at
+        once.
+        """
         return self._slot.stop_ms
 
     def hold(self, frames: Iterable[Frame]) -> None:
@@ -87,11 +89,8 @@ class Rereading:
             self._slot.mark(offset, x)
 
     def read(self, start: int, stop: int) -> Iterator[int]:
-        """Read from one offset to another, a run of the log at a time; say after each how many
-        frames there are.
-
-        Raises:
-            KafkaEdgeError: retention has passed where it begins; what is stored is as it was.
+        """Read ``[start, stop)``, a run at a time, and yield the number of frames; raises
+        ``KafkaEdgeError`` if the log has lost its begin.
         """
         for run in self._log.source.scan(self._log.place, start, stop) if start < stop else ():
             for entry in self._log.reader.read_batch(run.rows):
@@ -120,7 +119,7 @@ class _Slot:
         """Per id: offsets of kept records that no user record has marked yet."""
 
     def __len__(self) -> int:
-        """The number of records."""
+        """Return the number of records."""
         return len(self._kept)
 
     def mark_by(self, entry: Entry) -> None:

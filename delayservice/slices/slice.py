@@ -6,8 +6,6 @@ The worker's loop drives it; it has no client, thread or timer of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
-from typing import Final
 
 from delayservice.contract.contracts import Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
@@ -18,28 +16,8 @@ from delayservice.engine.ports import Place
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.follower import Follower
+from delayservice.slices.phase import Phase, Step, next_phase
 from delayservice.slices.take_over import Taken
-
-
-class Phase(Enum):
-    """Where a slice stands. In this order, one step at a time, until it is released or lost."""
-
-    REPLICA = "replica"
-    """Store, and settle nothing."""
-    CLAIMING = "claiming"
-    """The next commit carries the claim."""
-    TAKING = "taking"
-    """The claim is committed; older writers are fenced and their last checkpoint is read."""
-    TAKEN = "taken"
-    """The next commit carries the first checkpoint."""
-    OWNER = "owner"
-    """Settle."""
-    RELEASING = "releasing"
-    """The next commit carries the release."""
-
-
-OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
-"""Phases in which the lanes go by the own cursor, and not by checkpoints that are read back."""
 
 
 class Slice:
@@ -80,6 +58,10 @@ class Slice:
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._commits = 0
 
+    def move(self, step: Step) -> None:
+        """Go to the next phase, or raise ``PhaseError`` and change nothing."""
+        self.phase = next_phase(self.phase, step)
+
     @property
     def is_owner(self) -> bool:
         """Return whether its records are settled here."""
@@ -87,23 +69,21 @@ class Slice:
 
     @property
     def places(self) -> list[Place]:
-        """The shards that are served here."""
+        """Return the shards that are served here."""
         return [lane.place for lane in self.lanes.values()]
 
     @property
     def stored(self) -> dict[str, int]:
-        """S of each shard, by delay topic."""
+        """Return S of each shard, by delay topic."""
         return {topic: lane.shard.stored for topic, lane in self.lanes.items()}
 
     @property
     def damaged(self) -> int:
-        """Stretches of the copies that the last scan of the disk could not read."""
+        """Return how many stretches of the copies the last scan of the disk could not read."""
         return 0 if self.copies is None else self.copies.digests.damaged
 
     def lag_s(self, log_ends: Mapping[str, int]) -> float:
-        """Return how far this node's copy is behind the owner's, seconds; infinite when it is not
-        known. ``log_ends``: where the logs ended a moment ago, by delay topic, as far as known.
-        """
+        """Return the lag of this node's copy, seconds; ``log_ends``: by delay topic, if known."""
         return 0.0 if self.is_owner else self.follower.lag_s(self.lanes, log_ends)
 
     # --- commit --------------------------------------------------------------------------------
@@ -162,17 +142,15 @@ class Slice:
         self.is_upgrade = taken.is_upgrade
         self.epoch = max(epoch_min, 1 + (checkpoint.epoch if checkpoint else 0))
         self._unserved = dict(checkpoint.shards) if checkpoint else {}
-        self.phase = Phase.TAKEN
+        self.move(Step.TAKE)
 
     def known_of(self, topic: str) -> ShardCheckpoint | None:
         """Return what the last checkpoint before this ownership says of a shard."""
         return self._unserved.get(topic)
 
     def step_down(self) -> None:
-        """Settle no more: whatever was not committed is dropped, contracts as well, and storing
-        goes on.
-        """
-        self.phase = Phase.REPLICA
+        """Settle no more, drop what was not committed, and go on storing."""
+        self.move(Step.STEP_DOWN)
         self.flow.abort()
         self.uncommitted.clear()
         for topic, lane in self.lanes.items():

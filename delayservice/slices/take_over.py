@@ -1,4 +1,4 @@
-"""How slices are taken over: names, fence, read ("Ownership" in the design).
+"""Takes slices over: names, fence, read ("Ownership" in the design).
 
 The claims are committed before this begins. The first checkpoints are committed after it, with no
 outputs; only then the slices are served.
@@ -117,14 +117,9 @@ def _own_checkpoint(
 def take_over_lane(
     lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> None:
-    """Let ``lane`` own its shard from the checkpoint on.
-
-    Args:
-        lane: reads and settles from now on.
-        known: the shard's part of the checkpoint; None when it was never served.
-        bounds: of its log, read after the old owner was fenced.
-        wanted: the parameters that this node's settings ask for.
-        now_ms: now, epoch milliseconds.
+    """Let ``lane`` own its shard from the checkpoint on. ``known``: its part of the checkpoint;
+    None: it was never served. ``bounds``: of its log, read after fencing. ``wanted``: what settings
+    ask for.
     """
     if known is not None and known.topic_id != lane.topic_id:
         _log.error(
@@ -135,7 +130,7 @@ def take_over_lane(
         )
         known = None
     lane.adopt(_agreed(lane, known, bounds, wanted, now_ms))
-    if known is None:  # what retention deleted before anybody served the topic is not lost
+    if known is None:  # what retention deleted before the topic was served is not lost
         lane.take_over(Cursor(offset=bounds.start), bounds)
     else:
         lane.take_over(known.cursor, bounds, known.last_read, known.lost)

@@ -25,11 +25,12 @@ from delayservice.base.errors import (
 from delayservice.engine.claims import CLAIM, RELEASE, encode_word
 from delayservice.engine.outcome import Output
 from delayservice.engine.pacing import Pacer
-from delayservice.engine.ports import Background, Clock, Control, Observer, Sink
+from delayservice.engine.ports import Control
 from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.limits import Limits
-from delayservice.slices.slice import OWNED, Phase, Slice
+from delayservice.slices.edges import Edges
+from delayservice.slices.phase import OWNED, Phase
+from delayservice.slices.slice import Slice
 
 _PROBE_EVERY_S: Final = 0.1
 _PROBES_MAX: Final = 64
@@ -39,7 +40,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Timing(NamedTuple):
-    """How long a commit took, seconds, and when its records were acknowledged, monotonic."""
+    """Duration of a commit, seconds, and time of its acknowledgement, monotonic."""
 
     took_s: float
     acknowledged_s: float | None
@@ -91,7 +92,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a commit ended.
+    """Result of a commit.
 
     Attributes:
         commit: what was to be committed.
@@ -117,19 +118,8 @@ class Transaction:
         forgettable: slices and writers whose claims the next commit may delete.
     """
 
-    def __init__(
-        self,
-        slices: Mapping[int, Slice],
-        agenda: Agenda,
-        sink: Sink,
-        background: Background,
-        clock: Clock,
-        observer: Observer,
-        limits: Limits,
-        node_id: str,
-        secret_fingerprint: str,
-    ) -> None:
-        """``background``: a thread of the writer's own."""
+    def __init__(self, slices: Mapping[int, Slice], agenda: Agenda, edges: Edges) -> None:
+        limits = edges.limits
         self.writer = ""
         self.changing: set[int] = set()
         self.touched: set[int] = set()
@@ -139,13 +129,13 @@ class Transaction:
         self.forgettable: list[tuple[int, str]] = []
         self._slices = slices
         self._agenda = agenda
-        self._sink = sink
-        self._background = background
-        self._clock = clock
-        self._observer = observer
+        self._sink = edges.sink
+        self._writing = edges.writing
+        self._clock = edges.clock
+        self._observer = edges.observer
         self._limits = limits
-        self._node_id = node_id
-        self._secret = secret_fingerprint
+        self._node_id = edges.node_id
+        self._secret = edges.fingerprints[0]
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         self._last_commit_s = -math.inf
         self._turns = 0
@@ -156,11 +146,7 @@ class Transaction:
     # --- fill ----------------------------------------------------------------------------------
 
     def send(self, slice_: Slice, lane: AnyLane, outputs: list[Output]) -> None:
-        """Stage outputs of a shard.
-
-        Raises:
-            OwnershipLostError: the writer was fenced.
-        """
+        """Stage outputs of a shard; raises ``OwnershipLostError`` if the writer was fenced."""
         if not outputs:
             return
         faults.point("before_produce")
@@ -195,9 +181,7 @@ class Transaction:
                     self._agenda.look_again(lane)
 
     def take_aborted(self) -> bool:
-        """Return whether there was an abort since the last call: what it dropped is settled again
-        before anything new is polled.
-        """
+        """Return whether there was an abort since the last call."""
         resettle, self._resettle = self._resettle, False
         return resettle
 
@@ -286,14 +270,12 @@ class Transaction:
             return
         self.touched = set()
         self.is_open = False
-        commit.future = self._background.submit(lambda: self._commit_timed(controls))
+        commit.future = self._writing.submit(lambda: self._commit_timed(controls))
         self.commit = commit
         self._note_probe(commit)
 
     def _note_probe(self, commit: Commit) -> None:
-        """Compare one checkpoint of this commit with the broker's clock, when it comes back. Many
-        may be under way: each is measured by its own commit, however long the way back is.
-        """
+        """Compare one checkpoint with the broker's clock when it comes back."""
         is_time = not self._probes or commit.started_s - self._probes[-1].sent_s >= _PROBE_EVERY_S
         if is_time and commit.checkpoints:
             number, data = next(iter(commit.checkpoints.items()))

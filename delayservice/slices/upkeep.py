@@ -13,17 +13,18 @@ from typing import Final
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.disk import DiskLevel
 from delayservice.engine.ports import Checkpoints, Clock, ReadBack
-from delayservice.slices.slice import OWNED, Slice
+from delayservice.slices.phase import OWNED
+from delayservice.slices.slice import Slice
 
 _TENDED_PER_S: Final = 20
-"""Slices without news that are looked after in a second: with more of them, each has to wait."""
+"""Idle slices that are looked after in a second: with more of them, each has to wait."""
 _ROUND_S: Final = 4.0
-"""Shortest time in which all slices without news are looked after once."""
+"""Shortest time in which all idle slices are looked after once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often, seconds.
+    """Intervals, seconds.
 
     Attributes:
         news_s: checkpoints that were read back are followed.
@@ -82,12 +83,16 @@ class Upkeep:
         """Look after one more slice."""
         self._round.append(number)
 
+    def active_now(self, number: int) -> None:
+        """Note that something happened to a slice."""
+        self.active.add(number)
+
     def remove(self, number: int) -> None:
         """Look after a slice no longer."""
         self._round.remove(number)
 
     def follow_again(self, number: int) -> None:
-        """A slice has other shards now, of which the newest checkpoint speaks as well."""
+        """Follow the newest checkpoint again: the slice has other shards now."""
         self._news.add(number)
         self.active.add(number)
 
@@ -175,9 +180,7 @@ class Upkeep:
 
 
 def _turn_copies(slice_: Slice) -> bool:
-    """Do a little for the copies of a slice; return whether there is more to do at once. One that
-    lacks the secret of the slice would repair copies wrongly.
-    """
+    """Do a little for the copies of a slice; return whether there is more to do."""
     if slice_.copies is None or slice_.follower.refusal:
         return False
     slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)

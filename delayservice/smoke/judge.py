@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from delayservice.base.errors import ClusterError
 from delayservice.smoke.load import UID_HEADER, Planned
@@ -94,7 +94,7 @@ class Judge:
         partitions = self._partitions_of(targets)
         if from_end:
             for place in partitions:
-                place.offset = self._consumer.get_watermark_offsets(place, timeout=30)[1]
+                place.offset = self._end_of(place)
         self._starts = {(place.topic, place.partition): place.offset for place in partitions}
         self._partitions = len(partitions)
         self._consumer.assign(partitions)
@@ -110,12 +110,32 @@ class Judge:
         deadline_s = time.monotonic() + _TOPICS_S_MAX
         tick = threading.Event()  # awaited with a bound: the condition lies in other processes
         while True:
-            found = self._consumer.list_topics(timeout=_TOPICS_S_MAX).topics
+            try:
+                found = self._consumer.list_topics(timeout=_TOPICS_S_MAX).topics
+            except KafkaException:
+                found = {}
             missing = [name for name in targets if name not in found or found[name].error]
             if not missing:
                 return [TopicPartition(t, p, 0) for t in targets for p in found[t].partitions]
             if time.monotonic() > deadline_s:
                 raise ClusterError(f"there is no topic {', '.join(missing)}: create it first")
+            tick.wait(_LOOK_S)
+
+    def _end_of(self, place: TopicPartition) -> int:
+        """Return the end of a partition. A new one has no leader for a moment, so ask again.
+
+        Raises:
+            ClusterError: it has no leader within ``_TOPICS_S_MAX``.
+        """
+        deadline_s = time.monotonic() + _TOPICS_S_MAX
+        tick = threading.Event()  # awaited with a bound: the condition lies in other processes
+        while True:
+            try:
+                return self._consumer.get_watermark_offsets(place, timeout=_TOPICS_S_MAX)[1]
+            except KafkaException as exc:
+                if time.monotonic() > deadline_s:
+                    where = f"{place.topic}/{place.partition}"
+                    raise ClusterError(f"{where} has no end to read from: {exc}") from exc
             tick.wait(_LOOK_S)
 
     @property

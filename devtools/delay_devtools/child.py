@@ -19,9 +19,9 @@ _POLL_SECONDS = 0.05
 
 
 class Reaper:
-    """Our end of the reaper process: tells it what to kill should we die.
+    """Client of the reaper process, which kills the children if this process dies.
 
-    ``folder`` is removed by it as well; None keeps everything on disk.
+    It removes ``folder`` as well; None keeps everything on disk.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -67,9 +67,9 @@ class Child:
     """One server process with its log file.
 
     Args:
-        name: what people call it, such as ``broker 1``.
+        name: name for people, such as ``broker 1``.
         command: program and arguments.
-        log_path: where its output is appended.
+        log_path: file that its output is appended to.
         reaper_: who kills it when we die.
     """
 
@@ -98,7 +98,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id, for faults such as SIGSTOP."""
+        """Return the process id, for faults such as SIGSTOP."""
         return self._process.pid
 
     @property

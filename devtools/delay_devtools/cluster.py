@@ -1,4 +1,4 @@
-"""A real Kafka and ZooKeeper as child processes: for the demo, the tests and the benchmarks.
+"""Kafka and ZooKeeper as child processes, for the demo, the tests and the benchmarks.
 
     with EmbeddedCluster(brokers=3) as cluster:
         producer = Producer({"bootstrap.servers": cluster.bootstrap})
@@ -13,7 +13,8 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -26,6 +27,8 @@ from delay_devtools.ports import LOOPBACK, free_ports
 from delay_devtools.probe import kafka_probe, zookeeper_probe
 from delay_devtools.servers import BrokerPlan, Jvm, ZooKeeperPlan
 from delayservice.base.errors import ClusterError
+from delayservice.smoke.progress import Steps
+from delayservice.smoke.signals import ignored_signals
 
 _START_ATTEMPTS = 3
 _FORMAT_SECONDS_MAX = 60
@@ -105,28 +108,34 @@ class EmbeddedCluster:
         self.stop()
 
     @property
+    def servers(self) -> str:
+        """Return what runs in it, in words."""
+        kinds = ("Kafka", "ZooKeeper")
+        return " and ".join(kind for kind, size in zip(kinds, self._sizes, strict=True) if size)
+
+    @property
     def bootstrap(self) -> str:
-        """``bootstrap.servers`` of all brokers."""
+        """Return ``bootstrap.servers`` of all brokers."""
         return ",".join(plan.address for plan in self._brokers.values())
 
     @property
     def secure_bootstrap(self) -> str:
-        """``bootstrap.servers`` of all brokers' second listeners, where they have one."""
+        """Return ``bootstrap.servers`` of the second listeners, if there are any."""
         return ",".join(plan.secure_address for plan in self._brokers.values())
 
     @property
     def zookeeper(self) -> str:
-        """The connect string of all ZooKeeper servers; empty when there are none."""
+        """Return the connect string of all ZooKeeper servers; empty without any."""
         return ",".join(f"{plan.host}:{plan.port}" for plan in self._zookeepers.values())
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
-        """The ids of all brokers, running or not: 1..N."""
+        """Return the ids of all brokers, running or not: 1..N."""
         return tuple(self._brokers)
 
     @property
     def folder(self) -> Path:
-        """Folder of the cluster's files.
+        """Return the folder of the cluster's files.
 
         Raises:
             ClusterError: the cluster is not started.
@@ -274,7 +283,9 @@ class EmbeddedCluster:
             servers.write_zookeeper(zookeeper, peers, self._zookeeper_properties)
 
     def _launch_all(self) -> None:
-        """All at once: format beside ZooKeeper's start, each broker as soon as it is formatted."""
+        """Start all at once: format beside ZooKeeper's start, each broker as soon as it is
+        formatted.
+        """
         for zookeeper in self._zookeepers.values():
             self._launch_zookeeper(zookeeper)
         cluster_id = self._cluster_id()
@@ -349,7 +360,7 @@ class EmbeddedCluster:
         return self._jvm
 
     def _stop_children(self, *, kill: bool) -> None:
-        """Brokers first, newest first, all told before any is awaited."""
+        """Stop brokers first, newest first; signal all before any is awaited."""
         children = list(reversed(self._children.values()))
         for child in children:
             if child.running:
@@ -359,3 +370,20 @@ class EmbeddedCluster:
         for child in children:
             child.stop(kill=kill)
         self._children.clear()
+
+
+@contextmanager
+def started(cluster: EmbeddedCluster, shown: Steps) -> Iterator[EmbeddedCluster]:
+    """Start a cluster and show that; stop it at the end, and let no signal interrupt the stop."""
+    with shown.doing(f"Starting {cluster.servers}"):
+        cluster.start()
+    try:
+        yield cluster
+    finally:
+        undisturbed(cluster.stop)
+
+
+def undisturbed(clean_up: Callable[[], None]) -> None:
+    """Clean up, and ignore signals meanwhile: a second Ctrl-C would leave half of it behind."""
+    with ignored_signals():
+        clean_up()

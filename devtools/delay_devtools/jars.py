@@ -51,7 +51,7 @@ class Jar:
 
     @property
     def file_name(self) -> str:
-        """The name in the cache folder, the same as Maven's."""
+        """Return the name in the cache folder, the same as Maven's."""
         _, artifact, version = self.coordinate.split(":")
         return f"{artifact}-{version}.jar"
 
@@ -63,12 +63,12 @@ def cache_folder() -> Path:
 
 
 def chosen_kafka() -> str:
-    """The version of Kafka that the environment asks for, ``DELAY_DEV_KAFKA``, or the default."""
+    """Return the version of Kafka that ``DELAY_DEV_KAFKA`` names, or the default."""
     return os.environ.get(KAFKA_VARIABLE) or KAFKA_DEFAULT
 
 
 def read_lock(kafka: str | None = None) -> tuple[Jar, ...]:
-    """The jars of a version of Kafka and of ZooKeeper.
+    """Return the jars of a version of Kafka and of ZooKeeper.
 
     Args:
         kafka: one of ``KAFKA_LOCKS``; None: the chosen one.
@@ -86,7 +86,7 @@ def read_lock(kafka: str | None = None) -> tuple[Jar, ...]:
 
 
 def parse_lock(text: str) -> tuple[Jar, ...]:
-    """The jars of a lock.
+    """Return the jars of a lock.
 
     Raises:
         ClusterError: a line is not ``coordinate sha256 bytes``.

@@ -8,7 +8,7 @@ from delayservice.base.errors import ClusterError
 
 LOOPBACK = "127.0.0.1"
 ANY_PORTS: Final = ("metrics.listen=127.0.0.1:0", "admin.listen=127.0.0.1:0")
-"""Settings of a node beside others on one machine: it says where it listens."""
+"""Settings of a node beside others on one machine; its log names the ports."""
 
 # Below the range from which Linux takes ports for outgoing connections (32768 and up): else a
 # client that retries while its broker is down may be given the broker's own port.

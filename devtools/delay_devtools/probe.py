@@ -59,8 +59,8 @@ def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
 
 
 def zookeeper_tick_s(hosts: str) -> float | None:
-    """The tick of the first server of ``host:port,…``, which bounds how exactly sessions end; None
-    when it does not tell.
+    """Return the tick of the first server of ``host:port,…``, the precision of session timeouts;
+    None when it does not answer.
     """
     host, _, port = hosts.partition(",")[0].rpartition(":")
     try:

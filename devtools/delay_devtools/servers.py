@@ -1,4 +1,4 @@
-"""How one Kafka broker and one ZooKeeper server are configured and called; starts nothing."""
+"""Configuration and command line of a Kafka broker and of a ZooKeeper server; starts nothing."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ HEAP_VARIABLE = "DELAY_DEV_HEAP"
 """Environment variable: the heap of each broker, in Java's notation."""
 
 SECURE_HOST = "localhost"
-"""What a broker of this machine calls itself to clients that check its certificate."""
+"""Name of a broker for clients that check its certificate."""
 
 _VOTERS_MAX = 3
 
@@ -28,7 +28,7 @@ rootLogger.appenderRef.out.ref = out
 
 @dataclass(frozen=True, slots=True)
 class Jvm:
-    """What all Java processes of one cluster share."""
+    """Facts that all Java processes of one cluster share."""
 
     java: Java
     class_path: Sequence[Path]
@@ -59,26 +59,26 @@ class BrokerPlan:
     controller_port: int
     folder: Path
     secure_port: int | None = None
-    """Of a second listener, ``SECURE``; None: there is none."""
+    """Port of the second listener, ``SECURE``; None without one."""
 
     @property
     def address(self) -> str:
-        """``host:port`` for clients."""
+        """Return ``host:port`` for clients."""
         return f"{self.host}:{self.port}"
 
     @property
     def secure_address(self) -> str:
-        """``name:port`` for clients of the second listener, who check the name."""
+        """Return ``name:port`` for clients of the second listener, who check the name."""
         return f"{SECURE_HOST}:{self.secure_port}"
 
     @property
     def properties_path(self) -> Path:
-        """The file that the broker reads."""
+        """Return the file that the broker reads."""
         return self.folder / "server.properties"
 
     @property
     def log_path(self) -> Path:
-        """The file that its output goes to."""
+        """Return the file of its output."""
         return self.folder / "server.log"
 
 
@@ -95,17 +95,17 @@ class ZooKeeperPlan:
 
     @property
     def data(self) -> Path:
-        """The folder of its data."""
+        """Return the folder of its data."""
         return self.folder / "data"
 
     @property
     def config_path(self) -> Path:
-        """The file that the server reads."""
+        """Return the file that the server reads."""
         return self.folder / "zoo.cfg"
 
     @property
     def log_path(self) -> Path:
-        """The file that its output goes to."""
+        """Return the file of its output."""
         return self.folder / "server.log"
 
 

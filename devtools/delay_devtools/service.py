@@ -1,28 +1,28 @@
-"""A real service process for the demo, tests and benchmarks: started, watched, killed."""
+"""A process tree of the service for the demo, tests and benchmarks: started, watched, killed."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 import psutil
 
 from delay_devtools import guard
+from delay_devtools.node_log import NodeLog, tail
 from delayservice.base import faults
 from delayservice.base.errors import ClusterError
 
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
 PROGRAM: Final = ("-m", "delayservice")
-"""What Python runs."""
+"""Arguments of Python."""
 
 
 class ServiceProcess:
@@ -30,11 +30,11 @@ class ServiceProcess:
 
     Args:
         sets: ``section.key=value`` settings.
-        log_path: its log lines, JSON, appended.
-        fault: a fault point that the workers stop or die at (``faults.POINTS``).
-        environment: more environment variables.
-        program: what Python runs instead of the service as it is.
-        wrapper: a command that becomes the service's by ``exec``, such as ``ip netns exec NAME``.
+        log_path: file that its log lines, JSON, are appended to.
+        fault: fault point at which the workers stop or die (``faults.POINTS``).
+        environment: further environment variables.
+        program: arguments of Python, for another program than the service.
+        wrapper: command that replaces itself by the service, such as ``ip netns exec NAME``.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class ServiceProcess:
         wrapper: Sequence[str] = (),
     ) -> None:
         self._log_path = log_path
-        self._log_start = log_path.stat().st_size if log_path.exists() else 0
-        # Under the guard: whatever ends this process, the service does not outlive it.
+        self._log = NodeLog(log_path, log_path.stat().st_size if log_path.exists() else 0)
+        # Under the guard, so that the service ends with this process, however that ends.
         command = [*wrapper, sys.executable, "-I", guard.__file__, str(os.getpid())]
         command += [sys.executable, *program, "run"]
         for setting in [*sets, "log.format=json"]:
@@ -65,11 +65,11 @@ class ServiceProcess:
         self.pid = self._process.pid
 
     def __enter__(self) -> Self:
-        """The process is running already."""
+        """Return the process, which runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
+        """Kill it."""
         self.kill()
 
     @property
@@ -77,21 +77,9 @@ class ServiceProcess:
         """Return whether its supervisor is there."""
         return self._process.poll() is None
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """Log lines of this life whose message is ``name``."""
-        found = []
-        with self._log_path.open("rb") as log:
-            log.seek(self._log_start)
-            for line in log:
-                if name.encode() not in line:
-                    continue
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    continue  # a line that is being written
-                if event.get("message") == name:
-                    found.append(event)
-        return found
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        """Return the log lines of this life whose message is one of ``names``; else all."""
+        return self._log.lines(*names)
 
     def wait_serving(self, slices: int, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until every slice has an owner.
@@ -114,9 +102,9 @@ class ServiceProcess:
         return True
 
     def _has_stopped_itself(self) -> bool:
-        return any(p.status() == psutil.STATUS_STOPPED for p in self._tree())
+        return any(p.status() == psutil.STATUS_STOPPED for p in self.processes())
 
-    def _wait(self, condition: Any, complaint: str, timeout_s: float) -> None:  # noqa: ANN401
+    def _wait(self, condition: Callable[[], bool], complaint: str, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
         tick = threading.Event()  # awaited with a bound: the condition lies in another process
         while not condition():
@@ -129,9 +117,10 @@ class ServiceProcess:
 
     def log_tail(self) -> str:
         """Return the last lines of its log, for a report of its failure."""
-        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-15:])
+        return tail(self._log_path)
 
-    def _tree(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
+        """Return its supervisor and all that it started; empty when it is gone."""
         try:
             top = psutil.Process(self.pid)
             return [top, *top.children(recursive=True)]
@@ -139,34 +128,34 @@ class ServiceProcess:
             return []
 
     def workers(self) -> list[psutil.Process]:
-        """Its worker processes."""
-        return [p for p in self._tree()[1:] if "spawn_main" in " ".join(p.cmdline())]
+        """Return its worker processes."""
+        return [p for p in self.processes()[1:] if "spawn_main" in " ".join(p.cmdline())]
 
     def freeze(self) -> None:
-        """Send SIGSTOP to every process of the tree at once: none is left to notice."""
+        """Send SIGSTOP to every process of the tree at once."""
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT to every process of the tree at once."""
+        """Send SIGCONT to every process of the tree at once."""
         os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL to every process of the tree at once."""
-        tree = self._tree()
+        """Send SIGKILL to every process of the tree, and wait until all are dead."""
+        tree = self.processes()
         for process in tree:
             try:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
         self._process.wait(STOP_TIMEOUT_S)
-        # Dead is enough: who has to reap a worker whose parent is gone may take seconds.
+        # A zombie counts as dead: a worker without a parent may be reaped seconds later.
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
         tick = threading.Event()
         while any(_is_alive(process) for process in tree) and time.monotonic() < deadline_s:
             tick.wait(0.005)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM, and the exit status."""
+        """Send SIGTERM, wait for the end, and return the exit status."""
         self._process.terminate()
         return self._process.wait(timeout_s)
 

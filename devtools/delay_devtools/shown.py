@@ -1,4 +1,4 @@
-"""Parts of what runs show people at their end: a histogram of lateness, a table of numbers."""
+"""Parts of reports for people: a histogram of lateness, a table of numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bar: TypeAlias = tuple[str, Sequence[tuple[int, str]]]
 
 
 def show_lateness(console: Console, bars: Sequence[Bar]) -> None:
-    """A bar for each class of lateness."""
+    """Show a bar for each class of lateness."""
     most = max((sum(count for count, _ in parts) for _, parts in bars), default=0) or 1
     console.print("\n[bold]Lateness[/], as the consumer saw it", highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -33,7 +33,7 @@ def show_lateness(console: Console, bars: Sequence[Bar]) -> None:
 
 
 def show_numbers(console: Console, title: str, found: Mapping[str, object]) -> None:
-    """A row for each number that is known; those that have to be zero and are not in red."""
+    """Show a row for each known number; in red those that have to be zero and are not."""
     table = Table(show_header=False, title=title)
     table.add_column()
     table.add_column(justify="right")

@@ -1,7 +1,7 @@
-"""``delayservice dev try``: from nothing to a first delayed record in a consumer, on real Kafka.
+"""``delayservice dev try``: show a first delayed record that arrives in a consumer.
 
-A broker, a node beside it, one record sent with the command that users type, and a plain
-``read_committed`` consumer that shows it arriving. Then all of it stays, to be played with.
+It starts a broker and a node, sends one record with the command that users type, and shows what a
+plain ``read_committed`` consumer receives. Then all of it stays until Ctrl-C, to be tried.
 """
 
 from __future__ import annotations
@@ -19,40 +19,39 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, Message
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
     NewTopic,
 )
 from rich.console import Console
 
-from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools import clients
+from delay_devtools.cluster import EmbeddedCluster, started
 from delay_devtools.ports import LOOPBACK, free_ports
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import ClusterError
 from delayservice.commands.send import delay_ms
 from delayservice.contract import names
-from delayservice.smoke.judge import QUIET
 from delayservice.smoke.progress import Steps, steps
 from delayservice.smoke.signals import ignored_signals, stop_signals
 
 TARGET: Final = "orders"
 PARTITIONS: Final = 4
 _ARRIVAL_S: Final = 60.0
-"""So long after it was due the first record may be missing, on a machine that has other work."""
+"""Limit for the lateness of the first record, in seconds, on a machine that has other work."""
 _COMMAND_S: Final = 60.0
 _POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What runs, and how to reach it.
+    """Addresses of what runs.
 
     Attributes:
-        bootstrap: the broker.
+        bootstrap: address of the broker.
         metrics: ``host:port`` of metrics and status.
         page: ``host:port`` of the page and the API.
-        config: the node's configuration file, for other terminals too.
+        config: configuration file of the node, for other terminals too.
     """
 
     bootstrap: str
@@ -63,7 +62,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A record in the consumer's hand. ``lateness_ms`` is that moment minus the due time."""
+    """Record that the consumer received; ``lateness_ms`` is that moment minus the due time."""
 
     place: str
     key: str
@@ -73,16 +72,16 @@ class Arrival:
 
 
 def run(after: str, *, once: bool, as_json: bool) -> int:
-    """Play it once, and go on until Ctrl-C unless ``once``; 0 only if the record came in time.
+    """Show one record, and go on until Ctrl-C unless ``once``; return the exit status.
 
     Args:
-        after: the first record's delay, as ``--after`` of ``delayservice send`` takes it.
-        once: end when the first record is there.
-        as_json: one JSON object on standard output as soon as the record is there.
+        after: delay of the first record, as of ``delayservice send --after``.
+        once: end when the first record has arrived.
+        as_json: print one JSON object when the record has arrived.
 
     Raises:
         DelayServiceError: ``after`` is no delay.
-        ClusterError: something did not start, or the record did not come.
+        ClusterError: something did not start, or the record did not arrive.
     """
     delay_s = delay_ms("--after", after) / 1_000
     console = Console(stderr=as_json)
@@ -109,22 +108,15 @@ def run(after: str, *, once: bool, as_json: bool) -> int:
 
 @contextmanager
 def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
-    """A broker and a node, gone at the end with all they wrote."""
+    """Start a broker and a node; remove them at the end with all that they wrote."""
     with (
         steps(console, is_shown=console.is_terminal) as shown,
         tempfile.TemporaryDirectory(prefix="delay-try-") as folder,
+        started(EmbeddedCluster(1, 0), shown) as cluster,
     ):
-        cluster = EmbeddedCluster(1, 0)
-        with shown.doing("Starting Kafka"):
-            cluster.start()
-        try:
-            world = _configure(cluster.bootstrap, Path(folder))
-            with _serving(world, Path(folder), shown) as service:
-                yield world, service
-        finally:
-            # A second Ctrl-C must not leave half of it behind.
-            with ignored_signals():
-                cluster.stop()
+        world = _configure(cluster.bootstrap, Path(folder))
+        with _serving(world, Path(folder), shown) as service:
+            yield world, service
 
 
 def _configure(bootstrap: str, folder: Path) -> World:
@@ -145,7 +137,7 @@ def _configure(bootstrap: str, folder: Path) -> World:
 
 
 def _toml(sections: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
-    """Lines of TOML; strings, numbers and lists of strings are written as JSON writes them."""
+    """Return lines of TOML; strings, numbers and lists of strings are the same in JSON."""
     for section, values in sections.items():
         yield f"[{section}]"
         yield from (f"{key} = {json.dumps(value)}" for key, value in values.items())
@@ -157,7 +149,7 @@ def _serving(world: World, folder: Path, shown: Steps) -> Iterator[ServiceProces
     environment = {"DELAYSERVICE_CONFIG": str(world.config)}
     with ServiceProcess([], folder / "node.log", environment=environment) as service:
         with shown.doing("Starting the delay service"):
-            admin = AdminClient({"bootstrap.servers": world.bootstrap}, logger=QUIET)
+            admin = clients.admin({"bootstrap.servers": world.bootstrap})
             admin.create_topics([NewTopic(TARGET, PARTITIONS, 1)])[TARGET].result(_COMMAND_S)
             service.wait_serving(PARTITIONS)
         yield service
@@ -190,18 +182,9 @@ def _send(world: World, after: str, console: Console) -> None:
 
 @contextmanager
 def _reading(bootstrap: str) -> Iterator[Consumer]:
-    """A plain consumer of the target topic. It joins no group, so it need not wait for one."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "try",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-        },
-        logger=QUIET,
-    )
-    consumer.assign([TopicPartition(TARGET, number, 0) for number in range(PARTITIONS)])
+    """Open a plain consumer of the target topic; it joins no group, which would take time."""
+    consumer = clients.consumer({"bootstrap.servers": bootstrap}, "try")
+    consumer.assign(clients.partitions(consumer, TARGET))
     try:
         yield consumer
     finally:

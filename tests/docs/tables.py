@@ -47,6 +47,8 @@ NOT_TYPED: Final = (
     Listed("docs/deployment.md", "ln -s", "would stay on the machine that runs the tests"),
     Listed("docs/deployment.md", "systemctl", _SYSTEMD),
     Listed("docs/deployment.md", "kubectl", _KUBERNETES),
+    Listed("docs/kubernetes.md", "kubectl", _KUBERNETES),
+    Listed("docs/kubernetes.md", "helm", "tests/unit/test_deploy_helm.py renders it"),
     Listed("docs/operations.md", "kcat", _CHECKPOINT),
     Listed("docs/operations.md", "CHECKPOINT=", _CHECKPOINT),
     Listed("docs/operations.md", 'echo "$SLICE|', _CHECKPOINT),
@@ -96,7 +98,7 @@ PYTHON_NOT_RUN: Final = (
     ),
     Listed("docs/migration.md", "producer.produce(", _FRAGMENT),
     Listed("docs/reconcile.md", "from connectors.spark.reconcile.store_source", _FRAGMENT),
-    Listed("docs/reconcile.md", "from connectors.spark.reconcile.compare", _FRAGMENT),
+    Listed("docs/internals/digests.md", "from connectors.spark.reconcile.compare", _FRAGMENT),
 )
 """Blocks of Python that begin so, and why the pages' test does not run them; all are compiled."""
 

@@ -51,7 +51,7 @@ def test_what_is_listed_stands_on_its_page(row: Listed) -> None:
 
 def test_every_block_is_in_a_language_that_somebody_looks_at() -> None:
     """A shell block under another name would be typed by nobody."""
-    known = {"sh", "python", "toml", "json", "java", "go", "mermaid", "text", ""}
+    known = {"sh", "python", "toml", "json", "java", "go", "mermaid", "text", "yaml", ""}
     assert {block.language for block in blocks()} <= known
 
 
@@ -85,7 +85,7 @@ def _ours(word: str) -> Iterator[str]:
     """Files of the repository that a word names."""
     for part in word.split("="):
         top = part.partition("/")[0]
-        if top in {"deploy", "requirements"} or part.endswith(".example.toml"):
+        if top in {"deploy", "requirements"} or part.endswith((".example.toml", ".cluster.toml")):
             yield part
         if (found := re.search(r"(?:^|site-packages/)(connectors/\S+\.py)$", part)) is not None:
             yield found[1]

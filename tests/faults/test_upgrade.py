@@ -24,7 +24,7 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.crew import SECRET
+from delay_devtools.nodes import SECRET
 from delay_devtools.service import ServiceProcess
 from tests.faults.conftest import Scenario
 from tests.faults.facts import UID, Acked, Step

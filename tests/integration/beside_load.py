@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from delay_devtools.bench.sampling import cpu_s
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
 from tests.integration.bench import Bench, Header, Reader, await_true, now_ms
@@ -221,12 +222,12 @@ def measure(bench: Bench, kind: str, per_s: float, seconds: int, shards: int) ->
     tick.wait(SETTLE_IN_S + DELAY_MS / 1_000)
     calm_ms = now_ms()
     tick.wait(seconds)
-    rss_before, cpu_before = _rss(service), _cpu_s(service)
+    rss_before, cpu_before = _rss(service), cpu_s(service.workers())
     began_ms = now_ms()
     troubled = Steady(per_s, send)
     tick.wait(seconds)
     ended_ms = now_ms()
-    cpu_used = _cpu_s(service) - cpu_before
+    cpu_used = cpu_s(service.workers()) - cpu_before
     troubled.stop()
     steady.stop()
     bench.producer.flush()
@@ -275,10 +276,6 @@ def _figures(late_ms: list[tuple[int, int]], first_ms: int, stop_ms: int) -> dic
 
 def _rss(service: ServiceProcess) -> int:
     return sum(worker.memory_info().rss for worker in service.workers()) >> 20
-
-
-def _cpu_s(service: ServiceProcess) -> float:
-    return sum(sum(worker.cpu_times()[:2]) for worker in service.workers())
 
 
 def main() -> None:

@@ -1,13 +1,18 @@
-"""What ``docs/client.md`` tells users to write, taken from the page and run."""
+"""What ``docs/client.md`` and ``docs/recipes.md`` tell users to write, taken and run.
+
+What has to be fetched from a registry runs at night, and is skipped where there is none.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +24,13 @@ from delay_devtools.java import find_java
 from delayservice.contract.partitioner import partition_for
 from tests.docs.kafka_tools import CLASSES, TOOLS_JAR
 from tests.integration.bench import Bench
+from tests.integration.foreign_programs import class_path, fetch, need, run
 
-PAGE: Final = (Path(__file__).parents[2] / "docs" / "client.md").read_text("utf-8")
+ROOT: Final = Path(__file__).parents[2]
+EXAMPLES: Final = ROOT / "examples"
 PARTITIONS: Final = 5
+at_night = pytest.mark.night
+minutes = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +42,32 @@ def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) ->
         assert service.stop() == 0
 
 
-def recipe(bench: Bench, language: str, holding: str, target: str) -> str:
-    """The page's snippet that holds some text, for this bench's broker and topics."""
-    fences: list[str] = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    (text,) = (fence for fence in fences if holding in fence)
+def here(bench: Bench, text: str, target: str, more: Mapping[str, str] | None = None) -> str:
+    """Return a recipe for this bench's broker and topics."""
     names = {"localhost:9092": bench.bootstrap, "delay_topic_any": bench.any, "orders": target}
-    for page, here in names.items():
-        text = text.replace(page, here)
+    for known, wanted in {**names, **(more or {})}.items():
+        text = text.replace(known, wanted)
     return text
 
 
-def run(command: list[str], *, cwd: Path, text: str = "") -> None:
-    done = subprocess.run(
-        command, cwd=cwd, input=text, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def recipe(bench: Bench, page: str, language: str, holding: str, target: str) -> str:
+    """Return the page's snippet that holds some text, for this bench's broker and topics."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    fences: list[str] = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (found,) = (fence for fence in fences if holding in fence)
+    return here(bench, found, target)
 
 
-def class_path(*more: str) -> str:
-    return os.pathsep.join([*more, *map(str, ensure_jars())])
+def example(
+    bench: Bench, name: str, folder: Path, target: str, more: Mapping[str, str] | None = None
+) -> Path:
+    """Copy a folder of ``examples``, for this bench's broker and topics."""
+    place = folder / name
+    shutil.copytree(EXAMPLES / name, place)
+    for file in place.rglob("*"):
+        if file.suffix in {".java", ".go", ".js", ".rs", ".properties"}:
+            file.write_text(here(bench, file.read_text("utf-8"), target, more), "utf-8")
+    return place
 
 
 def assert_delivered(bench: Bench, target: str, value: bytes) -> None:
@@ -70,29 +86,29 @@ def assert_delivered(bench: Bench, target: str, value: bytes) -> None:
 def test_the_console_producer_schedules_a_record(bench: Bench, tmp_path: Path) -> None:
     target = bench.target("console")
     (tools,) = ensure_jars([TOOLS_JAR])
-    lines, _, call = recipe(bench, "sh", "kafka-console-producer.sh", target).partition("|\n")
+    text = recipe(bench, "recipes.md", "sh", "kafka-console-producer.sh", target)
+    lines, _, call = text.partition("|\n")
     echo, record = shlex.split(lines)
     script, *options = shlex.split(call)
     assert (echo, script) == ("echo", "kafka-console-producer.sh")
     java = [str(find_java().executable), "-cp", class_path(str(tools))]
-    run([*java, CLASSES[script], *options], cwd=tmp_path, text=record)
+    run([*java, CLASSES[script], *options], tmp_path, record)
     assert_delivered(bench, target, b"pay now")
 
 
-@pytest.mark.skipif(shutil.which("javac") is None, reason="no Java compiler")
 def test_javas_producer_schedules_a_record(bench: Bench, tmp_path: Path) -> None:
+    need("javac")
     target = bench.target("java")
-    source = tmp_path / "DelayedOrder.java"
-    source.write_text(recipe(bench, "java", "class DelayedOrder", target), "utf-8")
-    run(["javac", "-cp", class_path(), source.name], cwd=tmp_path)
+    folder = example(bench, "java", tmp_path, target)
+    run(["javac", "-cp", class_path(), "DelayedOrder.java"], folder)
     java = [str(find_java().executable), "-cp", class_path(".")]
-    run([*java, "DelayedOrder", bench.bootstrap], cwd=tmp_path)
+    run([*java, "DelayedOrder", bench.bootstrap], folder)
     assert_delivered(bench, target, b"pay now")
 
 
 def test_the_python_snippet_sends_cancels_reschedules_and_fires(bench: Bench) -> None:
     target = bench.target("python")
-    text = recipe(bench, "python", "import DelayProducer\n", target)
+    text = recipe(bench, "client.md", "python", "import DelayProducer\n", target)
     text = text.replace('"}) as', f'"}}, "{bench.any}") as')  # the page's is the default
     exec(compile(text, "docs/client.md", "exec"), {})  # noqa: S102  # our own page
     said = {("closing-17", "cancelled"), ("reminder-17", "replaced"), ("reminder-17", "fired")}
@@ -102,3 +118,135 @@ def test_the_python_snippet_sends_cancels_reschedules_and_fires(bench: Bench) ->
             said -= {(one.header("delay-id"), one.header("delay-outcome")) for one in seen}
     assert [one.value for one in bench.read(target, 1)] == [b"remind later"]
     assert bench.read_all(bench.dead_letter) == []
+
+
+# --- at night: what is fetched and built ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the examples in Java need, by Maven."""
+    need("mvn", "javac")
+    folder = tmp_path_factory.mktemp("jars")
+    shutil.copy(EXAMPLES / "java" / "pom.xml", folder)
+    fetch("mvn -q -B dependency:copy-dependencies -DoutputDirectory=jars", folder)
+    return folder / "jars"
+
+
+def java_of(jars: Path) -> list[str]:
+    return [str(find_java().executable), "-cp", f"{jars}/*:."]
+
+
+@contextmanager
+def running(command: Sequence[str], folder: Path) -> Iterator[None]:
+    """Run a program that goes on until it is told to stop; what it said is in its log."""
+    log = folder / "log"
+    with log.open("wb") as said:
+        program = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said)
+    try:
+        yield
+    except BaseException as exc:
+        exc.add_note(log.read_text("utf-8")[-4000:])
+        raise
+    finally:
+        program.send_signal(signal.SIGTERM)
+        try:
+            program.wait(30)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            program.wait()
+
+
+@at_night
+@minutes
+def test_springs_template_schedules_a_record(bench: Bench, jars: Path, tmp_path: Path) -> None:
+    target = bench.target("spring")
+    folder = example(bench, "java", tmp_path, target)
+    run(["javac", "-cp", f"{jars}/*", "SpringDelayedOrder.java"], folder)
+    run([*java_of(jars), "SpringDelayedOrder", bench.bootstrap], folder)
+    assert_delivered(bench, target, b"pay now")
+
+
+@at_night
+@minutes
+def test_a_stream_schedules_what_it_reads(bench: Bench, jars: Path, tmp_path: Path) -> None:
+    target, source = bench.target("streamed"), bench.target("payments")
+    names = {"payments": source, "delayed-stream": f"delayed-stream-{source}"}
+    folder = example(bench, "java", tmp_path, target, names)
+    run(["javac", "-cp", f"{jars}/*", "DelayedStream.java"], folder)
+    bench.send([], key=b"order-17", value=b"pay now", topic=source)
+    with running([*java_of(jars), "DelayedStream", bench.bootstrap], folder):
+        assert_delivered(bench, target, b"pay now")
+
+
+@at_night
+@minutes
+def test_a_connector_schedules_with_headers_that_it_inserts(
+    bench: Bench, jars: Path, tmp_path: Path
+) -> None:
+    target = bench.target("connected")
+    folder = example(bench, "connect", tmp_path, target)
+    (folder / "lines.txt").write_text("pay now\n", "utf-8")
+    with (folder / "worker.properties").open("a", encoding="utf-8") as worker:
+        worker.write("listeners=http://127.0.0.1:0\n")
+    files = ["worker.properties", "delayed-lines.properties"]
+    with running(
+        [*java_of(jars), "org.apache.kafka.connect.cli.ConnectStandalone", *files], folder
+    ):
+        (one,) = bench.read(target, 1)
+    assert (one.key, one.value, one.own) == (None, b"pay now", [])
+
+
+@at_night
+@minutes
+def test_go_schedules_a_record(bench: Bench, tmp_path: Path) -> None:
+    need("go")
+    target = bench.target("go")
+    folder = example(bench, "go", tmp_path, target)
+    fetch("go build -mod=readonly -o delayed-order .", folder)
+    run([str(folder / "delayed-order"), bench.bootstrap], folder)
+    assert_delivered(bench, target, b"pay now")
+
+
+@at_night
+@minutes
+def test_node_schedules_a_record(bench: Bench, tmp_path: Path) -> None:
+    need("node", "npm")
+    target = bench.target("node")
+    folder = example(bench, "node", tmp_path, target)
+    fetch("npm ci --ignore-scripts --no-audit --no-fund", folder)
+    run(["node", "delayed_order.js", bench.bootstrap], folder)
+    assert_delivered(bench, target, b"pay now")
+
+
+@at_night
+@minutes
+def test_rust_schedules_a_record(bench: Bench, tmp_path: Path) -> None:
+    need("cargo", "gcc", "make")
+    target = bench.target("rust")
+    folder = example(bench, "rust", tmp_path, target)
+    fetch("cargo build -q", folder)
+    run([str(folder / "target/debug/delayed-order"), bench.bootstrap], folder)
+    assert_delivered(bench, target, b"pay now")
+
+
+@at_night
+@minutes
+def test_a_trace_arrives_with_its_record(bench: Bench, tmp_path: Path) -> None:
+    target = bench.target("traced")
+    pip = f"{sys.executable} -m pip install -q --disable-pip-version-check --target packages"
+    fetch(f"{pip} opentelemetry-sdk==1.45.2", tmp_path)
+    text = here(bench, (EXAMPLES / "traced.py").read_text("utf-8"), target)
+    text = text.replace("sys.argv[1]})", f'sys.argv[1]}}, "{bench.any}")')
+    (tmp_path / "traced.py").write_text(text, "utf-8")
+    start = (
+        "import runpy; from opentelemetry import trace; from opentelemetry.sdk.trace import "
+        "TracerProvider; trace.set_tracer_provider(TracerProvider()); "
+        "runpy.run_path('traced.py', run_name='__main__')"
+    )
+    path = ":".join(map(str, (tmp_path / "packages", ROOT, ROOT / "client")))
+    run([sys.executable, "-c", start, bench.bootstrap], tmp_path, PYTHONPATH=path)
+    (one,) = bench.read(target, 1)
+    assert [name for name, _ in one.own] == ["traceparent"]
+    (parent,) = (bytes(value or b"") for _, value in one.own)
+    assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-0[13]", parent)

@@ -6,10 +6,7 @@ The first run fetches them, from the registries that their tools are set up to a
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +21,7 @@ from confluent_kafka import Producer
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.java import find_java
 from tests.integration.bench import Bench, Header, outcomes_by_id
-from tests.integration.test_client_recipes import class_path
+from tests.integration.foreign_programs import class_path, fetch, need, run
 from tests.integration.test_homes import (
     HOMES,
     PARTITIONS,
@@ -42,10 +39,6 @@ Send: TypeAlias = Callable[[Bench, Sequence[str], Said], None]
 FOREIGN: Final = Path(__file__).parent / "foreign"
 IDS: Final = 5
 """Of each pair of clients."""
-MISSING: Final = re.compile(
-    r"ECONN\w+|ENOTFOUND|EAI_AGAIN|ETIMEDOUT|dial tcp.*|i/o timeout|requires go >= \S+"
-)
-"""What Go and npm say where the registry can't be reached, and Go of a version that it has not."""
 
 
 @pytest.fixture
@@ -57,9 +50,7 @@ def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
 @pytest.fixture
 def clients(tmp_path: Path) -> dict[str, Send]:
     """The five, ready to send."""
-    absent = [tool for tool in ("javac", "go", "node", "npm") if shutil.which(tool) is None]
-    if absent:
-        pytest.skip(f"not installed: {', '.join(absent)}")
+    need("javac", "go", "node", "npm")
     folder = tmp_path / "foreign"
     shutil.copytree(FOREIGN, folder)
     fetch("go build -mod=readonly -o send .", folder / "go")
@@ -73,30 +64,6 @@ def clients(tmp_path: Path) -> dict[str, Send]:
         "franz": partial(by_program, [str(folder / "go" / "send")]),
         "cli": by_cli,
     }
-
-
-def fetch(command: str, folder: Path) -> None:
-    """Run what may fetch a client; a registry that can't be reached skips the test."""
-    try:
-        run(command.split(), folder, GOTOOLCHAIN="local")
-    except AssertionError as exc:
-        if found := MISSING.search(str(exc)):
-            pytest.skip(f"{command}: {found[0]}")
-        raise
-
-
-def run(command: Sequence[str], folder: Path, text: str = "", **environment: str) -> None:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        input=text,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def by_program(command: Sequence[str], bench: Bench, ids: Sequence[str], said: Said) -> None:

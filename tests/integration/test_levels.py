@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.crew import Crew, Node, sets_of_several
+from delay_devtools.nodes import Node, NodeGroup, sets_of_several
 from delay_devtools.service import ServiceProcess
 from tests.integration.bench import Bench, Header, Place, Seen, await_true
 
@@ -291,18 +291,18 @@ def test_another_node_goes_on_where_a_killed_one_was(
             "node.workers=1",
         ]
         nodes = [Node(f"n{number}", shared, tmp_path) for number in (1, 2)]
-        with Crew(nodes, PARTITIONS) as crew:
-            crew.start()
+        with NodeGroup(nodes, PARTITIONS) as group:
+            group.start()
             sent = Sent(bench, (300, 700))
             done = threading.Event()
             writer = threading.Thread(target=_write, args=(sent, target, done))
             writer.start()
             try:
-                victim = crew.owner(0)
+                victim = group.owner(0)
                 bench.read(target, 200)
-                owned = crew.owned_by(victim)
+                owned = group.owned_by(victim)
                 victim.kill()
-                crew.await_successors(owned, [victim])
+                group.await_successors(owned, [victim])
                 reached = len(sent)
                 bench.read(target, reached)
                 victim.start()

@@ -1,6 +1,7 @@
 """One record in ten goes to a target that fails; how late are the others?
 
-``pytest -s tests/integration/test_never_blocked.py`` prints the figures of docs/performance.md.
+``pytest -s tests/integration/test_never_blocked.py`` prints what
+docs/internals/measurements.md has.
 """
 
 from __future__ import annotations

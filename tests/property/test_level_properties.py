@@ -19,7 +19,9 @@ from delayservice.contract.targets import Allowlist
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.level import LevelRecords, LevelShard
 from delayservice.engine.outcome import DELIVERED, EXPIRED, Output
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
+from delayservice.engine.verdicts import Verdicts
 
 TOPIC = "delay_topic_1"
 ROUTES = Routes(
@@ -122,7 +124,7 @@ def expected(rows: list[Row], contracts: Contracts) -> list[Output]:
         reader = RecordReader(TOPIC, 0, contracts, (b"secret",))
         offset, kind, key_ms, _, payload, extra = reader.read(*row)
         if kind == INVALID:
-            output = settler.dead_letter(offset, payload, *extra)
+            output = settler.endings.dead_letter(offset, payload, *extra)
         else:
             output = settler.settle(offset, key_ms, payload, 10**9, 0)
         assert output is not None

@@ -15,7 +15,7 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import OFFSET_MAX, Headers, Row
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.ports import Run, Source
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.inspection import looking
 from delayservice.inspection.query import (
     Find,

@@ -22,11 +22,12 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import COPY, HOMEBOUND, SCHEDULE, Entry
 from delayservice.contract.home import waiting_group
 from delayservice.contract.record import RecordReader
+from delayservice.contract.user_record import UserRecords
 from delayservice.engine import homeward, outcome
 from delayservice.engine.homeward import Homeward
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Place
-from delayservice.engine.shard import Shard
+from delayservice.engine.walk import Walk
 from tests.simulation.mutations import Mutation, replaced
 from tests.simulation.plan import (
     HOMES,
@@ -63,12 +64,12 @@ def forward_requeued() -> AbstractContextManager[Any]:
             return entry
         return (offset, HOMEBOUND, 0, identity, record, (SCHEDULE, at_ms, reader._home(identity)))
 
-    return replaced(RecordReader, "_judge_copy", judge)
+    return replaced(RecordReader, "_read_copy", judge)
 
 
 def control_goes_home_anyway() -> AbstractContextManager[Any]:
     """A cancel or fire goes home although it has done its work."""
-    return _rewritten(Shard, "_send_home", "bool(here) and kind != SCHEDULE", "False")
+    return _rewritten(Walk, "_send_home", "bool(here) and kind != SCHEDULE", "False")
 
 
 # --- it goes home in another way ---------------------------------------------------------------
@@ -76,7 +77,7 @@ def control_goes_home_anyway() -> AbstractContextManager[Any]:
 
 def forward_before_acting() -> AbstractContextManager[Any]:
     """What is pending where a record lies is not settled by it."""
-    return _rewritten(Shard, "_send_home", "here.append(victim)", "pass")
+    return _rewritten(Walk, "_send_home", "here.append(victim)", "pass")
 
 
 def forward_outside_transaction() -> AbstractContextManager[Any]:
@@ -134,21 +135,21 @@ def home_counts_as_late() -> AbstractContextManager[Any]:
     right = "kind <= COPY and (key_ms, offset) <= k"
     came_home = "(kind == SCHEDULE and self._settler.elsewhere(payload))"
     return _rewritten(
-        Shard, "_pass", right, f"kind <= COPY and ((key_ms, offset) <= k or {came_home})"
+        Walk, "take", right, f"kind <= COPY and ((key_ms, offset) <= k or {came_home})"
     )
 
 
 def home_keeps_first_base() -> AbstractContextManager[Any]:
     """What settles a record at home is looked for behind the offset that it had elsewhere."""
 
-    def judge_user(original: Any, reader: RecordReader, origin: Any, record: Any) -> Entry:
-        entry: Entry = original(reader, origin, record)
+    def read(original: Any, records: UserRecords, origin: Any, record: Any) -> Entry:
+        entry: Entry = original(records, origin, record)
         if origin.source is None or entry[1] != SCHEDULE:
             return entry
         base = int(origin.source.rpartition(b":")[2]) + 1
         return (*entry[:1], COPY, *entry[2:5], min(base, entry[0]))
 
-    return replaced(RecordReader, "_judge_user", judge_user)
+    return replaced(UserRecords, "read", read)
 
 
 def home_read_by_its_contract() -> AbstractContextManager[Any]:
@@ -165,7 +166,7 @@ def expires_on_the_way() -> AbstractContextManager[Any]:
         said = dict(waiting_group(one.payload)[-1].original[2])
         expires = said.get("delay-expires-at")
         if expires is not None and int(expires) < now_ms:
-            told = own._settler._outcome(outcome.EXPIRED, one.offset, None, None, 0, None)
+            told = own._settler.endings.outcome(outcome.EXPIRED, one.offset, None, None, 0, None)
             return None if told is None else [told]
         return original(own, one, now_ms, base)
 
@@ -181,7 +182,7 @@ def control_too_large() -> Iterator[None]:
 
 # --- its home can't be written to --------------------------------------------------------------
 
-_WAIT = "return [self._settler.copy(outcome.PARKED, offset, again, at_ms, base)]"
+_WAIT = "return [self._settler.requeuer.requeue(outcome.PARKED, offset, again, at_ms, base)]"
 
 
 def away_drops() -> AbstractContextManager[Any]:
@@ -204,7 +205,7 @@ def away_dead_letters() -> AbstractContextManager[Any]:
 def waiting_is_not_found() -> AbstractContextManager[Any]:
     """What waits is not taken along."""
     right = "waiting.append(Waiting(victim[1], payload))"
-    return _rewritten(Shard, "_send_home", right, "pass")
+    return _rewritten(Walk, "_send_home", right, "pass")
 
 
 @contextmanager
@@ -214,7 +215,7 @@ def waiting_copy_is_hit_late() -> Iterator[None]:
     with (
         _rewritten(Homeward, "leave", right, right.replace("+ 1", "+ 2")),
         _rewritten(
-            Shard, "_send_home", "sent, record_id, offset + 1", "sent, record_id, offset + 2"
+            Walk, "_send_home", "sent, record_id, offset + 1", "sent, record_id, offset + 2"
         ),
     ):
         yield
@@ -222,13 +223,13 @@ def waiting_copy_is_hit_late() -> Iterator[None]:
 
 def waiting_is_settled() -> AbstractContextManager[Any]:
     """What waits is settled where it does, as anything pending: the design's text, literally."""
-    return _rewritten(Shard, "_send_home", "self._homeward.is_waiting(payload)", "False")
+    return _rewritten(Walk, "_send_home", "self._homeward.is_waiting(payload)", "False")
 
 
 def carried_is_lost() -> AbstractContextManager[Any]:
     """What waited before a record does not go with it."""
     right = "self._homeward.leave(entry, record_id, carried,"
-    return _rewritten(Shard, "_send_home", right, "self._homeward.leave(entry, record_id, (),")
+    return _rewritten(Walk, "_send_home", right, "self._homeward.leave(entry, record_id, (),")
 
 
 def carried_comes_last() -> AbstractContextManager[Any]:
@@ -244,7 +245,7 @@ def carried_comes_last() -> AbstractContextManager[Any]:
 def refused_takes_along() -> AbstractContextManager[Any]:
     """What waits ends with a record that is too large to go home."""
     right = "[self._homeward.go_on(one, now_ms, offset + 1) for one in waiting]"
-    return _rewritten(Shard, "_send_home", right, "[]")
+    return _rewritten(Walk, "_send_home", right, "[]")
 
 
 WITH_HOMES: dict[Mutation, dict[str, Any]] = {

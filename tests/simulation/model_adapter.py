@@ -22,8 +22,10 @@ from delayservice.contract.targets import Allowlist
 from delayservice.engine import outcome
 from delayservice.engine.cursor import START_KEY, Cursor, Key
 from delayservice.engine.outcome import Output
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
+from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
 from tests.simulation.history import ViolationError
 from tests.simulation.sim_store import SimStore

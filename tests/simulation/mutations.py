@@ -43,15 +43,19 @@ from delayservice.engine.label import Label
 from delayservice.engine.outcome import Output
 from delayservice.engine.pending import NO_MARK, Additions, Frame
 from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.requeuer import Requeuer
 from delayservice.engine.role import Role
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.storing import bearing_ids
+from delayservice.engine.walk import Walk
 from delayservice.slices.lane import Lane
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.owning import Owning
-from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.phase import Phase
+from delayservice.slices.slice import Slice
+from delayservice.slices.store_label import StoreLabel
 from delayservice.slices.take_over import take_over_lane
 from delayservice.slices.transaction import Timing, Transaction
 from tests.simulation.sim_log import CLAIMS_PLACE, OPEN, SimLog, Written, checkpoint_place
@@ -110,22 +114,22 @@ def index_at_stored() -> Iterator[None]:
     """A cancel hits what the id index knows at S, while H lags behind."""
 
     def settle_late(original: Any, lane: Lane, *args: Any) -> list[Output]:
-        lane.shard.index = lane.store.latest_unmarked  # type: ignore[attr-defined]
+        lane.shard.walk.index = lane.store.latest_unmarked  # type: ignore[attr-defined]
         late: list[Output] = original(lane, *args)
         return late
 
-    def act(original: Any, shard: Shard, entry: Entry, name: bytes, *args: Any) -> Any:
+    def act(original: Any, walk: Walk, entry: Entry, name: bytes, *args: Any) -> Any:
         offset = entry[0]
-        found = shard.index(name, OFFSET_MAX)  # type: ignore[attr-defined]
+        found = walk.index(name, OFFSET_MAX)  # type: ignore[attr-defined]
         if found is not None and found[1] < offset:
-            shard._victims[offset] = {found: None}
+            walk.victims[offset] = {found: None}
         else:
-            shard._victims.pop(offset, None)
-        return original(shard, entry, name, *args)
+            walk.victims.pop(offset, None)
+        return original(walk, entry, name, *args)
 
     with (
         replaced(Lane, "settle_late", settle_late),
-        replaced(Shard, "_act_at_home", act),
+        replaced(Walk, "_act_at_home", act),
     ):
         yield
 
@@ -194,21 +198,26 @@ def key_is_clock() -> AbstractContextManager[Any]:
 def outcomes_from_memory() -> AbstractContextManager[Any]:
     """A cancel's outcome is what this node happens to remember of the id."""
 
-    def act(original: Any, shard: Shard, entry: Entry, name: bytes, *args: Any) -> Any:
+    def ingest(original: Any, shard: Shard, *args: Any) -> Additions:
+        shard.walk.names = shard._names  # type: ignore[attr-defined]
+        added: Additions = original(shard, *args)
+        return added
+
+    def act(original: Any, walk: Walk, entry: Entry, name: bytes, *args: Any) -> Any:
         offset, kind = entry[:2]
-        outputs: list[Output | None] | None = original(shard, entry, name, *args)
+        outputs: list[Output | None] | None = original(walk, entry, name, *args)
         if kind == CANCEL and outputs is not None:
-            seen = any(o < offset for o in shard._names._offsets.get(name, ()))
+            seen = any(o < offset for o in walk.names._offsets.get(name, ()))  # type: ignore[attr-defined]
             own = outcome.CANCELLED if seen else outcome.NOT_PENDING
-            outputs[-1] = shard._settler.control(own, offset, name)
+            outputs[-1] = walk._settler.endings.control(own, offset, name)
         return outputs
 
-    return replaced(Shard, "_act_at_home", act)
+    return _both(replaced(Shard, "ingest", ingest), replaced(Walk, "_act_at_home", act))
 
 
 def cancel_overlaps_roll() -> AbstractContextManager[Any]:
     """H passes a canceller whose victim's copy has not come back from the log yet."""
-    return patch.object(Shard, "_awaits_copy", lambda *_: False)
+    return patch.object(Walk, "_awaits_copy", lambda *_: False)
 
 
 def take_over_reads_to_h() -> AbstractContextManager[Any]:
@@ -279,7 +288,7 @@ def label_is_ignored() -> AbstractContextManager[Any]:
     def adopt(original: Any, lane: Lane, contracts: Contracts) -> None:
         if not lane._is_adopted:
             lane.contracts = contracts
-            lane._label = Label(contracts, lane._fingerprints)
+            lane._label.known = Label(contracts, lane._label.fingerprints)
         original(lane, contracts)
 
     return replaced(Lane, "adopt", adopt)
@@ -303,7 +312,7 @@ def any_secret_will_do() -> Iterator[None]:
 
 def store_is_kept_over_a_change() -> AbstractContextManager[Any]:
     """Rule 2: a store that was filled by other contracts is only labelled anew."""
-    return patch.object(Lane, "_is_read_otherwise", lambda *_: False)
+    return patch.object(StoreLabel, "is_read_otherwise", lambda *_: False)
 
 
 def contracts_dropped_too_early() -> AbstractContextManager[Any]:
@@ -337,8 +346,9 @@ def marks_dropped_too_early() -> AbstractContextManager[Any]:
 
     def commit(original: Any, shard: Shard) -> None:
         original(shard)
-        for mark in [mark for mark in shard._victims if mark < shard.stored]:
-            del shard._victims[mark]
+        victims = shard.walk.victims
+        for mark in [mark for mark in victims if mark < shard.stored]:
+            del victims[mark]
 
     return replaced(Shard, "commit", commit)
 
@@ -421,13 +431,13 @@ def marked_is_delivered() -> AbstractContextManager[Any]:
 def late_record_skipped() -> AbstractContextManager[Any]:
     """Rule 9: a record that came late is taken for settled."""
 
-    def passed(original: Any, shard: Shard, entry: Entry, k: Key, *args: Any) -> bool:
+    def passed(original: Any, walk: Walk, entry: Entry, k: Key, *args: Any) -> bool:
         if entry[1] == SCHEDULE and entry[3] is None and (entry[2], entry[0]) <= k:
             return True
-        on: bool = original(shard, entry, k, *args)
+        on: bool = original(walk, entry, k, *args)
         return on
 
-    return replaced(Shard, "_pass", passed)
+    return replaced(Walk, "take", passed)
 
 
 def dead_copy_delivered() -> AbstractContextManager[Any]:
@@ -435,7 +445,7 @@ def dead_copy_delivered() -> AbstractContextManager[Any]:
 
     def queue(original: Any, shard: Shard, *args: Any) -> None:
         original(shard, *args)
-        shard._x_of_copies.clear()
+        shard.walk.x_of_copies.clear()
 
     return replaced(Shard, "_queue_for_walk", queue)
 
@@ -465,7 +475,7 @@ def abort_after_uncertain_commit() -> AbstractContextManager[Any]:
 
     def lose(original: Any, owning: Owning, lost: OwnershipLostError) -> None:
         with suppress(KafkaEdgeError):
-            owning._sink.abort()
+            owning._transaction._sink.abort()
         original(owning, lost)
 
     return replaced(Owning, "lose_writer", lose)
@@ -488,12 +498,12 @@ def uncertain_taken_for_committed() -> AbstractContextManager[Any]:
 def base_one_too_high() -> AbstractContextManager[Any]:
     """Rule 12: the base of a copy is one too high."""
 
-    def copy(original: Any, settler: Settler, *args: Any) -> Output:
+    def copy(original: Any, requeuer: Requeuer, *args: Any) -> Output:
         kind, offset, payload, at_ms, base, *rest = args
-        output: Output = original(settler, kind, offset, payload, at_ms, base + 1, *rest)
+        output: Output = original(requeuer, kind, offset, payload, at_ms, base + 1, *rest)
         return output
 
-    return replaced(Settler, "copy", copy)
+    return replaced(Requeuer, "requeue", copy)
 
 
 @contextmanager
@@ -918,13 +928,13 @@ def batches_grow_again() -> AbstractContextManager[Any]:
 def fire_overlaps_roll() -> AbstractContextManager[Any]:
     """H passes a fire whose victim's copy has not come back from the log yet."""
 
-    def passed(original: Any, shard: Shard, entry: Entry, *args: Any) -> bool:
-        awaits = _nothing_awaited if entry[1] == FIRE else Shard._awaits_copy
-        with patch.object(Shard, "_awaits_copy", awaits):
-            on: bool = original(shard, entry, *args)
+    def passed(original: Any, walk: Walk, entry: Entry, *args: Any) -> bool:
+        awaits = _nothing_awaited if entry[1] == FIRE else Walk._awaits_copy
+        with patch.object(Walk, "_awaits_copy", awaits):
+            on: bool = original(walk, entry, *args)
         return on
 
-    return replaced(Shard, "_pass", passed)
+    return replaced(Walk, "take", passed)
 
 
 def _nothing_awaited(*_: object) -> bool:
@@ -934,12 +944,12 @@ def _nothing_awaited(*_: object) -> bool:
 def fire_forgets_before_commit() -> AbstractContextManager[Any]:
     """What a fire hit is forgotten as soon as it is staged: after an abort nobody knows of it."""
 
-    def victims(original: Any, shard: Shard, offset: int, *args: Any) -> Any:
-        outputs = original(shard, offset, *args)
-        shard._victims.pop(offset, None)
+    def victims(original: Any, walk: Walk, offset: int, *args: Any) -> Any:
+        outputs = original(walk, offset, *args)
+        walk.victims.pop(offset, None)
         return outputs
 
-    return replaced(Shard, "_fire_victims", victims)
+    return replaced(Walk, "_fire_victims", victims)
 
 
 def fired_is_delivered_again() -> AbstractContextManager[Any]:
@@ -975,18 +985,18 @@ def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) 
 def fire_is_always_done() -> AbstractContextManager[Any]:
     """A fire says ``fired`` whatever it met."""
 
-    def act(original: Any, shard: Shard, entry: Entry, record_id: bytes, *args: Any) -> Any:
-        outputs = original(shard, entry, record_id, *args)
+    def act(original: Any, walk: Walk, entry: Entry, record_id: bytes, *args: Any) -> Any:
+        outputs = original(walk, entry, record_id, *args)
         if outputs is None or entry[1] != FIRE:
             return outputs
-        return [*outputs[:-1], shard._settler.control(outcome.FIRED, entry[0], record_id)]
+        return [*outputs[:-1], walk._settler.endings.control(outcome.FIRED, entry[0], record_id)]
 
-    return replaced(Shard, "_act_at_home", act)
+    return replaced(Walk, "_act_at_home", act)
 
 
 def fired_and_parked_waits() -> AbstractContextManager[Any]:
     """What was fired while its target was missing waits for its due time after all."""
-    return patch("delayservice.engine.settle._was_tried", lambda _: False)
+    return patch("delayservice.engine.settle.was_tried", lambda _: False)
 
 
 def fire_ends_the_series() -> AbstractContextManager[Any]:
@@ -1124,7 +1134,7 @@ def truncation_is_ignored() -> AbstractContextManager[Any]:
     """A log that is as long as it was is taken for the same log."""
 
     def refit(original: Any, lane: Lane, bounds: Bounds, **_: Any) -> None:
-        lane._position = -1
+        lane._fetch.position = -1
         original(lane, bounds)
 
     return replaced(Lane, "refit", refit)
@@ -1158,7 +1168,7 @@ def recreated_topic_keeps_its_cursor() -> Iterator[None]:
             known = dataclasses.replace(known, topic_id=lane.topic_id)
         take_over_lane(lane, known, *args)
 
-    with patch("delayservice.slices.owning.take_over_lane", wrong):
+    with patch("delayservice.slices.lane_taker.take_over_lane", wrong):
         yield
 
 

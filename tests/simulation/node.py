@@ -24,9 +24,10 @@ from delayservice.engine.flow import FlowRules
 from delayservice.engine.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output
 from delayservice.engine.ports import Place
 from delayservice.engine.role import Role
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.engine.shard import MayRead, at_will
 from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.edges import Edges
 from delayservice.slices.lane import Lane
 from delayservice.slices.level import FetchAhead, LevelLane
 from delayservice.slices.limits import Limits
@@ -279,7 +280,7 @@ class Node:
         self._see_settings()
         self._connect()
         book = self._book
-        self.loop = WorkerLoop(
+        edges = Edges(
             node_id=self.name,
             source=self._source,
             sink=self._sink,
@@ -306,6 +307,7 @@ class Node:
             copies_of=lambda number: None if book is None else book.keeper(self, number),
             is_held=lambda topic: topic in self.world.paused,
         )
+        self.loop = WorkerLoop(edges)
         self._guarded(partial(self._add_lanes, self.world.places))
 
     def _see_settings(self) -> None:

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from delayservice.engine.ports import Place
 from delayservice.engine.role import Role
-from delayservice.slices.slice import Phase
+from delayservice.slices.phase import Phase
 from tests.simulation.calendar import SHIFTS_MS, make_calendar
 from tests.simulation.history import COPY, ViolationError
 from tests.simulation.node import MakeStore, Node, SimCrashError

@@ -306,7 +306,7 @@ class World:
 
 
 def hour_rows(frames: Sequence[Frame]) -> list[HourRow]:
-    """The sums of what is pending, from nothing but the words of ``docs/reconcile.md``."""
+    """The sums of what is pending, from nothing but the words of ``docs/internals/digests.md``."""
     sums: dict[int, dict[int, tuple[int, int]]] = {}
     for key_ms, offset, mark, payload in frames:
         if mark == NO_MARK:

@@ -23,8 +23,9 @@ from delayservice.engine.claims import Claimed, ClaimLog, encode_key
 from delayservice.engine.outcome import Output, Tally
 from delayservice.engine.ports import Bounds, Control, Place, ReadBack, Run, Trouble
 from delayservice.engine.role import Role
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.process.cron import cron_time
+from delayservice.slices.edges import Edges
 from delayservice.slices.lane import Lane
 from delayservice.slices.limits import Limits
 from delayservice.slices.slice import Slice
@@ -410,13 +411,14 @@ class Stage:
         self.background = Inline()
         self.heard = Heard()
         self.targets = KnownTargets()
-        self.loop = WorkerLoop(
+        edges = Edges(
             node_id="n1",
             source=self.logs,
             sink=self.sink,
             checkpoints=Tailed(self.sink),
             succession=self.heritage,
             background=self.background,
+            writing=self.background,
             clock=self.clock,
             gate=self.gate,
             observer=self.heard,
@@ -425,6 +427,7 @@ class Stage:
             limits=limits or Limits(transaction_interval_ms_min=STEP_MS - 1),
             **more,
         )
+        self.loop = WorkerLoop(edges)
         for number in slices:
             self.add(number)
 

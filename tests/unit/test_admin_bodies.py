@@ -1,4 +1,4 @@
-"""docs/api.md shows every body of the API as it is."""
+"""docs/internals/api-bodies.md shows every body of the API as it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from delayservice.admin.problems import Problem
 from tests.admin.described import openapi
 from tests.docs.pages import ROOT
 
-PAGE: Final = (ROOT / "docs" / "api.md").read_text("utf-8").partition("## Every body")[2]
+PAGE: Final = (
+    (ROOT / "docs" / "internals" / "api-bodies.md").read_text("utf-8").partition("## Every body")[2]
+)
 SECTION: Final = re.compile(r"^### (.*)\n((?:(?!^###? ).*\n)*)", re.MULTILINE)
 BLOCK: Final = re.compile(r"```json\n(.*?)```", re.DOTALL)
 SHOWN: Final = [
@@ -59,5 +61,5 @@ def test_every_operation_has_its_section() -> None:
         named = re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), path)
         for method in operations.keys() - {"delete"}:
             assert f"`{method.upper()} {named}" in headings, (
-                f"{method} {path} is not in docs/api.md"
+                f"{method} {path} is not in api-bodies.md"
             )

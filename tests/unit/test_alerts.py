@@ -107,7 +107,9 @@ def test_an_alert_is_built_on_what_is_exported(alert: Alert, known: Labels) -> N
 @every_alert
 def test_an_alert_says_how_bad_it_is_what_happened_and_where_to_read_on(alert: Alert) -> None:
     assert alert.severity in {"critical", "warning"}
-    assert set(alert.annotations) == {"summary", "description", "runbook"}
+    assert set(alert.annotations) == {"summary", "description", "runbook", "runbook_url"}
+    url = f"https://delayservice.invalid/{alert.annotations['runbook']}"
+    assert alert.annotations["runbook_url"] == url
     path, _, anchor = alert.annotations["runbook"].partition("#")
     assert (ROOT / path).read_bytes() == OPERATIONS.read_bytes()
     assert anchor == alert.name.lower()

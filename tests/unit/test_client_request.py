@@ -7,7 +7,8 @@ import pytest
 
 from delayservice.base.errors import InvalidRequestError
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.record import INVALID, SCHEDULE, RecordReader
+from delayservice.contract.entry import INVALID, SCHEDULE
+from delayservice.contract.record import RecordReader
 from delayservice.contract.request import (
     NO_KEY,
     delay_ms,

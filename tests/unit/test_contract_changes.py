@@ -11,7 +11,7 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.ports import Bounds, Source
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.slices.take_over import CONTRACTS_BYTES_MAX, take_over_lane

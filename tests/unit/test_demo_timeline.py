@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from delay_devtools.demo.timeline import Act, Deed, Ending, ending, fences, strip, turns
-from delay_devtools.tenures import HandOver, Told, hand_overs, owners
+from delay_devtools.ownership import HandOver, SliceEvent, hand_overs, owners
 
 
-def took(at_ms: float, node: str, epoch: int, slice_no: int = 0) -> Told:
-    return Told(at_ms, node, "took_over", slice_no, epoch)
+def took(at_ms: float, node: str, epoch: int, slice_no: int = 0) -> SliceEvent:
+    return SliceEvent(at_ms, node, "took_over", slice_no, epoch)
 
 
-def handed(at_ms: float, node: str, epoch: int) -> Told:
-    return Told(at_ms, node, "handed_over", 0, epoch)
+def handed(at_ms: float, node: str, epoch: int) -> SliceEvent:
+    return SliceEvent(at_ms, node, "handed_over", 0, epoch)
 
 
-def lost(at_ms: float, node: str, why: str) -> Told:
-    return Told(at_ms, node, "ownership_lost", 0, 0, why)
+def lost(at_ms: float, node: str, why: str) -> SliceEvent:
+    return SliceEvent(at_ms, node, "ownership_lost", 0, 0, why)
 
 
 def act(
@@ -30,7 +30,7 @@ RESTART = act(Deed.RESTART, "n1", 500, 900)
 
 
 def told_of(
-    found: list[Told], *acts: Act
+    found: list[SliceEvent], *acts: Act
 ) -> list[tuple[float, str, int, str, float | None, float]]:
     return [
         (one.from_ms, one.node_id, one.epoch, one.why, one.until_ms, one.vacant_ms)
@@ -98,8 +98,8 @@ def test_the_strip_names_who_delivers_at_each_moment_and_shows_when_nobody_does(
 def test_a_woken_node_was_fenced_or_stepped_down_by_its_own_word_on_every_slice() -> None:
     both = Act(Deed.FREEZE, "n1", (0, 1), 500, "", 0, 900, 1_200)
     let_go = handed(1_300, "n1", 1)
-    fenced = Told(1_310, "n1", "ownership_lost", 1, 0, "slice 1: fenced at flush")
-    early = Told(1_100, "n1", "ownership_lost", 1, 0, "slice 1: fenced at flush")
+    fenced = SliceEvent(1_310, "n1", "ownership_lost", 1, 0, "slice 1: fenced at flush")
+    early = SliceEvent(1_100, "n1", "ownership_lost", 1, 0, "slice 1: fenced at flush")
     again = took(4_000, "n1", 3, slice_no=1)
     assert ending([let_go], both) is Ending.SILENT
     assert ending([let_go, early], both) is Ending.SILENT

@@ -15,7 +15,8 @@ from delayservice.engine import outcome
 from delayservice.engine.census import OTHERS
 from delayservice.engine.cursor import START_KEY
 from delayservice.engine.outcome import Output
-from delayservice.engine.settle import Settler, Verdicts
+from delayservice.engine.settle import Settler
+from delayservice.engine.verdicts import Verdicts
 from delayservice.inspection.counting import LaneCounts, count_lane
 from delayservice.slices.lane import Lane
 from delayservice.store.digesting import DigestingStore

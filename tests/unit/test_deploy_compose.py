@@ -11,10 +11,27 @@ import yaml
 
 from delayservice.config.kafka import is_secret_name
 from delayservice.process.worker import STOP_TIMEOUT_S
-from tests.deployed import ROOT, Service, UsageError, compose, nodes, parse, seconds, services
+from tests.deployed import (
+    LARGE,
+    ROOT,
+    SMALL,
+    Service,
+    UsageError,
+    compose,
+    nodes,
+    pair_of,
+    pairs,
+    parse,
+    seconds,
+    services,
+)
 
 ALL = list(services().values())
-every_service = pytest.mark.parametrize("service", ALL, ids=[one.name for one in ALL])
+EACH = [*ALL, *services(SMALL).values()]
+every_service = pytest.mark.parametrize(
+    "service", EACH, ids=[f"{'small ' * (one.file == SMALL)}{one.name}" for one in EACH]
+)
+every_file = pytest.mark.parametrize("file", [LARGE, SMALL])
 VERSION = re.compile(r":v?\d+\.\d+\.\d+$")
 NODE_KILLS_WORKERS_S = STOP_TIMEOUT_S + 5
 
@@ -27,19 +44,20 @@ NODE_KILLS_WORKERS_S = STOP_TIMEOUT_S + 5
     ],
     ids=["docker-compose", "docker compose"],
 )
-def test_compose_itself_takes_the_file(program: list[str]) -> None:
+@every_file
+def test_compose_itself_takes_the_file(file: str, program: list[str]) -> None:
     if shutil.which(program[0]) is None:
         pytest.skip(f"{program[0]} is not installed: type `make compose-tools`")
     if subprocess.run([*program, "version"], check=False, capture_output=True).returncode:
         pytest.skip(f"{' '.join(program)} is not installed")
     done = subprocess.run(
-        [*program, "-f", ROOT / "docker-compose.yml", "--profile", "spark", "config"],
+        [*program, "-f", ROOT / file, "--profile", "spark", "config"],
         check=False,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert set(yaml.safe_load(done.stdout)["services"]) == set(services())
+    assert set(yaml.safe_load(done.stdout)["services"]) == set(services(file))
 
 
 @every_service
@@ -47,8 +65,9 @@ def test_an_image_has_a_version(service: Service) -> None:
     assert VERSION.search(service.facts["image"])
 
 
-def test_a_port_is_published_on_loopback_and_once() -> None:
-    published = [port for one in ALL for port in one.facts.get("ports", [])]
+@every_file
+def test_a_port_is_published_on_loopback_and_once(file: str) -> None:
+    published = [port for one in services(file).values() for port in one.facts.get("ports", [])]
     assert published
     assert all(port.startswith("127.0.0.1:") for port in published), published
     hosts = [port.rpartition(":")[0] for port in published]
@@ -73,14 +92,17 @@ def test_the_root_is_read_only_but_where_the_image_writes_its_configuration(
 
 @every_service
 def test_a_service_has_a_health_check_unless_it_ends_by_itself(service: Service) -> None:
-    is_one_shot = service.facts["restart"] == "no"
-    has_check = "test" in service.facts.get("healthcheck", {}) or service in nodes()
-    assert has_check is not is_one_shot
+    only_waits = service.facts["restart"] == "no" or service in pairs(service.file)
+    check = service.facts.get("healthcheck", {})
+    has_check = "test" in check or service in nodes(service.file)
+    assert has_check is not only_waits
+    # The image's own check is that of a node.
+    assert bool(check.get("disable")) is only_waits
 
 
 @every_service
 def test_what_is_mounted_exists_and_can_not_be_written(service: Service) -> None:
-    declared = compose()["volumes"]
+    declared = compose(service.file)["volumes"]
     for source, inside, *mode in (v.split(":") for v in service.facts.get("volumes", [])):
         if source.startswith("."):
             assert (ROOT / source).exists(), source
@@ -105,7 +127,7 @@ def test_only_the_one_that_makes_the_secrets_may_write_them() -> None:
     assert users.keys() == {"secrets", *(node.name for node in nodes())}
 
 
-@pytest.mark.parametrize("service", [s for s in ALL if s.is_ours], ids=lambda one: one.name)
+@pytest.mark.parametrize("service", [s for s in EACH if s.is_ours], ids=lambda one: one.name)
 def test_every_setting_and_command_of_ours_is_one(service: Service) -> None:
     assert all(name.startswith("DELAYSERVICE_") for name in service.environment)
     assert service.settings is not None
@@ -174,13 +196,29 @@ def test_a_command_that_is_none_is_noticed() -> None:
 
 def test_a_node_sits_beside_each_broker_and_shares_its_network() -> None:
     brokers = {
-        f"service:{one.name}": int(one.environment["KAFKA_NODE_ID"])
+        one.facts["network_mode"]: int(one.environment["KAFKA_NODE_ID"])
         for one in ALL
         if "KAFKA_NODE_ID" in one.environment
     }
     beside = {node.facts["network_mode"]: node.settings.node.broker_id for node in nodes()}
     assert beside == brokers
+    assert beside.keys() == {f"service:{one.name}" for one in pairs()}
     assert len({node.settings.node.node_id for node in nodes()}) == len(brokers) == 3
+
+
+@pytest.mark.parametrize("pair", [*pairs(), *pairs(SMALL)], ids=lambda one: one.name)
+def test_the_network_of_a_pair_has_its_brokers_name_and_outlives_both(pair: Service) -> None:
+    (broker,) = (
+        one
+        for one in services(pair.file).values()
+        if one.facts.get("network_mode") == f"service:{pair.name}"
+        and "KAFKA_NODE_ID" in one.environment
+    )
+    assert pair.facts["networks"] == {"default": {"aliases": [broker.name]}}
+    assert broker.facts["depends_on"] == {pair.name: {"condition": "service_started"}}
+    assert pair.facts["entrypoint"] == ["/bin/sleep", "infinity"]
+    assert pair.facts["init"] is True
+    assert "volumes" not in pair.facts
 
 
 def test_nodes_differ_in_their_name_and_broker_only() -> None:
@@ -189,10 +227,10 @@ def test_nodes_differ_in_their_name_and_broker_only() -> None:
     assert common == [common[0]] * 3
 
 
-@pytest.mark.parametrize("node", nodes(), ids=lambda one: one.name)
-def test_the_ports_of_a_node_are_published_by_its_broker(node: Service) -> None:
-    broker = services()[node.facts["network_mode"].removeprefix("service:")]
-    inside = {port.rpartition(":")[2] for port in broker.facts["ports"]}
+@pytest.mark.parametrize("node", [*nodes(), *nodes(SMALL)], ids=lambda one: one.name)
+def test_the_ports_of_a_node_are_published_by_its_pair(node: Service) -> None:
+    pair = pair_of(node)
+    inside = {port.rpartition(":")[2] for port in pair.facts["ports"]}
     listens = [node.settings.metrics.listen, node.settings.admin.listen]
     assert [listen.partition(":")[0] for listen in listens] == ["0.0.0.0"] * 2  # noqa: S104
     assert {listen.partition(":")[2] for listen in listens} <= inside
@@ -232,7 +270,7 @@ def test_what_prometheus_scrapes_are_the_nodes() -> None:
     scraped = yaml.safe_load(text)["scrape_configs"]
     targets = [t for job in scraped for group in job["static_configs"] for t in group["targets"]]
     listening = {
-        f"{node.facts['network_mode'].removeprefix('service:')}"
+        f"{pair_of(node).facts['networks']['default']['aliases'][0]}"
         f":{node.settings.metrics.listen.rpartition(':')[2]}"
         for node in nodes()
     }

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from delay_devtools.demo.choices import Choices
-from delay_devtools.demo.nodes import SLICES, sets_of
+from delay_devtools.demo.choices import SLICES, Choices, sets_of
 from delay_devtools.servers import BrokerPlan, _broker_properties
 from delayservice.config.reference import effective
 from delayservice.config.settings import Settings, load_with_origins

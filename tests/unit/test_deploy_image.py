@@ -65,7 +65,10 @@ def test_it_runs_as_nobody_who_may_do_anything(target: str) -> None:
 def test_the_user_has_one_number_in_every_image() -> None:
     assert set(said("USER")) == {"10001:10001"}
     runtime = " ".join(stages()["runtime"])
-    assert "useradd --system --uid 10001 --user-group" in runtime
+    assert "groupadd --system --gid 10001 delayservice" in runtime
+    # A home that is made brings the shell's files along, into the volume with the state.
+    assert "useradd --system --uid 10001 --gid 10001" in runtime
+    assert "--no-create-home" in runtime
     assert [line.split()[0] for line in said("FROM") if line.endswith((" service", " java"))] == [
         "runtime",
         "runtime",

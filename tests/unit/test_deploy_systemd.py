@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from delayservice.cli import app
 from delayservice.config.settings import load
 from delayservice.process.worker import STOP_TIMEOUT_S
 from tests.deployed import ROOT, parse, seconds
 
 FOLDER = ROOT / "deploy/systemd"
 UNIT = FOLDER / "delayservice.service"
+STANDALONE = FOLDER / "standalone.conf"
 JOBS = ("audit", "reconcile")
 SERVICES = [UNIT, *(FOLDER / f"delayservice-{job}.service" for job in JOBS)]
 every_service = pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.stem)
@@ -57,12 +60,12 @@ def analyze(*arguments: str | Path) -> str:
 
 def test_every_unit_is_one_that_is_looked_at() -> None:
     timers = {FOLDER / f"delayservice-{job}.timer" for job in JOBS}
-    assert set(FOLDER.iterdir()) == {*SERVICES, *timers}
+    assert set(FOLDER.iterdir()) == {*SERVICES, *timers, STANDALONE}
 
 
 def test_systemd_takes_the_units_and_warns_of_nothing(tmp_path: Path) -> None:
     units = []
-    for unit in FOLDER.iterdir():
+    for unit in sorted(set(FOLDER.iterdir()) - {STANDALONE}):
         # It looks for the program, which is not installed here.
         text = unit.read_text("utf-8").replace("/opt/delayservice/bin/delayservice", sys.executable)
         units.append(tmp_path / unit.name)
@@ -93,6 +96,37 @@ def test_its_command_and_its_settings_are_the_services() -> None:
     ours = {n: v for n, v in environment().items() if n.startswith("DELAYSERVICE_")}
     assert load(None, [], ours).node.state_dir == Path("%S/delayservice")
     assert service()["StateDirectory"] == ["delayservice"]
+
+
+def test_a_node_without_an_ensemble_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayservice.process.node.run", lambda _settings: 0)
+    _, *words = service()["ExecStart"][0].split()
+    node = '[node]\ncluster_secret = "0123456789abcdef"\n[kafka]\nbootstrap = "kafka:9092"\n'
+    statuses = []
+    for number, text in enumerate(['hosts = "zk:2181"', 'hosts = ""', ""]):
+        config = tmp_path / f"{number}.toml"
+        config.write_text(f"{node}[zookeeper]\n{text}\n", "utf-8")
+        words[words.index("--config") + 1] = str(config)
+        statuses.append(CliRunner().invoke(app, words).exit_code)
+    assert statuses == [0, 1, 1]
+
+
+def test_a_single_node_is_allowed_by_a_drop_in(tmp_path: Path) -> None:
+    own, usual = service(STANDALONE), service()["ExecStart"][0]
+    assert own["ExecStart"] == ["", usual.removesuffix(" --require zookeeper.hosts")]
+    name, _, value = own["Environment"][0].partition("=")
+    config = tmp_path / "delayservice.toml"
+    config.write_text(
+        '[node]\ncluster_secret = "0123456789abcdef"\n[zookeeper]\nhosts = "zk:2181"\n', "utf-8"
+    )
+    assert load(config, [], {name: value}).zookeeper.hosts == ""
+
+
+def test_machines_differ_in_a_file_of_variables_alone() -> None:
+    assert service()["EnvironmentFile"] == ["-/etc/delayservice/node.env"]
+    assert load(None, [], {"DELAYSERVICE_NODE__BROKER_ID": "3"}).node.broker_id == 3
 
 
 @every_service

@@ -14,7 +14,7 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.disk import DiskLevel, Watermarks
 from delayservice.engine.ports import Bounds, Place, Run
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.process.cron import cron_time
 from delayservice.process.disk import DiskWatch, used_percent
 from delayservice.slices.lane import Lane

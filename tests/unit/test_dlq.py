@@ -21,7 +21,8 @@ from delayservice.contract.names import Header
 from delayservice.contract.provenance import dead_letter_headers
 from delayservice.contract.record import RecordReader
 from delayservice.contract.times import FIRST_READINGS
-from delayservice.engine.settle import Settler, Verdicts
+from delayservice.engine.settle import Settler
+from delayservice.engine.verdicts import Verdicts
 from tests.unit.test_settle import ROUTES
 
 TOPIC, PARTITION = "delay_topic_any", 3
@@ -43,7 +44,7 @@ def refused(entry: Entry) -> DeadLetter:
     settler = Settler(TOPIC, PARTITION, ROUTES, verdicts)
     offset, kind, key_ms, _, payload, extra = entry
     if kind == INVALID:
-        output = settler.dead_letter(offset, payload, *extra)
+        output = settler.endings.dead_letter(offset, payload, *extra)
     else:
         output = settler.settle(offset, key_ms, payload, NOW_MS, 8)
     assert output is not None
@@ -214,7 +215,7 @@ def test_a_stripped_dead_letter_is_not_replayed() -> None:
     settler = Settler(TOPIC, PARTITION, ROUTES, Verdicts(stripped={7}))
     level = b"delay_topic_1:3:9"  # its record was parked in this topic, which the letter says, too
     original: Original = (b"k", b"v", [("a", b"1")])
-    output = settler.dead_letter(7, original, "time-missing", "no time", source=level)
+    output = settler.endings.dead_letter(7, original, "time-missing", "no time", source=level)
     assert output is not None
     assert "delay-shard" in dict(output[5])
     letter = dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5]))

@@ -76,8 +76,9 @@ def test_every_toml_snippet_is_a_configuration(page: Path, tmp_path: Path) -> No
         load(config, [], {})
 
 
-def test_the_example_configuration_loads() -> None:
-    load(ROOT / "delayservice.example.toml", [], {})
+@pytest.mark.parametrize("name", ["example", "cluster"])
+def test_the_example_configuration_loads(name: str) -> None:
+    load(ROOT / f"delayservice.{name}.toml", [], {})
 
 
 @every_page

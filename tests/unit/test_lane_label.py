@@ -17,7 +17,7 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.label import Label
 from delayservice.engine.pending import NO_MARK
 from delayservice.engine.ports import Place, Run, Source
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store

@@ -16,7 +16,7 @@ from delayservice.engine.cursor import START_KEY, Cursor
 from delayservice.engine.losses import Lost
 from delayservice.engine.outcome import PARKED, Output
 from delayservice.engine.ports import Bounds, Place, Run, Source, Targets
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.slices.level import FetchAhead, LevelLane
 from tests.unit.known_targets import KnownTargets
 

@@ -23,7 +23,9 @@ from delayservice.engine import outcome
 from delayservice.engine.cursor import START_KEY, Cursor
 from delayservice.engine.level import LevelRecords, LevelShard
 from delayservice.engine.outcome import Output
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
+from delayservice.engine.verdicts import Verdicts
 from tests.unit.known_targets import KnownTargets
 
 TOPIC = "delay_topic_1"
@@ -51,7 +53,7 @@ class Owned:
         self.verdicts = Verdicts()
         self.targets = KnownTargets()
         self.settler = Settler(TOPIC, 0, routes, self.verdicts, targets=self.targets)
-        self.settler.copies_to = ANY
+        self.settler.requeuer.topic = ANY
         self.settler.contracts = read_by
         self.reader = RecordReader(TOPIC, 0, read_by, (SECRET,))
         records = LevelRecords(self.reader, read_by, self.settler, self.verdicts)
@@ -245,7 +247,7 @@ def test_what_can_t_be_delivered_now_is_parked_in_the_precise_topic_and_says_whe
 
 def test_without_a_precise_topic_it_is_dead_lettered_with_the_target_s_code() -> None:
     owned = Owned()
-    owned.settler.copies_to = None
+    owned.settler.requeuer.topic = None
     owned.targets.why["orders", -1] = BLOCKED
     owned.take(row(0))
     (letter,) = owned.settle(NOW_MS + LEVEL_MS)

@@ -20,7 +20,7 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.label import Label
 from delayservice.engine.outcome import DELIVERED
 from delayservice.engine.ports import Bounds, Place, Run
-from delayservice.engine.settle import Routes
+from delayservice.engine.routes import Routes
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.memory import MemoryStore

@@ -26,7 +26,9 @@ from delayservice.engine.outcome import (
     Output,
 )
 from delayservice.engine.ports import Bounds, Place, Run
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
+from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.slices.lane import Lane

@@ -22,7 +22,9 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import AHEAD_MS, BURST_MS, Flow, FlowRules, SlotPolicy
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, Run, Source
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
+from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
 from delayservice.slices.level import FetchAhead, LevelLane
 from tests.unit.known_targets import KnownTargets, any_target
@@ -302,7 +304,7 @@ def test_an_occurrence_that_waits_for_its_turn_is_followed_by_the_next_one() -> 
 
 def test_where_no_copy_can_be_written_there_is_no_limit() -> None:
     world = World(limited(1))
-    world.settler.copies_to = None
+    world.settler.requeuer.topic = None
     burst(world, 10)
     world.commit(world.turn())
     assert world.kinds() == {outcome.DELIVERED: 10}

@@ -10,7 +10,9 @@ from delayservice.contract.recurrence import Recurrence, encode, following, recu
 from delayservice.contract.requeue import CONTINUES, read_copy
 from delayservice.engine import outcome
 from delayservice.engine.outcome import Output, Target
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
+from delayservice.engine.verdicts import Verdicts
 from tests.unit.known_targets import KnownTargets, any_target
 
 NOW_MS = 5_000_000

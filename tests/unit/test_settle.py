@@ -13,7 +13,9 @@ from delayservice.contract.codes import (
 )
 from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.engine import outcome
-from delayservice.engine.settle import Routes, Settler, Verdicts
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
+from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
 from tests.unit.known_targets import KnownTargets, any_target
 
@@ -148,7 +150,9 @@ def test_a_refused_record_is_dead_lettered_whole() -> None:
 def test_a_dead_letter_that_is_refused_too_says_only_where_the_record_is() -> None:
     both = settler(refused={7: ("too-large", "why")}, stripped={7})
     valid = both.settle(7, NOW_MS, payload(), NOW_MS, 8)
-    invalid = both.dead_letter(7, (b"k", b"v" * 100, [("a", b"1")]), "time-missing", "no time")
+    invalid = both.endings.dead_letter(
+        7, (b"k", b"v" * 100, [("a", b"1")]), "time-missing", "no time"
+    )
     assert valid is not None
     assert invalid is not None
     for output, code in ((valid, b"too-large"), (invalid, b"time-missing")):
@@ -203,7 +207,7 @@ def test_what_is_fired_before_its_time_and_put_off_is_told_from_what_is_rolled()
 
 def test_where_nothing_can_be_put_off_a_paused_record_waits() -> None:
     held = settler(PAUSED)
-    held.copies_to = None
+    held.requeuer.topic = None
     assert held.settle(7, NOW_MS, payload(), NOW_MS, 8) is None
     assert held.fire(7, payload(NOW_MS + 5_000), NOW_MS, 9) is None
 
@@ -214,7 +218,7 @@ def test_while_the_cluster_is_asked_for_a_target_its_record_waits_and_is_not_par
     assert asked.fire(7, payload(NOW_MS + 5_000), NOW_MS, 9) is None
     last_attempt = payload(attempt=9)
     assert asked.settle(7, NOW_MS, last_attempt, NOW_MS, 8) is None
-    asked.copies_to = None
+    asked.requeuer.topic = None
     assert asked.settle(7, NOW_MS, payload(), NOW_MS, 8) is None
 
 
@@ -285,7 +289,7 @@ class TakesNoContent(Takes):
 
 def test_a_letter_that_its_topic_never_takes_is_sent_without_content() -> None:
     by = settler_of(TakesNoContent("letters", "too-large"))
-    letter = by.dead_letter(7, (b"k", b"v" * 100, []), "time-missing", "no time")
+    letter = by.endings.dead_letter(7, (b"k", b"v" * 100, []), "time-missing", "no time")
     assert letter is not None
     assert letter[3:5] == (None, None)
     assert dict(letter[5])["delay-error"] == b"time-missing"
@@ -302,7 +306,7 @@ def test_without_a_dead_letter_topic_a_record_is_put_off_and_an_unreadable_one_w
     assert put_off is not None
     assert put_off[:2] == (outcome.PARKED, "delay_topic_any")
     assert json.loads(dict(put_off[5])["delay-copy"] or b"")["attempt"] == 4
-    assert by.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
+    assert by.endings.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
     del targets.why["letters", -1]
     letter = by.settle(7, NOW_MS, last, NOW_MS, 8)
     assert letter is not None
@@ -323,10 +327,10 @@ def test_what_a_topic_of_the_service_refuses_is_put_off_or_waits_and_is_never_se
     code: str,
 ) -> None:
     by = settler_of(Takes("letters", code))
-    assert by.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
+    assert by.endings.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
     by = settler_of(Takes("outcomes", code))
-    assert by.control(outcome.NOT_PENDING, 7, b"a") is None
-    assert by.cancelled(outcome.CANCELLED, 7, b"a", 8) is None
+    assert by.endings.control(outcome.NOT_PENDING, 7, b"a") is None
+    assert by.endings.cancelled(outcome.CANCELLED, 7, b"a", 8) is None
     expired = by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8)
     assert expired is not None
     assert expired[:2] == (outcome.PARKED, "delay_topic_any")
@@ -357,5 +361,5 @@ def test_without_an_outcomes_topic_nothing_expires() -> None:
     output = by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8)
     assert output is not None
     assert output[:2] == (outcome.PARKED, "delay_topic_any")
-    by.copies_to = None
+    by.requeuer.topic = None
     assert by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8) is None

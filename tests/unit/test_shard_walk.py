@@ -15,8 +15,11 @@ from delayservice.engine.cursor import Cursor, Key
 from delayservice.engine.outcome import Output
 from delayservice.engine.pending import Additions
 from delayservice.engine.ports import Bounds
-from delayservice.engine.settle import Routes, Settler, Verdicts
-from delayservice.engine.shard import Shard, _Flights
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
+from delayservice.engine.shard import Shard
+from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.walk import _Flights
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.memory import MemoryStore
@@ -48,7 +51,7 @@ def fire(offset: int) -> Entry:
 def test_what_is_fired_is_read_as_long_as_there_is_time_and_one_record_in_any_case() -> None:
     """Each may lie anywhere; a turn is not to take minutes."""
     walked = shard()
-    walked._victims = {n: {(9_000, n - 100): None} for n in range(100, 200)}
+    walked.walk.victims = {n: {(9_000, n - 100): None} for n in range(100, 200)}
     walked.staged = walked.committed = Cursor((0, 2**63 - 1), 100)
     walked.read = walked.stored = walked.seen = 100
     walked.ingest(100, [fire(n) for n in range(100, 200)], 200, {}, lambda _, __: None)
@@ -103,7 +106,7 @@ def test_an_owner_that_fills_its_store_again_keeps_only_marks_that_h_has_not_pas
         ]
         added = owner.ingest(offset, pair, offset + 2, {}, lambda name, _: latest.get(name))
         assert [mark[3] for mark in added.marks] == [offset + 1]  # the store marks each
-    assert sorted(owner._victims) == list(range(1_001, 1_200, 2))
+    assert sorted(owner.walk.victims) == list(range(1_001, 1_200, 2))
 
 
 @given(st.lists(st.tuples(st.booleans(), IDS, OFFSETS)), IDS, OFFSETS)

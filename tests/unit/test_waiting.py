@@ -54,7 +54,7 @@ def test_a_turn_waits_for_what_it_can_do_something_about(
     *, due_in_ms: int | None, visible_at_commit: bool, since_commit_ms: int, wait_ms: float
 ) -> None:
     made = owner(due_in_ms, visible_at_commit=visible_at_commit, since_commit_ms=since_commit_ms)
-    assert made.loop._wait_ms() == pytest.approx(wait_ms, abs=0.01)
+    assert made.loop._waits.wait_ms() == pytest.approx(wait_ms, abs=0.01)
 
 
 def test_what_is_staged_is_waited_for_until_its_commit_and_cursors_alone_for_longer() -> None:
@@ -62,12 +62,12 @@ def test_what_is_staged_is_waited_for_until_its_commit_and_cursors_alone_for_lon
     stage.write(0, 0)
     stage.step()
     assert stage.sink.open_outputs
-    assert stage.loop._wait_ms() == pytest.approx(15.0, abs=0.01)
+    assert stage.loop._waits.wait_ms() == pytest.approx(15.0, abs=0.01)
     stage.step(20)
     stage.write(0, 100_000)
     stage.step()
     assert stage.loop._transaction.is_staged
-    assert stage.loop._wait_ms() == pytest.approx(500.0, abs=0.01)
+    assert stage.loop._waits.wait_ms() == pytest.approx(500.0, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -84,20 +84,20 @@ def test_who_does_not_settle_waits_unless_its_role_is_about_to_change(
     stage.add(1)
     stage.gate.says(role, [1])
     stage.step()
-    assert stage.loop._wait_ms() == pytest.approx(wait_ms)
+    assert stage.loop._waits.wait_ms() == pytest.approx(wait_ms)
 
 
 def test_who_lacks_a_writer_or_doubts_its_clock_looks_again_soon() -> None:
     without = Stage(0)
     without.step()
-    assert without.loop._wait_ms() == pytest.approx(600.0), "a replica needs none"
+    assert without.loop._waits.wait_ms() == pytest.approx(600.0), "a replica needs none"
     without.sink.refuses_to["open"] = KafkaEdgeError("no broker")
     without.gate.says(Role.OWNER, [0])
     without.step()
-    assert without.loop._wait_ms() == pytest.approx(50.0)
+    assert without.loop._waits.wait_ms() == pytest.approx(50.0)
     doubting = owner(None)
     doubting.gate.doubt = "ahead"
-    assert doubting.loop._wait_ms() == pytest.approx(50.0)
+    assert doubting.loop._waits.wait_ms() == pytest.approx(50.0)
 
 
 def test_while_a_helper_is_at_work_its_answer_is_looked_for_soon() -> None:
@@ -106,12 +106,12 @@ def test_while_a_helper_is_at_work_its_answer_is_looked_for_soon() -> None:
     stage.write(0, 0)
     stage.step(20)
     assert stage.background.waiting
-    assert stage.loop._wait_ms() == pytest.approx(20.0), "as soon as the next may begin"
+    assert stage.loop._waits.wait_ms() == pytest.approx(20.0), "as soon as the next may begin"
     stage.clock.now_ms += 19
-    assert stage.loop._wait_ms() == pytest.approx(2.0)
+    assert stage.loop._waits.wait_ms() == pytest.approx(2.0)
     stage.background.run()
     stage.step()
-    assert stage.loop._wait_ms() > 100
+    assert stage.loop._waits.wait_ms() > 100
 
 
 def test_at_least_once_what_comes_due_during_a_commit_is_sent_as_soon_as_that_ends() -> None:
@@ -120,7 +120,7 @@ def test_at_least_once_what_comes_due_during_a_commit_is_sent_as_soon_as_that_en
     stage.write(0, 0)
     stage.step(20)
     assert stage.background.waiting
-    assert stage.loop._wait_ms() == pytest.approx(2.0)
+    assert stage.loop._waits.wait_ms() == pytest.approx(2.0)
 
 
 def test_a_paused_delay_topic_and_a_paused_owner_do_not_spin() -> None:
@@ -131,9 +131,9 @@ def test_a_paused_delay_topic_and_a_paused_owner_do_not_spin() -> None:
     stage.write(0, 0)
     stage.step(20, 3)
     assert stage.delivered() == []
-    assert stage.loop._wait_ms() == pytest.approx(10.0)
+    assert stage.loop._waits.wait_ms() == pytest.approx(10.0)
     held.clear()
     stage.gate.says(Role.PAUSED, [0])
     stage.step(20, 3)
     assert stage.delivered() == []
-    assert stage.loop._wait_ms() == pytest.approx(10.0)
+    assert stage.loop._waits.wait_ms() == pytest.approx(10.0)

@@ -27,7 +27,8 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.ports import Bounds, Run, Trouble
 from delayservice.engine.role import Role
 from delayservice.slices.limits import Limits
-from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.phase import Phase
+from delayservice.slices.slice import Slice
 from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Stage
 
 LITTLE = Limits(transaction_records=1_000, transaction_interval_ms_min=STEP_MS - 1)
@@ -207,7 +208,7 @@ def test_after_an_abort_late_records_wait_for_no_poll(call: str, visible_at_comm
     while len(stage.sink.sent()) < 2:
         stage.loop.step(0)
         if len(stage.sink.sent()) < 2:
-            waits_ms.append(stage.loop._wait_ms())
+            waits_ms.append(stage.loop._waits.wait_ms())
             stage.clock.now_ms += 1
         assert len(waits_ms) < 50
     assert max(waits_ms) <= 10
@@ -445,7 +446,7 @@ def test_a_run_that_was_fetched_before_a_slice_was_refused_is_not_stored() -> No
     stage.step(1_000)
     stage.write(0, 60_000)
     run = Run((TOPIC, 0), 0, stage.logs.rows[TOPIC, 0], 1)
-    assert not stage.loop._store(run)
+    assert not stage.loop._intake.store(run)
     assert stage.lane(0).shard.stored == 0
 
 

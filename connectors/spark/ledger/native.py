@@ -44,9 +44,10 @@ from delayservice.contract.contracts import (
 from delayservice.contract.draft import CANCEL_OP
 from delayservice.contract.entry import CANCEL, SCHEDULE
 from delayservice.contract.partitioner import partition_for
-from delayservice.contract.record import FIRE_SINCE, PARTITION_BY_KEY, PLAIN_DIGITS_MAX
+from delayservice.contract.record import PLAIN_DIGITS_MAX
 from delayservice.contract.targets import Allowlist
 from delayservice.contract.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS
+from delayservice.contract.user_record import FIRE_SINCE, PARTITION_BY_KEY
 
 COMPLETE: Final = 0
 HASHED: Final = 1

@@ -1,7 +1,7 @@
 """The rows of the digest topic: which cuts can be compared, and what the copies have there.
 
 What is chosen is decided on the driver from a few cut rows of each copy (``choose``); hour rows, of
-which there are many, stay in Spark. ``docs/reconcile.md`` has the format.
+which there are many, stay in Spark. ``docs/internals/digests.md`` has the format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The repair plan: what nodes are to read again, as a file that people look at first.
 
 ``reconcile`` writes ``plan.json``; ``carry_out`` sends its steps to the nodes and waits for their
-reports. ``docs/reconcile.md`` has the format.
+reports. ``docs/internals/digests.md`` has the format.
 """
 
 from __future__ import annotations

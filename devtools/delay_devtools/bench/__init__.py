@@ -1,4 +1,4 @@
-"""``delayservice bench``: how fast, how late and how large the service is, on a real cluster.
+"""``delayservice bench``: rate, lateness and size of the service, on a real cluster.
 
 ``cases`` say what each bench does, with a ``stand`` (topics, service, helpers) of their own. Load,
 judge and passthrough are ``*_process`` modules, each in a process of its own so that none takes

@@ -1,16 +1,22 @@
-"""What a run found. Every bench fills what it can; the rest stays None (null in JSON)."""
+"""Figures of a run. Every bench fills what it measures; the rest stays None (null in JSON)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from delay_devtools.bench.sampling import Sampler
 from delay_devtools.bench.tally import Verdict
+
+US: Final = 1_000_000
+"""Microseconds of a second."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Figures:
-    """The JSON object of a run; ``docs/performance.md`` says what each field is, in this order."""
+    """JSON object of a run; ``docs/internals/benchmarks.md`` explains each field."""
 
     bench: str
     store: str | None = None
@@ -75,28 +81,33 @@ class Figures:
     cores: int | None = None
     version: str | None = None
 
-    def judge(self, verdicts: Iterable[Verdict], lateness_of: Iterable[Verdict]) -> dict[int, int]:
-        """Take what judges found; the lateness histogram.
+    def judge(self, verdicts: Sequence[Verdict], lateness_of: Iterable[Verdict]) -> dict[int, int]:
+        """Take the findings of judges, and return the lateness histogram.
 
         Args:
             verdicts: of every load; what is wrong with any counts.
             lateness_of: those whose lateness is the bench's.
         """
-        wrong = list(verdicts)
-        self.lost = sum(verdict.lost for verdict in wrong)
-        self.duplicated = sum(verdict.duplicated for verdict in wrong)
-        self.early = sum(verdict.early for verdict in wrong)
-        self.altered = sum(verdict.altered for verdict in wrong)
-        self.strangers = sum(verdict.strangers for verdict in wrong)
-        late = merged(verdict.lateness_ms for verdict in lateness_of)
+        for name in ("lost", "duplicated", "early", "altered", "strangers"):
+            setattr(self, name, sum(getattr(verdict, name) for verdict in verdicts))
+        return self.take_lateness(lateness_of)
+
+    def take_lateness(self, verdicts: Iterable[Verdict]) -> dict[int, int]:
+        """Take the lateness of these loads, and return its histogram."""
+        late = merged(verdict.lateness_ms for verdict in verdicts)
         self.lateness_ms_p50 = quantile(late, 0.5)
         self.lateness_ms_p99 = quantile(late, 0.99)
         self.lateness_ms_max = quantile(late, 1.0)
         return late
 
+    def take_memory(self, sampler: Sampler) -> None:
+        """Take the peaks of memory."""
+        self.rss_mib_peak = sampler.rss_mib_peak
+        self.rss_mib_peak_worker = sampler.rss_mib_peak_largest
+
     @property
     def is_good(self) -> bool:
-        """Nothing lost, early, altered or invented, and nothing doubled unless a crash may."""
+        """Return whether all arrived as they should; under exactly once, none may be doubled."""
         wrong = [self.lost, self.early, self.altered, self.strangers]
         if self.delivery == "exactly_once":
             wrong.append(self.duplicated)
@@ -104,16 +115,15 @@ class Figures:
 
 
 def merged(histograms: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """All together: counts by value."""
-    together: dict[int, int] = {}
+    """Return the sum of histograms: counts by value."""
+    together: Counter[int] = Counter()
     for histogram in histograms:
-        for value, count in histogram.items():
-            together[value] = together.get(value, 0) + count
+        together.update(histogram)
     return together
 
 
 def quantile(histogram: Mapping[int, int], fraction: float) -> int | None:
-    """The smallest value that this fraction of all is at or below; None of nothing."""
+    """Return the smallest value that this fraction of all is at or below; None without values."""
     total = sum(histogram.values())
     below = 0
     for value in sorted(histogram):

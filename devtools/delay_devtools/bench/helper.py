@@ -1,4 +1,4 @@
-"""The parent's end of a helper process."""
+"""A bench's end of a helper process."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from delay_devtools import guard
 from delay_devtools.bench import wire
-from delay_devtools.bench.wire import Told
+from delay_devtools.bench.wire import Message
+from delay_devtools.node_log import tail
 from delayservice.base.errors import DelayServiceError
 
 _STOP_TIMEOUT_S: Final = 10.0
-_TAIL_LINES: Final = 12
-_decode = msgspec.json.Decoder(Told).decode
+_TIMEOUT_S: Final = 1_800.0
+"""Limit for a whole load."""
+_Result = TypeVar("_Result", bound=msgspec.Struct)
+_decode = msgspec.json.Decoder(Message).decode
 
 
 def _ignore(_count: int) -> None:
@@ -28,13 +31,13 @@ def _ignore(_count: int) -> None:
 
 
 class Helper:
-    """A process that loads, judges or passes through, as its plan says.
+    """Process that loads, judges or passes through, as its plan says.
 
     Args:
-        module: what it runs.
-        plan: handed to it.
-        log_path: its standard error, appended.
-        progress: told how many records it has done, from another thread.
+        module: module that it runs.
+        plan: its plan.
+        log_path: file that its standard error is appended to.
+        progress: called with the number of records done, on another thread.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Helper:
         self._name = module.rpartition(".")[2]
         self._log_path = log_path
         self._progress = progress
-        self._told: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         words = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid())]
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 (our own program)
@@ -63,22 +66,36 @@ class Helper:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self._process.pid
 
     def _read(self) -> None:
         if self._process.stdout is not None:
             for line in self._process.stdout:
-                told = _decode(line)
-                if told.word == wire.PROGRESS:
-                    self._progress(told.count)
+                message = _decode(line)
+                if message.word == wire.PROGRESS:
+                    self._progress(message.count)
                 else:
-                    self._told.put(told)
-        self._told.put(None)
+                    self._messages.put(message)
+        self._messages.put(None)
 
     def tell(self, word: str) -> None:
         """Send it a word."""
         self._write(word.encode())
+
+    def work(self, timeout_s: float = _TIMEOUT_S) -> Message:
+        """Let it begin, and wait until it is done."""
+        self.tell(wire.GO)
+        return self.expect(wire.DONE, timeout_s)
+
+    def show(self) -> float:
+        """Let it make its hidden load visible; return that moment, epoch seconds."""
+        self.tell(wire.SHOW)
+        return self.expect(wire.COMPLETE).at_s
+
+    def result(self, word: str, kind: type[_Result]) -> _Result:
+        """Wait for the message ``word``, and return its body."""
+        return msgspec.json.decode(self.expect(word).body, type=kind)
 
     def _write(self, line: bytes) -> None:
         if self._process.stdin is None:
@@ -89,33 +106,29 @@ class Helper:
         except OSError as exc:
             raise DelayServiceError(self._ended()) from exc
 
-    def expect(self, *words: str, timeout_s: float) -> Told:
-        """Wait for a message of one of these kinds; others before it are dropped.
+    def expect(self, word: str, timeout_s: float = _TIMEOUT_S) -> Message:
+        """Wait for a message of this kind; others before it are dropped.
 
         Raises:
-            DelayServiceError: the helper failed or ended, or said nothing in time.
+            DelayServiceError: the helper failed or ended, or did not send it in time.
         """
         while True:
             try:
-                told = self._told.get(timeout=timeout_s)
+                message = self._messages.get(timeout=timeout_s)
             except queue.Empty:
                 raise DelayServiceError(
-                    f"{self._name} did not get to {words[0]!r} within {timeout_s:.0f} s; its log "
-                    f"ends:\n{self._tail()}"
+                    f"{self._name} did not get to {word!r} within {timeout_s:.0f} s; its log "
+                    f"ends:\n{tail(self._log_path)}"
                 ) from None
-            if told is None:
+            if message is None:
                 raise DelayServiceError(self._ended())
-            if told.word == wire.FAILED:
-                raise DelayServiceError(f"{self._name}: {told.why}")
-            if told.word in words:
-                return told
+            if message.word == wire.FAILED:
+                raise DelayServiceError(f"{self._name}: {message.why}")
+            if message.word == word:
+                return message
 
     def _ended(self) -> str:
-        return f"{self._name} ended before it was done; its log ends:\n{self._tail()}"
-
-    def _tail(self) -> str:
-        lines = self._log_path.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-_TAIL_LINES:]) or "(empty)"
+        return f"{self._name} ended before it was done; its log ends:\n{tail(self._log_path)}"
 
     def close(self) -> None:
         """End the process. May be called twice."""

@@ -1,4 +1,4 @@
-"""Reads a target topic as a consumer would, and judges every record.
+"""Read a target topic as a consumer would, and judge every record.
 
 ``python -m delay_devtools.bench.judge_process``, with a ``JudgePlan`` on standard input.
 """
@@ -12,7 +12,8 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from delay_devtools.bench import clients, wire
+from delay_devtools import clients
+from delay_devtools.bench import wire
 from delay_devtools.bench.records import Batch
 from delay_devtools.bench.tally import Tally
 from delay_devtools.bench.trace import Tracer
@@ -26,17 +27,17 @@ _error_of: Final = methodcaller("error")
 
 
 class JudgePlan(msgspec.Struct, frozen=True):
-    """What to await.
+    """Load that is expected.
 
     Attributes:
         client: librdkafka options of a consumer.
         topic: target topic, read from its start.
-        batch: what was sent.
-        last_due_ms: nothing is missed before this time, epoch milliseconds.
-        is_open: nothing is missed, and nothing complete, before the words ``stop N``: as many were
-            sent. Then which slice's records came when is told as well, as a ``Trace``.
-        quiet_s: how long it goes on reading after the last number came, for duplicates.
-        stall_s: how long nothing may come, after ``last_due_ms``, until the rest counts as lost.
+        batch: the records that were sent.
+        last_due_ms: last due time, epoch milliseconds; nothing counts as lost before.
+        is_open: the words ``stop N`` will say that N records were sent; the judge goes on until
+            then, and sends a ``Trace`` as well.
+        quiet_s: time for which it reads on after the last number, to see duplicates.
+        stall_s: time without records, after ``last_due_ms``, after which the rest counts as lost.
     """
 
     client: dict[str, str]
@@ -48,21 +49,17 @@ class JudgePlan(msgspec.Struct, frozen=True):
     stall_s: float = 60.0
 
 
-def main() -> None:
-    """Be the process."""
-    plan = wire.read_plan(JudgePlan)
-    try:
-        consumer = clients.consumer(plan.client, f"judge-{plan.batch.tag}")
-        consumer.assign(clients.partitions(consumer, plan.topic))
-        wire.tell(wire.READY)
-        _Judge(plan, consumer).run()
-        consumer.close()
-    except KafkaException as exc:
-        wire.tell(wire.FAILED, why=str(exc))
+def judge(plan: JudgePlan) -> None:
+    """Read the target topic, and send the verdict."""
+    consumer = clients.consumer(plan.client, f"judge-{plan.batch.tag}")
+    consumer.assign(clients.partitions(consumer, plan.topic))
+    wire.tell(wire.READY)
+    _Judge(plan, consumer).run()
+    consumer.close()
 
 
 class _Judge:
-    """Reads until everything has come, or nothing comes any more."""
+    """Reader of the target topic, until everything has come or nothing comes any more."""
 
     def __init__(self, plan: JudgePlan, consumer: Consumer) -> None:
         self._plan = plan
@@ -73,7 +70,7 @@ class _Judge:
         self._last_due_s = plan.last_due_ms / 1_000
 
     def run(self) -> None:
-        """Judge everything, and tell."""
+        """Judge everything, and send the verdict."""
         self._read()
         if self._tracer is not None:
             wire.tell(wire.TRACE, body=self._tracer.trace())
@@ -123,7 +120,7 @@ class _Judge:
 
 
 def _place_of(message: Any) -> tuple[int, int]:  # noqa: ANN401 (as _is_event)
-    """The slice that a record came from, and when it was produced."""
+    """Return the slice that a record came from, and the time at which it was produced."""
     _, slice_no, _ = dict(message.headers())[_SOURCE_HEADER].rsplit(b":", 2)
     return int(slice_no), message.timestamp()[1]
 
@@ -139,4 +136,4 @@ def _is_event(message: Any) -> bool:  # noqa: ANN401 (the client's stubs make ev
 
 
 if __name__ == "__main__":
-    main()
+    wire.serve(JudgePlan, judge)

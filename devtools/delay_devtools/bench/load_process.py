@@ -1,4 +1,4 @@
-"""Writes a load as any producer would: plain confluent-kafka, plain headers.
+"""Write a load as any producer would: plain confluent-kafka, plain headers.
 
 ``python -m delay_devtools.bench.load_process``, with a ``LoadPlan`` on standard input.
 """
@@ -12,25 +12,26 @@ from queue import SimpleQueue
 from typing import Final
 
 import msgspec
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
-from delay_devtools.bench import clients, wire
-from delay_devtools.bench.clients import Headers
+from delay_devtools import clients
+from delay_devtools.bench import wire
 from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
+from delay_devtools.clients import Headers
 
 _CHUNK: Final = 2_000
-"""Records between two looks at the clock when nothing is paced."""
+"""Number of records between two looks at the clock, without a rate."""
 _SLICE_S: Final = 0.002
 _FLUSH_TIMEOUT_S: Final = 120.0
 _TRANSACTION_TIMEOUT_S: Final = 60.0
 
 
 class Due(msgspec.Struct, frozen=True):
-    """When records are due.
+    """Due times of a load.
 
     Attributes:
         from_ms: first due time, epoch milliseconds; 0: count from the moment of sending.
-        span_ms: due times are spread evenly over so many milliseconds, at random.
+        span_ms: milliseconds over which the due times are spread, evenly and at random.
         after_ms: with ``from_ms`` 0, the shortest delay.
     """
 
@@ -43,18 +44,18 @@ _EXPIRES_MS: Final = 86_400_000
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
-    """What to write.
+    """Load that a process writes.
 
     Attributes:
         client: librdkafka options of a producer.
         topic: delay topic.
-        target: where the records ask to be delivered.
+        target: target topic of the records.
         batch: the records.
-        due: when they are due.
-        rate_per_s: pace; 0 is as fast as possible.
-        is_level: the topic says when, not the records.
+        due: their due times.
+        rate_per_s: records a second; 0: as many as possible.
+        is_level: the delay comes from the topic; the records name no time.
         is_full: every record has an id and an expiry.
-        is_open: the word ``stop`` ends the load, wherever it is in the batch.
+        is_open: the word ``stop`` ends the load before the end of the batch.
         transactional_id: write all in one transaction of this id, which stays open, so that no
             consumer sees a record, until the word ``show``; empty for none.
     """
@@ -71,32 +72,28 @@ class LoadPlan(msgspec.Struct, frozen=True):
     transactional_id: str = ""
 
 
-def main() -> None:
-    """Be the process."""
-    plan = wire.read_plan(LoadPlan)
+def load(plan: LoadPlan) -> None:
+    """Send the load, and show it if it was hidden."""
     errors: list[str] = []
-    try:
-        producer = clients.producer(plan.client, plan.transactional_id, errors)
-        if plan.transactional_id:
-            producer.init_transactions(_TRANSACTION_TIMEOUT_S)
-            producer.begin_transaction()
-        else:
-            producer.list_topics(plan.topic, timeout=30)
-        wire.tell(wire.READY)
-        wire.await_word(wire.GO)
-        started_s = time.time()
-        words = wire.listen() if plan.is_open else None
-        sent = _Loader(plan, producer, words).run()
-        _settle(producer, errors)
-        wire.tell(wire.DONE, sent, at_s=time.time() - started_s)
-        if plan.transactional_id:
-            _show(producer)
-    except KafkaException as exc:
-        wire.tell(wire.FAILED, why=str(exc))
+    producer = clients.producer(plan.client, plan.transactional_id, errors)
+    if plan.transactional_id:
+        producer.init_transactions(_TRANSACTION_TIMEOUT_S)
+        producer.begin_transaction()
+    else:
+        producer.list_topics(plan.topic, timeout=30)
+    wire.tell(wire.READY)
+    wire.await_word(wire.GO)
+    started_s = time.time()
+    words = wire.listen() if plan.is_open else None
+    sent = _Loader(plan, producer, words).run()
+    _settle(producer, errors)
+    wire.tell(wire.DONE, sent, at_s=time.time() - started_s)
+    if plan.transactional_id:
+        _show(producer)
 
 
 def _settle(producer: Producer, errors: list[str]) -> None:
-    """Everything is acknowledged, or it is an error."""
+    """Wait until everything is acknowledged; report what is not."""
     left = producer.flush(_FLUSH_TIMEOUT_S)
     if left:
         errors.append(f"{left} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s")
@@ -105,7 +102,7 @@ def _settle(producer: Producer, errors: list[str]) -> None:
 
 
 def _show(producer: Producer) -> None:
-    """Make the whole load visible at once. The time is taken before that."""
+    """Commit, so that the whole load becomes visible at once. The time is taken before that."""
     wire.await_word(wire.SHOW)
     at_s = time.time()
     producer.commit_transaction(_TRANSACTION_TIMEOUT_S)
@@ -113,7 +110,7 @@ def _show(producer: Producer) -> None:
 
 
 class _Loader:
-    """Sends the batch in chunks, up to the first of ``words``."""
+    """Sender of the batch in chunks, up to the first of ``words``."""
 
     def __init__(
         self, plan: LoadPlan, producer: Producer, words: SimpleQueue[str] | None = None
@@ -128,7 +125,7 @@ class _Loader:
         self._keys = keys()
 
     def run(self) -> int:
-        """Send everything; how many that were."""
+        """Send everything; return the number of records."""
         n, rate = self._plan.batch.n, self._plan.rate_per_s
         started_s = told_s = time.monotonic()
         sent = 0
@@ -149,7 +146,7 @@ class _Loader:
         return sent
 
     def _send(self, start: int, stop: int) -> None:
-        """Records ``start`` to ``stop - 1``."""
+        """Send the records ``start`` to ``stop - 1``."""
         due, produce, pack = self._plan.due, self._producer.produce, HEAD.pack
         from_ms = due.from_ms or int(time.time() * 1_000) + due.after_ms
         random_, span_ms, topic = self._random, due.span_ms, self._plan.topic
@@ -186,4 +183,4 @@ class _Loader:
 
 
 if __name__ == "__main__":
-    main()
+    wire.serve(LoadPlan, load)

@@ -1,4 +1,4 @@
-"""What one run of a bench is asked to do: every choice, checked before anything starts."""
+"""Options of a run of a bench, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TAKES_NODES: Final = frozenset({"idle", "failover"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """What a bench takes where nothing else is asked for; fields as in ``Options``."""
+    """Defaults of a bench; fields as in ``Options``."""
 
     n: int = 0
     rate_per_s: int = 0
@@ -83,32 +83,17 @@ def usual(bench: Bench, nodes: int | None) -> Usual:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One run.
+    """Options of one run; ``bench_command`` has the text of each.
 
     Attributes:
-        bench: which.
-        store: ``node.store`` of the service.
-        delivery: ``delivery.mode`` of the service.
-        n: records of a round.
-        size: bytes of a value.
-        partitions: of the delay topic and of the target.
-        nodes: of the service, each beside a broker; more than one need a ZooKeeper.
-        workers: ``node.workers`` of each.
-        rate_per_s: records a second where a rate is kept.
-        seconds: how long it is kept.
-        delay_ms: shortest and longest delay then, milliseconds.
+        nodes: number of nodes, each beside a broker; several need a ZooKeeper.
+        delay_ms: shortest and longest delay, milliseconds.
         spread_s: window over which pending records are due; 0: what the service can hold without
             rolling, ``SPREAD_S_MAX`` at most.
-        rounds: repetitions; the median counts.
-        trials: kills of a node, one after the other.
-        transaction_records: of passthrough where no service tells its own.
-        judge_beside: read and judge while passthrough runs, not afterwards.
-        warm_up: do everything once, unmeasured, before.
-        full: all records bear an id and an expiry, targets and seconds have limits that none of
-            them meets, and level topics are served beside.
-        seed: of due times and filler.
-        sets: settings of the service, ``section.key=value``; they win over everything here.
-        bootstrap: a cluster that is there; empty for an embedded one.
+        full: all records have an id and an expiry, targets and seconds have limits that no record
+            meets, and level topics are served beside.
+        sets: settings of the service, ``section.key=value``; they override all others.
+        bootstrap: brokers of a running cluster; empty for an embedded one.
     """
 
     bench: Bench
@@ -145,12 +130,12 @@ class Options:
 
     @property
     def idle_shards(self) -> int:
-        """Shards of the bench ``idle``: one topic when it has so many partitions itself."""
+        """Return the number of shards of the bench ``idle``, a partition each at the least."""
         usual = IDLE_SHARDS_OF_SEVERAL if self.has_several else IDLE_SHARDS
         return max(usual, self.partitions)
 
     def settings(self, bootstrap: str, sets: Sequence[str] = ()) -> Settings:
-        """The settings that the service will see: environment, file, and ``--set``.
+        """Return the settings that the service will see: environment, file, and ``--set``.
 
         Raises:
             SettingsError: one is wrong.
@@ -160,7 +145,7 @@ class Options:
         return load(Path(config) if config else None, asked, os.environ)
 
     def sets_of(self, bootstrap: str, sets: Sequence[str] = ()) -> list[str]:
-        """``--set`` arguments of the service: these options, then ``sets``, then the user's."""
+        """Return ``--set`` arguments: these options, then ``sets``, then those of the user."""
         return [
             f"kafka.bootstrap={bootstrap}",
             f"node.store={self.store}",

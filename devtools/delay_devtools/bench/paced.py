@@ -1,24 +1,17 @@
-"""Benches that keep a rate for a time: ``steady``, ``soak``, and ``pending``, which has very many
-records waiting meanwhile.
+"""Benches that keep a rate for a time: ``steady``, ``soak``, and ``pending``, with many waiting
+records beside it.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from typing import Final
 
 from delay_devtools.bench import wire
-from delay_devtools.bench.figures import Figures
+from delay_devtools.bench.figures import US, Figures
 from delay_devtools.bench.load_process import Due
 from delay_devtools.bench.options import SPREAD_S_MAX
-from delay_devtools.bench.passing import (
-    LOAD_TIMEOUT_S,
-    judge_plan,
-    load_plan,
-    verdict_of,
-    warm_up,
-)
+from delay_devtools.bench.passing import judge_plan, load_plan, warm_up
 from delay_devtools.bench.sampling import (
     Sampler,
     busy_until,
@@ -35,47 +28,31 @@ _WARM: Final = "warm"
 _WAITING: Final = "waiting"
 _WARM_UP_S: Final = 8.0
 _WARM_UP_DELAY_MS: Final = (0, 2_000)
+_LOAD_TIMEOUT_S: Final = 1_800.0
 _START_S: Final = 5.0
-"""How long until a helper has started, at most."""
+"""Limit for the start of a helper."""
 _SLOW_SAMPLES_S: Final = 1.0
-_US: Final = 1_000_000
 _FIRST_DUE_S_MAX: Final = 900
-"""Pending records are due later than a bench takes, where the window leaves room for that."""
+"""Time until the first pending record is due, in seconds: longer than a bench takes."""
 
 
 def steady(stand: Stand, figures: Figures) -> dict[int, int]:
-    """A rate that the service keeps up with: how late is a record then?"""
-    return _alone(stand, figures)
-
-
-def soak(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Run ``steady`` for long, and measure the growth of memory."""
-    return _alone(stand, figures)
-
-
-def _alone(stand: Stand, figures: Figures) -> dict[int, int]:
+    """Measure lateness at a rate that the service keeps up with."""
     names = stand.round()
     warm_up(stand)
-    with ExitStack() as stack:
-        with stand.steps.doing("Starting the service"):
-            sets = stand.create(names, (_STEADY, _WARM))
-            serving = stack.enter_context(stand.service(names, sets))
+    with stand.service(names, stand.create(names, (_STEADY, _WARM))) as serving:
         _warm_up_service(stand, names)
-        before, used_s, broker_used_s = (
-            serving.counters(),
-            cpu_s(serving.processes),
-            cpu_s(stand.brokers),
-        )
+        before = serving.counters()
+        used_s, broker_used_s = cpu_s(serving.processes), cpu_s(stand.brokers)
         with Sampler(serving.workers, _SLOW_SAMPLES_S) as sampler:
-            verdict, load_s = _keep_rate(
-                stand, names, _STEADY, stand.options.seconds, stand.options.delay_ms
-            )
+            verdict = _measure(stand, figures, names)
         n = verdict.n
-        figures.cpu_us_per_message = (cpu_s(serving.processes) - used_s) / n * _US
+        figures.cpu_us_per_message = (cpu_s(serving.processes) - used_s) / n * US
         if stand.brokers:
-            figures.broker_cpu_us_per_message = (cpu_s(stand.brokers) - broker_used_s) / n * _US
+            figures.broker_cpu_us_per_message = (cpu_s(stand.brokers) - broker_used_s) / n * US
         counted = serving.counters() - before
-    _fill(figures, sampler, verdict, load_s, stand.options.seconds)
+    figures.n = n
+    figures.take_memory(sampler)
     figures.transactions, figures.aborts = counted.transactions, counted.aborts
     figures.records_per_transaction = counted.settled / max(counted.transactions, 1)
     if stand.options.bench == "soak":
@@ -83,17 +60,16 @@ def _alone(stand: Stand, figures: Figures) -> dict[int, int]:
     return figures.judge([verdict], [verdict])
 
 
-def _fill(
-    figures: Figures, sampler: Sampler, verdict: Verdict, load_s: float, seconds: float
-) -> None:
-    figures.n, figures.seconds = verdict.n, seconds
-    figures.rate_per_s = verdict.n / load_s
-    figures.rss_mib_peak = sampler.rss_mib_peak
-    figures.rss_mib_peak_worker = sampler.rss_mib_peak_largest
+def _measure(stand: Stand, figures: Figures, names: Names) -> Verdict:
+    """Keep the rate of the options for their time."""
+    options = stand.options
+    verdict, load_s = _keep_rate(stand, names, _STEADY, options.seconds, options.delay_ms)
+    figures.seconds, figures.rate_per_s = options.seconds, verdict.n / load_s
+    return verdict
 
 
 def _warm_up_service(stand: Stand, names: Names) -> None:
-    """A service and a broker that have met this load before are as they are for good."""
+    """Let the service and the brokers meet this load before it is measured."""
     if stand.options.warm_up:
         _keep_rate(stand, names, _WARM, _WARM_UP_S, _WARM_UP_DELAY_MS)
 
@@ -101,7 +77,7 @@ def _warm_up_service(stand: Stand, names: Names) -> None:
 def _keep_rate(
     stand: Stand, names: Names, target: str, seconds: float, delay_ms: tuple[int, int]
 ) -> tuple[Verdict, float]:
-    """Send at the rate of the options, and judge; how long the sending took, seconds."""
+    """Send at the rate of the options, and judge; return also the duration of sending, seconds."""
     options = stand.options
     batch = stand.batch(max(int(options.rate_per_s * seconds), 1))
     shortest, longest = delay_ms
@@ -116,51 +92,41 @@ def _keep_rate(
             "judge", judge_plan(stand, names, target, batch, last_due_ms), receiving.at
         ) as judge,
     ):
-        loader.tell(wire.GO)
-        load_s = loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S + seconds).at_s
-        return verdict_of(judge), load_s
-
-
-# --- pending -------------------------------------------------------------------------------------
+        load_s = loader.work(_LOAD_TIMEOUT_S + seconds).at_s
+        return judge.result(wire.DONE, Verdict), load_s
 
 
 def pending(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Very many records wait, and a steady load runs beside them."""
+    """Measure the same while very many records wait."""
     names = stand.round()
     warm_up(stand)
-    with ExitStack() as stack:
-        with stand.steps.doing("Starting the service"):
-            sets = stand.create(names, (_WAITING, _STEADY, _WARM))
-            serving = stack.enter_context(stand.service(names, sets))
+    sets = stand.create(names, (_WAITING, _STEADY, _WARM))
+    with stand.service(names, sets) as serving:
         with Sampler(serving.workers) as sampler:
             _store_all(stand, figures, names, serving, sampler)
             _warm_up_service(stand, names)
-            verdict, load_s = _keep_rate(
-                stand, names, _STEADY, stand.options.seconds, stand.options.delay_ms
-            )
+            verdict = _measure(stand, figures, names)
         figures.disk_bytes_per_message = disk_bytes(serving.state_dir) / stand.options.n
-    _fill(figures, sampler, verdict, load_s, stand.options.seconds)
     figures.n = stand.options.n
+    figures.take_memory(sampler)
     return figures.judge([verdict], [verdict])
 
 
 def _store_all(
     stand: Stand, figures: Figures, names: Names, serving: Serving, sampler: Sampler
 ) -> None:
-    """Have ``n`` records stored that wait; nothing is loaded while they are."""
+    """Have ``n`` records stored that wait; no other load runs meanwhile."""
     n = stand.options.n
     spread_s = stand.options.spread_s or min(SPREAD_S_MAX, stand.roll_window_s)
     ahead_s = min(_FIRST_DUE_S_MAX, spread_s / 2)
     due = Due(now_ms() + int(ahead_s * 1_000), int((spread_s - ahead_s) * 1_000))
     plan = load_plan(stand, names, _WAITING, stand.batch(n), due, is_hidden=True)
     with stand.helper("load", plan, stand.steps.bar("Loading", n).at) as loader:
-        loader.tell(wire.GO)
-        loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)
+        loader.work()
         used_s = cpu_s(serving.processes)
-        loader.tell(wire.SHOW)
-        shown_s = loader.expect(wire.COMPLETE, timeout_s=LOAD_TIMEOUT_S).at_s
+        shown_s = loader.show()
     counted = serving.await_count("ingested", n, stand.steps.bar("Storing", n).at)
     stored_s = busy_until(sampler.samples, shown_s, time.time())
-    figures.cpu_us_per_message = (cpu_s(serving.processes) - used_s) / n * _US
+    figures.cpu_us_per_message = (cpu_s(serving.processes) - used_s) / n * US
     figures.ingest_per_s = n / (stored_s - shown_s)
     figures.pending = counted.pending

@@ -1,14 +1,11 @@
-"""Passthrough: the limit that the service is measured against, on the same log."""
+"""Plans of loads and judges, and passthrough: the reference for the service, on the same log."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import Final
 
-import msgspec
-
 from delay_devtools.bench import wire
-from delay_devtools.bench.helper import Helper
 from delay_devtools.bench.judge_process import JudgePlan
 from delay_devtools.bench.load_process import Due, LoadPlan
 from delay_devtools.bench.passthrough_process import Passed, PassthroughPlan
@@ -19,7 +16,6 @@ from delayservice.contract.provenance import provenance
 
 PASSED: Final = "passed"
 """Name of the target that passthrough writes."""
-LOAD_TIMEOUT_S: Final = 1_800.0
 _WARM_UP_RECORDS: Final = 200_000
 A_SECOND_MS: Final = 1_000
 
@@ -35,7 +31,7 @@ def load_plan(
     is_hidden: bool = False,
     is_open: bool = False,
 ) -> LoadPlan:
-    """A load of ``batch``; ``is_hidden``: until the word ``show``."""
+    """Return the plan of a load; ``is_hidden``: no consumer sees it before the word ``show``."""
     return LoadPlan(
         client=stand.client("producer"),
         topic=names.delay,
@@ -59,21 +55,15 @@ def judge_plan(
     *,
     is_open: bool = False,
 ) -> JudgePlan:
-    """A judge of ``batch`` in ``target``."""
+    """Return the plan of a judge of ``batch`` in ``target``."""
     topic = names.target(target)
     return JudgePlan(stand.client("consumer"), topic, batch, last_due_ms, is_open)
-
-
-def verdict_of(judge: Helper) -> Verdict:
-    """Return its verdict, once there is one."""
-    told = judge.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)
-    return msgspec.json.decode(told.body, type=Verdict)
 
 
 def pass_through(
     stand: Stand, names: Names, batch: Batch, transaction_records: int
 ) -> tuple[Passed, Verdict]:
-    """Pass the delay topic of ``names``, which holds ``batch``, on to its ``PASSED`` target."""
+    """Pass the delay topic of ``names``, which holds ``batch``, on to the target ``PASSED``."""
     n = batch.n
     headers = provenance(names.delay, 0, n, now_ms(), None)
     plan = PassthroughPlan(
@@ -93,16 +83,15 @@ def pass_through(
         bar = stand.steps.bar("Passing through", n)
         with stand.helper("passthrough", plan, bar.at) as passing:
             passing.tell(wire.GO)
-            told = passing.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)
-            passed = msgspec.json.decode(told.body, type=Passed)
+            passed = passing.result(wire.DONE, Passed)
         bar.at(n)
         if not stand.options.judge_beside:
             judge = stack.enter_context(stand.helper("judge", judging))
-        return passed, verdict_of(judge)
+        return passed, judge.result(wire.DONE, Verdict)
 
 
 def load_and_pass(stand: Stand, n: int) -> tuple[Passed, Verdict]:
-    """Without any service: write ``n`` records and pass them through."""
+    """Write ``n`` records and pass them through, without any service."""
     names = stand.round()
     stand.create(names, (PASSED,))
     batch = stand.batch(n)
@@ -110,17 +99,13 @@ def load_and_pass(stand: Stand, n: int) -> tuple[Passed, Verdict]:
     due = Due(now_ms() - 2 * A_SECOND_MS, A_SECOND_MS)
     plan = load_plan(stand, names, PASSED, batch, due, is_hidden=True)
     with stand.helper("load", plan, bar.at) as loader:
-        loader.tell(wire.GO)
-        loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)
-        loader.tell(wire.SHOW)
-        loader.expect(wire.COMPLETE, timeout_s=LOAD_TIMEOUT_S)
+        loader.work()
+        loader.show()
     return pass_through(stand, names, batch, stand.options.transaction_records)
 
 
 def warm_up(stand: Stand, n: int = _WARM_UP_RECORDS) -> None:
-    """A Java broker that started a moment ago is slow for some seconds: have it do everything once,
-    unmeasured.
-    """
+    """Do everything once, unmeasured: a broker that has just started is slow for some seconds."""
     if not stand.options.warm_up:
         return
     with stand.steps.doing("Warming the broker up"):

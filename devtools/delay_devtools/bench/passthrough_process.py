@@ -1,5 +1,5 @@
-"""The limit: a bare consume and produce of the same bytes, with as many headers, in as large
-transactions. One Python process, as a worker is, and the plainest loop that is fast.
+"""Reference for the service: a bare consume and produce of the same bytes, with as many headers,
+in transactions of the same size. It is one Python process, as a worker is, with a plain fast loop.
 
 ``python -m delay_devtools.bench.passthrough_process``, with a ``PassthroughPlan`` on standard
 input.
@@ -11,27 +11,28 @@ import time
 from typing import Any, Final
 
 import msgspec
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, Producer
 
-from delay_devtools.bench import clients, wire
-from delay_devtools.bench.clients import Headers
+from delay_devtools import clients
+from delay_devtools.bench import wire
+from delay_devtools.clients import Headers
 
 _TIMEOUT_S: Final = 60.0
 _BATCH: Final = 10_000
 
 
 class PassthroughPlan(msgspec.Struct, frozen=True):
-    """What to pass on.
+    """Records that are passed on.
 
     Attributes:
         consumer: librdkafka options of a consumer.
         producer: librdkafka options of a producer.
         source: topic that is read from its start.
         target: topic that is written.
-        n: how many records.
-        transaction_records: records in each transaction.
+        n: number of records.
+        transaction_records: number of records in each transaction.
         transactional_id: empty for an idempotent producer without transactions.
-        headers: what every output carries, names and values.
+        headers: headers of every output, names and values.
     """
 
     consumer: dict[str, str]
@@ -45,12 +46,12 @@ class PassthroughPlan(msgspec.Struct, frozen=True):
 
 
 class Passed(msgspec.Struct, frozen=True):
-    """What it took, from the first request to the last acknowledged commit.
+    """Cost of passing all on, from the first request to the last acknowledged commit.
 
     Attributes:
-        seconds: of the wall clock.
-        cpu_s: of this process, user and system, all its threads.
-        transactions: that were committed.
+        seconds: duration by the wall clock.
+        cpu_s: CPU time of this process, user and system, all its threads.
+        transactions: number of committed transactions.
     """
 
     seconds: float
@@ -58,33 +59,29 @@ class Passed(msgspec.Struct, frozen=True):
     transactions: int
 
 
-def main() -> None:
-    """Be the process."""
-    plan = wire.read_plan(PassthroughPlan)
+def pass_through(plan: PassthroughPlan) -> None:
+    """Pass all records on, and send what that took."""
     errors: list[str] = []
-    try:
-        consumer = clients.consumer(plan.consumer, "passthrough")
-        partitions = clients.partitions(consumer, plan.source)
-        producer = clients.producer(plan.producer, plan.transactional_id, errors)
-        producer.list_topics(plan.target, timeout=30)
-        if plan.transactional_id:
-            producer.init_transactions(_TIMEOUT_S)
-        wire.tell(wire.READY)
-        wire.await_word(wire.GO)
-        started_s, started_cpu_s = time.monotonic(), time.process_time()
-        consumer.assign(partitions)
-        transactions = _pass(plan, consumer, producer)
-        seconds, cpu_s = time.monotonic() - started_s, time.process_time() - started_cpu_s
-        if errors:
-            wire.tell(wire.FAILED, why=f"{len(errors)} records were not passed on: {errors[0]}")
-        wire.tell(wire.DONE, plan.n, body=Passed(seconds, cpu_s, transactions))
-        consumer.close()
-    except KafkaException as exc:
-        wire.tell(wire.FAILED, why=str(exc))
+    consumer = clients.consumer(plan.consumer, "passthrough")
+    partitions = clients.partitions(consumer, plan.source)
+    producer = clients.producer(plan.producer, plan.transactional_id, errors)
+    producer.list_topics(plan.target, timeout=30)
+    if plan.transactional_id:
+        producer.init_transactions(_TIMEOUT_S)
+    wire.tell(wire.READY)
+    wire.await_word(wire.GO)
+    started_s, started_cpu_s = time.monotonic(), time.process_time()
+    consumer.assign(partitions)
+    transactions = _pass(plan, consumer, producer)
+    seconds, cpu_s = time.monotonic() - started_s, time.process_time() - started_cpu_s
+    if errors:
+        wire.tell(wire.FAILED, why=f"{len(errors)} records were not passed on: {errors[0]}")
+    wire.tell(wire.DONE, plan.n, body=Passed(seconds, cpu_s, transactions))
+    consumer.close()
 
 
 def _pass(plan: PassthroughPlan, consumer: Consumer, producer: Producer) -> int:
-    """Everything; how many transactions."""
+    """Pass everything on; return the number of transactions."""
     headers: Headers = [(name, value.encode()) for name, value in plan.headers]
     passed = transactions = 0
     while passed < plan.n:
@@ -103,7 +100,7 @@ def _pass(plan: PassthroughPlan, consumer: Consumer, producer: Producer) -> int:
 
 
 def _produce(producer: Producer, target: str, messages: list[Any], headers: Headers) -> int:
-    """Pass on what is a record; how many."""
+    """Pass on those messages that are records; return their number."""
     produce = producer.produce
     passed = 0
     for message in messages:
@@ -125,4 +122,4 @@ def _produce(producer: Producer, target: str, messages: list[Any], headers: Head
 
 
 if __name__ == "__main__":
-    main()
+    wire.serve(PassthroughPlan, pass_through)

@@ -1,4 +1,4 @@
-"""The records that are sent, and how each is known again: by its value and key alone.
+"""Records of a load, which a judge recognises by value and key alone.
 
 A value is ``HEAD`` (24 bytes: number u64, due time in epoch milliseconds u64, tag of the load) and
 filler up to the wanted size; the key follows from the number. So the judge needs nothing from the
@@ -18,7 +18,7 @@ SIZE_MIN: Final = HEAD.size
 assert SIZE_MIN == 24  # noqa: S101, PLR2004 (the documented layout)
 
 KEYS: Final = 1_024
-"""Different keys: enough to spread evenly over partitions."""
+"""Number of different keys, enough to spread evenly over partitions."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -26,9 +26,9 @@ class Batch(msgspec.Struct, frozen=True):
 
     Attributes:
         tag: 8 ASCII characters; a record with another one is a stranger.
-        n: how many.
+        n: number of records.
         size: bytes of each value, ``SIZE_MIN`` at least.
-        seed: of the filler and of the due times.
+        seed: seed of the filler and of the due times.
     """
 
     tag: str
@@ -47,5 +47,5 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def keys() -> list[bytes]:
-    """The key of record ``number`` is at ``number % KEYS``."""
+    """Return all keys; that of a record is at ``number % KEYS``."""
     return [b"key-%d" % number for number in range(KEYS)]

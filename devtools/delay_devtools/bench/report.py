@@ -1,4 +1,4 @@
-"""What a run shows at its end: one JSON object for programs; a table and a histogram for people."""
+"""Report of a run: one JSON object for programs; a table and a histogram for people."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOUNDS_MS: Final = (
 
 
 def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> None:
-    """Write it to standard output."""
+    """Write the figures to standard output."""
     found = {name: _rounded(value) for name, value in asdict(figures).items()}
     if as_json:
         print_json(found)
@@ -39,7 +39,7 @@ def _rounded(value: object) -> object:
 
 
 def buckets(lateness_ms: Mapping[int, int]) -> list[tuple[str, int]]:
-    """Labels and counts from the first bucket that holds any to the last."""
+    """Return labels and counts from the first bucket that holds any to the last."""
     counts = [0] * (len(_BOUNDS_MS) + 1)
     for late, count in lateness_ms.items():
         counts[bisect_left(_BOUNDS_MS, late)] += count

@@ -1,4 +1,4 @@
-"""Runs one bench: cluster, stand, case, report."""
+"""Run one bench: cluster, stand, case, report."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Final, TypeAlias
 import psutil
 from rich.console import Console
 
-from delay_devtools.bench import failover, leveled, paced, report, standing, stored
+from delay_devtools.bench import failover, paced, report, standing, stored
 from delay_devtools.bench.figures import Figures
 from delay_devtools.bench.options import Options, check
 from delay_devtools.bench.stand import Servers, Stand
-from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
 from delayservice import __version__
 from delayservice.config.settings import Log
 from delayservice.process import logs
 from delayservice.smoke.progress import Steps, steps
-from delayservice.smoke.signals import ignored_signals, stop_signals
+from delayservice.smoke.signals import stop_signals
 
 _Case: TypeAlias = Callable[[Stand, Figures], dict[int, int]]
-"""Fills the figures and returns the lateness histogram: counts by milliseconds."""
+"""Bench that fills the figures and returns the lateness histogram: counts by milliseconds."""
 
 _CASES: Final[Mapping[str, _Case]] = {
     "passthrough": stored.passthrough,
     "whole": stored.whole,
     "burst": stored.burst,
-    "level": leveled.level,
+    "level": stored.level,
     "steady": paced.steady,
-    "soak": paced.soak,
+    "soak": paced.steady,
     "pending": paced.pending,
     "restart": standing.restart,
     "idle": standing.idle,
@@ -42,7 +42,7 @@ _CASES: Final[Mapping[str, _Case]] = {
 
 
 def run(options: Options, *, as_json: bool) -> int:
-    """Run a bench; 0 only if nothing was lost, early, altered or (exactly once) doubled.
+    """Run a bench; return 0 only if nothing was lost, early, altered or (exactly once) doubled.
 
     Raises:
         DelayServiceError: it can't be measured; says what to do.
@@ -79,30 +79,18 @@ def _figures(options: Options) -> Figures:
 
 @contextmanager
 def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
-    """A cluster and a stand on it; whatever was started or made is gone afterwards."""
+    """Start a cluster and a stand on it; all that was started or made is gone afterwards."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delay-bench-"))
         servers = Servers(options.bootstrap)
         if not options.bootstrap:
-            with shown.doing("Starting Kafka" + (" and ZooKeeper" if options.has_several else "")):
-                cluster = _embedded_cluster(options)
-                stack.callback(_undisturbed, cluster.stop)
-                cluster.start()
+            # A broker beside each node, and ZooKeeper where it is needed.
+            embedded = EmbeddedCluster(options.nodes, int(options.has_several))
+            cluster = stack.enter_context(started(embedded, shown))
             brokers = [psutil.Process(pid) for pid in cluster.pids()]
             servers = Servers(cluster.bootstrap, cluster.zookeeper, brokers)
         stand = Stand(options, servers, Path(folder), shown)
         stand.check_cluster()
         if options.bootstrap:
-            stack.callback(_undisturbed, stand.clean_up)
+            stack.callback(undisturbed, stand.clean_up)
         yield stand
-
-
-def _embedded_cluster(options: Options) -> EmbeddedCluster:
-    """Start a broker beside each node, and ZooKeeper where it is needed."""
-    return EmbeddedCluster(options.nodes, int(options.has_several))
-
-
-def _undisturbed(clean_up: Callable[[], None]) -> None:
-    """A second Ctrl-C must not leave half of it behind."""
-    with ignored_signals():
-        clean_up()

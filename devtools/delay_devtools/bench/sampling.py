@@ -1,4 +1,4 @@
-"""Processes seen from outside: how much CPU they used, how much memory they hold."""
+"""CPU time and memory of processes, measured from outside."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ INTERVAL_S: Final = 0.01
 MIB: Final = 1 << 20
 _BUSY_WINDOW_S: Final = 0.05
 _BUSY: Final = 0.4
-"""Share of a core that is work: an idle service takes a few hundredths, a busy one about 1."""
+"""Share of a core above which a service works: idle it takes some hundredths, busy about 1."""
 _S_PER_H: Final = 3_600
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All processes at one moment.
+    """Measurement of all processes at one moment.
 
     Attributes:
         at_s: epoch seconds.
@@ -37,8 +37,8 @@ class Sample:
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
-    """CPU time that these have used since their start, in ticks of 10 ms; one that is gone counts
-    nothing.
+    """Return the CPU time that these have used since their start, in ticks of 10 ms; that of an
+    ended process is 0.
     """
     return sum(_cpu_s(process) for process in processes)
 
@@ -59,7 +59,7 @@ def _rss_bytes(process: psutil.Process) -> int:
 
 
 class Sampler:
-    """Samples processes on a thread of its own while it is entered.
+    """Sampler of processes, on a thread of its own while it is entered.
 
     Args:
         processes: workers.
@@ -95,18 +95,18 @@ class Sampler:
 
     @property
     def rss_mib_peak(self) -> float:
-        """The most that all held together, MiB."""
+        """Return the peak of the memory of all together, MiB."""
         return max((sample.rss_bytes for sample in self.samples), default=0) / MIB
 
     @property
     def rss_mib_peak_largest(self) -> float:
-        """The most that one held, MiB."""
+        """Return the peak of the memory of one, MiB."""
         return max((sample.rss_bytes_largest for sample in self.samples), default=0) / MIB
 
 
 def busy_until(samples: Sequence[Sample], start_s: float, stop_s: float) -> float:
-    """Return when work ended that ended before ``stop_s``: the last moment at which the processes
-    had used ``_BUSY`` of a core for ``_BUSY_WINDOW_S``.
+    """Return when work ended: the last moment at which the processes had used ``_BUSY`` of a core
+    for ``_BUSY_WINDOW_S``.
 
     A service publishes its counters once a second; this tells the end to some 30 ms, late rather
     than early, and nothing shorter than ``_BUSY_WINDOW_S``.
@@ -129,8 +129,8 @@ def busy_until(samples: Sequence[Sample], start_s: float, stop_s: float) -> floa
 
 
 def slope_mib_per_h(samples: Sequence[Sample]) -> float | None:
-    """Growth of the memory held, by least squares over the second half of the samples, MiB/h: by
-    then caches are full and buffers have found their size. None of fewer than three.
+    """Return the growth of memory in MiB/h, by least squares over the second half of the samples,
+    when caches are full. None of fewer than three.
     """
     half = samples[len(samples) // 2 :]
     if len(half) < 3:  # noqa: PLR2004 (two points are a line whatever happened)

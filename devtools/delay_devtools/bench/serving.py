@@ -31,7 +31,7 @@ _NAMES: Final = {
 
 @dataclass(slots=True)
 class Counters:
-    """Of all slices together; up to two seconds old."""
+    """Counters of all slices together; up to two seconds old."""
 
     ingested: int = 0
     settled: int = 0
@@ -40,9 +40,7 @@ class Counters:
     pending: int = 0
 
     def __sub__(self, before: Counters) -> Counters:
-        """Return what was counted since ``before``; ``pending`` is not a counter and stays as it
-        is.
-        """
+        """Return what was counted since ``before``; ``pending`` is no counter and stays."""
         return Counters(
             self.ingested - before.ingested,
             self.settled - before.settled,
@@ -53,7 +51,7 @@ class Counters:
 
 
 class Serving:
-    """A service that has taken over every slice.
+    """Service that owns every slice.
 
     Args:
         sets: its settings.
@@ -76,11 +74,10 @@ class Serving:
         self._process.wait_serving(self._slices)
         self._url = f"http://{self._process.events('metrics_served')[-1]['url']}/metrics"
         self.workers = self._process.workers()
-        top = psutil.Process(self._process.pid)
-        self.processes = [top, *top.children(recursive=True)]
+        self.processes = self._process.processes()
 
     def restart_killed(self) -> float:
-        """SIGKILL, and start again at once; when it was started, epoch seconds."""
+        """Kill it and start it again; return the time of the start, epoch seconds."""
         self._process.kill()
         started_s = time.time()
         self._process = ServiceProcess(self._sets, self._log_path)
@@ -94,7 +91,7 @@ class Serving:
         except (URLError, OSError) as exc:
             raise DelayServiceError(
                 f"the service does not answer on {self._url} any more: {exc}; the end of its log "
-                f"says why:\n{self._log_tail()}"
+                f"says why:\n{self._process.log_tail()}"
             ) from exc
         found = Counters()
         for family in text_string_to_metric_families(text):
@@ -103,9 +100,6 @@ class Serving:
                 if name is not None:
                     setattr(found, name, getattr(found, name) + int(sample.value))
         return found
-
-    def _log_tail(self) -> str:
-        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-10:])
 
     def await_count(
         self, name: str, count: int, progress: Callable[[int], None] = lambda _: None
@@ -127,10 +121,10 @@ class Serving:
             elif time.monotonic() - moved_s > _STALL_S:
                 raise DelayServiceError(
                     f"the service has {name} {now} of {count} records and stands still; the end of "
-                    f"its log says why:\n{self._log_tail()}"
+                    f"its log says why:\n{self._process.log_tail()}"
                 )
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
-        """End it, without asking: its state is thrown away."""
+        """Kill it; its state is thrown away."""
         self._process.kill()

@@ -1,7 +1,7 @@
-"""What a bench stands on: a cluster, topics of its own, the service, and the helpers.
+"""Stand of a bench: a cluster, topics of its own, the service, and the helpers.
 
-Topics are named ``bench_<run>_<round>_…``: no running service takes them for its own, and two
-benches on one cluster don't meet. Everything that was started ends with the stand.
+Topics are named ``bench_<run>_<round>_…``, so that no running service serves them and two benches
+on one cluster do not meet. Everything that was started ends with the stand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
 from connectors.kafka.topics import TopicKeeper
-from delay_devtools.bench import clients, wire
+from delay_devtools import clients
+from delay_devtools.bench import wire
 from delay_devtools.bench.helper import Helper
 from delay_devtools.bench.judge_process import JudgePlan
 from delay_devtools.bench.load_process import LoadPlan
@@ -33,7 +34,7 @@ from delay_devtools.bench.options import Options
 from delay_devtools.bench.passthrough_process import PassthroughPlan
 from delay_devtools.bench.records import Batch
 from delay_devtools.bench.serving import Serving
-from delay_devtools.crew import LOGIN, Crew, Node, sets_of_several
+from delay_devtools.nodes import LOGIN, Node, NodeGroup, sets_of_several
 from delay_devtools.ports import ANY_PORTS
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.config.kafka import ClientRole
@@ -49,11 +50,11 @@ _PACKAGE: Final = "delay_devtools.bench"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The topics of one round.
+    """Topics of one round.
 
     Attributes:
-        prefix: of them all.
-        level_ms: the delay topic is a level topic of this delay; 0: it is not.
+        prefix: prefix of their names.
+        level_ms: delay of the level topic that is the delay topic; 0: it is a plain one.
     """
 
     prefix: str
@@ -61,7 +62,7 @@ class Names:
 
     @property
     def delay(self) -> str:
-        """The delay topic."""
+        """Return the name of the delay topic."""
         return level_topic(1, self._levels) if self.level_ms else f"{self.prefix}_delay"
 
     @property
@@ -69,11 +70,11 @@ class Names:
         return f"{self.prefix}_level_"
 
     def target(self, name: str) -> str:
-        """A target topic; all of them are allowed."""
+        """Return the name of a target topic; all of them are allowed."""
         return f"{self.prefix}_to_{name}"
 
     def sets(self, partitions: int, delay_topics: Sequence[str]) -> list[str]:
-        """Settings of a service that serves these topics and no others."""
+        """Return settings of a service that serves these topics and no others."""
         levels = [f"levels.prefix={self._levels}", f"levels.delays_ms={self.level_ms}"]
         return [
             *(levels if self.level_ms else []),
@@ -90,12 +91,12 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Where the cluster is.
+    """Addresses and processes of a cluster.
 
     Attributes:
-        bootstrap: of Kafka.
-        zookeeper: of an embedded ZooKeeper; empty: as the settings say.
-        processes: of an embedded cluster.
+        bootstrap: brokers.
+        zookeeper: connect string of an embedded ZooKeeper; empty: as the settings say.
+        processes: processes of an embedded cluster.
     """
 
     bootstrap: str
@@ -107,10 +108,10 @@ class Stand:
     """Topics, services and helpers of one run.
 
     Args:
-        options: the run.
+        options: options of the run.
         servers: the cluster.
-        folder: for state and logs.
-        steps: shows progress.
+        folder: folder for state and logs.
+        steps: display of progress.
     """
 
     def __init__(self, options: Options, servers: Servers, folder: Path, steps: Steps) -> None:
@@ -122,7 +123,7 @@ class Stand:
         self._run = uuid.uuid4().hex[:8]
         self._rounds = 0
         self._created: set[str] = set()
-        """Each once: the client crashes on a list that names a topic twice."""
+        """Names of topics, each once: the client crashes on a list with a name twice."""
         self._roots: list[str] = []
         settings = options.settings(servers.bootstrap)
         self.zookeeper = servers.zookeeper or settings.zookeeper.hosts
@@ -148,12 +149,12 @@ class Stand:
     # --- topics ----------------------------------------------------------------------------------
 
     def round(self, level_ms: int = 0) -> Names:
-        """Names that were not used before."""
+        """Return topic names that were not used before."""
         self._rounds += 1
         return Names(f"bench_{self._run}_{self._rounds}", level_ms)
 
     def create(self, names: Names, targets: Sequence[str] = (), delay_topics: int = 1) -> list[str]:
-        """Make the topics of a round, those of the service by the service's own code; its settings.
+        """Make the topics of a round, and return the settings of its service.
 
         Raises:
             DelayServiceError: they can't be made.
@@ -178,7 +179,7 @@ class Stand:
         return self.options.sets_of(self._bootstrap, sets)
 
     def clean_up(self) -> None:
-        """Leave nothing on a cluster that is not ours."""
+        """Remove what was made on a cluster of the user."""
         if self._created:
             self._delete_topics()
         if self._roots:
@@ -204,22 +205,21 @@ class Stand:
     # --- processes -------------------------------------------------------------------------------
 
     @contextmanager
-    def service(self, names: Names, sets: Sequence[str], slices: int = 0) -> Iterator[Serving]:
-        """A service with empty state that has taken over every slice; its state goes with it."""
+    def service(self, names: Names, sets: Sequence[str]) -> Iterator[Serving]:
+        """Start a service with empty state, and wait until it owns every slice."""
         folder = self._folder / names.prefix
         folder.mkdir()
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            serving = Serving(sets, folder, slices or self.options.partitions)
-            stack.callback(serving.stop)
-            serving.await_serving()
+            with self.steps.doing("Starting the service"):
+                serving = Serving(sets, folder, self.options.partitions)
+                stack.callback(serving.stop)
+                serving.await_serving()
             yield serving
 
     @contextmanager
-    def crew(self, names: Names, sets: Sequence[str], slices: int = 0) -> Iterator[Crew]:
-        """Several nodes with empty state, each beside a broker, not started yet; their state goes
-        with them.
-        """
+    def group(self, names: Names, sets: Sequence[str]) -> Iterator[NodeGroup]:
+        """Make nodes with empty state, each beside a broker; they are not started yet."""
         folder, root = self._folder / names.prefix, f"/{names.prefix}"
         folder.mkdir()
         self._roots.append(root)
@@ -232,7 +232,7 @@ class Stand:
             nodes.append(Node(f"n{number}", [*shared, *beside], folder))
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            yield stack.enter_context(Crew(nodes, slices or self.options.partitions))
+            yield stack.enter_context(NodeGroup(nodes, self.options.partitions))
 
     @contextmanager
     def helper(
@@ -241,7 +241,7 @@ class Stand:
         plan: LoadPlan | JudgePlan | PassthroughPlan,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Helper]:
-        """A ``<kind>_process`` that is ready."""
+        """Start a ``<kind>_process``, and wait until it is ready."""
         helper = Helper(f"{_PACKAGE}.{kind}_process", plan, self._folder / f"{kind}.log", progress)
         try:
             helper.expect(wire.READY, timeout_s=_TIMEOUT_S)
@@ -250,14 +250,14 @@ class Stand:
             helper.close()
 
     def client(self, role: ClientRole) -> dict[str, str]:
-        """Options of a plain client, as librdkafka takes them."""
+        """Return the options of a plain client, as librdkafka takes them."""
         return self._clients[role]
 
     def batch(self, n: int) -> Batch:
-        """Records with a tag of their own."""
+        """Return records with a new tag."""
         return Batch(uuid.uuid4().hex[:8], n, self.options.size, self.options.seed)
 
 
 def now_ms() -> int:
-    """The wall clock, epoch milliseconds."""
+    """Return the time of the wall clock, epoch milliseconds."""
     return time.time_ns() // 1_000_000

@@ -1,10 +1,9 @@
-"""Benches of a service that stands still or falls: ``idle`` and ``restart``."""
+"""Benches of a service without load and of one that is killed: ``idle`` and ``restart``."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Final
 
 import psutil
@@ -12,39 +11,32 @@ import psutil
 from delay_devtools.bench import wire
 from delay_devtools.bench.figures import Figures
 from delay_devtools.bench.load_process import Due
-from delay_devtools.bench.passing import (
-    LOAD_TIMEOUT_S,
-    judge_plan,
-    load_plan,
-    verdict_of,
-    warm_up,
-)
-from delay_devtools.bench.records import Batch
+from delay_devtools.bench.passing import judge_plan, load_plan, warm_up
 from delay_devtools.bench.sampling import Sampler, cpu_s
 from delay_devtools.bench.serving import Serving
 from delay_devtools.bench.stand import Names, Stand, now_ms
 from delay_devtools.bench.tally import Verdict
-from delay_devtools.crew import Crew
+from delay_devtools.nodes import NodeGroup
 
 _ALL: Final = "all"
 _PROBE: Final = "probe"
 _SETTLE_S: Final = 5.0
-"""A node that has just taken over is not idle yet."""
+"""Time after which a node that has taken over is idle."""
 _CALM_S: Final = 6.0
-"""Nor are several until they agree on the owners; see the bench ``failover``."""
+"""Time without a new owner after which several nodes are idle; see the bench ``failover``."""
 _KIB_PER_MIB: Final = 1_024
 _PROBES: Final = 64
-"""Enough keys to reach every one of a few partitions."""
+"""Number of keys that reaches each of a few partitions."""
 _PROBE_DELAY_MS: Final = 50
 _SLOW_SAMPLES_S: Final = 0.5
 _DUE_PER_S: Final = 20_000
-"""So many pending records come due each second, less than a node delivers."""
+"""Rate at which pending records come due, a second; less than a node delivers."""
 _LEAD_S: Final = 20.0
 _PERCENT: Final = 100
 
 
 def idle(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure what a node takes of a core while its shards are empty."""
+    """Measure the share of a core that a node takes while its shards are empty."""
     options = stand.options
     figures.shards, figures.seconds = options.idle_shards, options.seconds
     figures.slices = options.partitions
@@ -58,49 +50,45 @@ def idle(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _idle_alone(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
-    with ExitStack() as stack:
-        with stand.steps.doing("Starting the service"):
-            serving = stack.enter_context(stand.service(names, sets))
-            time.sleep(_SETTLE_S)
+    with stand.service(names, sets) as serving:
+        time.sleep(_SETTLE_S)
         with stand.steps.doing("Watching it idle"), Sampler(serving.workers, _SLOW_SAMPLES_S) as s:
             (figures.cpu_percent,) = _cpu_percent([serving.processes], stand.options.seconds)
             threads = sum(worker.num_threads() for worker in serving.workers)
     slices = stand.options.partitions
     figures.threads_per_slice = threads / slices
     figures.rss_kib_per_slice = s.rss_mib_peak * _KIB_PER_MIB / slices
-    figures.rss_mib_peak, figures.rss_mib_peak_worker = s.rss_mib_peak, s.rss_mib_peak_largest
+    figures.take_memory(s)
 
 
 def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
-    """Several nodes, each with a copy of every slice."""
-    with stand.crew(names, sets) as crew:
-        _warm_up_crew(stand, crew)
+    """Measure several nodes, each with a replica of every slice."""
+    with stand.group(names, sets) as group:
+        _warm_up_group(stand, group)
         started_s = time.monotonic()
         with stand.steps.doing("Starting the nodes"):
-            crew.start()
+            group.start()
             figures.startup_s = time.monotonic() - started_s
-            crew.await_calm(_CALM_S)
-        nodes = crew.nodes.values()
+            group.await_calm(_CALM_S)
+        nodes = group.nodes.values()
         workers = [worker for node in nodes for worker in node.service.workers()]
         with stand.steps.doing("Watching them idle"), Sampler(workers, _SLOW_SAMPLES_S) as s:
-            used = _cpu_percent([node.processes() for node in nodes], stand.options.seconds)
+            used = _cpu_percent([node.service.processes() for node in nodes], stand.options.seconds)
             threads = sum(worker.num_threads() for worker in workers)
     copies = len(nodes) * stand.options.partitions
     figures.cpu_percent, figures.cpu_percent_per_node = sum(used), max(used)
     figures.threads_per_slice = threads / copies
     figures.rss_kib_per_slice = s.rss_mib_peak * _KIB_PER_MIB / copies
-    figures.rss_mib_peak, figures.rss_mib_peak_worker = s.rss_mib_peak, s.rss_mib_peak_largest
+    figures.take_memory(s)
 
 
-def _warm_up_crew(stand: Stand, crew: Crew) -> None:
-    """Start and stop the nodes once: fresh brokers take most of the processor for themselves, and
-    what they do first takes them several times as long.
-    """
+def _warm_up_group(stand: Stand, group: NodeGroup) -> None:
+    """Start and stop the nodes once, for fresh brokers are several times slower."""
     if stand.options.warm_up:
         with stand.steps.doing("Warming up"):
-            crew.start()
-            crew.await_calm(_CALM_S)
-            crew.stop()
+            group.start()
+            group.await_calm(_CALM_S)
+            group.stop()
 
 
 def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> list[float]:
@@ -115,36 +103,28 @@ def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> l
 
 
 def restart(stand: Stand, figures: Figures) -> dict[int, int]:
-    """SIGKILL while very many records wait: how long until it serves again, and is any lost?"""
+    """Kill the service while very many records wait; measure the time until it serves again."""
     n = stand.options.n
     names, batch = stand.round(), stand.batch(n)
     warm_up(stand, n)
     due_ms = now_ms() + int((_LEAD_S + n / _DUE_PER_S) * 1_000)
     span_ms = max(n * 1_000 // _DUE_PER_S, 1_000)
     judging = judge_plan(stand, names, _ALL, batch, due_ms + span_ms)
-    with ExitStack() as stack:
-        with stand.steps.doing("Starting the service"):
-            sets = stand.create(names, (_ALL, _PROBE))
-            serving = stack.enter_context(stand.service(names, sets))
-        _load(stand, names, batch, due_ms, span_ms)
+    with stand.service(names, stand.create(names, (_ALL, _PROBE))) as serving:
+        plan = load_plan(stand, names, _ALL, batch, Due(due_ms, span_ms))
+        with stand.helper("load", plan, stand.steps.bar("Loading", batch.n).at) as loader:
+            loader.work()
         serving.await_count("ingested", n, stand.steps.bar("Storing", n).at)
         probed = _kill_and_probe(stand, figures, names, serving)
         receiving = stand.steps.bar("Delivering", n)
-        judge = stack.enter_context(stand.helper("judge", judging, receiving.at))
-        verdict = verdict_of(judge)
+        with stand.helper("judge", judging, receiving.at) as judge:
+            verdict = judge.result(wire.DONE, Verdict)
     figures.n = n
     return figures.judge([verdict, probed], [verdict])
 
 
-def _load(stand: Stand, names: Names, batch: Batch, due_ms: int, span_ms: int) -> None:
-    plan = load_plan(stand, names, _ALL, batch, Due(due_ms, span_ms))
-    with stand.helper("load", plan, stand.steps.bar("Loading", batch.n).at) as loader:
-        loader.tell(wire.GO)
-        loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S)
-
-
 def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Serving) -> Verdict:
-    """Kill the service, start it, and send it records at that moment; what became of those."""
+    """Kill and start the service, and send it records meanwhile; return the verdict on those."""
     batch = stand.batch(_PROBES)
     plan = load_plan(stand, names, _PROBE, batch, Due(after_ms=_PROBE_DELAY_MS))
     judging = judge_plan(stand, names, _PROBE, batch, now_ms() + 60_000)
@@ -157,7 +137,7 @@ def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Servi
         loader.tell(wire.GO)
         serving.await_serving()
         figures.took_over_s = time.time() - started_s
-        verdict = verdict_of(judge)
+        verdict = judge.result(wire.DONE, Verdict)
     figures.first_delivery_s = verdict.last_seen_s - started_s
     figures.serving_s = max(figures.took_over_s, figures.first_delivery_s)
     return verdict

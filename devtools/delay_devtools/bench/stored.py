@@ -1,31 +1,27 @@
-"""Benches that store everything and then deliver everything, and the limit: ``whole``, ``burst``,
-``passthrough``.
+"""Benches in rounds, with passthrough on the same log after each: ``whole``, ``burst`` and
+``level``; and passthrough alone, the limit.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-import psutil
-
 from delay_devtools.bench import wire
-from delay_devtools.bench.figures import Figures
+from delay_devtools.bench.figures import US, Figures
 from delay_devtools.bench.helper import Helper
 from delay_devtools.bench.load_process import Due
 from delay_devtools.bench.passing import (
     A_SECOND_MS,
-    LOAD_TIMEOUT_S,
     PASSED,
     judge_plan,
     load_and_pass,
     load_plan,
     pass_through,
-    verdict_of,
     warm_up,
 )
 from delay_devtools.bench.passthrough_process import Passed
@@ -35,13 +31,12 @@ from delay_devtools.bench.serving import Counters, Serving
 from delay_devtools.bench.stand import Names, Stand, now_ms
 from delay_devtools.bench.tally import Verdict
 from delayservice.base.errors import DelayServiceError
-from delayservice.smoke.progress import Bar
 
 _ALL: Final = "all"
 _ATTEMPTS: Final = 3
-_US: Final = 1_000_000
+_LEVEL_MS: Final = 1_000
 _COUNTED_BEFORE_S: Final = 0.3
-"""The service's counters are read so long before the first due time."""
+"""Time before the first due time at which the service's counters are read."""
 
 
 class _TooSlowError(DelayServiceError):
@@ -49,51 +44,65 @@ class _TooSlowError(DelayServiceError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What a round took of the machine."""
+class _Round:
+    """Everything stored and delivered once. Times in seconds.
 
-    cpu_s: float
-    broker_cpu_s: float
-    delivered: Counters
-    """What the service counted while it delivered."""
-    rss_mib_peak: float
-    rss_mib_peak_worker: float
-
-    @property
-    def records_per_transaction(self) -> float:
-        """Outputs in the mean transaction that carried any."""
-        return self.delivered.settled / max(self.delivered.transactions, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round(Costs):
-    """Everything stored, then everything delivered. Times in seconds."""
+    Attributes:
+        names: topics of the round.
+        batch: records of the round.
+        load_s: time until the load was written, invisible yet.
+        ingest_s: time from then until all was stored; 0 of ``level``, which stores nothing.
+        deliver_s: time until the last record was delivered.
+        cpu_s: CPU time of the service.
+        broker_cpu_s: CPU time of the brokers.
+        delivered: counters of the service, of the delivery.
+        sampler: memory of the workers.
+        verdict: of the judge.
+    """
 
     names: Names
     batch: Batch
     load_s: float
     ingest_s: float
     deliver_s: float
+    cpu_s: float
+    broker_cpu_s: float
+    delivered: Counters
+    sampler: Sampler
     verdict: Verdict
+
+    @property
+    def records_per_transaction(self) -> float:
+        """Return the number of outputs in the mean transaction that carried any."""
+        return self.delivered.settled / max(self.delivered.transactions, 1)
 
 
 def whole(stand: Stand, figures: Figures) -> dict[int, int]:
     """Store everything, then deliver everything; the rate is over both."""
-    return _compare(stand, figures, lambda one: one.ingest_s + one.deliver_s)
+    return _compare_stored(stand, figures, lambda one: one.ingest_s + one.deliver_s)
 
 
 def burst(stand: Stand, figures: Figures) -> dict[int, int]:
-    """All due within the same second; the rate is over the delivery."""
-    return _compare(stand, figures, lambda one: one.deliver_s)
+    """Deliver records that are due within one second; the rate is over the delivery."""
+    return _compare_stored(stand, figures, lambda one: one.deliver_s)
+
+
+def level(stand: Stand, figures: Figures) -> dict[int, int]:
+    """Deliver a level topic that becomes visible when its time has passed; the rate is over
+    fetching and delivering.
+    """
+    rounds = (_leveled_round(stand) for _ in range(stand.options.rounds))
+    _compare(stand, figures, rounds, lambda one: one.deliver_s)
+    return {}
 
 
 def passthrough(stand: Stand, figures: Figures) -> dict[int, int]:
-    """The limit alone."""
+    """Measure the limit alone."""
     n = stand.options.n
     warm_up(stand, n)
     found = [load_and_pass(stand, n) for _ in range(stand.options.rounds)]
-    fill_rates(figures, [n / passed.seconds for passed, _ in found])
-    fill_passed(figures, n, [passed for passed, _ in found])
+    _fill_rates(figures, [n / passed.seconds for passed, _ in found])
+    _fill_passed(figures, n, [passed for passed, _ in found])
     figures.n = n
     figures.transactions = int(median(passed.transactions for passed, _ in found))
     if figures.transactions:
@@ -105,34 +114,51 @@ def passthrough(stand: Stand, figures: Figures) -> dict[int, int]:
 # --- rounds --------------------------------------------------------------------------------------
 
 
-def _compare(
-    stand: Stand, figures: Figures, seconds_of: Callable[[Round], float]
+def _compare_stored(
+    stand: Stand, figures: Figures, seconds_of: Callable[[_Round], float]
 ) -> dict[int, int]:
-    """The service and passthrough in turn, on the same log each time."""
+    rounds = _compare(stand, figures, _stored_rounds(stand), seconds_of)
+    n = stand.options.n
+    figures.ingest_per_s = median(n / one.ingest_s for one in rounds)
+    figures.deliver_per_s = median(n / one.deliver_s for one in rounds)
+    return figures.take_lateness([one.verdict for one in rounds])
+
+
+def _compare(
+    stand: Stand, figures: Figures, rounds: Iterable[_Round], seconds_of: Callable[[_Round], float]
+) -> list[_Round]:
+    """Run the service and passthrough in turn, on the same log each time."""
     n = stand.options.n
     warm_up(stand, n)
-    lead_s = 5.0 + n / 40_000 + n * stand.options.size / 40e6
-    pairs: list[tuple[Round, Passed]] = []
-    verdicts: list[Verdict] = []
-    for _ in range(stand.options.rounds):
+    found: list[_Round] = []
+    passes: list[tuple[Passed, Verdict]] = []
+    for one in rounds:
+        found.append(one)
+        size = max(round(one.records_per_transaction), 1)
+        passes.append(pass_through(stand, one.names, one.batch, size))
+    took = [(passed, seconds_of(one)) for one, (passed, _) in zip(found, passes, strict=True)]
+    _fill_rates(figures, [n / seconds for _, seconds in took])
+    _fill_ratio(figures, [passed.seconds / seconds for passed, seconds in took])
+    _fill_costs(figures, n, found)
+    _fill_passed(figures, n, [passed for passed, _ in passes])
+    figures.judge([one.verdict for one in found] + [verdict for _, verdict in passes], [])
+    return found
+
+
+def _stored_rounds(stand: Stand) -> Iterator[_Round]:
+    """Run rounds whose records were all stored before the first was due."""
+    options = stand.options
+    lead_s = 5.0 + options.n / 40_000 + options.n * options.size / 40e6
+    for _ in range(options.rounds):
         one = _round_in_time(stand, lead_s)
         lead_s = 4.0 + 1.5 * (one.load_s + one.ingest_s)
-        size = max(round(one.records_per_transaction), 1)
-        passed, verdict = pass_through(stand, one.names, one.batch, size)
-        pairs.append((one, passed))
-        verdicts += [one.verdict, verdict]
-    fill_rates(figures, [n / seconds_of(one) for one, _ in pairs])
-    fill_ratio(figures, [passed.seconds / seconds_of(one) for one, passed in pairs])
-    _fill_rounds(figures, n, [one for one, _ in pairs])
-    fill_passed(figures, n, [passed for _, passed in pairs])
-    return figures.judge(verdicts, [one.verdict for one, _ in pairs])
+        yield one
 
 
-def _round_in_time(stand: Stand, lead_s: float) -> Round:
-    """A round whose records were all stored before the first was due."""
+def _round_in_time(stand: Stand, lead_s: float) -> _Round:
     for _ in range(_ATTEMPTS):
         try:
-            return _round(stand, lead_s)
+            return _stored_round(stand, lead_s)
         except _TooSlowError:
             lead_s *= 2
     raise DelayServiceError(
@@ -141,117 +167,151 @@ def _round_in_time(stand: Stand, lead_s: float) -> Round:
     )
 
 
-def _round(stand: Stand, lead_s: float) -> Round:
-    names, batch = stand.round(), stand.batch(stand.options.n)
-    with ExitStack() as stack:
-        with stand.steps.doing("Starting the service"):
-            sets = stand.create(names, (_ALL, PASSED))
-            serving = stack.enter_context(stand.service(names, sets))
+def _stored_round(stand: Stand, lead_s: float) -> _Round:
+    with _Scene.of(stand, stand.round(), _ALL) as scene:
         due_ms = now_ms() + int(lead_s * 1_000)
-        due = Due(due_ms, A_SECOND_MS)
-        loading = load_plan(stand, names, _ALL, batch, due, is_hidden=True)
-        bar = stand.steps.bar("Loading", batch.n)
-        loader = stack.enter_context(stand.helper("load", loading, bar.at))
-        loader.tell(wire.GO)
-        load_s = loader.expect(wire.DONE, timeout_s=LOAD_TIMEOUT_S).at_s
-        judging = judge_plan(stand, names, _ALL, batch, due_ms + 1_000)
-        storing, bar = (stand.steps.bar(what, batch.n) for what in ("Storing", "Delivering"))
-        judge = stack.enter_context(stand.helper("judge", judging, bar.at))
-        scene = _Scene(stand.brokers, batch, due_ms, serving, loader, judge, storing)
-        with Sampler(serving.workers) as sampler:
-            return scene.measure(names, load_s, sampler)
+        scene.load(Due(due_ms, A_SECOND_MS), due_ms + A_SECOND_MS)
+        due_s = due_ms / 1_000
+        with scene.measured() as sampler:
+            storing = stand.steps.bar("Storing", scene.batch.n)
+            shown_s = scene.loader.show()
+            scene.serving.await_count("ingested", scene.batch.n, storing.at)
+            stored_s = busy_until(sampler.samples, shown_s, time.time())
+            wait_s = due_s - _COUNTED_BEFORE_S - time.time()
+            if wait_s < 0:
+                raise _TooSlowError
+            time.sleep(wait_s)
+            scene.before = scene.serving.counters()
+            return scene.finish(sampler, due_s, stored_s - shown_s)
 
 
-@dataclass(frozen=True, slots=True)
+def _leveled_round(stand: Stand) -> _Round:
+    with _Scene.of(stand, stand.round(_LEVEL_MS), "leveled") as scene:
+        scene.load(Due(after_ms=_LEVEL_MS))
+        time.sleep(_LEVEL_MS / 1_000)  # all are due then, and none is visible yet
+        scene.before = scene.serving.counters()
+        with scene.measured() as sampler:
+            return scene.finish(sampler, scene.loader.show())
+
+
 class _Scene:
-    """Everything is loaded, nothing is visible yet."""
+    """A round while it goes on: its service, its hidden load, its judge.
 
-    brokers: Sequence[psutil.Process]
-    batch: Batch
-    due_ms: int
-    serving: Serving
-    loader: Helper
-    judge: Helper
-    storing: Bar
+    Args:
+        stand: topics and processes.
+        names: topics of the round.
+        target: name of the target.
+        serving: the service.
+        stack: ends what is started later.
+    """
 
-    def measure(self, names: Names, load_s: float, sampler: Sampler) -> Round:
-        """From the moment at which the load becomes visible until the judge has all of it."""
-        serving, due_s = self.serving, self.due_ms / 1_000
-        used_s, broker_used_s = cpu_s(serving.processes), cpu_s(self.brokers)
-        shown_s, stored_s = self._store(sampler)
-        wait_s = due_s - _COUNTED_BEFORE_S - time.time()
-        if wait_s < 0:
-            raise _TooSlowError
-        time.sleep(wait_s)
-        before = serving.counters()
-        self.judge.expect(wire.COMPLETE, timeout_s=LOAD_TIMEOUT_S)
-        used_s = cpu_s(serving.processes) - used_s
-        broker_used_s = cpu_s(self.brokers) - broker_used_s
-        verdict = verdict_of(self.judge)
-        return Round(
-            names=names,
+    def __init__(
+        self, stand: Stand, names: Names, target: str, serving: Serving, stack: ExitStack
+    ) -> None:
+        self.batch = stand.batch(stand.options.n)
+        self.serving = serving
+        self.loader: Helper
+        self.before = Counters()
+        self._stand = stand
+        self._names = names
+        self._target = target
+        self._stack = stack
+        self._judge: Helper
+        self._load_s = 0.0
+        self._used_s = (0.0, 0.0)
+
+    @classmethod
+    @contextmanager
+    def of(cls, stand: Stand, names: Names, target: str) -> Iterator[_Scene]:
+        """Start the service of a round; everything ends with the block."""
+        with ExitStack() as stack:
+            sets = stand.create(names, (target, PASSED))
+            serving = stack.enter_context(stand.service(names, sets))
+            yield cls(stand, names, target, serving, stack)
+
+    def load(self, due: Due, last_due_ms: int = 0) -> None:
+        """Write the load, invisible yet, and start the judge."""
+        stand, n = self._stand, self.batch.n
+        plan = load_plan(stand, self._names, self._target, self.batch, due, is_hidden=True)
+        helper = stand.helper("load", plan, stand.steps.bar("Loading", n).at)
+        self.loader = self._stack.enter_context(helper)
+        self._load_s = self.loader.work().at_s
+        last_due_ms = last_due_ms or now_ms() + due.after_ms
+        judging = judge_plan(stand, self._names, self._target, self.batch, last_due_ms)
+        helper = stand.helper("judge", judging, stand.steps.bar("Delivering", n).at)
+        self._judge = self._stack.enter_context(helper)
+
+    @contextmanager
+    def measured(self) -> Iterator[Sampler]:
+        """Measure CPU and memory from here on."""
+        with Sampler(self.serving.workers) as sampler:
+            self._used_s = self._cpu_s()
+            yield sampler
+
+    def _cpu_s(self) -> tuple[float, float]:
+        return cpu_s(self.serving.processes), cpu_s(self._stand.brokers)
+
+    def finish(self, sampler: Sampler, start_s: float, ingest_s: float = 0.0) -> _Round:
+        """Wait until the judge has everything.
+
+        Args:
+            sampler: samples the workers.
+            start_s: beginning of the delivery, epoch seconds.
+            ingest_s: time that storing took.
+        """
+        self._judge.expect(wire.COMPLETE)
+        used_s, broker_used_s = self._cpu_s()
+        verdict = self._judge.result(wire.DONE, Verdict)
+        # The counters are published late; of lost records there is nothing to wait for.
+        counted = (
+            self.serving.counters()
+            if verdict.lost
+            else self.serving.await_count("settled", self.batch.n)
+        )
+        return _Round(
+            names=self._names,
             batch=self.batch,
-            load_s=load_s,
-            ingest_s=stored_s - shown_s,
-            deliver_s=verdict.last_seen_s - due_s,
-            cpu_s=used_s,
-            broker_cpu_s=broker_used_s,
-            delivered=self._counted(verdict) - before,
-            rss_mib_peak=sampler.rss_mib_peak,
-            rss_mib_peak_worker=sampler.rss_mib_peak_largest,
+            load_s=self._load_s,
+            ingest_s=ingest_s,
+            deliver_s=verdict.last_seen_s - start_s,
+            cpu_s=used_s - self._used_s[0],
+            broker_cpu_s=broker_used_s - self._used_s[1],
+            delivered=counted - self.before,
+            sampler=sampler,
             verdict=verdict,
         )
-
-    def _store(self, sampler: Sampler) -> tuple[float, float]:
-        """Return when the load became visible and when all of it was stored, epoch seconds."""
-        self.loader.tell(wire.SHOW)
-        shown_s = self.loader.expect(wire.COMPLETE, timeout_s=LOAD_TIMEOUT_S).at_s
-        self.serving.await_count("ingested", self.batch.n, self.storing.at)
-        return shown_s, busy_until(sampler.samples, shown_s, time.time())
-
-    def _counted(self, verdict: Verdict) -> Counters:
-        """The service's counters, once they are up to date."""
-        if verdict.lost:
-            return self.serving.counters()
-        return self.serving.await_count("settled", self.batch.n)
 
 
 # --- figures -------------------------------------------------------------------------------------
 
 
-def fill_rates(figures: Figures, rates: list[float]) -> None:
-    """``rates``: records a second, round by round."""
+def _fill_rates(figures: Figures, rates: list[float]) -> None:
+    """Fill in the rates, in records a second, round by round."""
     figures.rounds = len(rates)
     figures.rate_per_s = median(rates)
     figures.rate_per_s_min, figures.rate_per_s_max = min(rates), max(rates)
 
 
-def fill_ratio(figures: Figures, ratios: list[float]) -> None:
-    """``ratios``: of the service's rate to that of passthrough, round by round."""
+def _fill_ratio(figures: Figures, ratios: list[float]) -> None:
+    """Fill in the ratios of the service's rate to that of passthrough, round by round."""
     figures.ratio = median(ratios)
     figures.ratio_min, figures.ratio_max = min(ratios), max(ratios)
 
 
-def fill_passed(figures: Figures, n: int, passed: list[Passed]) -> None:
+def _fill_passed(figures: Figures, n: int, passed: list[Passed]) -> None:
     """Fill in what passthrough took for ``n`` records, round by round."""
     figures.passthrough_per_s = median(n / one.seconds for one in passed)
-    figures.passthrough_cpu_us_per_message = median(one.cpu_s for one in passed) / n * _US
+    figures.passthrough_cpu_us_per_message = median(one.cpu_s for one in passed) / n * US
 
 
-def _fill_rounds(figures: Figures, n: int, rounds: list[Round]) -> None:
-    figures.ingest_per_s = median(n / one.ingest_s for one in rounds)
-    figures.deliver_per_s = median(n / one.deliver_s for one in rounds)
-    fill_costs(figures, n, rounds)
-
-
-def fill_costs(figures: Figures, n: int, rounds: Sequence[Costs]) -> None:
-    """Medians over rounds; of memory and aborts the worst and all."""
+def _fill_costs(figures: Figures, n: int, rounds: Sequence[_Round]) -> None:
+    """Fill in medians over rounds; the worst of memory, and all aborts."""
     figures.n = n
-    figures.cpu_us_per_message = median(one.cpu_s for one in rounds) / n * _US
+    figures.cpu_us_per_message = median(one.cpu_s for one in rounds) / n * US
     if rounds[0].broker_cpu_s:
-        figures.broker_cpu_us_per_message = median(one.broker_cpu_s for one in rounds) / n * _US
+        figures.broker_cpu_us_per_message = median(one.broker_cpu_s for one in rounds) / n * US
     figures.transactions = int(median(one.delivered.transactions for one in rounds))
     figures.records_per_transaction = median(one.records_per_transaction for one in rounds)
     figures.aborts = sum(one.delivered.aborts for one in rounds)
-    figures.rss_mib_peak = max(one.rss_mib_peak for one in rounds)
-    figures.rss_mib_peak_worker = max(one.rss_mib_peak_worker for one in rounds)
+    figures.rss_mib_peak = max(one.sampler.rss_mib_peak for one in rounds)
+    figures.rss_mib_peak_worker = max(one.sampler.rss_mib_peak_largest for one in rounds)

@@ -1,4 +1,4 @@
-"""What the judge has seen, and what is wrong with it. Pure: time and records are handed in."""
+"""Count of what a judge has seen and of what is wrong with it. Pure: it takes time as input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SEEN_MAX = 255
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of one ``Batch``.
+    """Result of one ``Batch``.
 
     Attributes:
         n: records that were sent.
@@ -41,11 +41,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """Judges every record of one load.
+    """Count of every record of one load.
 
     Args:
-        batch: what is sent.
-        is_open: it may end before its last number, ``close`` says where.
+        batch: the records that are sent.
+        is_open: the load may end before its last number; ``close`` sets where.
     """
 
     def __init__(self, batch: Batch, *, is_open: bool = False) -> None:
@@ -69,7 +69,7 @@ class Tally:
         return not self._is_open and self.distinct == self._n
 
     def close(self, n: int) -> None:
-        """Only the numbers below ``n`` were sent; what came beyond counts as a stranger."""
+        """Set the number of records that were sent; numbers beyond count as strangers."""
         self._strangers += sum(self._counts[n:])
         self.distinct = n - self._counts.count(0, 0, n)
         del self._counts[n:]

@@ -1,4 +1,4 @@
-"""Which slice's records came when: gaps in what a consumer sees. Pure."""
+"""Times at which records of each slice arrived, and the pauses between them. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 
 class Delivery(NamedTuple):
-    """Records of a slice that were produced in one millisecond, and when the first of them was in
-    the consumer's hand. Epoch milliseconds.
+    """Records of a slice that were produced in one millisecond, and the time at which the consumer
+    received the first of them. Epoch milliseconds.
     """
 
     produced_ms: int
@@ -19,7 +19,7 @@ class Delivery(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Between the last delivery before a moment and the first one after it, milliseconds."""
+    """Time between the last delivery before a moment and the first one after it, milliseconds."""
 
     produced_ms: int
     seen_ms: int
@@ -31,7 +31,7 @@ class Trace(msgspec.Struct, frozen=True):
     slices: dict[int, list[Delivery]]
 
     def first_after(self, slice_no: int, at_ms: float) -> Delivery | None:
-        """The first delivery that was produced after ``at_ms``, by the time it was seen.
+        """Return the delivery that was seen first of those produced after ``at_ms``.
 
         Of records that are produced at nearly the same time, those of another partition of the
         target may be seen first.
@@ -64,7 +64,7 @@ def _seen(delivery: Delivery) -> int:
 
 
 class Tracer:
-    """Collects a trace."""
+    """Collector of a trace."""
 
     def __init__(self) -> None:
         self._seen_ms: dict[int, dict[int, int]] = {}
@@ -75,7 +75,7 @@ class Tracer:
             self._seen_ms.setdefault(slice_no, {}).setdefault(produced_ms, seen_ms)
 
     def trace(self) -> Trace:
-        """All that was added."""
+        """Return all that was added."""
         return Trace(
             {
                 slice_no: [Delivery(*pair) for pair in sorted(times.items())]

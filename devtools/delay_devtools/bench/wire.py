@@ -1,17 +1,19 @@
-"""What parent and helper processes say to each other: one JSON object a line.
+"""Protocol between a bench and its helper processes: one JSON object a line.
 
-A helper reads its plan from the first line of standard input (not from its arguments, for those are
-public and a plan holds client passwords), then words; it writes ``Told`` to standard output.
+A helper reads its plan from the first line of standard input, then words; it writes a ``Message`` a
+line to standard output. The plan is no argument: those are public, and it holds passwords.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final, TypeVar
 
 import msgspec
+from confluent_kafka import KafkaException
 
 READY: Final = "ready"
 GO: Final = "go"
@@ -24,21 +26,21 @@ TRACE: Final = "trace"
 FAILED: Final = "failed"
 
 PROGRESS_S: Final = 0.2
-"""How often a helper tells how far it is, seconds."""
+"""Interval of progress messages, in seconds."""
 
 _Plan = TypeVar("_Plan", bound=msgspec.Struct)
 _encode = msgspec.json.Encoder().encode
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message of a helper.
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Message of a helper.
 
     Attributes:
-        word: what happened, one of the constants above.
-        count: how many records so far.
-        at_s: when, epoch seconds.
-        why: what went wrong.
-        body: the result, JSON.
+        word: the event, one of the constants above.
+        count: number of records so far.
+        at_s: time of the event, epoch seconds.
+        why: text of an error.
+        body: result, JSON.
     """
 
     word: str
@@ -48,19 +50,23 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     body: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def read_plan(kind: type[_Plan]) -> _Plan:
-    """In a helper: what it is to do."""
-    return msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
+def serve(kind: type[_Plan], work: Callable[[_Plan], None]) -> None:
+    """Read the plan and do the work; report errors of Kafka to the parent."""
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
+    try:
+        work(plan)
+    except KafkaException as exc:
+        tell(FAILED, why=str(exc))
 
 
 def await_word(word: str) -> None:
-    """In a helper: wait for the parent; ends the process when the parent has gone."""
+    """Wait for this word; end the process when the parent is gone."""
     if sys.stdin.buffer.readline().strip() != word.encode():
         sys.exit(1)
 
 
 def listen() -> SimpleQueue[str]:
-    """In a helper: the parent's words as they come, read on a thread of its own."""
+    """Return a queue of the parent's words, filled by a thread."""
     words: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:
@@ -79,8 +85,8 @@ def tell(
     why: str = "",
     body: msgspec.Struct | None = None,
 ) -> None:
-    """In a helper: tell the parent; see ``Told``."""
+    """Send the parent a ``Message``."""
     raw = msgspec.Raw(b"null" if body is None else _encode(body))
-    line = _encode(Told(word, count, at_s, why, raw)) + b"\n"
+    line = _encode(Message(word, count, at_s, why, raw)) + b"\n"
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()

@@ -1,6 +1,4 @@
-"""What the demo does to the nodes: kill one in an open transaction, freeze another, restart a third
-in good order.
-"""
+"""Acts of the demo: kill a node in an open transaction, freeze another, restart a third."""
 
 from __future__ import annotations
 
@@ -14,25 +12,25 @@ from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.log_ends import LATEST, offsets_of
-from delay_devtools.crew import Crew, Node
 from delay_devtools.demo.timeline import Act, Deed, Missed, has_let_go
+from delay_devtools.nodes import Node, NodeGroup
 from delayservice.base.errors import ClusterError
 from delayservice.engine.ports import Place
 from delayservice.smoke.progress import Steps
 
 FAULT: Final = "flushed:stop"
-"""A worker stops itself there, in an open transaction with its outputs at the broker."""
+"""Fault point at which a worker stops, in an open transaction with its outputs at the broker."""
 _TRANSACTION_S_MAX: Final = 5.0
 _OWNERS_ASKED: Final = 4
-"""So often it is asked anew who owns the slice: on a busy machine a session of two seconds may end
-by itself, and who has lost the slice begins no transaction.
+"""Number of owners of a slice that are tried: on a busy machine a session of two seconds may end by
+itself, and a node that has lost the slice begins no transaction.
 """
 _PAUSE_S: Final = {True: (0.5, 1.5), False: (1.5, 3.5)}
-"""Before a deed, by whether there are several nodes: those are waited for after it as well."""
+"""Shortest and longest pause before a deed, seconds, by whether there are several nodes."""
 _LOOKS: Final = 4
 _BETWEEN_LOOKS_S: Final = 0.05
 _INSIDE: Final = frozenset({0, 2, 3})
-"""Of every five kills, those that happen inside a transaction."""
+"""Numbers of those kills, of every five, that happen inside a transaction."""
 
 INSIDE: Final = "in an open transaction"
 _NO_TRANSACTION: Final = "no transaction came"
@@ -49,10 +47,10 @@ def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
 
 
 class Director:
-    """Carries the script out.
+    """Performer of the script.
 
     Args:
-        crew: the nodes, serving.
+        group: the nodes, serving.
         admin: asks the brokers.
         targets: partitions that the service writes to.
         go_on: sends the next part of the load.
@@ -62,14 +60,14 @@ class Director:
 
     def __init__(
         self,
-        crew: Crew,
+        group: NodeGroup,
         admin: AdminClient,
         targets: Sequence[Place],
         go_on: Callable[[], None],
         await_delivered: Callable[[], None],
         rng: random.Random,
     ) -> None:
-        self._crew = crew
+        self._group = group
         self._admin = admin
         self._targets = targets
         self._go_on = go_on
@@ -80,10 +78,10 @@ class Director:
 
     @property
     def _has_several(self) -> bool:
-        return len(self._crew.nodes) > 1
+        return len(self._group.nodes) > 1
 
     def play(self, deeds: Sequence[tuple[Deed, bool]], steps: Steps) -> None:
-        """One after the other, each to the owner of another slice and with its part of the load.
+        """Play the acts in order, each on the owner of another slice and with its part of the load.
 
         One that does not come off is noted in ``missed``, and the next one is played: whatever
         happens here, the records are to be judged.
@@ -93,7 +91,7 @@ class Director:
             if number:
                 self._go_on()
             threading.Event().wait(self._rng.uniform(*_PAUSE_S[self._has_several]))
-            slice_no = number % self._crew.slices
+            slice_no = number % self._group.slices
             node, how = self._stop_inside(slice_no) if is_inside else self._any_time(slice_no)
             bar.say(f"{node.node_id} is being {deed}")
             try:
@@ -105,10 +103,10 @@ class Director:
         bar.say("Troubled the nodes")
 
     def stop(self) -> None:
-        """SIGTERM to every node; one that does not end in good order is noted."""
-        for node in self._crew.nodes.values():
+        """Send SIGTERM to every node; note those that do not end in good order."""
+        for node in self._group.nodes.values():
             try:
-                node.stop()
+                node.stop_in_order()
             except ClusterError as exc:
                 self.missed.append(Missed(f"{node.node_id} was to be stopped", str(exc)))
 
@@ -122,64 +120,64 @@ class Director:
                 self._restart(node, how)
 
     def _any_time(self, slice_no: int) -> tuple[Node, str]:
-        return self._crew.owner(slice_no), _ANY_TIME
+        return self._group.owner(slice_no), _ANY_TIME
 
     def _stop_inside(self, slice_no: int) -> tuple[Node, str]:
-        """The slice's owner, standing still in an open transaction, of this slice or another."""
+        """Stop the owner of the slice in an open transaction, of this slice or another."""
         for _ in range(_OWNERS_ASKED):
-            node = self._crew.owner(slice_no)
+            node = self._group.owner(slice_no)
             if node.spring(_TRANSACTION_S_MAX):
                 return node, INSIDE
         return node, _NO_TRANSACTION
 
     def _set_right(self) -> None:
-        """Every node runs, and none is frozen."""
-        for node in self._crew.nodes.values():
+        """Start or thaw every node that does not run."""
+        for node in self._group.nodes.values():
             if node.running:
                 node.service.thaw()
             else:
                 node.start()
 
     def _kill(self, node: Node, how: str) -> None:
-        before = self._crew.owned_by(node)
+        before = self._group.owned_by(node)
         at_ms = _now_ms()
         node.kill()
         held_back = self._held_back()
         if not self._has_several:
             node.start()
-        self._crew.await_successors(before, [node] if self._has_several else [])
+        self._group.await_successors(before, [node] if self._has_several else [])
         self._note(Deed.KILL, node, tuple(before), at_ms, how, held_back)
         if self._has_several:
             self._bring_back(node)
 
     def _freeze(self, node: Node, how: str) -> None:
-        """The whole node stands still, others take over and deliver, and it is woken."""
-        before = self._crew.owned_by(node)
+        """Freeze a node, wait until others have taken over and deliver, and thaw it."""
+        before = self._group.owned_by(node)
         at_ms = _now_ms()
         node.service.freeze()
         held_back = self._held_back()
-        self._crew.await_successors(before, [node])
+        self._group.await_successors(before, [node])
         self._await_delivered()
         woken_ms = _now_ms()
         act = self._note(Deed.FREEZE, node, tuple(before), at_ms, how, held_back, woken_ms)
         node.service.thaw()
-        self._crew.await_true(
-            lambda: has_let_go(node.told(), act),
+        self._group.await_true(
+            lambda: has_let_go(node.slice_events(), act),
             f"{node.node_id} was woken and let go of {sorted(before)}",
         )
-        self._crew.await_home()
+        self._group.await_home()
 
     def _restart(self, node: Node, how: str) -> None:
-        before = self._crew.owned_by(node)
+        before = self._group.owned_by(node)
         at_ms = _now_ms()
-        node.stop()
-        self._crew.await_successors(before, [node])
+        node.stop_in_order()
+        self._group.await_successors(before, [node])
         self._note(Deed.RESTART, node, tuple(before), at_ms, how, 0)
         self._bring_back(node)
 
     def _bring_back(self, node: Node) -> None:
         node.start()
-        self._crew.await_home()
+        self._group.await_home()
 
     def _note(
         self,
@@ -191,8 +189,8 @@ class Director:
         held_back: int,
         woken_ms: float | None = None,
     ) -> Act:
-        """Its slices have other owners now."""
-        owners = self._crew.owners()
+        """Note an act whose slices have other owners now."""
+        owners = self._group.owners()
         served_ms = max((owners[slice_no].from_ms for slice_no in slices), default=at_ms)
         act = Act(deed, node.node_id, slices, at_ms, how, held_back, served_ms, woken_ms)
         self.acts.append(act)
@@ -201,9 +199,8 @@ class Director:
     # --- what the brokers say --------------------------------------------------------------------
 
     def _held_back(self) -> int:
-        """See ``Act.held_back``; asked from outside, the service has no part in it. The least of
-        some looks: transactions of other nodes come and go meanwhile, that of one which is dead or
-        frozen stays.
+        """Return the least of some looks at ``Act.held_back``: transactions of other nodes end
+        meanwhile, that of a dead or frozen node stays open.
         """
         found = [self._held_back_now()]
         while self._has_several and len(found) < _LOOKS:

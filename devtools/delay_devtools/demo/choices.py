@@ -1,20 +1,28 @@
-"""What the demo is asked for."""
+"""What a demo is asked for, and the settings of its nodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+from delay_devtools.nodes import sets_of_several
+from delay_devtools.ports import ANY_PORTS
+
+SLICES: Final = 4
+SESSION_S: Final = 2
+"""Session timeout of ZooKeeper: a dead node goes unnoticed for this time. Short for a demo."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """One demo.
+    """Options of one demo.
 
     Attributes:
-        records: how many are sent.
-        kills: times that a node is killed; None: what suits so many nodes.
-        nodes: how many, each beside a broker; one alone runs without ZooKeeper.
-        store: ``node.store``.
-        delivery: ``delivery.mode``.
+        records: number of records that are sent.
+        kills: number of kills of a node; None: a number that suits the number of nodes.
+        nodes: number of nodes, each beside a broker; one alone runs without ZooKeeper.
+        store: setting ``node.store``.
+        delivery: setting ``delivery.mode``.
     """
 
     records: int
@@ -25,10 +33,34 @@ class Choices:
 
     @property
     def has_several(self) -> bool:
-        """Return whether there is anybody to take over."""
+        """Return whether there is a node that can take over."""
         return self.nodes > 1
 
-    @property
-    def is_exactly_once(self) -> bool:
-        """Return whether the brokers refuse what a former owner wants to commit."""
-        return self.delivery == "exactly_once"
+
+def sets_of(choices: Choices, bootstrap: str, zookeeper: str) -> dict[str, list[str]]:
+    """Return the settings of each node: n1 beside broker 1, and so on.
+
+    They are those of docker-compose.yml, but for what a test lists; name and folder are missing.
+
+    Args:
+        choices: number of nodes, store and delivery mode.
+        bootstrap: brokers.
+        zookeeper: ``host:port,…`` of the ensemble, if there are several nodes.
+    """
+    sets = [
+        f"kafka.bootstrap={bootstrap}",
+        f"topics.partitions={SLICES}",
+        f"delivery.id_partitions={SLICES}",
+        f"node.store={choices.store}",
+        f"delivery.mode={choices.delivery}",
+        "targets.default.allow=demo_*",
+        *ANY_PORTS,
+    ]
+    if not choices.has_several:
+        return {"n1": sets}
+    sets += sets_of_several(zookeeper, "/demo")
+    # All nodes share this machine: a second worker each would only take from the others.
+    sets += [f"zookeeper.session_timeout_s={SESSION_S}", "node.workers=1"]
+    return {
+        f"n{number}": [*sets, f"node.broker_id={number}"] for number in range(1, choices.nodes + 1)
+    }

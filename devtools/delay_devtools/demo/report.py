@@ -1,4 +1,4 @@
-"""What the demo shows at its end: a histogram, the owners over time, and numbers for machines."""
+"""Report of the demo: a histogram, the owners over time, and numbers for machines."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from delay_devtools.demo.timeline import (
     strip,
     turns,
 )
+from delay_devtools.ownership import SliceEvent
 from delay_devtools.shown import show_lateness, show_numbers
-from delay_devtools.tenures import Told
 from delayservice.smoke.figures import quantile
 from delayservice.smoke.judge import Verdict
 
@@ -38,7 +38,7 @@ AROUND_FAILOVER_MS: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The demo's facts.
+    """Facts of a demo.
 
     Attributes:
         choices: what was asked for.
@@ -47,7 +47,7 @@ class Report:
         started_ms: when the first one was sent, epoch milliseconds.
         acts: what was done to the nodes.
         missed: what of it did not come off.
-        told: what they have logged of their slices.
+        events: what they have logged of their slices.
     """
 
     choices: Choices
@@ -56,19 +56,19 @@ class Report:
     started_ms: float
     acts: tuple[Act, ...]
     missed: tuple[Missed, ...]
-    told: tuple[Told, ...]
+    events: tuple[SliceEvent, ...]
 
     @property
     def is_good(self) -> bool:
-        """Nothing lost, doubled, early or altered, and every zombie has let go."""
+        """Return whether every record arrived as it should, and every frozen node let go."""
         return self.verdict.is_good and Ending.SILENT not in self.endings()
 
     def endings(self) -> list[Ending]:
         """Say how each node that was frozen and woken learned that it owns nothing."""
-        return [ending(self.told, act) for act in self.acts if act.deed is Deed.FREEZE]
+        return [ending(self.events, act) for act in self.acts if act.deed is Deed.FREEZE]
 
     def lateness_ms(self, *, around_failovers: bool) -> list[int]:
-        """Ascending: when the consumer had each record in hand, minus its due time.
+        """Return, ascending, the time of each arrival minus its due time.
 
         A record belongs to a failover (or to the restart of a single node) when it was due or on
         its way from half a second before a node was killed or frozen until one and a half seconds
@@ -106,7 +106,7 @@ class Report:
             "kills": len(kills),
             "kills_in_open_transaction": sum(act.held_back > 0 for act in kills),
             "freezes": sum(act.deed is Deed.FREEZE for act in acts),
-            "fenced": sum(fences(self.told, act) for act in acts),
+            "fenced": sum(fences(self.events, act) for act in acts),
             "stepped_down": self.endings().count(Ending.STEPPED_DOWN),
             "restarts": sum(act.deed is Deed.RESTART for act in acts),
             "missed": len(self.missed),
@@ -120,14 +120,14 @@ class Report:
 
     def turns(self) -> list[Turn]:
         """Show which node owned what, and why."""
-        return turns(self.told, self.acts)
+        return turns(self.events, self.acts)
 
     def seconds_in(self, at_ms: float) -> float:
-        """Since the first record was sent; negative before."""
+        """Return the time since the first record was sent; negative before."""
         return round((at_ms - self.started_ms) / 1_000, 1)
 
     def summary(self, seconds: float) -> dict[str, object]:
-        """The last line: the numbers, and the owners in order of slice and time."""
+        """Return the last line: the numbers, and the owners in order of slice and time."""
         owners = [
             {
                 "slice": turn.slice_no,
@@ -142,7 +142,7 @@ class Report:
 
 
 def show(console: Console, report: Report, seconds: float) -> None:
-    """The histogram, the owners over time, and the tables."""
+    """Show the histogram, the owners over time, and the tables."""
     _show_histogram(console, report)
     if report.choices.has_several:
         _show_strips(console, report)
@@ -179,7 +179,7 @@ def _counts(ascending: Sequence[int]) -> list[int]:
 
 
 def _show_strips(console: Console, report: Report) -> None:
-    """A line for each slice, a colour for each node."""
+    """Show a line for each slice, with a colour for each node."""
     found = report.turns()
     end_ms = max([turn.from_ms for turn in found], default=report.started_ms) + 1_000
     cell_ms = (end_ms - report.started_ms) / _STRIP_WIDTH
@@ -249,7 +249,7 @@ def _show_acts(console: Console, report: Report) -> None:
             act.how,
             f"{act.held_back:,}" if act.held_back else "-",
             f"{(act.served_ms - act.at_ms) / 1_000:.1f} s",
-            ending(report.told, act).value if act.deed is Deed.FREEZE else "",
+            ending(report.events, act).value if act.deed is Deed.FREEZE else "",
         )
     console.print(table)
 

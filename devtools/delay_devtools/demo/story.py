@@ -16,20 +16,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
     NewTopic,
 )
 from rich.console import Console
 
-from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.crew import Crew, Node
+from delay_devtools.cluster import EmbeddedCluster, started
 from delay_devtools.demo.acts import FAULT, Director, script
-from delay_devtools.demo.choices import Choices
-from delay_devtools.demo.nodes import SLICES, sets_of
+from delay_devtools.demo.choices import SLICES, Choices, sets_of
 from delay_devtools.demo.report import Report, show
 from delay_devtools.demo.timeline import Deed
+from delay_devtools.nodes import Node, NodeGroup
 from delayservice.smoke.judge import QUIET, Judge
 from delayservice.smoke.load import plan
 from delayservice.smoke.progress import Steps, steps
@@ -47,13 +45,13 @@ WARM_UP_RECORDS: Final = 3_000
 WARM_UP_DELAY_MS_MAX: Final = 3_000
 _REPLICATION_MAX: Final = 3
 _KILLS: Final = {True: 3, False: 5}
-"""By whether there are several nodes: a kill takes longer then."""
+"""Number of kills, by whether there are several nodes: a kill takes longer then."""
 _DEED_S: Final = 8.0
-"""So long a deed to one of several nodes takes at the least: load goes on meanwhile."""
+"""Shortest time that a deed takes with several nodes; the load goes on meanwhile."""
 _CALM_S: Final = 5.0
-"""Longer than a new owner waits before it hands a slice to the node where it belongs."""
+"""Time longer than a new owner waits before it hands a slice to its home node."""
 _DELIVERED: Final = 500
-"""So many records come after a frozen node's slices were taken over, until it is woken."""
+"""Number of records that arrive after a take-over until the frozen node is woken."""
 
 
 def run(choices: Choices) -> int:
@@ -67,14 +65,9 @@ def run(choices: Choices) -> int:
         steps(console) as shown,
         tempfile.TemporaryDirectory(prefix="delay-demo-") as folder,
     ):
-        cluster = EmbeddedCluster(choices.nodes, int(choices.has_several))
-        with shown.doing("Starting Kafka" + (" and ZooKeeper" if choices.has_several else "")):
-            cluster.start()
-        try:
+        embedded = EmbeddedCluster(choices.nodes, int(choices.has_several))
+        with started(embedded, shown) as cluster:
             report = _Story(choices, cluster, Path(folder), shown).play()
-        finally:
-            with shown.doing("Stopping everything"):
-                cluster.stop()
     seconds = time.monotonic() - started_s
     show(console, report, seconds)
     print(json.dumps(report.summary(seconds)))  # noqa: T201  # the machine-readable last line
@@ -82,7 +75,7 @@ def run(choices: Choices) -> int:
 
 
 class _Story:
-    """The cluster is up; the rest of the story."""
+    """Demo on a cluster that is up."""
 
     def __init__(
         self, choices: Choices, cluster: EmbeddedCluster, folder: Path, steps: Steps
@@ -96,36 +89,38 @@ class _Story:
         self._rng = random.Random(SEED)  # noqa: S311  # kill times that replay from a seed
 
     def play(self) -> Report:
-        """From the first topic to the verdict."""
+        """Play from the first topic to the verdict."""
         self._create_topics()
         kills = self._choices.kills
         if kills is None:
             kills = _KILLS[self._choices.has_several]
         deeds = script(kills, has_several=self._choices.has_several)
         judge = Judge(self._bootstrap, TARGETS)
-        with Crew(self._nodes(), SLICES) as crew:
+        with NodeGroup(self._nodes(), SLICES) as group:
             try:
                 with self._steps.doing("Starting the delay service"):
-                    crew.start()
+                    group.start()
                 self._warm_up()
                 if self._choices.has_several:
-                    crew.await_calm(_CALM_S)
-                return self._play(crew, judge, deeds)
+                    group.await_calm(_CALM_S)
+                return self._play(group, judge, deeds)
             finally:
                 judge.close()
 
-    def _play(self, crew: Crew, judge: Judge, deeds: Sequence[tuple[Deed, bool]]) -> Report:
+    def _play(self, group: NodeGroup, judge: Judge, deeds: Sequence[tuple[Deed, bool]]) -> Report:
         records = self._choices.records
         sending = self._sending(len(deeds))
         receiving = self._steps.bar("Receiving with read_committed", records)
         started_ms = time.time() * 1_000
         sending.start()
-        director = self._director(crew, judge, sending)
+        director = self._director(group, judge, sending)
         with judge.reading(receiving.at):
             director.play(deeds, self._steps)
             sending.finish()
         judge.read_to_end(records, receiving.at)
-        told = tuple(crew.told())  # how they hand over at the very end is no part of the story
+        events = tuple(
+            group.slice_events()
+        )  # how they hand over at the very end is no part of the story
         director.stop()
         return Report(
             choices=self._choices,
@@ -134,7 +129,7 @@ class _Story:
             started_ms=started_ms,
             acts=tuple(director.acts),
             missed=tuple(director.missed),
-            told=told,
+            events=events,
         )
 
     # --- before --------------------------------------------------------------------------------
@@ -151,14 +146,14 @@ class _Story:
         return [Node(node_id, mine, self._folder, FAULT) for node_id, mine in sets.items()]
 
     def _warm_up(self) -> None:
-        """A Java broker that started a moment ago is slow for some seconds, which would be all that
-        a short demo measures. These records have a topic of their own and are not judged.
+        """Send records that are not judged: a broker that has just started is slow for some
+        seconds.
         """
         bar = self._steps.bar("Warming up", WARM_UP_RECORDS)
-        producer = Producer({"bootstrap.servers": self._bootstrap}, logger=QUIET)
-        for planned in plan(WARM_UP_RECORDS, (WARM_UP_TOPIC,), WARM_UP_DELAY_MS_MAX, SEED + 1):
-            producer.produce(DELAY_TOPIC, planned.value, headers=list(planned.to_send()))
-        producer.flush()
+        load = plan(WARM_UP_RECORDS, (WARM_UP_TOPIC,), WARM_UP_DELAY_MS_MAX, SEED + 1)
+        sending = Sending(self._bootstrap, DELAY_TOPIC, load, math.inf, WARM_UP_RECORDS, bar)
+        sending.start()
+        sending.finish()
         judge = Judge(self._bootstrap, (WARM_UP_TOPIC,))
         try:
             judge.read_to_end(WARM_UP_RECORDS, bar.at)
@@ -168,7 +163,7 @@ class _Story:
     # --- meanwhile -----------------------------------------------------------------------------
 
     def _per_s(self, deeds: int) -> float:
-        """A steady rate at which the load lasts as long as the deeds do on an idle machine."""
+        """Return the rate at which the load lasts as long as the deeds do on an idle machine."""
         records = self._choices.records
         if not self._choices.has_several:
             return SEND_PER_S
@@ -181,17 +176,17 @@ class _Story:
         bar = self._steps.bar("Sending", records)
         return Sending(self._bootstrap, DELAY_TOPIC, load, self._per_s(deeds), part, bar)
 
-    def _director(self, crew: Crew, judge: Judge, sending: Sending) -> Director:
+    def _director(self, group: NodeGroup, judge: Judge, sending: Sending) -> Director:
         places = [(t, p) for t in TARGETS for p in range(TARGET_PARTITIONS)]
 
         def await_delivered() -> None:
             enough = judge.seen + _DELIVERED
-            crew.await_true(
+            group.await_true(
                 lambda: judge.seen >= min(enough, len(sending.sent)), "the successors deliver"
             )
 
         return Director(
-            crew,
+            group,
             self._admin,
             places,
             sending.go_on,

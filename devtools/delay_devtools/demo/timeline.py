@@ -1,4 +1,4 @@
-"""Who owned which slice when, and why that changed: told from logs and acts. Pure."""
+"""Owners of each slice over time and why they changed, derived from logs and acts. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from delay_devtools.tenures import FENCED, LOST, Tenure, Told, tenures
+from delay_devtools.ownership import FENCED, LOST, SliceEvent, Tenure, tenures
 
 
 class Deed(StrEnum):
-    """What is done to a node."""
+    """Kind of trouble for a node."""
 
     KILL = "killed"
     FREEZE = "frozen"
@@ -20,7 +20,7 @@ class Deed(StrEnum):
 
 
 class Ending(StrEnum):
-    """How a woken node learned that others own its slices."""
+    """Way in which a woken node learned that others own its slices."""
 
     FENCED = "fenced by the broker"
     STEPPED_DOWN = "stepped down before it tried"
@@ -29,7 +29,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One deed. Times are epoch milliseconds.
+    """Deed that was done. Times are epoch milliseconds.
 
     Attributes:
         deed: what was done.
@@ -60,7 +60,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A deed that did not come off as it should: the load goes on, and the verdict stands.
+    """Deed that failed: the load goes on, and the verdict stands.
 
     Attributes:
         what: was to be done, and to whom.
@@ -73,7 +73,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An ownership, and why it began; or a former owner's end, then ``is_fence``.
+    """Ownership and why it began; or the end of a previous owner, then ``is_fence``.
 
     ``until_ms``: when its node could not deliver any more; None while it goes on.
     """
@@ -92,46 +92,46 @@ class Turn:
 _START: Final = "start"
 
 
-def turns(told: Sequence[Told], acts: Sequence[Act]) -> list[Turn]:
-    """Every ownership and every fence, by slice and time."""
-    found = [*_ownerships(tenures(told), acts), *_fences(told, acts)]
+def turns(events: Sequence[SliceEvent], acts: Sequence[Act]) -> list[Turn]:
+    """Return every ownership and every fence, by slice and time."""
+    found = [*_ownerships(tenures(events), acts), *_fences(events, acts)]
     return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
 
 
-def fences(told: Sequence[Told], act: Act) -> int:
+def fences(events: Sequence[SliceEvent], act: Act) -> int:
     """Count the slices whose former owner was refused by the broker after this act."""
-    return sum(_is_fence(one, act) for one in told)
+    return sum(_is_fence(one, act) for one in events)
 
 
-def has_let_go(told: Sequence[Told], act: Act) -> bool:
+def has_let_go(events: Sequence[SliceEvent], act: Act) -> bool:
     """Return whether the woken node has spoken of every slice that it owned when it was frozen:
     each of the three things that it may say shows that it does not own the slice by its old right.
     """
-    return {one.slice_no for one in told if _is_of_woken(one, act)} >= set(act.slices)
+    return {one.slice_no for one in events if _is_of_woken(one, act)} >= set(act.slices)
 
 
-def ending(told: Sequence[Told], act: Act) -> Ending:
+def ending(events: Sequence[SliceEvent], act: Act) -> Ending:
     """Return what became of a node that was frozen and woken.
 
     The broker refuses what was open; a slice without a transaction is let go because the lease is
     over, and nothing is ever sent that could be refused.
     """
-    if fences(told, act):
+    if fences(events, act):
         return Ending.FENCED
-    return Ending.STEPPED_DOWN if has_let_go(told, act) else Ending.SILENT
+    return Ending.STEPPED_DOWN if has_let_go(events, act) else Ending.SILENT
 
 
-def _is_of_woken(one: Told, act: Act) -> bool:
+def _is_of_woken(one: SliceEvent, act: Act) -> bool:
     return act.woken_ms is not None and one.node_id == act.node_id and one.at_ms >= act.woken_ms
 
 
-def _is_fence(one: Told, act: Act) -> bool:
+def _is_fence(one: SliceEvent, act: Act) -> bool:
     return one.what == LOST and FENCED in one.why and _is_of_woken(one, act)
 
 
-def _fences(told: Sequence[Told], acts: Sequence[Act]) -> Iterator[Turn]:
-    every = tenures(told)
-    for one in told:
+def _fences(events: Sequence[SliceEvent], acts: Sequence[Act]) -> Iterator[Turn]:
+    every = tenures(events)
+    for one in events:
         if any(_is_fence(one, act) for act in acts):
             epochs = [
                 tenure.epoch
@@ -145,7 +145,7 @@ def _fences(told: Sequence[Told], acts: Sequence[Act]) -> Iterator[Turn]:
 
 
 def _ownerships(every: Sequence[Tenure], acts: Sequence[Act]) -> Iterator[Turn]:
-    """``every`` is sorted by slice and epoch."""
+    """Return the ownerships; ``every`` is sorted by slice and epoch."""
     why, vacant_ms = _START, 0.0
     for tenure, after in pairwise([*every, None]):
         if tenure is None:
@@ -185,8 +185,8 @@ def _end(tenure: Tenure, successor: Tenure | None, acts: Sequence[Act]) -> tuple
 
 
 def strip(found: Sequence[Turn], start_ms: float, end_ms: float, width: int) -> str:
-    """One slice's owners over time: the last character of the node's name for each moment at which
-    it could deliver, a dot where no node could.
+    """Return a slice's owners over time: the last character of the node's name for each moment at
+    which it could deliver, a dot where no node could.
     """
     cell_ms = (end_ms - start_ms) / width
     cells = ["·"] * width

@@ -24,18 +24,18 @@ from delay_devtools.drill.writing import Ends, Writer
 STEPS: Final = 36
 SPAN_MS: Final = 3 * DAY_MS
 TAIL_MS: Final = 120_000
-"""So long before now the last checkpoint was written."""
+"""Time from the last checkpoint to the end of the history."""
 _ABORTED: Final = 2
-"""Records of each partition in a producer's transaction that is aborted."""
+"""Number of records of each partition in an aborted transaction of a producer."""
 _SAMPLE: Final = 20
-"""Outputs in a transaction of the service that fails."""
+"""Number of outputs in a transaction of the service that fails."""
 _BUSY: Final = 1_000
 """Commits of one slice at the end: the newest checkpoints of others lie far behind them."""
 
 
 @dataclass(slots=True)
 class Life:
-    """What a history has come to.
+    """State of a history.
 
     Attributes:
         names: its topics.
@@ -63,7 +63,7 @@ class Life:
 
 
 class History:
-    """Writes one history.
+    """Writer of one history.
 
     Args:
         life: filled as it goes.
@@ -141,7 +141,7 @@ class History:
     # --- producers -----------------------------------------------------------------------------
 
     def _produce(self, requests: Sequence[Request]) -> None:
-        """Some without transactions, the others in one; and some in one that is aborted."""
+        """Write some without transactions, the others in one; and some in one that is aborted."""
         half = len(requests) // 2
         self._append(self._plain, requests[:half])
         self._plain.flush()

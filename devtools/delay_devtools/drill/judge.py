@@ -1,4 +1,4 @@
-"""Holds what the jobs found against what was injected."""
+"""Compare the findings of the jobs with the injected defects."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Final
 from delay_devtools.drill.stage import Defect
 
 SHOWN_MAX: Final = 20
-"""Of what was missed or invented so many are told."""
+"""Largest number of missed and of invented findings that are reported."""
 
 Finding = tuple[object, ...]
-"""Its world (``topics``, ``follow``, ``disks`` or ``digests``), then a ``Found`` or a copy's."""
+"""World of a job (``topics``, ``follow``, ``disks`` or ``digests``), then what it found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a drill came to.
+    """Result of a drill.
 
     Attributes:
         records: what producers wrote.
@@ -44,7 +44,7 @@ class Verdict:
         return self.invented == 0 and self.injected == self.found
 
     def to_json(self) -> dict[str, object]:
-        """For programs."""
+        """Return the verdict for programs."""
         seconds = sum(self.seconds.values())
         return {
             "injected": sum(self.injected.values()),

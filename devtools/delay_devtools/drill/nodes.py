@@ -1,4 +1,4 @@
-"""Nodes that publish digests of their copies and answer for them, by ``docs/reconcile.md``."""
+"""Nodes that publish digests of their copies and answer for them (docs/internals/digests.md)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, TopicPartition
 
+from delay_devtools import clients
 from delay_devtools.drill.history import Life
 from delay_devtools.drill.replicas import Copy, Frame
 from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS, hash_text, record_hash, to_json
@@ -39,7 +40,7 @@ def publish(life: Life, copies: Sequence[Copy], writer: Writer) -> None:
 def _rows(
     life: Life, copy: Copy, *, is_silent: bool
 ) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Keys and values; ``is_silent``: if the copy is stale, it does not say so itself."""
+    """Return keys and values; ``is_silent``: a stale copy does not report that itself."""
     topic, partition = copy.place
     of = f"{copy.node}/{topic}/{partition}"
     said = {
@@ -119,14 +120,7 @@ def answering(bootstrap: str, life: Life, copies: Sequence[Copy]) -> Iterator[No
     """Run nodes that answer questions for the records of a range, while the block runs."""
     topic = life.names.own("repairs")
     kept = {(c.node, *c.place): c for c in copies if c.world == "digests"}
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": f"drill-{life.names.run}",
-            "enable.auto.commit": False,
-            "log_level": 0,
-        }
-    )
+    consumer = clients.consumer({"bootstrap.servers": bootstrap}, f"drill-{life.names.run}")
     consumer.assign([TopicPartition(topic, 0, 0)])
     writer = Writer(bootstrap, Ends(), transactional=False)
     over = threading.Event()

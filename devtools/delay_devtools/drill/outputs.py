@@ -1,4 +1,4 @@
-"""What the service writes for each of its steps, as records; ``scenes`` write some wrong."""
+"""Records that the service writes for each of its steps; ``scenes`` write some wrong."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Output:
 
     @property
     def headers(self) -> Headers:
-        """All headers."""
+        """Return all headers."""
         return [*self.own, *self.told]
 
 
 class Clerk:
-    """Knows what is written for a step.
+    """Writer of the record of each step.
 
     Args:
         names: the topics.
@@ -46,7 +46,7 @@ class Clerk:
         self._names = names
 
     def output(self, shard: Shard, step: Step) -> Output:
-        """The record that a step of a shard writes."""
+        """Return the record that a step of a shard writes."""
         if step.act in ("deliver", "fire"):
             return self._delivery(shard, step)
         if step.act == "copy":

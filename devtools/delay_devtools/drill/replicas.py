@@ -1,4 +1,4 @@
-"""The copies that three nodes have of each shard, on disks and in digests; and what spoils some.
+"""Copies that three nodes have of each shard, on disks and in digests; and their defects.
 
 A defect has an hour of one copy for itself, so that no two of them hide each other; a stale copy
 has no other defect.
@@ -26,9 +26,9 @@ NODES: Final = ("n1", "n2", "n3")
 WORLDS: Final = ("disks", "digests")
 STALE: Final = "stale_replica"
 LAST: Final = NODES[-1]
-"""Only this node's copies are stale: a shard keeps two to compare."""
+"""Node that alone has stale copies, so that each shard keeps two to compare."""
 _NEAR_MINUTES: Final = 3
-"""Slots so near K are not compared."""
+"""Distance from K in minutes within which slots are not compared."""
 _ROUND: Final = 4_096
 NO_MARK: Final = -1
 
@@ -55,7 +55,7 @@ class Frame(NamedTuple):
 
     @property
     def slot_ms(self) -> int:
-        """The start of its slot."""
+        """Return the start of its slot."""
         return self.key_ms - self.key_ms % MINUTE_MS
 
     @property
@@ -99,7 +99,7 @@ class Copy:
                 yield frame
 
     def found(self, kind: str, frame: Frame) -> CopyFound:
-        """A finding of one record."""
+        """Return a finding of one record."""
         return CopyFound(kind, self.node, *self.place, frame.slot_ms, frame.offset)
 
 
@@ -114,7 +114,7 @@ class Cell:
 
 
 def copies_of(life: Life) -> list[Copy]:
-    """All copies as they should be."""
+    """Return all copies as they should be."""
     made = []
     for shard, beyond in zip(life.shards, life.beyond, strict=True):
         frames = {frame.offset: frame for frame in _frames(shard, beyond)}
@@ -137,7 +137,7 @@ def _frames(shard: Shard, beyond: Sequence[Record]) -> Iterator[Frame]:
 
 
 class Spoiler:
-    """Spoils copies.
+    """Injector of defects of copies.
 
     Args:
         copies: all of them.
@@ -214,13 +214,13 @@ class Spoiler:
         return [cell.copy.found("missing", frame)]
 
     def _lose_mark(self, cell: Cell) -> list[CopyFound]:
-        """One that was cancelled has lost its mark."""
+        """Remove the mark of a cancelled record."""
         if not cell.marked:
             return []
         return self._added(cell, self._rng.choice(cell.marked)._replace(mark=NO_MARK))
 
     def _add_record(self, cell: Cell) -> list[CopyFound]:
-        """One that was never committed."""
+        """Add a record that was never committed."""
         copy = cell.copy
         free = [o for o in self._holes[copy.place] if o < copy.h and o not in copy.frames]
         like = self._rng.choice(cell.pending)
@@ -233,7 +233,7 @@ class Spoiler:
         return [cell.copy.found("extra", frame)]
 
     def _alter_record(self, cell: Cell) -> list[CopyFound]:
-        """Sums know a record that bears an id by that; another content is told by no sum."""
+        """Alter the content of a record without an id; sums know one with an id by that only."""
         plain = [frame for frame in cell.pending if frame.record_id is None]
         if not plain:
             return []
@@ -245,7 +245,7 @@ class Spoiler:
         return [cell.copy.found("different", frame)]
 
     def _damage(self, cell: Cell) -> list[CopyFound]:
-        """A disk loses the hour's file; a node tells of a minute that it can't read."""
+        """Damage the hour's file on a disk; in digests, report a minute as unreadable."""
         copy = cell.copy
         start_ms = cell.hour_ms if copy.world == "disks" else cell.pending[0].slot_ms
         copy.damaged.append(start_ms)

@@ -1,4 +1,4 @@
-"""Tells what a drill came to."""
+"""Report of a drill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delayservice.commands.console import err, out, print_json
 
 
 def show(verdict: Verdict, drill: Drill, *, as_json: bool) -> None:
-    """A table for people, or one JSON object; and where to look, if it is kept."""
+    """Show a table for people, or one JSON object; and where kept files lie."""
     if drill.options.keep:
         err.print(f"kept: {drill.folder}, topics *_drill_{drill.life.names.run}*", markup=False)
     if as_json:

@@ -1,4 +1,4 @@
-"""Runs a drill: a history with defects, the jobs that should find them, and the verdict."""
+"""Run a drill: a history with defects, the jobs that should find them, and the verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
 from delay_devtools.drill.history import STEPS, TAIL_MS, History, Life
 from delay_devtools.drill.judge import Finding, Verdict, judge
 from delay_devtools.drill.nodes import answering, publish
@@ -28,7 +28,6 @@ from delay_devtools.drill.wire import HOUR_MS
 from delay_devtools.drill.writing import Ends, Topics, Writer
 from delayservice.base.errors import DelayServiceError
 from delayservice.smoke.progress import steps
-from delayservice.smoke.signals import ignored_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,22 +47,22 @@ _SECRET: Final = b"of a drill, and of nothing else"
 FOLLOWED: Final = "follow"
 """The world of an audit that follows."""
 _STALE_MS: Final = 6 * HOUR_MS
-"""What was due so long before the end and is not settled is overdue."""
+"""Age at which a record that is due and not settled counts as overdue."""
 _BEHIND_PART: Final = 20
-"""A copy that lacks this part of its log is behind."""
+"""Part of a log, one in so many, without which a copy counts as behind."""
 _FINDINGS_SPARE: Final = 10_000
-"""So many findings beyond those that are expected are looked at."""
+"""Number of findings beyond the expected ones that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOptions:
-    """What to inject.
+    """Options of a drill.
 
     Attributes:
-        records: that producers write.
-        defects: of all kinds together.
-        seed: of everything that chance decides.
-        partitions: of the delay topic and of the targets.
+        records: number of records that producers write.
+        defects: number of defects of all kinds together.
+        seed: seed of everything random.
+        partitions: number of partitions of the delay topic and of each target.
         bootstrap: a cluster; empty: one is started.
         keep: leave topics and folders.
         checkpoint_partitions: of the checkpoint topic; slices share them. 0: one for each slice, as
@@ -110,7 +109,7 @@ class Drill:
 def prepared(
     options: DrillOptions, spark: SparkSession | None = None, *, is_shown: bool
 ) -> Iterator[Drill]:
-    """A drill on a cluster; what was started or made is gone afterwards, unless it is to be kept.
+    """Make a drill on a cluster; remove at the end what was made, unless it is to be kept.
 
     Args:
         options: what to inject.
@@ -125,30 +124,17 @@ def prepared(
         if not options.keep:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         with steps(Console(stderr=True), is_shown=is_shown) as shown:
-            bootstrap = options.bootstrap or stack.enter_context(_cluster(options, folder, shown))
+            bootstrap = options.bootstrap
+            if not bootstrap:
+                embedded = EmbeddedCluster(
+                    1, 0, folder=folder / "cluster" if options.keep else None
+                )
+                bootstrap = stack.enter_context(started(embedded, shown)).bootstrap
             topics = Topics(bootstrap)
             if options.bootstrap and not options.keep:
-                stack.callback(_undisturbed, topics)
+                stack.callback(undisturbed, topics.delete)
             drill = _make(options, bootstrap, topics, folder, shown, spark)
         yield drill
-
-
-@contextmanager
-def _cluster(options: DrillOptions, folder: Path, shown: Steps) -> Iterator[str]:
-    cluster = EmbeddedCluster(1, 0, folder=folder / "cluster" if options.keep else None)
-    with shown.doing("starting Kafka"):
-        cluster.start()
-    try:
-        yield cluster.bootstrap
-    finally:
-        with ignored_signals():
-            cluster.stop()
-
-
-def _undisturbed(topics: Topics) -> None:
-    """A second Ctrl-C must not leave half of them behind."""
-    with ignored_signals():
-        topics.delete()
 
 
 def _make(
@@ -194,7 +180,7 @@ def _make(
 
 
 def _cuts(options: DrillOptions) -> list[int]:
-    """The steps after which an audit that follows judges; the last time is at the end."""
+    """Return the steps after which an audit that follows judges, besides the end."""
     return [STEPS * number // options.cuts for number in range(1, options.cuts)]
 
 
@@ -239,7 +225,7 @@ def _write(
 
 
 def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
-    """What goes wrong in a history, and what only looks so: each sound scene twice."""
+    """Return the scenes of a history: each defect as planned, each sound scene twice."""
     plan: dict[int, list[str]] = {}
     for name in [*(kind for kind in kinds if kind in DEFECTS), *SOUND, *SOUND]:
         step = rng.choice(STEPS_OF.get(name, range(1, STEPS * 2 // 3)))
@@ -267,7 +253,7 @@ def judged(drill: Drill, spark: SparkSession, say: Say) -> Verdict:
 
 
 def audit_options(drill: Drill, out: str, *, is_over: bool = True, **more: object) -> AuditOptions:
-    """The options of an audit of a drill; ``more`` of them as they are.
+    """Return the options of an audit of a drill.
 
     Args:
         drill: what to audit.

@@ -1,4 +1,4 @@
-"""What a delay service would do, by the rules of ``docs/internals/design.md``: for one shard, in
+"""Model of a delay service, by the rules of ``docs/internals/design.md``: for one shard, in
 memory.
 
 ``pass_offset`` is rules 8 and 9 (H passes a record), ``advance`` rule 10 (K goes on). Both hand
@@ -26,13 +26,13 @@ from delay_devtools.drill.wire import (
 ROLL_WINDOW_MS: Final = DAY_MS
 PARK_MS: Final = 10_000
 SCENE: Final = "scene"
-"""The operation of what a scene writes: H passes it, and the scene does the rest."""
+"""Operation of records of a scene: H passes them, and the scene does the rest."""
 _ATTEMPTS: Final = 2
 
 
 @dataclass(slots=True)
 class Record:
-    """A record of the delay topic that waits, or did.
+    """Record of the delay topic.
 
     Attributes:
         offset: its place.
@@ -71,7 +71,7 @@ Act: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that the service does.
+    """Step of the service.
 
     Attributes:
         act: what.
@@ -114,7 +114,7 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """``topic:partition``."""
+        """Return ``topic:partition``."""
         return f"{self.place[0]}:{self.place[1]}"
 
     # --- H -------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Shard:
         return record.source is None and earlier is not None and earlier.offset < 0
 
     def pass_offset(self, record: Record, at_ms: int) -> Iterator[Step]:
-        """H passes a record; ``at_ms`` is when that is."""
+        """Let H pass a record at ``at_ms``."""
         asked = record.request
         self.h = record.offset + 1
         record.is_flying = False
@@ -146,7 +146,7 @@ class Shard:
             yield from self._take(record, at_ms)
 
     def _take(self, record: Record, at_ms: int) -> Iterator[Step]:
-        """A schedule or a copy waits, unless its time has passed or it was hit in flight."""
+        """Let a schedule or a copy wait, unless its time has passed or it was hit in flight."""
         if record.mark is not None:
             self.marked.append(record)
             return
@@ -181,7 +181,7 @@ class Shard:
     # --- K -------------------------------------------------------------------------------------
 
     def advance(self, stop_ms: int, lateness_ms: int) -> Iterator[Step]:
-        """K goes on to the last record below ``stop_ms``."""
+        """Let K go on to the last record below ``stop_ms``."""
         while self._due and self._due[0][0] < stop_ms:
             key = heappop(self._due)
             record = self.waiting.get(key[1])
@@ -190,11 +190,11 @@ class Shard:
                 yield self._settle(record, key[0] + lateness_ms, self.h)
 
     def forget(self) -> None:
-        """A store keeps nothing that K has passed."""
+        """Forget what K has passed, as a store does."""
         self.marked = [record for record in self.marked if record.key_ms > self.key[0]]
 
     def _settle(self, record: Record, at_ms: int, base: int) -> Step:
-        """Its key has come, and ``at_ms`` with it."""
+        """Settle a record whose key has come at ``at_ms``."""
         asked = record.request
         del self.waiting[record.offset]
         if asked.due_ms > at_ms:
@@ -221,7 +221,7 @@ class Shard:
     # --- headers -------------------------------------------------------------------------------
 
     def told(self, record: Record) -> Headers:
-        """The headers that say what an output settles."""
+        """Return the headers that say what an output settles."""
         asked = record.request
         told: Headers = [
             ("delay-due-at", b"%d" % asked.due_ms),
@@ -235,7 +235,7 @@ class Shard:
         return told
 
     def copy_headers(self, record: Record, again: Record, secret: bytes, **more: object) -> Headers:
-        """The headers of the copy ``again`` of ``record``; ``more`` facts of it."""
+        """Return the headers of the copy ``again`` of ``record``; ``more`` are facts of it."""
         asked = again.request
         facts = {
             "settles": record.offset,

@@ -1,4 +1,4 @@
-"""Where scenes are played: one shard, from one moment on, among all else that goes on there.
+"""Stage of scenes: one shard, from one moment on, among all else that goes on there.
 
 A scene is a generator. What it writes first is what producers write; at each ``yield`` it waits
 until H and K have passed that, and goes on as the service, which makes a mistake.
@@ -16,17 +16,30 @@ from typing import Final, NamedTuple, TypeAlias
 from delay_devtools.drill.outputs import Clerk, Output
 from delay_devtools.drill.service import PARK_MS, ROLL_WINDOW_MS, Act, Record, Shard, Step
 from delay_devtools.drill.users import KEYS, Names, Request
-from delay_devtools.drill.wire import BY_KEY, START_KEY, Headers, Place, pack, signed_envelope
+from delay_devtools.drill.wire import (
+    BY_KEY,
+    HOUR_MS,
+    MAX_DELAY_MS,
+    MINUTE_MS,
+    START_KEY,
+    Headers,
+    Place,
+    pack,
+    signed_envelope,
+)
 
 SECOND_MS: Final = 1_000
-MINUTE_MS: Final = 60_000
 LATENESS_MS: Final = 50
 LATE_MS: Final = 60_000
-"""What an audit is told to find late."""
+"""Lateness from which the audit reports a delivery."""
 GRACE_MS: Final = 5_000
-"""What an audit is told to take for a crash under ``at_least_once``."""
+"""Time within which the audit takes a duplicate for a crash under ``at_least_once``."""
+LONG_MS: Final = MAX_DELAY_MS + HOUR_MS
+"""Delay that the first contract does not allow, and the second one does."""
+SOON_MS: Final = SECOND_MS + LATENESS_MS
+"""Time of what the service does about a control that is sent after a second."""
 TAIL: Final = -1
-"""The step that H does not pass."""
+"""Number of the last step, which H does not pass."""
 _STRANGER: Final = b"a stranger's"
 
 Where: TypeAlias = tuple[str, int, int]
@@ -44,7 +57,7 @@ class Found(NamedTuple):
 
 
 class Defect(NamedTuple):
-    """What was done, and every finding that it must lead to in each of ``worlds``."""
+    """Injected defect, and every finding that it must lead to in each of ``worlds``."""
 
     kind: str
     worlds: tuple[str, ...]
@@ -53,7 +66,7 @@ class Defect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scenery:
-    """What all scenes of a history share.
+    """Facts that all scenes of a history share.
 
     Attributes:
         names: the topics.
@@ -114,7 +127,7 @@ class Stage:
         every: int = 0,
         code: str = "",
     ) -> Record:
-        """A schedule, due after ``due``; ``code``: why its contract does not allow it."""
+        """Write a schedule, due after ``due``; ``code``: why its contract does not allow it."""
         rng, at_ms, due_ms = self.rng, self.start_ms + at, self.start_ms + due
         own: Headers = [("trace", b"%016x" % rng.getrandbits(64)), ("hop", b"1")]
         made = Request(self.partition, at_ms, None, b"%x" % rng.getrandbits(160), [], own=own)
@@ -139,14 +152,14 @@ class Stage:
         return self._written(made, 0 if code else min(due_ms, at_ms + ROLL_WINDOW_MS))
 
     def controls(self, op: str, at: int = SECOND_MS) -> Record:
-        """A cancel or a fire of the scene's id."""
+        """Write a cancel or a fire of the scene's id."""
         headers: Headers = [("delay-id", self.record_id), ("delay-op", op.encode())]
         at_ms = self.start_ms + at
         made = Request(self.partition, at_ms, None, b"", headers, op, record_id=self.record_id)
         return self._written(made, 0)
 
     def breaks(self) -> Record:
-        """A record that breaks the contract."""
+        """Write a record that breaks the contract."""
         headers: Headers = [("own", b"1"), ("own", b"2"), ("delay-at", b"soon")]
         headers.append(("delay-target-topic", self.names.targets[0].encode()))
         made = Request(self.partition, self.start_ms, b"k", b"v", headers, "", code="time-invalid")
@@ -154,7 +167,7 @@ class Stage:
         return self._written(made, 0)
 
     def forges(self, record: Record, at: int = SECOND_MS) -> Record:
-        """A copy of ``record`` that a stranger has signed."""
+        """Write a copy of ``record`` that a stranger has signed."""
         again = self._again(record, record.request, 1)
         self._copy(record, again, self.start_ms + at, _STRANGER)
         return again
@@ -168,23 +181,27 @@ class Stage:
 
     @property
     def shard(self) -> Shard:
-        """The scene's shard."""
+        """Return the scene's shard."""
         return self._shared.shards[self.partition]
 
     def does(
         self, act: Act, record: Record, at: int | None = None, by: int = -1, text: str = ""
     ) -> Output:
-        """What the service writes when it does this; a delivery soon after it is due."""
+        """Return what the service writes for this act; a delivery soon after it is due."""
         at_ms = record.request.due_ms + LATENESS_MS if at is None else self.start_ms + at
         return self._clerk.output(self.shard, Step(act, record, at_ms, by, text))
 
     def says(self, output: Output) -> Where:
-        """Write it; where it is."""
+        """Write an output; return its place."""
         return (*output.place, self._append(output, 0))
 
     def delivers(self, record: Record) -> Where:
         """Deliver as it should be."""
         return self.says(self.does("deliver", record))
+
+    def delivers_copy(self, copy: Record) -> Where:
+        """Deliver a copy when its key has come."""
+        return self.says(self.does("deliver", copy, copy.key_ms - self.start_ms + LATENESS_MS))
 
     def answers(self, control: Record, outcome: str, at: int = SECOND_MS + LATENESS_MS) -> Where:
         """Write the outcome of a cancel or fire."""
@@ -246,31 +263,31 @@ class Stage:
 
     @staticmethod
     def numbered(output: Output) -> Output:
-        """The delivery of a schedule's first occurrence, which says so."""
+        """Return the delivery of a schedule's first occurrence, which bears its number."""
         (due, (name, source), *more) = output.told
         return replace(output, told=[due, (name, (source or b"") + b"#1"), *more])
 
     def arrived(self, there: Record) -> Output:
-        """The delivery of what was sent to another partition; it says which one."""
+        """Return the delivery of a record that was sent to another partition, which names that."""
         shard = self._shared.shards[there.request.partition]
         at_ms = there.request.due_ms + LATENESS_MS
         output = self._clerk.output(shard, Step("deliver", there, at_ms))
         return replace(output, told=[*output.told, ("delay-shard", shard.name.encode())])
 
     def headers_of(self, copy: Record) -> Headers:
-        """The headers that a copy was written with."""
+        """Return the headers that a copy was written with."""
         return self._signed[copy.source, copy.key_ms]
 
     def hole(self) -> int:
-        """An offset of the shard that holds no record."""
+        """Return an offset of the shard that holds no record."""
         return self.rng.choice(self._shared.holes[self.shard.place][-4:])
 
     def finds(self, kind: str, record: Record, where: Where | None = None) -> None:
-        """An audit must find this of a record."""
+        """Expect this finding of a record."""
         self.findings.append(Found(kind, *self.shard.place, record.offset, where))
 
     def finds_by_itself(self, kind: str, where: Where) -> None:
-        """An audit must find this of an output that is of no record."""
+        """Expect this finding of an output that belongs to no record."""
         self.findings.append(Found(kind, *where, where))
 
     # --- the log -------------------------------------------------------------------------------
@@ -305,7 +322,7 @@ Scene: TypeAlias = Callable[[Stage], Iterator[None]]
 
 
 class Theatre:
-    """Plays scenes as time goes by.
+    """Player of scenes as time goes by.
 
     Args:
         shared: what they share.
@@ -344,7 +361,7 @@ class Theatre:
             self._go(name, stage, self._scenes[name](stage), write)
 
     def go_on(self, stop_ms: int, write: Callable[[Output], int]) -> None:
-        """Go on with those of which the service has passed all that was written."""
+        """Go on with the scenes whose records the service has passed."""
         played, self._played = self._played, []
         for name, stage, scene in played:
             if stage.is_passed(stop_ms):
@@ -354,7 +371,7 @@ class Theatre:
                 self._played.append((name, stage, scene))
 
     def finish(self, start_ms: int, write: Callable[[Output], int]) -> None:
-        """Play the tail: nobody passes what is written."""
+        """Play the tail, which no checkpoint passes."""
         self.begin(TAIL, start_ms, write)
         for name, stage, scene in self._played[:]:
             if name in self._plan.get(TAIL, ()):

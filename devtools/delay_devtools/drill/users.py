@@ -1,4 +1,4 @@
-"""What producers write: every way to ask for a delay that ``docs/header-contract.md`` knows."""
+"""Records of producers: every way to ask for a delay that ``docs/header-contract.md`` knows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from delay_devtools.drill.wire import (
 
 KEYS: Final = 997
 _NAMED_MAX: Final = 200
-"""Ids of each partition that are spoken of again."""
+"""Number of ids of each partition that later records name again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +43,22 @@ class Names:
 
     @property
     def delay(self) -> str:
-        """The delay topic."""
+        """Return the delay topic."""
         return f"delay_topic_drill_{self.run}"
 
     @property
     def targets(self) -> tuple[str, str]:
-        """The targets that there are."""
+        """Return the targets that exist."""
         return f"drill_{self.run}_a", f"drill_{self.run}_b"
 
     @property
     def gone(self) -> str:
-        """A target that is allowed and does not exist."""
+        """Return a target that is allowed and does not exist."""
         return f"drill_{self.run}_gone"
 
     @property
     def allow(self) -> str:
-        """The pattern of allowed targets."""
+        """Return the pattern of allowed targets."""
         return f"drill_{self.run}_*"
 
     def checkpoint_place(self, slice_no: int) -> Place:
@@ -67,13 +67,15 @@ class Names:
         return self.own("checkpoint"), slice_no % shared if shared else slice_no
 
     def own(self, what: str) -> str:
-        """One of the service's topics: ``checkpoint``, ``dead_letter``, ``digests`` and so on."""
+        """Return one of the service's topics: ``checkpoint``, ``dead_letter``, ``digests`` and so
+        on.
+        """
         return f"delay_{what}_drill_{self.run}"
 
 
 @dataclass(slots=True)
 class Request:
-    """A record of a producer, and what the contract says that it means.
+    """Record of a producer, and its meaning by the contract.
 
     Attributes:
         partition: of the delay topic.
@@ -125,7 +127,7 @@ class Users:
         self._spoken: list[list[bytes]] = [[] for _ in range(names.partitions)]
 
     def request(self, written_ms: int) -> Request:
-        """Some record."""
+        """Return a record of a random kind."""
         rng, number = self._rng, self._count
         self._count += 1
         partition = rng.randrange(self._names.partitions)
@@ -138,7 +140,7 @@ class Users:
         return made
 
     def prompt(self, written_ms: int) -> Request:
-        """A plain record that is due at once."""
+        """Return a plain record that is due at once."""
         made = self.request(written_ms)
         made = Request(made.partition, written_ms, None, made.value, [], own=made.own)
         made.due_ms, made.target = written_ms, self._names.targets[0]
@@ -294,7 +296,7 @@ class Users:
 
 
 def _ask(made: Request, when: Header, *more: Header) -> None:
-    """Own headers, then those that ask."""
+    """Set the headers: its own, then those that ask for a delay."""
     made.headers = [*made.own, when, ("delay-target-topic", made.target.encode()), *more]
 
 
@@ -312,7 +314,7 @@ _WEIGHTS: Final = tuple(sum(_PARTS[: n + 1]) for n in range(len(_PARTS)))
 
 
 def place_of(request: Request, count: int) -> int:
-    """The target's partition that a Java producer would choose."""
+    """Return the target's partition that a Java producer would choose."""
     if request.to != BY_KEY:
         return request.to
     return 0 if request.out_key is None else partition_of(request.out_key, count)

@@ -1,7 +1,7 @@
 """Formats and formulas of the documents, written again: nothing here is the service's own code.
 
 Sources: ``docs/header-contract.md``, ``docs/internals/design.md`` (checkpoint, copies),
-``docs/reconcile.md`` (digests), and Kafka's ``Utils.murmur2``.
+``docs/internals/digests.md`` (digests), and Kafka's ``Utils.murmur2``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 86_400_000
 MAX_DELAY_MS: Final = 100 * DAY_MS
-"""Of the first contract."""
+"""Longest delay of the first contract."""
 BY_KEY: Final = -1
 """A target partition that is chosen by key."""
 START_KEY: Final = (0, 2**63 - 1)
@@ -42,17 +42,19 @@ pack: Final = msgspec.msgpack.Encoder().encode
 
 
 def to_json(value: object) -> bytes:
-    """JSON without blanks."""
+    """Return JSON without blanks."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def record_hash(key_ms: int, offset: int, content: bytes) -> int:
-    """64 bits of a pending record; ``content`` is its payload, or in sums its id if it has one."""
+    """Return 64 bits of a pending record; ``content`` is its payload, or in sums its id if it has
+    one.
+    """
     return xxhash.xxh3_64_intdigest(content, (key_ms * _GOLDEN + offset) & _MASK_64)
 
 
 def hash_text(number: int) -> str:
-    """64 bits as digests write them; sums are modulo 2^64."""
+    """Return 64 bits as digests write them; sums are modulo 2^64."""
     return f"{number & _MASK_64:016x}"
 
 
@@ -82,7 +84,7 @@ def signed_copy(
     facts: dict[str, Any],
     content: tuple[bytes | None, bytes | None, Headers],
 ) -> Headers:
-    """The headers of a copy: the record's own, what it is a copy of, and the signature.
+    """Return the headers of a copy: the record's own, the facts of the copy, and the signature.
 
     Args:
         place: the partition that it is written to.
@@ -103,8 +105,8 @@ def signed_envelope(
     facts: dict[str, Any],
     content: tuple[bytes | None, bytes | None, Headers],
 ) -> Headers:
-    """The headers of an envelope that brings a schedule from ``shard`` to ``place``; arguments as
-    of ``signed_copy``.
+    """Return the headers of an envelope that brings a schedule from ``shard`` to ``place``;
+    arguments as of ``signed_copy``.
     """
     source = base64.b64encode(facts["source"]).decode()
     told = {"v": 1, "op": "schedule", **facts, "source": source, "shard": shard}
@@ -129,7 +131,7 @@ def _signed(
 
 
 def _measured(part: bytes | None) -> bytes:
-    """A part behind its length, so that no two lists of parts are the same bytes."""
+    """Return a part behind its length, so that no two lists of parts are the same bytes."""
     return struct.pack(">q", -1) if part is None else struct.pack(">q", len(part)) + part
 
 

@@ -1,4 +1,4 @@
-"""Writes records and knows their offsets: to inject defects, each one's place must be known.
+"""Write records and know their offsets: to inject defects, each one's place must be known.
 
 No other process writes to the topics of a drill, so an offset is counted, not asked for: a record
 takes one, and the end of a transaction one in each partition that it touched.
@@ -33,7 +33,7 @@ _KNOWN_S: Final = 30.0
 
 @dataclass(slots=True)
 class Ends:
-    """Where every log ends, and which offsets hold no committed record.
+    """Ends of all logs, and offsets without a committed record.
 
     Attributes:
         next: next offset by place.
@@ -44,13 +44,13 @@ class Ends:
     holes: dict[Place, list[int]] = field(default_factory=dict)
 
     def take(self, place: Place) -> int:
-        """The offset of a record that is written now."""
+        """Return the offset of a record that is written now."""
         offset = self.next.get(place, 0)
         self.next[place] = offset + 1
         return offset
 
     def skip(self, place: Place) -> None:
-        """A marker is written."""
+        """Count a marker."""
         self.holes.setdefault(place, []).append(self.take(place))
 
 
@@ -120,7 +120,7 @@ class Writer:
 
     @contextmanager
     def transaction(self, *, commit: bool = True) -> Iterator[None]:
-        """Everything in the block is committed, or aborted.
+        """Commit everything in the block, or abort it.
 
         Raises:
             KafkaEdgeError: the brokers do not take it.
@@ -146,7 +146,7 @@ class Writer:
         self._taken.clear()
 
     def _await_markers(self) -> None:
-        """A commit is over before its markers are written, and others must not come before them."""
+        """Wait for the markers, which are written after a commit and before anything of others."""
         awaited = {place: self._ends.next[place] for place in self._taken}
         deadline_s = time.monotonic() + TIMEOUT_S
         tick = threading.Event()
@@ -164,7 +164,7 @@ class Writer:
 
 
 class Topics:
-    """Makes the topics of a drill, and takes them away."""
+    """Topics of a drill: makes them, and deletes them."""
 
     def __init__(self, bootstrap: str) -> None:
         self._admin = AdminClient({**_QUIET, "bootstrap.servers": bootstrap})
@@ -188,7 +188,7 @@ class Topics:
         self._made += counts
 
     def id_of(self, topic: str) -> str:
-        """The id that Kafka gave a topic; a broker may hear late of one that was just made.
+        """Return the id that Kafka gave a topic; a broker may hear late of a new one.
 
         Raises:
             KafkaEdgeError: no broker knows it.

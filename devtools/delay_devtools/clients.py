@@ -1,4 +1,4 @@
-"""Options of the plain clients that load, judge and pass through: none of them is the service's."""
+"""Plain Kafka clients of the development tools; they share no options with the service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 def producer(
     client: Mapping[str, str], transactional_id: str = "", errors: list[str] | None = None
 ) -> Producer:
-    """A producer made for throughput; what it could not deliver is added to ``errors``."""
+    """Make a producer for throughput; errors of delivery are added to ``errors``."""
     found = [] if errors is None else errors
 
     def note(error: object, _message: object) -> None:
@@ -48,11 +48,11 @@ def producer(
 
 
 def consumer(client: Mapping[str, str], group: str) -> Consumer:
-    """A ``read_committed`` consumer that is assigned by hand and commits nothing."""
+    """Make a ``read_committed`` consumer that is assigned by hand and commits nothing."""
     options: dict[str, Any] = {
         "fetch.wait.max.ms": 50,
-        # A full queue is looked at again so soon: with the default of a second no consumer gets
-        # beyond 170,000 small records a second, whatever its machine could do.
+        # Pause before a full queue is looked at again: the default of a second limits every
+        # consumer to 170,000 small records a second.
         "fetch.queue.backoff.ms": 10,
         **client,
         "group.id": group,
@@ -65,12 +65,12 @@ def consumer(client: Mapping[str, str], group: str) -> Consumer:
 
 
 def admin(client: Mapping[str, str]) -> KafkaAdmin:
-    """An admin client."""
+    """Make an admin client."""
     return KafkaAdmin(client, QUIET)
 
 
 def partitions(client: Consumer, topic: str) -> list[TopicPartition]:
-    """The partitions of a topic, from their start; a topic that was made a moment ago is awaited.
+    """Return the partitions of a topic, from their start; a new topic is awaited.
 
     Raises:
         KafkaException: there is no answer, or the topic does not come.
@@ -86,6 +86,6 @@ def partitions(client: Consumer, topic: str) -> list[TopicPartition]:
 
 
 def take(source: Consumer, timeout_s: float, limit: int) -> list[Any]:
-    """Return what is there, once the first has come: ``consume`` alone would wait for the last."""
+    """Return the messages that are there, once one is: ``consume`` would wait for ``limit``."""
     first = source.poll(timeout_s)
     return [] if first is None else [first, *source.consume(limit - 1, 0)]

@@ -1,0 +1,392 @@
+"""Reads a record that a user wrote, by one contract: headers to a draft, and that to an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from delayservice.contract import names
+from delayservice.contract.aliases import ALIASES, KNOWN, STRIPPED
+from delayservice.contract.codec import Meta, Payload
+from delayservice.contract.codes import (
+    CRON_INVALID,
+    DELAY_TOO_LONG,
+    HEADER_TOO_LARGE,
+    OP_INVALID,
+    TARGET_INVALID,
+    TARGET_MISSING,
+    TIME_AMBIGUOUS,
+    TIME_INVALID,
+    TIME_MISSING,
+    TIME_PAST,
+    ZONE_INVALID,
+    RecordRefusedError,
+)
+from delayservice.contract.contracts import (
+    MAX_DELAY_MS_MAX,
+    PAST_DUE_DELIVER,
+    UNITS_VERSION,
+    Contract,
+)
+from delayservice.contract.draft import CANCEL_OP, FIRE_OP, RULES, SCHEDULE_OP, Draft, Rule
+from delayservice.contract.entry import (
+    CANCEL,
+    FIRE,
+    INVALID,
+    SCHEDULE,
+    Entry,
+    Headers,
+    Original,
+    Refusal,
+)
+from delayservice.contract.names import (
+    DELAY_AFTER,
+    DELAY_AT,
+    DELAY_ID,
+    DELAY_OP,
+    DELAY_TARGET_TOPIC,
+    Header,
+)
+from delayservice.contract.provenance import Provenance
+from delayservice.contract.recurrence import Recurrence, encode, numbered
+from delayservice.contract.recurring import check_every, check_times, parse_cron, parse_zone
+from delayservice.contract.spread import spread_ms
+from delayservice.contract.targets import Targets
+from delayservice.contract.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS, parse_count
+
+PARTITION_BY_KEY: Final = -1
+
+_PARTITION_MAX: Final = 2**31 - 1
+FIRE_SINCE: Final = 2
+"""Versions of the contract that have served fires, windows and recurring schedules at first."""
+_WINDOW_SINCE: Final = 2
+_RECURRING_SINCE: Final = 2
+_ID_AND_OP: Final = 2
+_CONTROLS: Mapping[bytes | None, int] = {CANCEL_OP.encode(): CANCEL, FIRE_OP.encode(): FIRE}
+_ANY_PAST_MS: Final = -DUE_STOP_MS
+_RULES: dict[str, Rule] = {**RULES, **{alias.header: alias.rule for alias in ALIASES}}
+
+
+class Origin(NamedTuple):
+    """Place and times of a record.
+
+    Attributes:
+        offset: its source offset.
+        appended_ms: its log-append time, epoch milliseconds.
+        written_ms: start of its delay: its log-append time, or, if it was sent home, that of the
+            original.
+        source: ``delay-source`` of a record that was sent home; else None.
+    """
+
+    offset: int
+    appended_ms: int
+    written_ms: int
+    source: bytes | None = None
+
+
+class UserRecords:
+    """Reads the records that users wrote to one shard, by one contract.
+
+    Attributes:
+        targets: the targets that the contract allows.
+        readings: how it reads times.
+        delay_ms_min: shortest delay that it accepts; below 0 for a due time that has passed.
+    """
+
+    def __init__(self, topic: str, contract: Contract, provenance: Provenance) -> None:
+        self._topic = topic
+        self._contract = contract
+        self._provenance = provenance
+        self.targets = Targets(contract, topic)
+        has_units = contract.version >= UNITS_VERSION
+        self.readings = UNIT_READINGS if has_units else FIRST_READINGS
+        self.delay_ms_min = _ANY_PAST_MS if contract.past_due == PAST_DUE_DELIVER else 0
+
+    def read(self, origin: Origin, original: Original) -> Entry:
+        """Return what a record is, which was written here or sent home by another partition."""
+        if len(original[2]) == _ID_AND_OP:
+            control = self._plain_control(origin, original)
+            if control is not None:
+                return control
+        known = [header for header in original[2] if header[0] in KNOWN]
+        try:
+            return self._read_headers(origin, original, known)
+        except RecordRefusedError as exc:
+            refusal: Refusal = (exc.code, exc.detail + _misspelt(original[2]))
+            if origin.source is not None:
+                refusal = (*refusal[:2], 0, origin.source)
+            return (origin.offset, INVALID, 0, None, original, refusal)
+
+    def _plain_control(self, origin: Origin, original: Original) -> Entry | None:
+        """Read a cancel or fire that has no other headers, as nearly all are; None: it is none."""
+        headers = dict(original[2])
+        record_id, kind = headers.get(DELAY_ID), _CONTROLS.get(headers.get(DELAY_OP))
+        contract = self._contract
+        if not record_id or kind is None or len(record_id) > contract.id_bytes_max:
+            return None
+        if contract.level_ms or contract.version < FIRE_SINCE:
+            return None
+        return (origin.offset, kind, 0, record_id, original, origin.source)
+
+    def _read_headers(self, origin: Origin, original: Original, known: Headers) -> Entry:
+        """Read any user record, or raise ``RecordRefusedError`` if it breaks the contract."""
+        key, value, headers = original
+        draft = Draft(key, value, self.readings)
+        for name, text in known:
+            if text is not None and len(text) > self._contract.header_bytes_max:
+                self._check_size(name, len(text))
+            _RULES[name](draft, name, text)
+        if self._contract.level_ms:
+            return self._level_record(origin, draft, headers)
+        identity = self._identity(draft)
+        operation = _operation(draft, identity, bare=not known)
+        if operation != SCHEDULE_OP:
+            identity = key if not known else identity
+            return self._control(origin, operation, identity, original)
+        if draft.recurs:
+            return self._recurring(origin, draft, identity, headers)
+        due_ms = self._due_ms(draft, origin.written_ms)
+        due_ms += self._jitter_ms(draft, origin.offset)
+        due_ms = self._bounded_due_ms(due_ms, origin.written_ms)
+        payload = self._payload(draft, identity, due_ms, headers, origin.source)
+        return (
+            origin.offset,
+            SCHEDULE,
+            self.key_ms(origin.offset, origin.appended_ms, due_ms),
+            identity,
+            payload,
+            None,
+        )
+
+    def _recurring(
+        self, origin: Origin, draft: Draft, identity: bytes | None, headers: Headers
+    ) -> Entry:
+        """Read a recurring schedule: one by period begins with its first occurrence, one by cron is
+        due at once, so that the owner writes its first occurrence into a copy.
+        """
+        if self._contract.version < _RECURRING_SINCE:
+            raise RecordRefusedError(CRON_INVALID, "recurring schedules were not served yet")
+        offset, _, written_ms, source = origin
+        start_ms = 0
+        if draft.times:
+            start_ms = self._bounded_due_ms(self._due_ms(draft, written_ms), written_ms)
+        shift_ms = self._jitter_ms(draft, offset)
+        recurrence = _recurrence(draft, start_ms, shift_ms)
+        due_ms = max(self._written_ms(written_ms), 1)
+        if recurrence.every_ms:
+            due_ms = (start_ms or due_ms + recurrence.every_ms) + shift_ms
+            source = numbered(source or self._provenance.source(offset, None), 1)
+        due_ms = self._bounded_due_ms(due_ms, written_ms)
+        payload = self._payload(draft, identity, due_ms, headers)
+        expires_ms = payload[6][3] if payload[6] is not None else None
+        meta = (identity, source, 1, expires_ms, encode(recurrence))
+        key_ms = self.key_ms(origin.offset, origin.appended_ms, due_ms)
+        return (offset, SCHEDULE, key_ms, identity, (*payload[:6], meta), None)
+
+    def _payload(
+        self,
+        draft: Draft,
+        identity: bytes | None,
+        due_ms: int,
+        headers: Headers,
+        source: bytes | None = None,
+    ) -> Payload:
+        expires_ms = _expires_ms(draft)
+        meta: Meta | None = None
+        if identity is not None or expires_ms is not None:
+            meta = (identity, source, 1, expires_ms)
+        own = [header for header in headers if header[0] not in STRIPPED]
+        target = self._target(draft)
+        return (target, _partition(draft), _output_key(draft), draft.value, own, due_ms, meta)
+
+    def _level_record(self, origin: Origin, draft: Draft, headers: Headers) -> Entry:
+        """Read a record of a level topic, whose delay the topic sets."""
+        if draft.ops or draft.ids or draft.key_is_id or draft.recurs:
+            raise RecordRefusedError(
+                OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
+            )
+        names_of_times = {name for name, _, _ in draft.times} & {DELAY_AT, DELAY_AFTER}
+        if names_of_times and self._contract.version >= UNITS_VERSION:
+            raise RecordRefusedError(
+                TIME_AMBIGUOUS,
+                f"{' and '.join(sorted(names_of_times))} given, but all records of the level topic "
+                f"{self._topic} wait {self._contract.level_ms} ms",
+            )
+        due_ms = self._written_ms(origin.written_ms) + self._contract.level_ms
+        payload = self._payload(draft, None, due_ms, headers)
+        return (origin.offset, SCHEDULE, due_ms, None, payload, None)
+
+    def key_ms(self, offset: int, appended_ms: int, due_ms: int) -> int:
+        """Return when the record is to be settled: when it is due, or rolled before (rule 2)."""
+        contract = self._contract
+        window_ms = contract.roll_window_ms - spread_ms(offset, contract.roll_spread_ms)
+        return min(due_ms, appended_ms + window_ms)
+
+    def _control(
+        self,
+        origin: Origin,
+        operation: str,
+        identity: bytes | None,
+        original: Original,
+    ) -> Entry:
+        if operation == FIRE_OP and self._contract.version < FIRE_SINCE:
+            raise RecordRefusedError(OP_INVALID, f"{operation} was not served yet")
+        if identity is None:
+            raise RecordRefusedError(OP_INVALID, f"{operation} needs {DELAY_ID}")
+        self._check_id(identity)
+        kind = FIRE if operation == FIRE_OP else CANCEL
+        return (origin.offset, kind, 0, identity, original, origin.source)
+
+    def _identity(self, draft: Draft) -> bytes | None:
+        """Return the record's id, from our own header or another system's."""
+        if draft.ids:
+            name, identity = _agreed(draft.ids, OP_INVALID)
+            if not identity:
+                raise RecordRefusedError(OP_INVALID, f"{name} is empty")
+        elif draft.key_is_id:
+            identity = draft.key or None
+        else:
+            identity = (draft.spare_id or None) if draft.rocketmq else None
+        if identity is not None:
+            self._check_id(identity)
+        return identity
+
+    def _check_id(self, identity: bytes) -> None:
+        if len(identity) > self._contract.id_bytes_max:
+            raise RecordRefusedError(
+                HEADER_TOO_LARGE,
+                f"the id has {len(identity)} bytes, {self._contract.id_bytes_max} are allowed",
+            )
+
+    def _check_size(self, name: str, length: int) -> None:
+        if name not in names.OUTPUT:
+            raise RecordRefusedError(
+                HEADER_TOO_LARGE,
+                f"{name} has {length} bytes, {self._contract.header_bytes_max} are allowed",
+            )
+
+    def _due_ms(self, draft: Draft, timestamp_ms: int) -> int:
+        """Return the one due time that all time headers agree on."""
+        if not draft.times:
+            raise RecordRefusedError(TIME_MISSING, f"neither {DELAY_AT} nor {DELAY_AFTER} is given")
+        self._written_ms(timestamp_ms)
+        dues = [
+            (name, min(parse(name, text, timestamp_ms), DUE_STOP_MS))
+            for name, text, parse in draft.times
+        ]
+        first_name, due_ms = dues[0]
+        for name, other_ms in dues[1:]:
+            if other_ms != due_ms:
+                raise RecordRefusedError(
+                    TIME_AMBIGUOUS, f"{first_name} means {due_ms}, {name} means {other_ms}"
+                )
+        return due_ms
+
+    def _jitter_ms(self, draft: Draft, offset: int) -> int:
+        """Return the delay within the record's window, ms, which its offset decides."""
+        windows = {parse_count(name, text) for name, text in draft.windows}
+        if len(windows) > 1:
+            raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_WINDOW_MS} disagree")
+        if not windows or self._contract.version < _WINDOW_SINCE:
+            return 0
+        return spread_ms(offset, min(windows.pop(), self._contract.max_delay_ms))
+
+    def _written_ms(self, timestamp_ms: int) -> int:
+        if not 0 <= timestamp_ms < MAX_DELAY_MS_MAX:
+            raise RecordRefusedError(TIME_INVALID, f"the record's timestamp is {timestamp_ms}")
+        return timestamp_ms
+
+    def _bounded_due_ms(self, due_ms: int, timestamp_ms: int) -> int:
+        delay_ms, longest_ms = due_ms - timestamp_ms, self._contract.max_delay_ms
+        if delay_ms > longest_ms:
+            if not self._contract.clamp:
+                raise RecordRefusedError(
+                    DELAY_TOO_LONG,
+                    f"due {delay_ms} ms after it was written, {longest_ms} are allowed",
+                )
+            due_ms = timestamp_ms + longest_ms
+        if delay_ms < self.delay_ms_min:
+            raise RecordRefusedError(TIME_PAST, f"due {-delay_ms} ms before it was written")
+        return max(due_ms, 1)
+
+    def _target(self, draft: Draft) -> str:
+        if not draft.targets:
+            if self._contract.default_target is None:
+                raise RecordRefusedError(TARGET_MISSING, f"{DELAY_TARGET_TOPIC} is not given")
+            return self._contract.default_target
+        name, text = _agreed(draft.targets, TARGET_INVALID)
+        return self.targets.allowed.get(text) or self.targets.check(name, text)
+
+
+def _misspelt(headers: Headers) -> str:
+    """Name the headers that are nearly right, and so were not read: the likely cause."""
+    found = [(name, meant) for name, _ in headers if (meant := names.misspelt(name))]
+    return "".join(f"; {name[:64]} is not read, {meant} would be" for name, meant in found[:4])
+
+
+def _operation(draft: Draft, identity: bytes | None, *, bare: bool) -> str:
+    """Return the operation that the headers name, or that a null value implies."""
+    if draft.ops:
+        if len(set(draft.ops)) > 1:
+            raise RecordRefusedError(OP_INVALID, f"both {' and '.join(sorted(set(draft.ops)))}")
+        return draft.ops[0]
+    if draft.value is not None:
+        return SCHEDULE_OP
+    if bare:
+        return CANCEL_OP if draft.key else SCHEDULE_OP
+    return SCHEDULE_OP if identity is None or draft.mentions_delivery() else CANCEL_OP
+
+
+def _output_key(draft: Draft) -> bytes | None:
+    if draft.keys:
+        return _agreed(draft.keys, TARGET_INVALID)[1]
+    return None if draft.key_is_id else draft.key
+
+
+def _partition(draft: Draft) -> int:
+    if not draft.partitions:
+        return PARTITION_BY_KEY
+    name, text = _agreed(draft.partitions, TARGET_INVALID)
+    digits = text is not None and text.isdigit()
+    partition = parse_count(name, text) if digits else PARTITION_BY_KEY
+    if not 0 <= partition <= _PARTITION_MAX:
+        raise RecordRefusedError(TARGET_INVALID, f"{name} is no partition number")
+    return partition
+
+
+def _expires_ms(draft: Draft) -> int | None:
+    """Return ``delay-expires-at``, epoch milliseconds."""
+    if not draft.expiries:
+        return None
+    instants = {draft.readings.instant_ms(name, text) for name, text in draft.expiries}
+    if len(instants) > 1:
+        raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_EXPIRES_AT} disagree")
+    return instants.pop()
+
+
+def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
+    """Read the headers of a recurring schedule; ``start_ms`` is 0 where they name no start."""
+    left = None
+    if draft.counts:
+        left = check_times(parse_count(*_agreed(draft.counts, CRON_INVALID)))
+    if bool(draft.every) == bool(draft.cron) or (draft.zones and draft.every):
+        raise RecordRefusedError(
+            CRON_INVALID,
+            f"a recurring schedule has {names.DELAY_EVERY}, or {names.DELAY_CRON} with or without "
+            f"{names.DELAY_TIMEZONE}",
+        )
+    if draft.every:
+        every_ms = check_every(draft.readings.duration_ms(*_agreed(draft.every, CRON_INVALID)))
+        return Recurrence(every_ms, left=left, shift_ms=shift_ms)
+    zone = parse_zone(_agreed(draft.zones, ZONE_INVALID)[1]) if draft.zones else "UTC"
+    cron = parse_cron(_agreed(draft.cron, CRON_INVALID)[1])
+    return Recurrence(0, cron, zone, left, number=0, start_ms=start_ms, shift_ms=shift_ms)
+
+
+def _agreed(headers: Headers, code: str) -> Header:
+    """Return the first of several headers; refuse the record with ``code`` if they differ."""
+    first = headers[0]
+    for name, text in headers[1:]:
+        if text != first[1]:
+            raise RecordRefusedError(code, f"{first[0]} and {name} disagree")
+    return first

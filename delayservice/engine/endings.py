@@ -1,0 +1,203 @@
+"""The records that end a record without its delivery: dead letters, and entries of the outcomes
+topic. Each method returns None while its topic takes nothing: the record has to wait.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from delayservice.contract.codec import Payload
+from delayservice.contract.codes import CONTROL_LOST, TARGET_LATER
+from delayservice.contract.entry import Original
+from delayservice.contract.letters import asked_again, is_large, without_content
+from delayservice.contract.names import (
+    DELAY_OUTCOME,
+    DELAY_SETTLED_BY,
+    DELAY_SETTLED_BY_SOURCE,
+    DELAY_SETTLES,
+    DELAY_SHARD,
+    Header,
+)
+from delayservice.contract.provenance import Provenance, dead_letter_headers
+from delayservice.contract.requeue import CONTINUES
+from delayservice.engine import outcome
+from delayservice.engine.outcome import Output
+from delayservice.engine.routes import Routes
+from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.writable import Targets
+
+BY_KEY: Final = -1
+"""Partition of an output that its key decides."""
+
+
+class Endings:
+    """Outputs of one shard to the service's own topics."""
+
+    def __init__(
+        self,
+        provenance: Provenance,
+        shard_name: str,
+        routes: Routes,
+        verdicts: Verdicts,
+        targets: Targets,
+    ) -> None:
+        self._provenance = provenance
+        self._shard_name = shard_name
+        self._routes = routes
+        self._verdicts = verdicts
+        self._targets = targets
+
+    def takes(self, topic: str) -> bool:
+        """Return whether a topic of the service's own can be written to."""
+        own = (topic, BY_KEY)
+        return own in self._targets.fit or self._targets.obstacle(own) is None
+
+    def dead_letter(
+        self,
+        offset: int,
+        original: Original,
+        code: str,
+        detail: str,
+        due_ms: int = 0,
+        source: bytes | None = None,
+    ) -> Output | None:
+        """Return the output that carries a record to the dead-letter topic, with the reason."""
+        topic = self._routes.dead_letter
+        if not self.takes(topic):
+            return None
+        reason = (code, detail)
+        if offset not in self._verdicts.stripped:
+            letter = self._letter(offset, original, reason, due_ms, source)
+            found = self._refusal(letter)
+            if found is None:
+                return letter
+            if found[0] == TARGET_LATER:
+                return None
+        letter = self._letter(offset, original, reason, due_ms, source, is_stripped=True)
+        return letter if self._refusal(letter) is None else None
+
+    def letter_beside(
+        self,
+        offset: int,
+        original: Original,
+        reason: tuple[str, str],
+        source: bytes,
+        due_ms: int = 0,
+    ) -> Output:
+        """Return a dead letter beside the output that settles ``offset``: it settles nothing."""
+        is_stripped = offset in self._verdicts.stripped
+        kind, topic, partition, key, value, headers, due_ms, _ = self._letter(
+            offset, original, reason, due_ms, source, is_stripped=is_stripped
+        )
+        told: list[Header] = [
+            (name, b"%d" % CONTINUES if name == DELAY_SETTLES else text) for name, text in headers
+        ]
+        return (kind, topic, partition, key, value, told, due_ms, offset)
+
+    def undecided(self, offset: int, payload: Payload, by: int | None) -> Output | None:
+        """Return the dead letter of a record that may have been cancelled, replaced or fired;
+        ``by``: see ``doubt``.
+        """
+        return self.dead_letter_of(offset, payload, *doubt(by))
+
+    def cancelled(
+        self,
+        kind: int,
+        victim_offset: int,
+        record_id: bytes,
+        by: int,
+        by_source: bytes | None = None,
+    ) -> Output | None:
+        """Return the outcome of a record that the record at ``by`` cancelled or replaced;
+        ``by_source``: where that was written, if it has come home.
+        """
+        told = self.outcome(kind, victim_offset, record_id, None, 0, by)
+        if told is not None and by_source is not None:
+            told[5].append((DELAY_SETTLED_BY_SOURCE, by_source))
+        return told
+
+    def control(
+        self, kind: int, offset: int, record_id: bytes, source: bytes | None = None
+    ) -> Output | None:
+        """Return the outcome of a cancel or fire; ``source``: where it was written."""
+        source = source or self._provenance.source(offset, None)
+        return self.outcome(kind, offset, record_id, source, 0, None)
+
+    def dead_letter_of(
+        self, offset: int, payload: Payload, code: str, detail: str
+    ) -> Output | None:
+        """Return the dead letter of a valid record."""
+        source = self._provenance.source(offset, payload[6])
+        return self.dead_letter(offset, asked_again(payload), code, detail, payload[5], source)
+
+    def outcome(
+        self,
+        kind: int,
+        offset: int,
+        record_id: bytes | None,
+        source: bytes | None,
+        due_ms: int,
+        by: int | None,
+    ) -> Output | None:
+        """Return the entry of the outcomes topic for a record."""
+        topic = self._routes.outcomes
+        if not self.takes(topic):
+            return None
+        headers: list[Header] = [
+            (DELAY_OUTCOME, outcome.OUTCOME_NAMES[kind].encode()),
+            (DELAY_SHARD, self._shard_name.encode()),
+            (DELAY_SETTLES, b"%d" % offset),
+        ]
+        if record_id is not None:
+            headers.append(("delay-id", record_id))
+        if source is not None:
+            headers.append(("delay-source", source))
+        if due_ms:
+            headers.append(("delay-due-at", b"%d" % due_ms))
+        if by is not None:
+            headers.append((DELAY_SETTLED_BY, b"%d" % by))
+        told = (kind, topic, BY_KEY, record_id, None, headers, due_ms, offset)
+        return told if self._refusal(told) is None else None
+
+    def _letter(
+        self,
+        offset: int,
+        original: Original,
+        reason: tuple[str, str],
+        due_ms: int,
+        source: bytes | None,
+        *,
+        is_stripped: bool = False,
+    ) -> Output:
+        """Return a dead letter; ``is_stripped``: without content, it only names the record."""
+        key, value, headers = original
+        code, detail = reason
+        self._verdicts.refusal(offset)
+        if is_stripped:
+            (key, value, headers), told = without_content(original)
+            detail = told + detail
+        source = source or self._provenance.source(offset, None)
+        lettered = dead_letter_headers(headers, code, detail, source)
+        lettered += self._provenance.settles(offset, source)
+        topic = self._routes.dead_letter
+        return (outcome.DEAD_LETTERED, topic, BY_KEY, key, value, lettered, due_ms, offset)
+
+    def _refusal(self, output: Output) -> tuple[str, str] | None:
+        """Return why a topic of the service's own that can be written to does not take this."""
+        _, topic, partition, key, value, headers, _, _ = output
+        if (topic, partition) in self._targets.fit and not is_large(value, headers):
+            return None
+        return self._targets.refusal(topic, key, value, headers)
+
+
+def doubt(by: int | None) -> tuple[str, str]:
+    """Return why a record is undecided, as code and detail. ``by``: the offset of the record that
+    was to settle it, and that the log has lost; None: there may have been one.
+    """
+    detail = (
+        "records that were written after it expired before they were read here, and one of "
+        "them may have settled it before"
+        if by is None
+        else f"the record at offset {by} was to cancel, replace or fire it, and expired first"
+    )
+    return CONTROL_LOST, detail

@@ -1,0 +1,133 @@
+"""Appends records again to their delay topic. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from delayservice.contract.codec import Payload, next_attempt, with_turn
+from delayservice.contract.codes import TARGET_PAUSED
+from delayservice.contract.provenance import Provenance
+from delayservice.contract.requeue import write_copy
+from delayservice.contract.spread import spread_ms
+from delayservice.engine import outcome
+from delayservice.engine.outcome import Output
+from delayservice.engine.routes import Routes
+from delayservice.engine.writable import Targets
+
+_HELD_PARTS: Final = 8
+_HELD_TIMES_MAX: Final = 10
+"""A record is put off for an eighth of the time since it was due, but no longer than ten times the
+first wait."""
+_LATER_MS: Final = 200
+"""First wait of a record whose target takes nothing at the moment."""
+
+
+class Requeuer:
+    """Requeues the records of one shard.
+
+    Attributes:
+        topic: the delay topic that takes them, in the same partition; None: there is none, and
+            records wait or are dead-lettered instead.
+    """
+
+    def __init__(
+        self, shard: tuple[str, int], provenance: Provenance, routes: Routes, targets: Targets
+    ) -> None:
+        """``shard``: the delay topic and partition that the records come from."""
+        self.topic: str | None = shard[0]
+        self._from, self._partition = shard
+        self._shard_name = f"{shard[0]}:{shard[1]}"
+        self._provenance = provenance
+        self._routes = routes
+        self._targets = targets
+
+    def takes(self) -> bool:
+        """Return whether copies can be appended now, or there is nowhere to append them to."""
+        if self.topic is None:
+            return True
+        place = (self.topic, self._partition)
+        found = None if place in self._targets.fit else self._targets.obstacle(place)
+        return found is None or found[0] == TARGET_PAUSED  # that is for deliveries
+
+    def requeue(
+        self,
+        kind: int,
+        offset: int,
+        payload: Payload,
+        at_ms: int,
+        base: int,
+        settles: int | None = None,
+    ) -> Output:
+        """Return the output that appends a record again, with the key ``at_ms``."""
+        topic = self.topic or self._from
+        key, value, headers = write_copy(
+            topic,
+            self._partition,
+            self._routes.secret,
+            settles=offset if settles is None else settles,
+            source=self._provenance.source(offset, payload[6]),
+            base=base,
+            at_ms=at_ms,
+            payload=payload,
+            shard=None if topic == self._from else self._shard_name,
+        )
+        return (kind, topic, self._partition, key, value, headers, payload[5], offset)
+
+    def roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
+        """Requeue a record that is due beyond the roll window."""
+        at_ms = self.at_ms(offset, payload, now_ms)
+        return self.requeue(outcome.ROLLED, offset, payload, at_ms, base)
+
+    def pace(self, offset: int, payload: Payload, at_ms: int, now_ms: int, base: int) -> Output:
+        """Requeue a record until its turn, or until a roll is due: the log must still hold it."""
+        bounded_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
+        return self.requeue(outcome.PACED, offset, payload, bounded_ms, base)
+
+    def park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
+        """Requeue a record whose target fails, until its next attempt, or until a roll is due."""
+        at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
+        at_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
+        again = (*payload[:6], next_attempt(payload[6]))
+        return self.requeue(outcome.PARKED, offset, again, at_ms, base)
+
+    def give_turn(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
+        """Requeue a record whose target is busy for a moment; None: it has to wait."""
+        if self.topic is None:
+            return None
+        at_ms = self.later_ms(offset, payload, now_ms, _LATER_MS)
+        if payload[5] > now_ms and not was_tried(payload):
+            again = (*payload[:6], next_attempt(payload[6]))
+        else:
+            again = (*payload[:6], with_turn(payload[6], at_ms))
+        return self.requeue(outcome.PACED, offset, again, at_ms, base)
+
+    def hold(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
+        """Requeue a record whose target is paused; None: it has to wait. It is no attempt, but for
+        a record that is fired before its time, which must not seem to be rolled.
+        """
+        if self.topic is None:
+            return None
+        at_ms = self.later_ms(offset, payload, now_ms, self._routes.held_ms)
+        if payload[5] > now_ms and not was_tried(payload):
+            payload = (*payload[:6], next_attempt(payload[6]))
+        return self.requeue(outcome.PARKED, offset, payload, at_ms, base)
+
+    def later_ms(self, offset: int, payload: Payload, now_ms: int, at_first_ms: int) -> int:
+        """Return the key of a record that has to wait, the longer it was due the later."""
+        wait_ms = min(
+            max(at_first_ms, (now_ms - payload[5]) // _HELD_PARTS), _HELD_TIMES_MAX * at_first_ms
+        )
+        at_ms = now_ms + wait_ms + spread_ms(offset, wait_ms // 2)
+        return min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
+
+    def at_ms(self, offset: int, payload: Payload, now_ms: int) -> int:
+        """Return the key of a copy made now: when it is due, or when it is to be rolled."""
+        routes = self._routes
+        window_ms = routes.roll_window_ms - spread_ms(offset, routes.roll_spread_ms)
+        return max(min(payload[5], now_ms + window_ms), 1)
+
+
+def was_tried(payload: Payload) -> bool:
+    """Return whether a record was parked before: if it is not due yet, it was fired."""
+    meta = payload[6]
+    return meta is not None and meta[2] > 1

@@ -1,0 +1,378 @@
+"""The outputs of what H passes, and of what K reaches: one record with what it hits. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import Final, TypeAlias
+
+from delayservice.contract.codec import Payload
+from delayservice.contract.entry import (
+    CANCEL,
+    CONTROL_LOST,
+    COPY,
+    FIRE,
+    HOMEBOUND,
+    INVALID,
+    SCHEDULE,
+    Entry,
+)
+from delayservice.contract.home import SETTLES_NOTHING, Group, waiting_group
+from delayservice.contract.recurrence import recurs
+from delayservice.engine import outcome
+from delayservice.engine.cursor import Key
+from delayservice.engine.endings import doubt
+from delayservice.engine.homeward import Homeward, Waiting
+from delayservice.engine.losses import Gap
+from delayservice.engine.outcome import Output
+from delayservice.engine.pending import NO_MARK
+from delayservice.engine.settle import Settler
+
+_FATES: Final = {
+    SCHEDULE: outcome.REPLACED,
+    CANCEL: outcome.CANCELLED,
+    FIRE: outcome.FIRED,
+}
+"""The outcome of a pending record that another one of its id hits, by the other's kind."""
+
+PendingAt: TypeAlias = Callable[[Key], Payload]
+"""Returns what is pending at a key, for the few records that are fired: they may be due years ahead
+and were not read yet."""
+
+
+class Walk:
+    """The records that a shard's owner has to settle when H passes others of their id.
+
+    Attributes:
+        victims: pending records by the offset of the user record that hits them.
+        x_of_copies: by offset of a copy, the first user record of its id in ``[base, offset)``.
+        in_flight: copies whose append is committed, and that have not been read yet.
+        in_flight_staged: copies that the open transaction appends.
+        doubts: gaps in which records may have settled others that this store holds.
+        reads: pending records that were read from the store since ``begin``.
+    """
+
+    def __init__(self, settler: Settler) -> None:
+        self._settler = settler
+        self._homeward = Homeward(settler)
+        self._queue: Sequence[Entry] = ()
+        self._pending_at: PendingAt = _unread
+        self.victims: dict[int, dict[Key, None]] = {}
+        self.x_of_copies: dict[int, int] = {}
+        self.in_flight = _Flights()
+        self.in_flight_staged = _Flights()
+        self.doubts: tuple[Gap, ...] = ()
+        self.reads = 0
+
+    def begin(self, queue: Sequence[Entry], pending_at: PendingAt) -> None:
+        """Begin to pass records. ``queue``: those that H has yet to pass."""
+        self._queue = queue
+        self._pending_at = pending_at
+        self.reads = 0
+
+    @property
+    def waits(self) -> bool:
+        """Return whether a copy is in flight."""
+        return bool(self.in_flight or self.in_flight_staged)
+
+    def forget(self) -> None:
+        """Forget everything: the role has changed."""
+        self.victims.clear()
+        self.x_of_copies.clear()
+        self.in_flight.clear()
+        self.in_flight_staged.clear()
+
+    def mark(self, marks: Iterable[tuple[int, Key]]) -> None:
+        """Note which pending records the user records at some offsets hit."""
+        for offset, key in marks:
+            self.victims.setdefault(offset, {})[key] = None
+
+    def came_back(self, record_id: bytes, base: int) -> None:
+        """Note that a copy was read, perhaps before the answer to the commit that carried it."""
+        self.in_flight.discard(record_id, base)
+        self.in_flight_staged.discard(record_id, base)
+
+    def commit(self, passed: Iterable[Entry]) -> None:
+        """Keep what was staged, and forget what H has passed."""
+        self.in_flight.update(self.in_flight_staged)
+        self.in_flight_staged.clear()
+        for entry in passed:
+            self.victims.pop(entry[0], None)
+            self.x_of_copies.pop(entry[0], None)
+
+    def abort(self) -> None:
+        """Drop what was staged."""
+        self.in_flight_staged.clear()
+
+    def take(self, entry: Entry, k: Key, now_ms: int, outputs: list[Output]) -> bool:
+        """Add the outputs of one record that H passes; False: H has to wait there."""
+        offset, kind, key_ms, record_id, payload, extra = entry
+        if kind == INVALID:
+            return _took([self._settler.endings.dead_letter(offset, payload, *extra)], outputs)
+        if kind == CONTROL_LOST:
+            victims = self._pending_victims(offset, k)
+            told = [self._undecided(victim[1], self._content(victim), offset) for victim in victims]
+            return _took_all(told, outputs)
+        settled: list[Output] | None = []
+        if record_id is not None and kind != COPY:
+            if self._awaits_copy(record_id, offset):
+                return False
+            act = self._send_home if kind == HOMEBOUND else self._act_at_home
+            settled = act(entry, record_id, k, now_ms)
+        if settled is None:
+            return False
+        if kind <= COPY and (key_ms, offset) <= k:
+            x = self.x_of_copies.get(offset, NO_MARK)
+            if not 0 <= x < offset:  # else dead on arrival
+                late = self.settle(offset, key_ms, payload, now_ms, offset + 1)
+                if late is None:
+                    return False
+                settled += late
+        outputs += settled
+        return True
+
+    def _act_at_home(
+        self, entry: Entry, record_id: bytes, k: Key, now_ms: int
+    ) -> list[Output] | None:
+        """Return the outputs of what a user record hits that stays here. A cancel or fire adds its
+        own outcome at the end. None: H has to wait there.
+        """
+        offset, kind, _, _, payload, source = entry
+        victims = self._pending_victims(offset, k)
+        if kind == SCHEDULE:
+            source = self._settler.elsewhere(payload)
+            return self._settle_victims(entry, record_id, source, victims, now_ms)
+        own = _FATES[kind] if victims else outcome.NOT_PENDING
+        said = self._settler.endings.control(own, offset, record_id, source)
+        if said is None:
+            return None
+        told = self._settle_victims(entry, record_id, source, victims, now_ms)
+        return None if told is None else [*told, said]
+
+    def _send_home(
+        self, entry: Entry, record_id: bytes, k: Key, now_ms: int
+    ) -> list[Output] | None:
+        """Settle what is pending where a record lies, then send it home with what waited for that,
+        unless it is a cancel or fire and has done its work; None: H has to wait there.
+        """
+        offset, _, _, _, original, (kind, _, _) = entry
+        here: list[Key] = []
+        waiting: list[Waiting] = []
+        for victim in self._pending_victims(offset, k):
+            payload = self._content(victim)
+            if self._homeward.is_waiting(payload):
+                waiting.append(Waiting(victim[1], payload))
+            else:
+                here.append(victim)
+        carried, took, replaced = _taken_along(kind, waiting)
+        is_done = bool(here) and kind != SCHEDULE
+        refusal = None if is_done else self._homeward.refusal(entry, record_id, carried)
+        if is_done or refusal is not None:  # what waits goes on without it
+            own = (
+                self._settler.endings.control(_FATES[kind], offset, record_id)
+                if refusal is None
+                else self._settler.endings.dead_letter(offset, original, *refusal)
+            )
+            parts = [self._homeward.go_on(one, now_ms, offset + 1) for one in waiting]
+            parts.append(_one(own))
+        else:
+            parts = [
+                _one(self._settler.endings.cancelled(outcome.REPLACED, one, record_id, offset))
+                for one in replaced
+            ]
+            parts.append(self._homeward.leave(entry, record_id, carried, took, now_ms))
+        sent: list[Output] = []
+        if not _took_all(parts, sent):
+            return None
+        # The last to be asked, for what it fires may be in flight from then on.
+        told = self._settle_victims(entry, record_id, None, here, now_ms)
+        if told is None:
+            return None
+        return [*told, *self._flying(sent, record_id, offset + 1)]
+
+    def settle(
+        self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
+    ) -> list[Output] | None:
+        """Return the outputs that settle a record whose key has come, or the dead letter of one
+        that records which this node has never read may have settled; None: it has to wait.
+        """
+        if self._is_doubtful(offset, payload):
+            return self._undecided(offset, payload, None)
+        if self._homeward.is_waiting(payload):
+            sent = self._homeward.go_on(Waiting(offset, payload), now_ms, base)
+            record_id = None if payload[6] is None else payload[6][0]
+            return None if sent is None else self._flying(sent, record_id, base)
+        output = self._settler.settle(offset, key_ms, payload, now_ms, base)
+        if output is None:
+            return None
+        return self._with_following(output, offset, payload, now_ms, base)
+
+    def _with_following(
+        self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
+    ) -> list[Output]:
+        """Return the output with the next occurrence; note copies as in flight."""
+        meta = payload[6]
+        if meta is None:
+            return [output]
+        outputs = [output]
+        if recurs(meta):
+            again = self._settler.following(output, offset, payload, now_ms, base)
+            outputs += [] if again is None else [again]
+        self._flying(outputs, meta[0], base)
+        return outputs
+
+    def _flying(self, outputs: list[Output], record_id: bytes | None, base: int) -> list[Output]:
+        """Note the copies among these as in flight from now on (rule 14)."""
+        if record_id is not None and any(one[0] in outcome.COPIES for one in outputs):
+            self.in_flight_staged.add(record_id, base)
+        return outputs
+
+    def _undecided(self, offset: int, payload: Payload, by: int | None) -> list[Output] | None:
+        if self._homeward.is_waiting(payload):
+            return self._homeward.refused(Waiting(offset, payload), *doubt(by))
+        return _one(self._settler.endings.undecided(offset, payload, by))
+
+    def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
+        """Return whether an own copy of this id is yet to be read: its offset is needed."""
+        return self.in_flight.has(record_id, offset) or self.in_flight_staged.has(record_id, offset)
+
+    def _pending_victims(self, offset: int, k: Key) -> list[Key]:
+        """Return the pending records that the user record at ``offset`` hits (rule 8)."""
+        victims = self.victims.get(offset, ())
+        return [victim for victim in victims if victim[1] >= offset or victim > k]
+
+    def _settle_victims(
+        self,
+        entry: Entry,
+        record_id: bytes,
+        source: bytes | None,
+        victims: Sequence[Key],
+        now_ms: int,
+    ) -> list[Output] | None:
+        """Return the outputs of the records that a user record hits; None: one has to wait.
+        ``source``: where the user record was written, if it has come home.
+        """
+        offset, kind, _, _, _, extra = entry
+        kind = extra[0] if kind == HOMEBOUND else kind
+        if kind == FIRE:
+            return self._fire_victims(offset, victims, now_ms)
+        told = [
+            self._settler.endings.cancelled(_FATES[kind], victim[1], record_id, offset, source)
+            for victim in victims
+        ]
+        outputs: list[Output] = []
+        return outputs if _took(told, outputs) else None
+
+    def _fire_victims(
+        self, offset: int, victims: Sequence[Key], now_ms: int
+    ) -> list[Output] | None:
+        """Deliver now what the fire at ``offset`` hits; None: one of them has to wait."""
+        fired: list[tuple[Output, int, Payload]] = []
+        for victim in victims:
+            found = self._content(victim)
+            payload = self._settler.pending_occurrence(victim[1], found)
+            if self._is_doubtful(victim[1], payload):
+                output = self._settler.endings.undecided(victim[1], payload, None)
+            else:
+                output = self._settler.fire(victim[1], payload, now_ms, offset)
+            if output is None:
+                return None
+            fired.append((output, victim[1], payload))
+        outputs: list[Output] = []
+        for output, victim_offset, payload in fired:
+            outputs += self._with_following(output, victim_offset, payload, now_ms, offset + 1)
+        return outputs
+
+    def _is_doubtful(self, offset: int, payload: Payload) -> bool:
+        """Return whether a record may have been settled by what this node has never read."""
+        meta = payload[6]
+        if not self.doubts or meta is None or meta[0] is None:
+            return False
+        is_copy = self._settler.is_copy(offset, meta)
+        return any(gap.concerns(offset, is_copy=is_copy) for gap in self.doubts)
+
+    def _content(self, victim: Key) -> Payload:
+        """Return what is pending at a key."""
+        queued = self._queued(victim[1])
+        if queued is not None:
+            return queued
+        self.reads += 1
+        return self._pending_at(victim)
+
+    def _queued(self, offset: int) -> Payload | None:
+        """Return what H has yet to pass at an offset: a copy that came back late is in no store."""
+        at = bisect_left(self._queue, offset, key=itemgetter(0))
+        if at == len(self._queue) or self._queue[at][0] != offset or self._queue[at][1] > COPY:
+            return None
+        payload: Payload = self._queue[at][4]
+        return payload
+
+
+class _Flights:
+    """Copies in flight, by id. Every record with an id asks for its own."""
+
+    def __init__(self) -> None:
+        self._bases: dict[bytes, set[int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._bases)
+
+    def has(self, record_id: bytes, offset: int) -> bool:
+        """Return whether one of this id has its base at or below the offset."""
+        return any(base <= offset for base in self._bases.get(record_id, ()))
+
+    def add(self, record_id: bytes, base: int) -> None:
+        self._bases.setdefault(record_id, set()).add(base)
+
+    def discard(self, record_id: bytes, base: int) -> None:
+        bases = self._bases.get(record_id)
+        if bases is not None:
+            bases.discard(base)
+            if not bases:
+                del self._bases[record_id]
+
+    def update(self, others: _Flights) -> None:
+        for record_id, bases in others._bases.items():  # of its own kind
+            self._bases.setdefault(record_id, set()).update(bases)
+
+    def clear(self) -> None:
+        self._bases.clear()
+
+
+def _unread(_: Key) -> Payload:
+    raise AssertionError("begin was not called")
+
+
+def _taken_along(kind: int, waiting: Sequence[Waiting]) -> tuple[Group, int, list[int]]:
+    """Return what goes home before a record of this kind, where that waited, and which of those
+    that wait it replaces: a schedule replaces the one just before it at once.
+    """
+    carried: Group = ()
+    took, replaced = SETTLES_NOTHING, []
+    for one in waiting:  # one at most, for each takes along what it finds
+        carried = waiting_group(one.payload)
+        took = one.offset
+        if kind == SCHEDULE == carried[-1].kind:
+            carried, took = carried[:-1], SETTLES_NOTHING
+            replaced.append(one.offset)
+    return carried, took, replaced
+
+
+def _one(output: Output | None) -> list[Output] | None:
+    return None if output is None else [output]
+
+
+def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
+    """Do the same as ``_took_all`` for single outputs."""
+    return _took_all([_one(one) for one in told], outputs)
+
+
+def _took_all(parts: Sequence[list[Output] | None], outputs: list[Output]) -> bool:
+    """Add all of these to ``outputs``, or none if one has to wait; return which it was."""
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return False
+    for part in found:
+        outputs += part
+    return True

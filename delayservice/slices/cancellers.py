@@ -1,0 +1,116 @@
+"""Looks up in the log what cancelled a copy before it came back (rule 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.engine.cursor import Key
+from delayservice.engine.losses import Gap
+from delayservice.engine.pending import NO_MARK, Frame
+from delayservice.engine.shard import CopyScan, Shard
+from delayservice.engine.storing import is_user_record
+from delayservice.slices.repair import Log
+
+_Scan: TypeAlias = Callable[[Key, int], Iterator[Frame]]
+
+
+class Cancellers:
+    """Finds the first user record with the id of a copy, in the log or in the store.
+
+    Args:
+        shard: the shard.
+        log: returns its log, as it is read now.
+        scan: reads frames of its store.
+        note_gap: takes offsets that the log has lost, which may have held cancellers.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        log: Callable[[], Log],
+        scan: _Scan,
+        note_gap: Callable[[Gap], None],
+    ) -> None:
+        self._shard = shard
+        self._log = log
+        self._scan = scan
+        self._note_gap = note_gap
+        self._log_start = 0
+        self._known: dict[int, int] = {}
+        """Cancellers of records that were stored before the take-over, by offset of the record."""
+
+    def take_over(self, marked: Iterable[tuple[int, Key]]) -> None:
+        """Remember the marks that the store had at the take-over."""
+        self._known = {key[1]: mark for mark, key in marked}
+
+    def find(self, scans: Sequence[CopyScan]) -> tuple[dict[int, int], list[CopyScan]]:
+        """Return the canceller of each copy, or ``NO_MARK``, and the uncertain copies."""
+        if not scans:
+            return {}, []
+        found = self._scan_back(scans)
+        stored = self._stored(scans)
+        return found | stored, [scan for scan in scans if scan.copy_offset not in stored]
+
+    def find_one(self, scan: CopyScan) -> int:
+        """Return the canceller of a copy whose own frame in the store is damaged."""
+        found, offset = self._scan_back([scan])[scan.copy_offset], scan.copy_offset
+        if offset in self._known:
+            return self._known[offset]
+        self.note_cut([scan], {offset})
+        return found
+
+    def _scan_back(self, scans: Sequence[CopyScan]) -> dict[int, int]:
+        """Return, by copy, the offset of the first user record of its id in ``[base, copy)``, or
+        ``NO_MARK``. One pass serves all: after a crash there may be thousands.
+        """
+        found = {scan.copy_offset: NO_MARK for scan in scans}
+        by_id: dict[bytes, list[CopyScan]] = {}
+        for scan in scans:
+            by_id.setdefault(scan.record_id, []).append(scan)
+        log = self._log()
+        self._log_start = log.source.bounds(log.place).start
+        start = max(min(scan.base for scan in scans), self._log_start)
+        for run in log.source.scan(log.place, start, max(found)):
+            for entry in log.reader.read_batch(run.rows):
+                offset, record_id = entry[0], entry[3]
+                if record_id is None or not is_user_record(entry):
+                    continue
+                for scan in by_id.get(record_id, ()):
+                    copy_offset = scan.copy_offset
+                    if found[copy_offset] == NO_MARK and scan.base <= offset < copy_offset:
+                        found[copy_offset] = offset
+        return found
+
+    def _stored(self, scans: Sequence[CopyScan]) -> dict[int, int]:
+        """Return, by copy, the mark in the store, where the log no longer holds all that may cancel
+        it. A copy above K that was stored and is gone was pruned, so H has passed its canceller:
+        ``base`` stands for it.
+        """
+        known = {}
+        for key_ms, offset, _, base in scans:
+            if base >= self._log_start or offset >= self._shard.stored:
+                continue
+            frames = self._scan((key_ms, offset - 1), key_ms)
+            mark = next((frame[2] for frame in frames if frame[1] == offset), None)
+            if mark is not None:
+                known[offset] = mark
+            elif (key_ms, offset) > self._shard.committed.key:
+                known[offset] = base
+        return known
+
+    def note_cut(self, scans: Sequence[CopyScan], kept: Collection[int]) -> None:
+        """Note copies whose canceller may be among what the log has lost. ``kept``: those that are
+        pending; for an owner, those that H has yet to pass count as well.
+        """
+        start = self._log_start
+        walked_from = self._shard.committed.offset if self._shard.owned else OFFSET_MAX
+        cut = [
+            scan
+            for scan in scans
+            if scan.base < start and (scan.copy_offset in kept or scan.copy_offset >= walked_from)
+        ]
+        if cut:
+            first, last = min(scan.base for scan in cut), max(scan.copy_offset for scan in cut)
+            self._note_gap(Gap(first, start, last + 1))

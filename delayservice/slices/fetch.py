@@ -1,0 +1,43 @@
+"""Position of the client in one log, and whether it is paused there."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead
+from delayservice.engine.ports import Place, Source
+
+NOWHERE: Final = -1
+
+
+class Fetch:
+    """The client at one log.
+
+    Attributes:
+        position: the offset of the next record; ``NOWHERE``: what comes next is read after a seek.
+        is_paused: whether nothing is fetched.
+    """
+
+    def __init__(self, source: Source, place: Place) -> None:
+        self.position = NOWHERE
+        self.is_paused = False
+        self._source = source
+        self._place = place
+
+    def go_to(self, offset: int, last_read: LastRead = NOTHING_READ) -> None:
+        """Read on from ``offset``. ``last_read``: the last record below it, where it was read."""
+        self._source.seek(self._place, offset, last_read)
+        self.position = offset
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Fetch nothing, or go on."""
+        if is_paused != self.is_paused:
+            (self._source.pause if is_paused else self._source.resume)(self._place)
+            self.is_paused = is_paused
+
+    def let_go(self) -> None:
+        """Read this log no more. A pause ends first: the client would remember it."""
+        self.pause(is_paused=False)
+        if self.position != NOWHERE:
+            self._source.drop(self._place)
+            self.position = NOWHERE

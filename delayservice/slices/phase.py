@@ -1,0 +1,78 @@
+"""The way of a slice on one node from replica to owner and back, as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+
+class Phase(Enum):
+    """Phases of a slice on one node."""
+
+    REPLICA = "replica"
+    """Store, and settle nothing."""
+    CLAIMING = "claiming"
+    """The next commit carries the claim."""
+    TAKING = "taking"
+    """The claim is committed; older writers are fenced and their last checkpoint is read."""
+    TAKEN = "taken"
+    """The next commit carries the first checkpoint."""
+    OWNER = "owner"
+    """Settle."""
+    RELEASING = "releasing"
+    """The next commit carries the release."""
+
+
+class Step(Enum):
+    """Events that move a slice to another phase."""
+
+    CLAIM = "the ensemble wants this node to own it"
+    WITHDRAW = "the claim is not wanted any more, and no commit carries it"
+    FENCE = "the claim is committed, or the first checkpoint of an upgrade"
+    TAKE = "the last checkpoint of the previous owner was read"
+    SERVE = "the first checkpoint is committed"
+    JOIN = "a shard was added, or begins anew: its contract is committed before it is used"
+    RELEASE = "this node is not to own it, or can't serve it"
+    STEP_DOWN = "the release is committed, or the writer is lost"
+
+
+class PhaseError(Exception):
+    """A step that the table does not have: an error in this program."""
+
+
+_NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
+    (Phase.REPLICA, Step.CLAIM): Phase.CLAIMING,
+    (Phase.CLAIMING, Step.WITHDRAW): Phase.REPLICA,
+    (Phase.CLAIMING, Step.FENCE): Phase.TAKING,
+    (Phase.TAKING, Step.TAKE): Phase.TAKEN,
+    (Phase.TAKEN, Step.FENCE): Phase.TAKING,
+    (Phase.TAKEN, Step.SERVE): Phase.OWNER,
+    (Phase.OWNER, Step.JOIN): Phase.TAKEN,
+    # While the first checkpoint or the release is due, another shard changes nothing.
+    (Phase.TAKEN, Step.JOIN): Phase.TAKEN,
+    (Phase.RELEASING, Step.JOIN): Phase.RELEASING,
+    (Phase.TAKING, Step.RELEASE): Phase.RELEASING,
+    (Phase.TAKEN, Step.RELEASE): Phase.RELEASING,
+    (Phase.OWNER, Step.RELEASE): Phase.RELEASING,
+    **{(phase, Step.STEP_DOWN): Phase.REPLICA for phase in Phase},
+}
+
+OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
+"""Phases in which the lanes go by the own cursor, and not by checkpoints that are read back."""
+SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
+"""Phases that a release ends in good order, with a last checkpoint."""
+ON_THE_WAY: Final = frozenset({Phase.CLAIMING, Phase.TAKING, Phase.TAKEN})
+"""Phases of a take-over."""
+
+
+def next_phase(phase: Phase, step: Step) -> Phase:
+    """Return the phase that a step leads to.
+
+    Raises:
+        PhaseError: the table has no such step.
+    """
+    found = _NEXT.get((phase, step))
+    if found is None:
+        raise PhaseError(f"no step {step.name} leads from {phase.name}")
+    return found

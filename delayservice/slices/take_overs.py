@@ -1,0 +1,86 @@
+"""Take-overs on their way: claims are awaited, writers fenced and checkpoints read on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from delayservice.engine.ports import Place
+from delayservice.slices.edges import Edges
+from delayservice.slices.joining import stored_of
+from delayservice.slices.slice import Slice
+from delayservice.slices.take_over import Taken, take_over
+
+_GROUP_MAX: Final = 4_096
+"""Slices that are taken over together."""
+
+
+@dataclass(slots=True)
+class TakeOver:
+    """A take-over on its way. ``stored``: S of the shards when it began."""
+
+    future: Future[dict[int, Taken]]
+    slices: tuple[int, ...]
+    stored: Mapping[Place, int]
+
+
+class TakeOvers:
+    """The take-overs of one worker. Single-threaded, as the loop that owns it."""
+
+    def __init__(self, edges: Edges) -> None:
+        self._background = edges.background
+        self._succession = edges.succession
+        self._secrets = edges.fingerprints
+        self._jobs: list[TakeOver] = []
+
+    @property
+    def is_going(self) -> bool:
+        """Return whether a take-over is on its way."""
+        return bool(self._jobs)
+
+    def clear(self) -> None:
+        """Give all of them up: the writer was lost."""
+        for job in self._jobs:
+            job.future.cancel()
+        self._jobs.clear()
+
+    def take_done(self) -> Iterator[TakeOver]:
+        """Return those that have ended, one at a time, and forget them."""
+        for job in [job for job in self._jobs if job.future.done()]:
+            if job in self._jobs:  # else the writer was lost with the one before
+                self._jobs.remove(job)
+                yield job
+
+    def begin(self, slices: Iterable[Slice], writer: str, upgraded: Collection[int]) -> None:
+        """Take slices over whose claims are committed. ``upgraded``: of these the first checkpoint
+        is committed as well.
+        """
+        for group in _grouped(slices):
+            turns = {slice_.number: slice_.turn - 1 for slice_ in group}
+            stored = stored_of(lane for slice_ in group for lane in slice_.lanes.values())
+            future = self._submit(turns, writer, stored, upgraded)
+            self._jobs.append(TakeOver(future, tuple(turns), stored))
+
+    def _submit(
+        self,
+        turns: dict[int, int],
+        writer: str,
+        stored: Mapping[Place, int],
+        upgraded: Collection[int],
+    ) -> Future[dict[int, Taken]]:
+        succession, secrets = self._succession, self._secrets
+        return self._background.submit(
+            lambda: take_over(succession, writer, turns, stored.keys(), secrets, upgraded)
+        )
+
+
+def _grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
+    """Yield slices in groups, which are smaller where a take-over failed before."""
+    by_setbacks: dict[int, list[Slice]] = {}
+    for slice_ in slices:
+        by_setbacks.setdefault(slice_.setbacks, []).append(slice_)
+    for setbacks, group in by_setbacks.items():
+        size = max(_GROUP_MAX >> setbacks, 1)
+        yield from (group[at : at + size] for at in range(0, len(group), size))

@@ -1,0 +1,87 @@
+"""Waits of a worker's loop for records when nothing else is to be done."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from delayservice.slices.agenda import Agenda
+from delayservice.slices.edges import Edges
+from delayservice.slices.owning import Owning
+from delayservice.slices.settling import Settling
+from delayservice.slices.transaction import Transaction
+from delayservice.slices.upkeep import Upkeep
+
+_NOT_SETTLING_WAIT_MS: Final = 50.0
+_CHANGING_WAIT_MS: Final = 5.0
+_HELPER_WAIT_MS: Final = 2.0
+_WALKING_WAIT_MS: Final = 10.0
+"""Wait while H stands still, or a delay topic is paused."""
+_BUSY_WAIT_MS: Final = 5.0
+"""Wait while a copy is read from the disk, so that reading does not fill a core."""
+_LEAST_WAIT_MS: Final = 0.5
+_GATHER_MS_MAX: Final = 10.0
+
+
+class Waits:
+    """Answers from the state of the parts of one loop."""
+
+    def __init__(
+        self,
+        owning: Owning,
+        transaction: Transaction,
+        agenda: Agenda,
+        settling: Settling,
+        upkeep: Upkeep,
+        edges: Edges,
+    ) -> None:
+        self._owning = owning
+        self._transaction = transaction
+        self._agenda = agenda
+        self._settling = settling
+        self._upkeep = upkeep
+        self._clock = edges.clock
+        self._gate = edges.gate
+        self._limits = edges.limits
+
+    def wait_ms(self) -> float:
+        """Return how long nothing is to be done unless a record comes."""
+        transaction, limits = self._transaction, self._limits
+        if transaction.commit is not None and not transaction.commit.is_change:
+            # Nothing is settled before this one has ended, and exactly once another may begin.
+            rest_ms = transaction.may_commit_in_ms if limits.visible_at_commit else 0
+            return max(_HELPER_WAIT_MS, rest_ms)
+        if transaction.commit is not None or self._owning.is_opening:
+            return _HELPER_WAIT_MS
+        if self._owning.is_changing:
+            return _CHANGING_WAIT_MS
+        wait_ms = float(limits.idle_wait_ms)
+        if self._upkeep.is_busy:
+            wait_ms = _BUSY_WAIT_MS
+        if self._owning.lacks_writer or self._gate.frozen() is not None:
+            return min(wait_ms, _NOT_SETTLING_WAIT_MS)
+        if self._settling.is_hungry:
+            return _LEAST_WAIT_MS
+        if self._agenda.walking:
+            wait_ms = min(wait_ms, max(transaction.may_commit_in_ms, _WALKING_WAIT_MS))
+        wait_ms = min(wait_ms, self._due_in_ms())
+        if transaction.is_staged:
+            wait_ms = min(wait_ms, transaction.commit_in_ms)
+        # At least a moment, so that something which is due but has to wait does not spin.
+        return max(wait_ms, _LEAST_WAIT_MS)
+
+    def gather_ms(self, wait_ms: float) -> float:
+        """Return how long to gather records after the first has come: none of them is settled
+        before the next commit may begin, and each turn has its price.
+        """
+        if not self._limits.visible_at_commit or wait_ms <= _LEAST_WAIT_MS:
+            return 0.0
+        return min(self._transaction.may_commit_in_ms, wait_ms, _GATHER_MS_MAX)
+
+    def _due_in_ms(self) -> float:
+        """Return the time until the next record is due and may be settled."""
+        due_ms = self._agenda.next_due_ms()
+        due_in_ms = math.inf if due_ms is None else due_ms - self._clock.wall_ms()
+        if not self._limits.visible_at_commit:
+            return due_in_ms
+        return max(due_in_ms, self._transaction.may_commit_in_ms)

@@ -1,0 +1,69 @@
+"""Opens the writer of a worker, and rests after it was lost more than once."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from typing import Final
+
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.slices.edges import Edges
+
+_OPEN_RETRY_S: Final = 1.0
+LOSSES_MAX: Final = 2
+"""Losses in a row after which slices are left to other nodes."""
+_LOSS_REST_S: Final = 0.1
+_LOSS_REST_S_MAX: Final = 5.0
+_LOSSES_S: Final = 20.0
+"""Pause before a new writer is opened; it doubles with each that is lost within this time."""
+
+
+class WriterOpener:
+    """Opens one writer at a time, on its own thread.
+
+    Attributes:
+        losses: writers that were lost in a row.
+    """
+
+    def __init__(self, edges: Edges) -> None:
+        self.losses = 0
+        self._edges = edges
+        self._clock = edges.clock
+        self._opening: Future[str] | None = None
+        self._open_after_s = -math.inf
+        self._lost_s = -math.inf
+
+    @property
+    def is_opening(self) -> bool:
+        """Return whether a writer is being opened."""
+        return self._opening is not None
+
+    def open_when_time(self) -> bool:
+        """Begin to open a writer; return whether that was done."""
+        if self._opening is not None or self._clock.monotonic_s() < self._open_after_s:
+            return False
+        self._opening = self._edges.writing.submit(self._edges.sink.open)
+        return True
+
+    def hear(self) -> str | None:
+        """Return the id of a writer that was opened, or None; raises ``KafkaEdgeError`` if it was
+        not.
+        """
+        opening = self._opening
+        if opening is None or not opening.done():
+            return None
+        self._opening = None
+        try:
+            return opening.result()
+        except KafkaEdgeError:
+            self._open_after_s = self._clock.monotonic_s() + _OPEN_RETRY_S
+            raise
+
+    def count_loss(self) -> None:
+        """Rest before the next writer is opened, if this one was not the first in a while."""
+        now_s = self._clock.monotonic_s()
+        self.losses = 1 if now_s - self._lost_s > _LOSSES_S else self.losses + 1
+        self._lost_s = now_s
+        if self.losses > 1:  # once is what another node's take-over does
+            rest_s = min(_LOSS_REST_S * 2**self.losses, _LOSS_REST_S_MAX)
+            self._open_after_s = now_s + rest_s

@@ -1,0 +1,253 @@
+"""Scenes of wrong deliveries, expiries and dead letters; see ``scenes``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from delay_devtools.drill.stage import (
+    GRACE_MS,
+    LATE_MS,
+    LONG_MS,
+    SECOND_MS,
+    SOON_MS,
+    Scene,
+    Stage,
+)
+from delay_devtools.drill.wire import DAY_MS, HOUR_MS, MINUTE_MS
+
+# --- deliveries ----------------------------------------------------------------------------------
+
+
+def dropped(s: Stage) -> Iterator[None]:
+    """A delivery is left out."""
+    record = s.asks()
+    yield
+    s.finds("lost", record)
+
+
+def duplicated(s: Stage) -> Iterator[None]:
+    """It is written again, after longer than a crash explains."""
+    record = s.asks()
+    yield
+    right = s.does("deliver", record)
+    s.says(right)
+    again_ms = right.at_ms + GRACE_MS + s.rng.randint(1, GRACE_MS)
+    s.finds("duplicated", record, s.says(replace(right, at_ms=again_ms)))
+
+
+def early(s: Stage) -> Iterator[None]:
+    """Its timestamp is before the due time."""
+    record = s.asks()
+    yield
+    at_ms = record.request.due_ms - s.rng.randint(1, 5_000)
+    s.finds("early", record, s.says(replace(s.does("deliver", record), at_ms=at_ms)))
+
+
+def late(s: Stage) -> Iterator[None]:
+    """Its timestamp is more than a minute after the due time."""
+    record = s.asks()
+    yield
+    at_ms = record.request.due_ms + LATE_MS + s.rng.randint(1, LATE_MS)
+    s.finds("late", record, s.says(replace(s.does("deliver", record), at_ms=at_ms)))
+
+
+def _altered(s: Stage, **changes: object) -> Iterator[None]:
+    record = s.asks(is_keyed=False)
+    yield
+    right = s.does("deliver", record)
+    wrong = replace(right, **changes)  # type: ignore[arg-type]  # fields of it
+    s.finds("altered", record, s.says(wrong))
+
+
+def altered_value(s: Stage) -> Iterator[None]:
+    """Another value."""
+    return _altered(s, value=b"another")
+
+
+def altered_key(s: Stage) -> Iterator[None]:
+    """A key that it did not have, in a partition that is right for it."""
+    record = s.asks(is_keyed=False, to=0)
+    yield
+    wrong = replace(s.does("deliver", record), key=b"another")
+    s.finds("altered", record, s.says(wrong))
+
+
+def altered_headers(s: Stage) -> Iterator[None]:
+    """A header less, or headers turned round."""
+    record = s.asks()
+    yield
+    right = s.does("deliver", record)
+    own = s.rng.choice((right.own[1:], right.own[::-1]))
+    s.finds("altered", record, s.says(replace(right, own=own)))
+
+
+def altered_due_time(s: Stage) -> Iterator[None]:
+    """It says that it was due at another time."""
+    record = s.asks()
+    yield
+    right = s.does("deliver", record)
+    told = [("delay-due-at", b"%d" % (record.request.due_ms - 1)), *right.told[1:]]
+    s.finds("altered", record, s.says(replace(right, told=told)))
+
+
+def altered_source(s: Stage) -> Iterator[None]:
+    """It says that it was written at another offset."""
+    record = s.asks()
+    yield
+    right = s.does("deliver", record)
+    source = f"{s.shard.name}:{record.offset - 1}".encode()
+    told = [right.told[0], ("delay-source", source), *right.told[2:]]
+    s.finds("altered", record, s.says(replace(right, told=told)))
+
+
+def wrong_target(s: Stage) -> Iterator[None]:
+    """In the other target."""
+    record = s.asks()
+    yield
+    right = s.does("deliver", record)
+    other = s.names.targets[right.place[0] == s.names.targets[0]]
+    wrong = replace(right, place=(other, right.place[1]))
+    s.finds("wrong_target", record, s.says(wrong))
+
+
+def wrong_partition(s: Stage) -> Iterator[None]:
+    """In another partition than its key's, or than the one that it names."""
+    is_keyed = s.rng.random() < 0.5  # noqa: PLR2004  # either
+    record = s.asks(is_keyed=is_keyed) if is_keyed else s.asks(is_keyed=False, to=0)
+    yield
+    right = s.does("deliver", record)
+    topic, partition = right.place
+    wrong = replace(right, place=(topic, (partition + 1) % s.names.partitions))
+    s.finds("wrong_target", record, s.says(wrong))
+
+
+def extra_output(s: Stage) -> Iterator[None]:
+    """Beside the delivery, one of an aborted record, or of a transaction's marker."""
+    record = s.asks()
+    yield
+    s.delivers(record)
+    other = replace(record, offset=s.hole())
+    s.finds("unknown_source", other, s.says(s.does("deliver", other)))
+
+
+def poisoned(s: Stage) -> Iterator[None]:
+    """Beside the delivery, one whose headers can't be read."""
+    record = s.asks()
+    yield
+    s.delivers(record)
+    bad = s.rng.choice((b"9" * 30, "٣".encode(), b"-7"))  # the second is no digit of ours
+    right = s.does("deliver", record)
+    told = [*right.told[:2], ("delay-settles", bad)]
+    where = s.says(replace(right, told=told))
+    s.finds_by_itself("malformed", where)
+
+
+# --- expiry, dead letters ------------------------------------------------------------------------
+
+
+def expired_without_expiry(s: Stage) -> Iterator[None]:
+    """The outcome ``expired`` of a record that does not expire."""
+    record = s.asks()
+    yield
+    s.finds("wrong_outcome", record, s.says(s.does("expire", record)))
+
+
+def expired_too_early(s: Stage) -> Iterator[None]:
+    """The outcome ``expired`` before that time."""
+    record = s.asks(expires=HOUR_MS)
+    yield
+    s.finds("wrong_outcome", record, s.says(s.does("expire", record)))
+
+
+def delivered_after_expiry(s: Stage) -> Iterator[None]:
+    """Delivered seconds after its expiry."""
+    record = s.asks(expires=MINUTE_MS + SECOND_MS)
+    yield
+    wrong = s.does("deliver", record, MINUTE_MS + 5 * SECOND_MS)
+    s.finds("wrong_outcome", record, s.says(wrong))
+
+
+def letter_of_another_code(s: Stage) -> Iterator[None]:
+    """A sound record is dead-lettered for what it is not."""
+    record = s.asks()
+    yield
+    s.finds("wrong_outcome", record, s.says(s.does("letter", record, text="time-missing")))
+
+
+def letter_without_code(s: Stage) -> Iterator[None]:
+    """A dead letter that doesn't say why."""
+    record = s.asks()
+    yield
+    right = s.does("letter", record, text="target-unknown")
+    wrong = replace(right, told=right.told[2:])
+    s.finds("dead_letter_missing_code", record, s.says(wrong))
+
+
+def letter_without_content(s: Stage) -> Iterator[None]:
+    """A dead letter without key, value and headers that does not say so."""
+    record = s.asks()
+    yield
+    right = s.does("letter", record, text="target-unknown")
+    wrong = replace(right, key=None, value=None, own=[])
+    s.finds("altered", record, s.says(wrong))
+
+
+def letter_without_id(s: Stage) -> Iterator[None]:
+    """A dead letter that can't be sent again as it was, for its id is lost."""
+    record = s.asks(is_named=True)
+    yield
+    right = s.does("letter", record, text="target-unknown")
+    own = [header for header in right.own if header[0] != "delay-id"]
+    s.finds("altered", record, s.says(replace(right, own=own)))
+
+
+def delivered_and_lettered(s: Stage) -> Iterator[None]:
+    """Delivered, and dead-lettered after that."""
+    record = s.asks()
+    yield
+    s.delivers(record)
+    letter = s.does("letter", record, text="target-unknown")
+    s.finds("duplicated", record, s.says(replace(letter, at_ms=letter.at_ms + 2 * GRACE_MS)))
+
+
+def broken_delivered(s: Stage) -> Iterator[None]:
+    """Delivered although it breaks the contract."""
+    record = s.breaks()
+    yield
+    record.request.due_ms = s.start_ms
+    s.finds("wrong_outcome", record, s.delivers(record))
+
+
+def broken_of_another_code(s: Stage) -> Iterator[None]:
+    """Dead-lettered for something else than what it breaks."""
+    record = s.breaks()
+    yield
+    wrong = s.does("letter", record, SOON_MS, text="target-unknown")
+    s.finds("wrong_outcome", record, s.says(wrong))
+
+
+def broken_and_altered(s: Stage) -> Iterator[None]:
+    """Its dead letter lacks one of its headers."""
+    record = s.breaks()
+    yield
+    right = s.does("letter", record, SOON_MS, text=record.request.code)
+    s.finds("altered", record, s.says(replace(right, own=right.own[1:])))
+
+
+def letter_of_the_former_contract(s: Stage) -> Iterator[None]:
+    """Dead-lettered for what its contract allows, and the one before did not."""
+    record = s.asks(LONG_MS)
+    yield
+    wrong = s.does("letter", record, DAY_MS + 50, text="delay-too-long")
+    s.finds("wrong_outcome", record, s.says(wrong))
+
+
+SCENES: Final[tuple[Scene, ...]] = (
+    *(dropped, duplicated, early, late, altered_value, altered_key, altered_headers),
+    *(altered_due_time, altered_source, wrong_target, wrong_partition, extra_output, poisoned),
+    *(expired_without_expiry, expired_too_early, delivered_after_expiry, letter_of_another_code),
+    *(letter_without_code, letter_without_content, letter_without_id, delivered_and_lettered),
+    *(broken_delivered, broken_of_another_code, broken_and_altered, letter_of_the_former_contract),
+)

@@ -1,0 +1,260 @@
+"""Scenes of wrong cancels, fires, copies, occurrences and checkpoints; see ``scenes``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from delay_devtools.drill.stage import GRACE_MS, SECOND_MS, SOON_MS, Scene, Stage
+from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS
+
+# --- cancelled, fired, replaced ------------------------------------------------------------------
+
+
+def cancel_ignored(s: Stage) -> Iterator[None]:
+    """Delivered in its own time, long after the cancel found nothing."""
+    record, cancel = s.asks(is_named=True), s.controls("cancel")
+    yield
+    s.answers(cancel, "not_pending")
+    s.finds("wrong_outcome", record, s.delivers(record))
+
+
+def cancelled_and_delivered(s: Stage) -> Iterator[None]:
+    """Both the outcome and a delivery."""
+    record, cancel = s.asks(is_named=True), s.controls("cancel")
+    yield
+    s.answers(cancel, "cancelled")
+    outcome = s.says(s.does("cancelled", record, SOON_MS, cancel.offset))
+    s.delivers(record)
+    s.finds("duplicated", record, outcome)
+
+
+def cancelled_without_outcome(s: Stage) -> Iterator[None]:
+    """The cancel says that it cancelled the record, which has no outcome."""
+    record, cancel = s.asks(is_named=True), s.controls("cancel")
+    yield
+    s.answers(cancel, "cancelled")
+    s.finds("lost", record)
+
+
+def cancel_without_outcome(s: Stage) -> Iterator[None]:
+    """A cancel has no outcome of its own."""
+    record, cancel = s.asks(is_named=True), s.controls("cancel")
+    yield
+    s.says(s.does("cancelled", record, SOON_MS, cancel.offset))
+    s.finds("lost", cancel)
+
+
+def cancel_tells_of_nothing(s: Stage) -> Iterator[None]:
+    """It says that nothing was pending, and cancelled a record."""
+    record, cancel = s.asks(is_named=True), s.controls("cancel")
+    yield
+    s.says(s.does("cancelled", record, SOON_MS, cancel.offset))
+    s.finds("wrong_outcome", cancel, s.answers(cancel, "not_pending"))
+
+
+def cancelled_by_another(s: Stage) -> Iterator[None]:
+    """A cancelled record names an offset that is not its canceller."""
+    record, cancel = s.asks(is_named=True), s.controls("cancel")
+    yield
+    s.answers(cancel, "cancelled")
+    wrong = s.does("cancelled", record, SOON_MS, record.offset)
+    s.finds("wrong_outcome", record, s.says(wrong))
+
+
+def fired_as_cancelled(s: Stage) -> Iterator[None]:
+    """A fire delivers its record and says that it cancelled it."""
+    record, fire = s.asks(is_named=True), s.controls("fire")
+    yield
+    s.says(s.does("fire", record, SOON_MS, fire.offset))
+    s.finds("wrong_outcome", fire, s.answers(fire, "cancelled"))
+
+
+def fired_by_a_cancel(s: Stage) -> Iterator[None]:
+    """A cancel has its record delivered at once."""
+    record, cancel = s.asks(is_named=True), s.controls("cancel")
+    yield
+    s.answers(cancel, "not_pending")
+    wrong = s.does("fire", record, SOON_MS, cancel.offset)
+    s.finds("wrong_outcome", record, s.says(wrong))
+
+
+def fired_too_late_to_expire(s: Stage) -> Iterator[None]:
+    """Fired before it is due, and after its expiry."""
+    record = s.asks(HOUR_MS, is_named=True, expires=2 * SECOND_MS)
+    fire = s.controls("fire", 10 * SECOND_MS)
+    yield
+    wrong = s.does("fire", record, 10 * SECOND_MS + 50, fire.offset)
+    s.answers(fire, "fired", 10 * SECOND_MS + 50)
+    s.finds("wrong_outcome", record, s.says(wrong))
+
+
+def both_versions_delivered(s: Stage) -> Iterator[None]:
+    """A record and the one that replaced it long before."""
+    old = s.asks(10 * MINUTE_MS, is_named=True)
+    new = s.asks(20 * MINUTE_MS, SECOND_MS, is_named=True)
+    yield
+    s.delivers(new)
+    s.finds("wrong_outcome", old, s.delivers(old))
+
+
+def replaced_by_a_cancel(s: Stage) -> Iterator[None]:
+    """A cancelled record has the outcome ``replaced``."""
+    record, cancel = s.asks(is_named=True), s.controls("cancel")
+    yield
+    s.answers(cancel, "cancelled")
+    wrong = s.does("replaced", record, SOON_MS, cancel.offset)
+    s.finds("wrong_outcome", record, s.says(wrong))
+
+
+# --- requeued and recurring ----------------------------------------------------------------------
+
+
+def _requeued(s: Stage, kind: str, changes: Mapping[str, object]) -> Iterator[None]:
+    """A copy that differs from its record; it is delivered as it says itself."""
+    record = s.asks(is_named=True, is_keyed=True, expires=HOUR_MS)
+    yield
+    copy, where = s.parks(record, changes)
+    s.finds(kind, record, where)
+    yield
+    s.delivers_copy(copy)
+
+
+def requeued_without_id(s: Stage) -> Iterator[None]:
+    """A copy lost its id."""
+    return _requeued(s, "altered", {"record_id": None})
+
+
+def requeued_without_expiry(s: Stage) -> Iterator[None]:
+    """A copy lost its expiry."""
+    return _requeued(s, "altered", {"expires_ms": None})
+
+
+def requeued_for_another_time(s: Stage) -> Iterator[None]:
+    """A copy is due at another time."""
+    return _requeued(s, "altered", {"due_ms": s.start_ms + MINUTE_MS + 1})
+
+
+def requeued_with_another_value(s: Stage) -> Iterator[None]:
+    """A copy has another value."""
+    return _requeued(s, "altered", {"value": b"another"})
+
+
+def requeued_for_another_partition(s: Stage) -> Iterator[None]:
+    """A copy names a target partition, and its record none."""
+    return _requeued(s, "wrong_target", {"to": 0})
+
+
+def requeued_before_its_record(s: Stage) -> Iterator[None]:
+    """What cancels a copy is looked for from before its record on."""
+    record = s.asks()
+    yield
+    copy, where = s.parks(record, base=record.offset - 1)
+    s.finds("altered", record, where)
+    yield
+    s.delivers_copy(copy)
+
+
+def requeued_twice(s: Stage) -> Iterator[None]:
+    """Two copies of one record."""
+    record = s.asks()
+    yield
+    copies = [s.parks(record) for _ in range(2)]
+    s.finds("duplicated", record, copies[1][1])
+    yield
+    for copy, _ in copies:
+        s.delivers_copy(copy)
+
+
+def copy_dropped(s: Stage) -> Iterator[None]:
+    """A copy is not delivered."""
+    record = s.asks()
+    yield
+    copy, _ = s.parks(record)
+    yield
+    s.finds("lost", copy)
+
+
+def recurrence_forked(s: Stage) -> Iterator[None]:
+    """The second occurrence of a schedule is begun twice."""
+    record = s.asks(every=MINUTE_MS)
+    yield
+    s.says(s.numbered(s.does("deliver", record)))
+    occurrences = [s.occurs(record, 2, MINUTE_MS) for _ in range(2)]
+    s.finds("duplicated", record, occurrences[1][1])
+    yield
+    for one, _ in occurrences:
+        s.delivers(one)
+
+
+def recurrence_shifted(s: Stage) -> Iterator[None]:
+    """An occurrence is due when its period does not say so."""
+    record = s.asks(every=MINUTE_MS)
+    yield
+    s.says(s.numbered(s.does("deliver", record)))
+    one, where = s.occurs(record, 2, MINUTE_MS, after=1)
+    s.finds("altered", record, where)
+    yield
+    s.delivers(one)
+
+
+# --- what is believed, what is gone --------------------------------------------------------------
+
+
+def forged_and_believed(s: Stage) -> Iterator[None]:
+    """A stranger's copy of a record that was delivered is delivered as well."""
+    record = s.asks()
+    copy = s.forges(record)
+    yield
+    s.delivers(record)
+    s.finds("duplicated", record, (*s.shard.place, copy.offset))
+    s.delivers_copy(copy)
+
+
+def sent_home_from_home(s: Stage) -> Iterator[None]:
+    """A record is sent to another partition, and nothing says that its id is at home there."""
+    record = s.asks(is_named=True)
+    yield
+    there, where = s.sends_home(record)
+    s.finds("wrong_outcome", record, where)
+    yield
+    s.says(s.arrived(there))
+
+
+def duplicate_of_what_is_gone(s: Stage) -> Iterator[None]:
+    """Delivered twice, and retention has taken the record since."""
+    record = s.asks(3 * HOUR_MS)
+    yield
+    right = s.does("deliver", record)
+    s.says(right)
+    again = replace(right, at_ms=right.at_ms + 2 * GRACE_MS)
+    s.finds("duplicated", record, s.says(again))
+
+
+# --- the checkpoint ------------------------------------------------------------------------------
+
+
+def unaccounted(s: Stage) -> Iterator[None]:
+    """A delivery that no checkpoint has passed."""
+    record = s.asks(s.ahead_ms - s.start_ms)
+    yield
+    s.finds("not_checkpointed", record, s.delivers(record))
+
+
+def stuck(s: Stage) -> Iterator[None]:
+    """Nothing comes of a record that was written and due long ago."""
+    record = s.asks(s.stale_ms - s.start_ms, s.stale_ms - s.start_ms - MINUTE_MS)
+    yield
+    s.finds("overdue", record)
+
+
+SCENES: Final[tuple[Scene, ...]] = (
+    *(cancel_ignored, cancelled_and_delivered, cancelled_without_outcome, cancel_without_outcome),
+    *(cancel_tells_of_nothing, cancelled_by_another, fired_as_cancelled, fired_by_a_cancel),
+    *(fired_too_late_to_expire, both_versions_delivered, replaced_by_a_cancel, requeued_without_id),
+    *(requeued_without_expiry, requeued_for_another_time, requeued_with_another_value),
+    *(requeued_for_another_partition, requeued_before_its_record, requeued_twice, copy_dropped),
+    *(recurrence_forked, recurrence_shifted, forged_and_believed, sent_home_from_home),
+    *(duplicate_of_what_is_gone, unaccounted, stuck),
+)

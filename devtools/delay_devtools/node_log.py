@@ -1,0 +1,58 @@
+"""The JSON log of a node, read while the node writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+
+class NodeLog:
+    """Lines of a log file from a position on.
+
+    Args:
+        path: the file; it need not exist yet.
+        start: position of the first byte that counts.
+        keep: messages that count; empty: all.
+    """
+
+    def __init__(self, path: Path, start: int = 0, keep: Collection[str] = ()) -> None:
+        self._path = path
+        self._read_to = start
+        self._keep = keep
+        self._lines: list[dict[str, Any]] = []
+
+    def lines(self, *names: str) -> list[dict[str, Any]]:
+        """Return the lines so far whose message is one of ``names``; without names all."""
+        self.read_on()
+        return [line for line in self._lines if not names or line.get("message") in names]
+
+    def read_on(self) -> list[dict[str, Any]]:
+        """Read the complete lines that were added since the last time, and return them."""
+        before = len(self._lines)
+        if self._path.exists():
+            with self._path.open("rb") as log:
+                log.seek(self._read_to)
+                for raw in log:
+                    if not raw.endswith(b"\n"):
+                        break  # being written
+                    self._read_to += len(raw)
+                    self._take(raw)
+        return self._lines[before:]
+
+    def _take(self, raw: bytes) -> None:
+        if self._keep and not any(name.encode() in raw for name in self._keep):
+            return
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            return  # a traceback, or a line that was torn by a kill
+        if isinstance(line, dict) and (not self._keep or line.get("message") in self._keep):
+            self._lines.append(line)
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    """Return the last lines of a text file."""
+    found = path.read_text(errors="replace").splitlines()
+    return "\n".join(found[-lines:]) or "(empty)"

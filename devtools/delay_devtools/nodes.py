@@ -1,0 +1,302 @@
+"""Nodes of the service on one machine: started, killed, frozen, and watched by their logs."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Self
+
+from delay_devtools.node_log import NodeLog, tail
+from delay_devtools.ownership import HANDED_OVER, LOST, TOOK_OVER, SliceEvent, Tenure, owners
+from delay_devtools.service import START_TIMEOUT_S, ServiceProcess
+from delayservice.base.errors import ClusterError
+
+SECRET: Final = "only-on-one-machine-0123456789"  # noqa: S105  # nothing else is signed with it
+USER: Final = "delayservice"
+LOGIN: Final = ("digest", f"{USER}:{SECRET}")
+"""ZooKeeper user of the nodes of a group; other users may not remove what it wrote."""
+_LOOK_S: Final = 0.02
+_TAIL_LINES: Final = 8
+_START_S_MAX: Final = 180.0
+"""Limit for the start of a whole group, on a machine that has other work."""
+
+
+def sets_of_several(zookeeper: str, root: str) -> list[str]:
+    """Return the settings that make nodes a group.
+
+    Args:
+        zookeeper: ``host:port,…`` of the ensemble.
+        root: path in ZooKeeper where the nodes meet.
+    """
+    return [
+        f"zookeeper.hosts={zookeeper}",
+        f"zookeeper.root={root}",
+        "zookeeper.auth=digest",
+        f"zookeeper.username={USER}",
+        f"zookeeper.password={SECRET}",
+        f"node.cluster_secret={SECRET}",
+    ]
+
+
+class Node:
+    """One node, started and stopped any number of times; one log over all its lives.
+
+    Args:
+        node_id: its name.
+        sets: ``section.key=value`` settings.
+        folder: where its state and its log lie.
+        fault: fault point and action, ``NAME:ACTION``; ``spring`` triggers it.
+        name: name of its files, where two nodes have one id; the id by default.
+        state_dir: its state folder, if that is not in ``folder``.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        sets: Sequence[str],
+        folder: Path,
+        fault: str = "",
+        name: str = "",
+        state_dir: Path | None = None,
+    ) -> None:
+        self.node_id = node_id
+        name = name or node_id
+        self.log_path = folder / f"{name}.log"
+        self.state_dir = state_dir or folder / f"{name}-state"
+        self._trap = folder / f"{name}.trap"
+        self._fault = f"{fault}:{self._trap}" if fault else ""
+        self._sets = [*sets, f"node.node_id={node_id}", f"node.state_dir={self.state_dir}"]
+        self._service: ServiceProcess | None = None
+        self._log = NodeLog(self.log_path, keep=(TOOK_OVER, HANDED_OVER, LOST))
+        self._events: list[SliceEvent] = []
+        self._held: dict[int, set[int]] = {}
+        """Slices that each worker holds: a lost writer loses all of them."""
+
+    @property
+    def service(self) -> ServiceProcess:
+        """Return the process tree of the present or last life.
+
+        Raises:
+            ClusterError: it was never started.
+        """
+        if self._service is None:
+            raise ClusterError(f"{self.node_id} was never started: call start()")
+        return self._service
+
+    @property
+    def running(self) -> bool:
+        """Return whether its supervisor is there, frozen or not."""
+        return self._service is not None and self._service.running
+
+    def start(self) -> None:
+        """Begin a life; returns at once."""
+        self._trap.unlink(missing_ok=True)
+        self.slice_events()
+        self._held.clear()  # of the life before
+        self._service = ServiceProcess(self._sets, self.log_path, fault=self._fault)
+
+    def kill(self) -> None:
+        """Send SIGKILL to all its processes, and wait until they are dead."""
+        if self._service is not None:
+            self._service.kill()
+
+    def stop(self) -> int:
+        """Send SIGTERM, wait for the end, and return the exit status."""
+        return self.service.stop()
+
+    def stop_in_order(self) -> None:
+        """Send SIGTERM, and wait until it has ended with status 0.
+
+        Raises:
+            ClusterError: its exit status is not 0, or it did not end in time.
+        """
+        try:
+            status = self.stop()
+        except subprocess.TimeoutExpired as exc:
+            raise ClusterError(
+                f"{self.node_id} did not end within {exc.timeout:.0f} s of SIGTERM, its log ends:\n"
+                f"{self.log_tail()}"
+            ) from exc
+        if status:
+            raise ClusterError(f"{self.node_id} ended with status {status} after SIGTERM")
+
+    def spring(self, timeout_s: float) -> bool:
+        """Let a worker act at the fault point when it next passes; return whether it stopped."""
+        self._trap.touch()
+        if self.service.wait_stopped(timeout_s):
+            return True
+        try:
+            self._trap.unlink()
+        except FileNotFoundError:  # taken at the last moment
+            return self.service.wait_stopped(timeout_s)
+        return False
+
+    def slice_events(self) -> list[SliceEvent]:
+        """Return what it has logged about its slices, over all lives."""
+        for line in self._log.read_on():
+            self._events += slice_events_of(self.node_id, line, self._held)
+        return self._events
+
+    def log_tail(self) -> str:
+        """Return the last lines of its log."""
+        return tail(self.log_path, _TAIL_LINES)
+
+
+def slice_events_of(
+    node_id: str, line: Mapping[str, Any], held: dict[int, set[int]]
+) -> list[SliceEvent]:
+    """Return what a line of a node's log says of slices, one event for each.
+
+    Args:
+        node_id: the node that logged it.
+        line: a parsed line: a slice was taken over, handed over or lost.
+        held: the slices that each worker holds; updated. A line about a lost writer names no
+            slice: it is about all that its worker holds.
+    """
+    what = str(line["message"])
+    if "slice" not in line and what != LOST:
+        return []
+    mine = held.setdefault(int(line.get("worker", 0)), set())
+    numbers = [int(line["slice"])] if "slice" in line else sorted(mine)
+    if what == TOOK_OVER:
+        mine.update(numbers)
+    else:
+        mine.difference_update(numbers)
+    at_ms = datetime.fromisoformat(line["timestamp"]).timestamp() * 1_000
+    epoch, why = int(line.get("epoch", 0)), str(line.get("why", ""))
+    return [SliceEvent(at_ms, node_id, what, number, epoch, why) for number in numbers]
+
+
+class NodeGroup:
+    """Nodes that share the slices of a cluster; those that still run at the end are killed.
+
+    Args:
+        nodes: not started yet.
+        slices: number of partitions of the delay topics.
+    """
+
+    def __init__(self, nodes: Iterable[Node], slices: int) -> None:
+        self.nodes = {node.node_id: node for node in nodes}
+        self.slices = slices
+        self.home: dict[int, str] = {}
+        """Owner of each slice at the last ``await_calm``; slices return there when all run."""
+
+    def __enter__(self) -> Self:
+        """Return the group; no node runs yet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill all nodes."""
+        for node in self.nodes.values():
+            node.kill()
+
+    def start(self) -> None:
+        """Start all nodes, and wait until every slice has an owner.
+
+        Raises:
+            ClusterError: a node ended, or it took too long.
+        """
+        started_ms = time.time() * 1_000
+        for node in self.nodes.values():
+            node.start()
+
+        def are_owned() -> bool:
+            now = [one for one in self.owners().values() if one.from_ms >= started_ms]
+            return len(now) == self.slices
+
+        self.await_true(are_owned, "every slice has an owner", timeout_s=_START_S_MAX)
+
+    def stop(self) -> None:
+        """Stop the nodes one after the other."""
+        for node in self.nodes.values():
+            node.stop_in_order()
+
+    def slice_events(self) -> list[SliceEvent]:
+        """Return what all nodes have logged about their slices."""
+        return [event for node in self.nodes.values() for event in node.slice_events()]
+
+    def owners(self) -> dict[int, Tenure]:
+        """Return the last ownership of each slice."""
+        return owners(self.slice_events())
+
+    def owned_by(self, node: Node) -> dict[int, Tenure]:
+        """Return the last ownerships of those slices whose last owner is ``node``."""
+        return {n: one for n, one in self.owners().items() if one.node_id == node.node_id}
+
+    def owner(self, slice_no: int) -> Node:
+        """Return the last owner of one slice."""
+        return self.nodes[self.owners()[slice_no].node_id]
+
+    def await_calm(self, quiet_s: float) -> None:
+        """Wait until no slice has changed its owner for this time; its owner is its home then.
+
+        Raises:
+            ClusterError: as ``await_true``.
+        """
+
+        def is_calm() -> bool:
+            last_ms = max(tenure.from_ms for tenure in self.owners().values())
+            return time.time() * 1_000 - last_ms >= quiet_s * 1_000
+
+        self.await_true(is_calm, "all nodes agree on the owners")
+        self.home = self._owner_ids()
+
+    def await_home(self) -> None:
+        """Wait until every slice is where it was when all was calm.
+
+        Raises:
+            ClusterError: as ``await_true``.
+        """
+        self.await_true(
+            lambda: self._owner_ids() == self.home, "every slice is back where it belongs"
+        )
+
+    def _owner_ids(self) -> dict[int, str]:
+        return {number: tenure.node_id for number, tenure in self.owners().items()}
+
+    def await_successors(self, before: Mapping[int, Tenure], resting: Collection[Node]) -> None:
+        """Wait until each of these ownerships has been followed by another.
+
+        Args:
+            before: ownerships that have ended, or are about to.
+            resting: nodes that do not run or are frozen.
+
+        Raises:
+            ClusterError: as ``await_true``.
+        """
+
+        def are_followed() -> bool:
+            now = self.owners()
+            return all(now[n].epoch > tenure.epoch for n, tenure in before.items())
+
+        self.await_true(are_followed, f"others have taken over {sorted(before)}", resting)
+
+    def await_true(
+        self,
+        condition: Callable[[], bool],
+        what: str,
+        resting: Collection[Node] = (),
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        """Wait until the condition holds.
+
+        Raises:
+            ClusterError: it does not hold in time, or a node that is not ``resting`` has ended.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        tick = threading.Event()  # awaited with a bound: the condition lies in other processes
+        awake = [node for node in self.nodes.values() if node not in resting]
+        while not condition():
+            ended = [node for node in awake if not node.running]
+            if ended or time.monotonic() > deadline_s:
+                tails = "\n".join(
+                    f"{node.node_id} {'runs' if node.running else 'has ended'}, its log ends:\n"
+                    f"{node.log_tail()}"
+                    for node in ended or awake
+                )
+                raise ClusterError(f"not reached within {timeout_s:.0f} s: {what}; {tails}")
+            tick.wait(_LOOK_S)

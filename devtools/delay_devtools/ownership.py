@@ -1,0 +1,82 @@
+"""Ownerships of slices, derived from what the nodes have logged. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+TOOK_OVER: Final = "took_over"
+HANDED_OVER: Final = "handed_over"
+LOST: Final = "ownership_lost"
+FENCED: Final = "fenced"
+"""Part of the reason for a loss: the broker refused the commit of a previous owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceEvent:
+    """Event of a slice in a node's log. ``at_ms`` is epoch milliseconds; ``epoch`` is 0 where the
+    line has none.
+    """
+
+    at_ms: float
+    node_id: str
+    what: str
+    slice_no: int
+    epoch: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """Ownership of a slice. ``handed_over_ms`` is when its node handed it over; None if it has
+    not, or never did.
+    """
+
+    slice_no: int
+    node_id: str
+    epoch: int
+    from_ms: float
+    handed_over_ms: float | None = None
+
+
+class HandOver(NamedTuple):
+    """Planned change of a slice's owner, at this epoch millisecond."""
+
+    slice_no: int
+    at_ms: float
+
+
+def tenures(events: Sequence[SliceEvent]) -> list[Tenure]:
+    """Return every ownership, by slice and epoch."""
+    let_go = {
+        (one.slice_no, one.node_id, one.epoch): one.at_ms
+        for one in events
+        if one.what == HANDED_OVER
+    }
+    taken = sorted(
+        (one.slice_no, one.epoch, one.node_id, one.at_ms) for one in events if one.what == TOOK_OVER
+    )
+    return [
+        Tenure(number, node_id, epoch, at_ms, let_go.get((number, node_id, epoch)))
+        for number, epoch, node_id, at_ms in taken
+    ]
+
+
+def owners(events: Sequence[SliceEvent]) -> dict[int, Tenure]:
+    """Return the last owner of each slice, alive or not: the one with the highest epoch."""
+    return {tenure.slice_no: tenure for tenure in tenures(events)}
+
+
+def hand_overs(events: Sequence[SliceEvent]) -> list[HandOver]:
+    """Return every planned change of owner."""
+    every = tenures(events)
+    return [
+        HandOver(before.slice_no, before.handed_over_ms)
+        for before, after in pairwise(every)
+        if before.slice_no == after.slice_no
+        and before.handed_over_ms is not None
+        # A node that was frozen may hand over a slice that has another owner already.
+        and before.handed_over_ms <= after.from_ms
+    ]

@@ -1,0 +1,38 @@
+"""Schedules a record within a trace, and goes on with the trace where it arrives.
+
+The service passes ``traceparent``, ``tracestate`` and ``baggage`` on as every own header.
+"""
+
+import sys
+
+from confluent_kafka import Message
+from opentelemetry import propagate, trace
+
+from kafka_delay_client import DelayProducer, own_headers
+
+tracer = trace.get_tracer("orders")
+
+
+def schedule(producer: DelayProducer) -> None:
+    """Send a record with the trace that it belongs to."""
+    with tracer.start_as_current_span("schedule", kind=trace.SpanKind.PRODUCER):
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        producer.send("orders", b"pay now", key="order-17", delay="PT3S", headers=headers)
+
+
+def handle(message: Message) -> None:
+    """Handle a record that has arrived, in a trace of its own that links to the first one.
+
+    A parent would be wrong: its span ended before the delay began.
+    """
+    carrier = {name: (value or b"").decode() for name, value in own_headers(message)}
+    origin = trace.get_current_span(propagate.extract(carrier)).get_span_context()
+    kind = trace.SpanKind.CONSUMER
+    with tracer.start_as_current_span("handle", kind=kind, links=[trace.Link(origin)]):
+        print(f"handled, trace {origin.trace_id:032x}")
+
+
+if __name__ == "__main__":
+    with DelayProducer({"bootstrap.servers": sys.argv[1]}) as delayed:
+        schedule(delayed)

@@ -1,0 +1,166 @@
+"""The Compose file with real containers: delivery, an update from the last version, crashes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import yaml
+
+from tests.containers import spark
+from tests.containers.cluster import NODES, Cluster
+from tests.containers.engine import Engine
+from tests.containers.images import PREVIOUS
+from tests.containers.report import Report
+from tests.deployed import ROOT, services
+
+_READY_S_MAX = 5.0
+
+
+def check(engine: Engine, report: Report, scratch: Path, *, with_spark: bool) -> None:
+    """Run the file: first with nodes of the last version, which are then updated one by one."""
+    previous = scratch / "previous.yml"
+    images = {name: {"image": PREVIOUS} for name in NODES}
+    previous.write_text(yaml.safe_dump({"services": images}))
+    own = ROOT / "docker-compose.yml"
+    with Cluster(engine, report, (own,)) as cluster:
+        older = Cluster(engine, report, (own, previous))
+        report.say("starting three brokers, three ZooKeepers and nodes of the last version")
+        older.compose("up", "-d", *NODES)
+        cluster.await_healthy(*NODES)
+        report.check(
+            "nodes of the last version run",
+            all(cluster.fact(node, ".Config.Image") == PREVIOUS for node in NODES),
+        )
+        _roll(cluster)
+        _one_shot(cluster)
+        _look(cluster)
+        _crash(cluster)
+        _prometheus(cluster)
+        if with_spark:
+            spark.check(cluster)
+        _stop(cluster)
+
+
+def _one_shot(cluster: Cluster) -> None:
+    done = cluster.compose("run", "--rm", "-T", "load", is_checked=False)
+    last = done.stdout.splitlines()[-1] if done.stdout else "{}"
+    verdict = json.loads(last) if last.startswith("{") else {}
+    cluster.report.check(
+        "docker-compose run load delivers 1,000 of 1,000 and ends with 0",
+        done.returncode == 0 and verdict.get("delivered") == 1_000,
+        done.stdout + done.stderr,
+    )
+    cluster.report.figure("lateness_p99_ms", verdict.get("lateness_ms_p99", -1))
+
+
+def _roll(cluster: Cluster) -> None:
+    with cluster.load("rolling update", 3_000, 60):
+        for node in NODES:
+            cluster.compose("stop", node)
+            code = cluster.exit_code(node)
+            cluster.report.check(
+                f"{node} of the last version ends with 0 when stopped", code == 0, code
+            )
+            cluster.compose("up", "-d", "--no-deps", node)
+            cluster.report.figure(f"{node}_start_to_ready_s", cluster.await_ready(node))
+            cluster.await_healthy(node)
+    new = [cluster.fact(node, ".Config.Image") for node in NODES]
+    cluster.report.check("all nodes are of this version", PREVIOUS not in new, new)
+
+
+def _look(cluster: Cluster) -> None:
+    report = cluster.report
+    for service, wanted in services().items():
+        if not service.startswith(("delay-", "pair-", "kafka-", "zookeeper-", "secrets")):
+            continue
+        made = json.loads(cluster.engine.inspect(cluster.container(service), "json .HostConfig"))
+        is_read_only = bool(wanted.facts.get("read_only"))
+        report.check(
+            f"{service}: root is {'read-only' if is_read_only else 'writable'}, no capability",
+            made["ReadonlyRootfs"] == is_read_only and made["CapDrop"] == ["ALL"],
+            made,
+        )
+    for node in NODES:
+        words = ["exec", cluster.container(node), "/bin/sh", "-c"]
+        script = (
+            "id -u; id -g; stat -c '%U %a' /etc/delayservice/*; "
+            "touch /x 2>&1; ls -A /var/lib/delayservice"
+        )
+        found = cluster.engine.docker(*words, script, is_checked=False).stdout
+        lines = found.splitlines()
+        report.check(f"{node}: runs as 10001:10001", lines[:2] == ["10001", "10001"], found)
+        report.check(
+            f"{node}: three secrets, for it alone", lines[2:5] == ["delayservice 600"] * 3, found
+        )
+        report.check(
+            f"{node}: its root can not be written", "Read-only file system" in found, found
+        )
+        report.check(f"{node}: no shell's files beside the state", ".bashrc" not in found, found)
+        report.check(f"{node}: the engine finds it healthy", cluster.health(node) == "healthy")
+    report.check("secrets: ended with 0", cluster.exit_code("secrets") == 0)
+    report.check("secrets: has no health check", not cluster.health("secrets"))
+
+
+def _crash(cluster: Cluster) -> None:
+    report = cluster.report
+    with cluster.load("crash of a node", 1_200, 60):
+        report.figure("node_restarted_s", cluster.kill("delay-3"))
+        report.figure("crashed_node_start_to_ready_s", cluster.await_ready("delay-3"))
+        cluster.await_healthy("delay-3")
+    with cluster.load("crash of a broker", 1_800, 60):
+        report.figure("broker_restarted_s", cluster.kill("kafka-2"))
+        cluster.await_healthy("kafka-2")
+        report.figure("node_ready_beside_it_s", cluster.await_ready("delay-2"))
+    _beside(cluster, "a crash of its broker")
+    cluster.compose("restart", "kafka-2")
+    cluster.await_healthy("kafka-2")
+    _beside(cluster, "a restart of its broker")
+    cluster.compose("up", "-d", "--no-deps", "--force-recreate", "kafka-2")
+    cluster.await_healthy("kafka-2")
+    _beside(cluster, "its broker is made anew")
+    with cluster.load("after the broker is back", 600, 60):
+        pass
+
+
+def _beside(cluster: Cluster, when: str) -> None:
+    script = "import socket; socket.create_connection(('127.0.0.1', 9092), 5)"
+    words = ["exec", cluster.container("delay-2"), "/opt/delayservice/bin/python", "-c"]
+    found = cluster.engine.docker(*words, script, is_checked=False)
+    cluster.report.check(
+        f"delay-2 reaches its broker over loopback after {when}",
+        found.returncode == 0,
+        found.stderr,
+    )
+    cluster.await_healthy("delay-2")
+
+
+def _prometheus(cluster: Cluster) -> None:
+    cluster.compose("up", "-d", "--no-deps", "prometheus")
+    cluster.await_healthy("prometheus")
+    up: list[str] = []
+    for _ in range(40):
+        _, body = cluster.engine.get("http://127.0.0.1:9090/api/v1/targets", 20)
+        active = json.loads(body)["data"]["activeTargets"]
+        up = sorted(one["scrapeUrl"] for one in active if one["health"] == "up")
+        if len(up) == len(NODES):
+            break
+        time.sleep(1)
+    wanted = sorted(f"http://kafka-{n}:9464/metrics" for n in (1, 2, 3))
+    cluster.report.check("Prometheus scrapes the three nodes", up == wanted, up)
+    _, body = cluster.engine.get("http://127.0.0.1:9090/api/v1/rules", 20)
+    groups = json.loads(body)["data"]["groups"]
+    sick = [r["name"] for g in groups for r in g["rules"] if r["health"] == "err"]
+    cluster.report.check(
+        "Prometheus has the rules, without an error", bool(groups) and not sick, sick
+    )
+
+
+def _stop(cluster: Cluster) -> None:
+    for node in NODES:
+        cluster.compose("stop", node)
+        code = cluster.exit_code(node)
+        cluster.report.check(f"{node} ends with 0 when stopped", code == 0, code)
+    ready = [v for n, v in cluster.report.figures.items() if n.endswith("start_to_ready_s")]
+    cluster.report.figure("start_to_ready_max_s", max(ready), _READY_S_MAX)
