@@ -51,7 +51,7 @@ format: $(STAMP)  ## put the code in its format and repair what ruff can
 # little more than half as long, each with servers of its own. All parts run even when one fails.
 test: check  ## check, then what shows within minutes whether a change is sound; ARGS reach pytest
 	@status=0; \
-	$(BIN)/pytest -n auto --dist worksteal -m "not cluster and not fault" $(ARGS) || status=1; \
+	$(BIN)/pytest -n auto --dist worksteal -m "not cluster and not fault and not long" $(ARGS) || status=1; \
 	$(BIN)/pytest -n 2 --dist loadfile --durations=10 -m quick $(ARGS) || status=1; \
 	exit $$status
 
@@ -86,8 +86,9 @@ crash: $(STAMP)  ## the crash sweeps of the durable stores, in full
 	CRASH_MODE=long $(BIN)/pytest tests/crash --timeout=0 $(ARGS)
 
 # What fills the machine by itself, Spark and what kills nodes, runs alone, last.
-long: $(STAMP) browser-tools  ## every other test on real servers, three faults too; ARGS reach pytest
+long: $(STAMP) browser-tools  ## every other test, on real servers and without, three faults too; ARGS reach pytest
 	@status=0; \
+	$(BIN)/pytest -n auto --dist worksteal --durations=10 -m long $(ARGS) || status=1; \
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/spark --durations=25 \
 		-m "cluster and not quick and not fault and not night" $(ARGS) || status=1; \
 	$(BIN)/pytest tests/spark tests/faults --durations=10 \

@@ -8,7 +8,9 @@ starts an ``EmbeddedCluster`` itself.
 
 import uuid
 from collections.abc import Generator, Iterator
+from itertools import groupby
 from pathlib import Path
+from random import Random
 from typing import Protocol
 
 import pytest
@@ -30,11 +32,31 @@ class MakeTopic(Protocol):
     ) -> str: ...
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs real servers, so that it can be run by itself or left out."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs the tests in another order."""
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="random order of a seed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests that need real servers, and shuffle when ``--shuffle`` asks for it."""
     for item in items:
         if item.path.is_relative_to(_INTEGRATION):
             item.add_marker(pytest.mark.cluster)
+    seed: int | None = config.getoption("--shuffle")
+    if seed is not None:
+        items[:] = _shuffled(items, Random(seed))
+
+
+def _shuffled(items: list[pytest.Item], rng: Random) -> list[pytest.Item]:
+    """Return the files in random order, and the tests of each file in random order.
+
+    The tests of a file stay together, so that its fixtures are made once.
+    """
+    files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+    for tests in files:
+        rng.shuffle(tests)
+    rng.shuffle(files)
+    return [test for tests in files for test in tests]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import methodcaller
 from pathlib import Path
@@ -364,3 +365,31 @@ class Reader:
             assert time.monotonic() < deadline_s, "the end of the topics was not reached"
             self.take(0.1)
         return self.seen
+
+
+def aborts(service: ServiceProcess) -> list[object]:
+    """Return the events of a service that lost a transaction or its writer."""
+    names = ("transaction_aborted", "records_refused", "ownership_lost")
+    return [event for name in names for event in service.events(name)]
+
+
+def outcomes_of(bench: Bench, record_id: str, count: int) -> list[str | None]:
+    """Return the outcomes of an id, once there are this many."""
+    found = bench.await_match(
+        bench.outcomes, lambda one: one.header("delay-id") == record_id, count
+    )
+    return [one.header("delay-outcome") for one in found]
+
+
+def outcomes_by_id(bench: Bench) -> dict[str, Counter[str]]:
+    """Return every outcome that there is, by id."""
+    found: dict[str, Counter[str]] = {}
+    for one in bench.read_all(bench.outcomes):
+        outcome = one.header("delay-outcome") or ""
+        found.setdefault(one.header("delay-id") or "", Counter())[outcome] += 1
+    return found
+
+
+def quiet(bench: Bench) -> dict[str, object]:
+    """Return a producer's configuration that logs nothing when the cluster ends."""
+    return {"bootstrap.servers": bench.bootstrap, "linger.ms": 2, "log_level": 0}

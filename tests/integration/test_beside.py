@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.service import ServiceProcess
-from tests.integration.bench import Bench, await_true
+from tests.integration.bench import Bench, aborts, await_true
 
 SMALL_BYTES = 1_000
 PARTITIONS = 2
@@ -23,12 +22,6 @@ def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
     sets = ("delivery.park_delays_ms=300,300", "node.workers=1")
     with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=sets) as running:
         yield running
-
-
-def aborts(service: ServiceProcess) -> list[object]:
-    """What was aborted, or cost the service its writer."""
-    names = ("transaction_aborted", "records_refused", "ownership_lost")
-    return [event for name in names for event in service.events(name)]
 
 
 def test_a_target_that_takes_small_batches_gets_all_it_takes_and_aborts_nothing(

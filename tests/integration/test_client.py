@@ -19,7 +19,7 @@ from kafka_delay_client import (
     own_headers,
     source_of,
 )
-from tests.integration.bench import Bench, Seen, await_true, now_ms
+from tests.integration.bench import Bench, Seen, await_true, now_ms, quiet
 
 pytestmark = pytest.mark.quick
 
@@ -41,11 +41,6 @@ def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) ->
 def client(bench: Bench) -> Iterator[DelayProducer]:
     with DelayProducer(quiet(bench), bench.any) as made:
         yield made
-
-
-def quiet(bench: Bench) -> dict[str, object]:
-    """A producer's configuration; the cluster's end is no news."""
-    return {"bootstrap.servers": bench.bootstrap, "linger.ms": 2, "log_level": 0}
 
 
 def outcomes(bench: Bench, record_id: str, count: int) -> list[tuple[str | None, str | None]]:

@@ -20,14 +20,13 @@ from confluent_kafka import Producer
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.java import find_java
-from tests.integration.bench import Bench, Header
+from tests.integration.bench import Bench, Header, outcomes_by_id
 from tests.integration.foreign_programs import class_path, fetch, need, run
 from tests.integration.test_homes import (
     HOMES,
     PARTITIONS,
     YEAR_MS,
     await_fences,
-    fates,
     forwarded,
 )
 
@@ -111,7 +110,7 @@ def test_a_cancel_by_any_client_finds_what_any_other_scheduled(
         cancelled = [record_id for record_id, (_, other) in ids.items() if other == name]
         send(bench, cancelled, {"delay-op": "cancel"})
     await_fences(bench)
-    found = fates(bench)
+    found = outcomes_by_id(bench)
     wrong = {one: found.get(one) for one in ids if found.get(one) != Counter(cancelled=2)}
     missed = sorted({ids[one] for one in wrong})
     assert not wrong, f"{len(missed)} of {len(clients) ** 2} pairs miss: {missed}: {wrong}"

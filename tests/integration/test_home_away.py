@@ -8,7 +8,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.partitioner import partition_for
-from tests.integration.bench import Bench, Header, await_true, now_ms
+from tests.integration.bench import Bench, Header, await_true, now_ms, outcomes_by_id
 
 pytestmark = pytest.mark.night
 
@@ -36,14 +36,6 @@ def make_delay_topic(bench: Bench) -> None:
     bench.admin.create_topics([new])[bench.any].result(30)
 
 
-def fates(bench: Bench) -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = {}
-    for one in bench.read_all(bench.outcomes):
-        name, outcome = one.header("delay-id") or "", one.header("delay-outcome") or ""
-        found.setdefault(name, Counter())[outcome] += 1
-    return found
-
-
 def test_what_is_at_home_on_a_broker_that_is_away_waits_and_keeps_its_order(
     tmp_path: Path,
 ) -> None:
@@ -69,15 +61,17 @@ def test_what_is_at_home_on_a_broker_that_is_away_waits_and_keeps_its_order(
             bench.await_match(target, lambda one: one.key in keys, len(keys))
             for number, (name, fate) in enumerate(ids.items()):
                 bench.send([("delay-id", name), OPS[fate]], partition=number % AWAY)
-            assert fates(bench) == {}, "nothing is decided away from home"
+            assert outcomes_by_id(bench) == {}, "nothing is decided away from home"
             cluster.start_broker(3)
             await_true(
-                lambda: fates(bench).keys() >= ids.keys(), "all controls had their effect", 90
+                lambda: outcomes_by_id(bench).keys() >= ids.keys(),
+                "all controls had their effect",
+                90,
             )
             once = sorted([*ids_at(AWAY, "fired"), *soon])
             bench.await_match(target, lambda one: one.header("delay-id"), len(once))
             expected = {"cancelled": Counter(cancelled=2), "fired": Counter(fired=1)}
-            assert fates(bench) == {name: expected[fate] for name, fate in ids.items()}
+            assert outcomes_by_id(bench) == {name: expected[fate] for name, fate in ids.items()}
             seen = [one.header("delay-id") for one in bench.read_all(target)]
             assert sorted(name for name in seen if name) == once
             assert service.stop() == 0

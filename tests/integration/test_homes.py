@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 from connectors.kafka.client import DelayProducer, OutcomeReader
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.partitioner import partition_for
-from tests.integration.bench import Bench, Header, Seen, await_true, now_ms
+from tests.integration.bench import Bench, Header, Seen, await_true, now_ms, outcomes_by_id
 
 pytestmark = pytest.mark.cluster
 
@@ -46,15 +46,6 @@ def producer(bench: Bench, partitioner: str) -> Producer:
 
 def named(record_id: str) -> Header:
     return ("delay-id", record_id)
-
-
-def fates(bench: Bench) -> dict[str, Counter[str]]:
-    """Every outcome there is, by id."""
-    found: dict[str, Counter[str]] = {}
-    for one in bench.read_all(bench.outcomes):
-        outcome = one.header("delay-outcome") or ""
-        found.setdefault(one.header("delay-id") or "", Counter())[outcome] += 1
-    return found
 
 
 def await_fences(bench: Bench) -> None:
@@ -122,7 +113,7 @@ def test_controls_by_any_partitioner_find_their_records(bench: Bench) -> None:
         )
     assert all(one.flush(30) == 0 for one in producers.values())
     await_fences(bench)
-    found = fates(bench)
+    found = outcomes_by_id(bench)
     wrong = {
         record_id: found.get(record_id)
         for record_id, (_, _, fate) in ids.items()
@@ -180,7 +171,7 @@ def test_turned_on_and_partitions_added_with_records_pending(bench: Bench) -> No
     for number in range(20):
         bench.send([named(f"late {number}"), CANCEL], partition=PARTITIONS + number % PARTITIONS)
     await_fences(bench)
-    found = fates(bench)
+    found = outcomes_by_id(bench)
     names = [*(f"old {n}" for n in away), *(f"late {n}" for n in range(20)), "often"]
     assert [name for name in names if found[name] != Counter(cancelled=2)] == []
     homes = {one.partition for one in forwarded(bench)}
@@ -240,7 +231,7 @@ def test_every_id_ends_once_when_the_service_is_killed_while_it_forwards(bench: 
         service = bench.serve()
     sender.join()
     await_fences(bench)
-    found = fates(bench)
+    found = outcomes_by_id(bench)
     assert [name for name in names[::2] if found.get(name) != Counter(cancelled=2)] == []
     assert [name for name in names[1::2] if found.get(name) != Counter(fired=1)] == []
     seen = Counter(str(one.header("delay-id")) for one in bench.read_all(target))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from tests.integration.bench import Bench, Header, Seen, now_ms
+from tests.integration.bench import Bench, Header, Seen, now_ms, outcomes_of
 
 LATE_MS_MAX = 10_000
 ROCKETMQ_TARGET = "orders"
@@ -33,13 +33,6 @@ def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) ->
 def assert_on_time(seen: Seen, due_ms: int) -> None:
     assert seen.header("delay-due-at") == str(due_ms)
     assert due_ms <= seen.timestamp_ms <= due_ms + LATE_MS_MAX
-
-
-def fates(bench: Bench, record_id: str, count: int) -> list[str | None]:
-    found = bench.await_match(
-        bench.outcomes, lambda one: one.header("delay-id") == record_id, count
-    )
-    return [one.header("delay-outcome") for one in found]
 
 
 def rocketmq(number: int, *timer: Header) -> list[Header]:
@@ -85,7 +78,7 @@ def test_rocketmq_timers_and_recalls(bench: Bench) -> None:
             value=b"0",
         )
     for key in recalled:
-        assert fates(bench, key, 2) == ["cancelled", "cancelled"]
+        assert outcomes_of(bench, key, 2) == ["cancelled", "cancelled"]
     _, _, last_ms = bench.send(rocketmq(6, ("TIMER_DELAY_MS", b"2500")), value=b"last")
     seen = {one.value: one for one in bench.read(target, len(timers) + 1)}
     assert seen.keys() == {*written, b"last"}
@@ -114,8 +107,8 @@ def test_etf1_schedules_replacements_and_tombstones(bench: Bench) -> None:
     schedule(b"vid2-online", b"video 2", None)
     schedule(b"vid3-online", b"never", b"vid3")
     bench.send([], key=b"vid3-online", value=None)
-    assert fates(bench, "vid3-online", 2) == ["cancelled", "cancelled"]
-    assert fates(bench, "vid2-online", 1) == ["replaced"]
+    assert outcomes_of(bench, "vid3-online", 2) == ["cancelled", "cancelled"]
+    assert outcomes_of(bench, "vid2-online", 1) == ["replaced"]
     seen = {one.value: one for one in bench.read(target, 2)}
     assert {value: one.key for value, one in seen.items()} == {
         b"video 1": b"vid1",
@@ -149,7 +142,7 @@ def test_karafka_schedules_and_cancels(bench: Bench) -> None:
         ("schedule_source_type", b"cancel"),
     ]
     bench.send(cancel, key=b"unique-3", value=None)
-    assert fates(bench, "unique-3", 2) == ["cancelled", "cancelled"]
+    assert outcomes_of(bench, "unique-3", 2) == ["cancelled", "cancelled"]
     seen = {one.value: one for one in bench.read(target, 2)}
     assert seen.keys() == {b"one", b"two"}
     assert (seen[b"one"].partition, seen[b"one"].key) == (2, None)

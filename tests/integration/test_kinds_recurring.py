@@ -13,7 +13,7 @@ import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
-from tests.integration.bench import Bench, Header, Seen, await_true, now_ms
+from tests.integration.bench import Bench, Header, Seen, await_true, now_ms, outcomes_of
 
 WINDOW_MS = 5_000
 SPREAD_MS = 2_000
@@ -63,13 +63,6 @@ def copies_of(bench: Bench, offset: int) -> list[dict[str, object]]:
     return [s for s in said if base64.b64decode(s["source"]).decode().partition("#")[0] == stem]
 
 
-def fates(bench: Bench, record_id: str, count: int) -> list[str | None]:
-    found = bench.await_match(
-        bench.outcomes, lambda one: one.header("delay-id") == record_id, count
-    )
-    return [one.header("delay-outcome") for one in found]
-
-
 def test_schedules_recur_as_long_as_they_say(bench: Bench) -> None:
     """All at once, for each takes a few seconds."""
     targets = {
@@ -105,7 +98,7 @@ def test_schedules_recur_as_long_as_they_say(bench: Bench) -> None:
 
     bench.read(targets["endless"], 2)
     bench.send([("delay-id", b"endless"), ("delay-op", b"cancel")])
-    assert fates(bench, "endless", 2) == ["cancelled", "cancelled"]
+    assert outcomes_of(bench, "endless", 2) == ["cancelled", "cancelled"]
     stopped = len(bench.read_all(targets["endless"]))
 
     dues = assert_series(bench, bench.read(targets["every"], 5), every[0], 5)
@@ -140,7 +133,7 @@ def test_schedules_recur_as_long_as_they_say(bench: Bench) -> None:
     after = copies_of(bench, zone[0])[-1]
     assert after["due"] == int((breakfast + timedelta(days=1)).timestamp() * 1_000)
     bench.send([("delay-id", b"breakfast"), ("delay-op", b"cancel")])
-    assert fates(bench, "breakfast", 3) == ["fired", "cancelled", "cancelled"]
+    assert outcomes_of(bench, "breakfast", 3) == ["fired", "cancelled", "cancelled"]
 
 
 def test_what_cannot_recur_is_a_dead_letter(bench: Bench) -> None:

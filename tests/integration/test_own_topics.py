@@ -11,7 +11,7 @@ import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
-from tests.integration.bench import Bench, Header, Seen, await_true
+from tests.integration.bench import Bench, Header, Seen, aborts, await_true
 
 NEEDY, OTHER = 0, 1
 """Shards: one whose next record needs the topic, and one beside it."""
@@ -34,11 +34,6 @@ def name_of(bench: Bench, which: str) -> str:
 
 def problems(bench: Bench, service: ServiceProcess) -> str:
     return " / ".join(bench.status(service)["problems"])
-
-
-def aborts(service: ServiceProcess) -> list[object]:
-    names = ("transaction_aborted", "records_refused", "ownership_lost")
-    return [event for name in names for event in service.events(name)]
 
 
 def delete(bench: Bench, topic: str) -> None:

@@ -21,7 +21,7 @@ from kafka_delay_client import (
     RetryLadder,
     source_of,
 )
-from tests.integration.bench import WAIT_S, Bench, Seen, await_true
+from tests.integration.bench import WAIT_S, Bench, Seen, await_true, quiet
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "retrying_consumer.py"
 STEPS_MS = (300, 600, 900)
@@ -38,11 +38,6 @@ def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) ->
         )
         yield running
         assert service.stop() == 0
-
-
-def quiet(bench: Bench) -> dict[str, object]:
-    """A producer's configuration; the cluster's end is no news."""
-    return {"bootstrap.servers": bench.bootstrap, "linger.ms": 2, "log_level": 0}
 
 
 def consumer_of(bench: Bench, group: str, *topics: str) -> Consumer:

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from delayservice.replicas.digest import ShardDigest
+from tests.simulation.blocks import blocks
 from tests.simulation.plan import draw_plan
 from tests.simulation.schedule import run_schedule, silenced
 from tests.simulation.sim_digests import DigestBook, short_slots
@@ -33,7 +34,7 @@ def _run(seeds: range) -> tuple[str | None, int, int]:
     return None, compared, slots
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", blocks(4))
 def test_copies_agree_at_every_cut(block: int) -> None:
     broken, compared, slots = _run(range(block * BLOCK, (block + 1) * BLOCK))
     assert broken is None

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from delayservice.engine.ports import Place
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks
+from tests.simulation.blocks import blocks
 from tests.simulation.node import MakeStore
 from tests.simulation.plan import (
     AT_LEAST_ONCE,
@@ -34,16 +36,13 @@ from tests.wheels import LoneStore
 
 BLOCK = 200
 BLOCKS = 500 if os.environ.get("SIMULATION_MODE") == "long" else 8
+QUICK_BLOCKS = 2
+"""Blocks that `make test` runs; `make long` runs the others."""
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("block", blocks(BLOCKS, QUICK_BLOCKS))
 def test_every_promise_is_kept_in_every_schedule(block: int) -> None:
-    outcomes: Counter[str] = Counter()
-    with silenced():
-        for seed in range(block * BLOCK, (block + 1) * BLOCK):
-            verdict = run_schedule(seed)
-            assert verdict.broken is None, f"{verdict.broken}; see: {replay_command(seed)}"
-            outcomes.update(verdict.outcomes)
+    outcomes = _assert_kept(_seeds(0, block))
     assert outcomes.keys() >= {
         "delivered",
         "dead",
@@ -58,72 +57,63 @@ def test_every_promise_is_kept_in_every_schedule(block: int) -> None:
     }
 
 
-def test_promises_hold_where_settings_differ_and_replicas_restart() -> None:
-    with silenced():
-        for seed in range(70_000, 70_000 + BLOCK):
-            verdict = run_schedule(seed, plan=replace(draw_plan(seed), **SETTINGS_DIFFER))
-            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
+@pytest.mark.parametrize("block", blocks(4))
+def test_promises_hold_where_settings_differ_and_replicas_restart(block: int) -> None:
+    _assert_kept(
+        _seeds(70_000, block, BLOCK // 4),
+        lambda seed: replace(draw_plan(seed), **SETTINGS_DIFFER),
+    )
 
 
-def test_promises_hold_where_dead_letters_and_outcomes_can_not_be_written_for_a_while() -> None:
-    with silenced():
-        for seed in range(90_000, 90_000 + BLOCK):
-            plan = replace(draw_plan(seed), own_topics_fail=True, targets_fail=seed % 2 == 0)
-            verdict = run_schedule(seed, plan=plan)
-            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
+@pytest.mark.parametrize("block", blocks(4))
+def test_promises_hold_where_dead_letters_and_outcomes_can_not_be_written_for_a_while(
+    block: int,
+) -> None:
+    _assert_kept(
+        _seeds(90_000, block, BLOCK // 4),
+        lambda seed: replace(draw_plan(seed), own_topics_fail=True, targets_fail=seed % 2 == 0),
+    )
 
 
-def test_a_log_that_can_not_be_written_to_keeps_back_no_other_slice_whatever_else_fails() -> None:
-    with silenced():
-        for seed in range(140_000, 140_045):
-            plan = with_homes(seed, draw_plan(seed), HOMES_AWAY)
-            plan = replace(plan, own_topics_fail=True, targets_fail=True)
-            verdict = run_schedule(seed, plan=plan)
-            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
+@pytest.mark.parametrize("block", blocks(3))
+def test_a_log_that_can_not_be_written_to_keeps_back_no_other_slice_whatever_else_fails(
+    block: int,
+) -> None:
+    _assert_kept(
+        _seeds(140_000, block, 15),
+        lambda seed: replace(
+            with_homes(seed, draw_plan(seed), HOMES_AWAY), own_topics_fail=True, targets_fail=True
+        ),
+    )
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", blocks(2))
 def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_and_targets_get_more(
     block: int,
 ) -> None:
-    first = SEEDS_OF_LOSS.start + block * BLOCK
-    with silenced():
-        for seed in range(first, first + BLOCK):
-            verdict = run_schedule(seed)
-            assert verdict.broken is None, f"{verdict.broken}; see: {replay_command(seed)}"
+    _assert_kept(_seeds(SEEDS_OF_LOSS.start, block))
 
 
-def test_promises_hold_where_logs_of_level_topics_lose_their_end() -> None:
-    with silenced():
-        for seed in range(83_000, 83_000 + BLOCK):
-            verdict = run_schedule(seed, plan=replace(draw_plan(seed), **TRUNCATED_LEVELS))
-            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
+@pytest.mark.parametrize("block", blocks(4))
+def test_promises_hold_where_logs_of_level_topics_lose_their_end(block: int) -> None:
+    _assert_kept(
+        _seeds(83_000, block, BLOCK // 4),
+        lambda seed: replace(draw_plan(seed), **TRUNCATED_LEVELS),
+    )
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", blocks(2))
 def test_what_is_stored_is_delivered_where_retention_deletes_what_nobody_has_walked(
     block: int,
 ) -> None:
-    outcomes: Counter[str] = Counter()
-    first = SEEDS_OF_OUTAGE.start + block * BLOCK
-    with silenced():
-        for seed in range(first, first + BLOCK):
-            verdict = run_schedule(seed)
-            assert verdict.broken is None, f"{verdict.broken}; see: {replay_command(seed)}"
-            outcomes.update(verdict.outcomes)
+    outcomes = _assert_kept(_seeds(SEEDS_OF_OUTAGE.start, block))
     assert outcomes["lost"] > 0
     assert outcomes["undecided"] > 0
 
 
 @pytest.mark.parametrize("block", range(50 if os.environ.get("SIMULATION_MODE") == "long" else 1))
 def test_promises_hold_where_ids_find_home(block: int) -> None:
-    first = SEEDS_OF_HOMES.start + block * BLOCK
-    outcomes: Counter[str] = Counter()
-    with silenced():
-        for seed in range(first, first + BLOCK):
-            verdict = run_schedule(seed)
-            assert verdict.broken is None, f"{verdict.broken}; see: {replay_command(seed)}"
-            outcomes.update(verdict.outcomes)
+    outcomes = _assert_kept(_seeds(SEEDS_OF_HOMES.start, block))
     assert outcomes.keys() >= {"forwarded", "waits", "carried", "replaced", "cancelled", "fired"}
 
 
@@ -131,11 +121,10 @@ def test_promises_hold_where_ids_find_home(block: int) -> None:
 def test_promises_hold_where_ids_find_home_and_something_else_is_amiss(
     more: dict[str, Any],
 ) -> None:
-    with silenced():
-        for seed in range(140_000, 140_020):
-            plan = replace(with_homes(seed, draw_plan(seed), HOMES_AWAY), **more)
-            verdict = run_schedule(seed, plan=plan)
-            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
+    _assert_kept(
+        range(140_000, 140_020),
+        lambda seed: replace(with_homes(seed, draw_plan(seed), HOMES_AWAY), **more),
+    )
 
 
 def test_a_schedule_replays_from_its_seed() -> None:
@@ -226,11 +215,27 @@ def _close_at_last(store: Store) -> None:
 
 
 def _run_with(make_store: MakeStore, seeds: range) -> None:
+    _assert_kept(seeds, lambda seed: _without_simulated_disks(draw_plan(seed)), make_store)
+
+
+def _seeds(first: int, block: int, size: int = BLOCK) -> range:
+    return range(first + block * size, first + (block + 1) * size)
+
+
+def _assert_kept(
+    seeds: range,
+    plan_of: Callable[[int], Plan] = draw_plan,
+    make_store: MakeStore | None = None,
+) -> Counter[str]:
+    """Run a schedule for each seed and return the outcomes of all."""
+    outcomes: Counter[str] = Counter()
     with silenced():
         for seed in seeds:
-            plan = _without_simulated_disks(draw_plan(seed))
-            verdict = run_schedule(seed, plan=plan, make_store=make_store)
-            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
+            verdict = run_schedule(seed, plan=plan_of(seed), make_store=make_store)
+            replay = replay_command(seed) if plan_of is draw_plan else f"seed {seed}"
+            assert verdict.broken is None, f"{verdict.broken}; see: {replay}"
+            outcomes.update(verdict.outcomes)
+    return outcomes
 
 
 def _without_simulated_disks(plan: Plan) -> Plan:
