@@ -56,8 +56,6 @@ class PauseWatcher:
         newest = self.newest
         return [] if newest is None else [encode_key(paused) for paused in newest.all]
 
-    # --- read ----------------------------------------------------------------------------------
-
     def begin(self, consumer: Consumer) -> tuple[int, int]:
         """Begin at the start of the topic; see the protocol."""
         low, high = consumer.get_watermark_offsets(

@@ -17,7 +17,7 @@ from connectors.kafka.clients import (
     values_of,
 )
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from connectors.kafka.source import consumer_config
+from connectors.kafka.scan import consumer_config
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.replicas.commands import Command, Report, decode_message, encode_message
 

@@ -292,6 +292,3 @@ def main() -> None:
             err.print_exception()
         print_error(str(exc))
         sys.exit(EXIT_ERROR)
-
-
-# --- show ----------------------------------------------------------------------------------------
