@@ -19,10 +19,11 @@ from delayservice.commands.dlq_view import Tally, described, show, tell
 from delayservice.commands.options import (
     BootstrapOption,
     ConfigOption,
-    JsonOption,
+    KafkaOptions,
     SetOption,
     load_settings,
     moment_ms,
+    with_options,
 )
 from delayservice.contract import dead_letters, names
 from delayservice.contract.codes import EXPLANATIONS
@@ -99,6 +100,7 @@ def list_letters(
     epilog="Examples: [bold]delayservice dlq replay --code target-unknown --dry-run[/]"
     "\n\n[bold]delayservice dlq replay --source delay_topic_any:3:1707 --delay 0 --yes[/]"
 )
+@with_options(KafkaOptions)
 def replay(
     *,
     code: _Code = None,
@@ -117,10 +119,7 @@ def replay(
     ] = REPLAYS_MAX,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: KafkaOptions,
 ) -> None:
     """Write dead letters to the delay topic and partition that they came from, each once.
 
@@ -132,11 +131,11 @@ def replay(
     choice = _Choice(_filter(code, since, until, source), _new_time(at, delay), limit, replays_max)
     if not (yes or dry_run or sys.stdin.isatty()):
         raise DelayServiceError("stdin is not a terminal: add --yes, or --dry-run to look first")
-    settings = load_settings(config, sets, bootstrap)
+    settings = common.settings()
     if dry_run:
         topic, counts = _open(settings)
         survey = _survey(topic, _Sieve(settings, counts, choice, topic))
-        tell(survey, "would be replayed", as_json=as_json)
+        tell(survey, "would be replayed", as_json=common.as_json)
         return
     transactional_id = f"{settings.kafka.transactional_id_prefix}-dlq-replay"
     producer = settings.kafka.client_config("producer")
@@ -156,7 +155,7 @@ def replay(
                     refused = replayer.replay(batch)
                     done.count(batch, refused)
         finally:
-            tell(done, "replayed", as_json=as_json)
+            tell(done, "replayed", as_json=common.as_json)
 
 
 @dataclass(frozen=True, slots=True)
