@@ -10,9 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 import structlog
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
-)
+from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.rights import WRITE, Access, ask_access
