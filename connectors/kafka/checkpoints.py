@@ -22,7 +22,7 @@ from confluent_kafka import (
 
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.cuts import Cuts
-from connectors.kafka.log_ends import ASK_TIMEOUT_S
+from connectors.kafka.log_ends import watermarks
 from connectors.kafka.scan import READ_HINT, consumer_config, scan_partition
 from delayservice.base.clock import Clock
 from delayservice.base.errors import KafkaEdgeError
@@ -254,21 +254,16 @@ class KafkaCheckpoints:
         consumer = self._consumer = self._clients.consumer(self._config)
         assigned = []
         for number in range(self._partitions):
-            low, high = self._bounds(consumer, (self._topic, number))
+            low, high = watermarks(consumer, (self._topic, number))
             at = self._positions.get((self._topic, number), max(low, high - _FIRST_LOOK))
             self._starts.setdefault(number, (low, at))
             self._positions.setdefault((self._topic, number), at)
             assigned.append(TopicPartition(self._topic, number, at))
-        low, _ = self._bounds(consumer, (self._claims_topic, 0))
+        low, _ = watermarks(consumer, (self._claims_topic, 0))
         at = max(self._positions.get((self._claims_topic, 0), 0), low)
         assigned.append(TopicPartition(self._claims_topic, 0, at))
         consumer.assign(assigned)
         return consumer
-
-    @staticmethod
-    def _bounds(consumer: Consumer, place: Place) -> tuple[int, int]:
-        low, high = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_TIMEOUT_S)
-        return low, high
 
     @property
     def _has_read_first(self) -> bool:
