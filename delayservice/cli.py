@@ -23,12 +23,13 @@ from delayservice.commands.api import EXIT_NOTHING
 from delayservice.commands.change import EXIT_NOT_KNOWN
 from delayservice.commands.console import err, out, print_error, print_json, say
 from delayservice.commands.options import (
-    BootstrapOption,
+    CommonOptions,
     ConfigOption,
     JsonOption,
+    KafkaOptions,
     SetOption,
     load,
-    load_settings,
+    with_options,
 )
 
 EXIT_ERROR = 1
@@ -82,6 +83,7 @@ def run(
     "\n\n[bold]delayservice send --id reminder-17 --cancel --wait 5s[/]"
     "\n\nExit status with --wait: 4 nothing was pending under --id, 5 nothing was heard in time."
 )
+@with_options(KafkaOptions)
 def send(
     topic: Annotated[str, typer.Argument(help="Delay topic.")] = "delay_topic_any",
     value: Annotated[
@@ -132,10 +134,7 @@ def send(
         str | None,
         typer.Option(help="With --cancel and --fire: how long to wait for what it did: 5s."),
     ] = None,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: KafkaOptions,
 ) -> None:
     """Write one record into a delay topic and show where it went.
 
@@ -144,7 +143,7 @@ def send(
     from delayservice.commands import send as sending
     from delayservice.contract import names
 
-    settings = load_settings(config, sets, bootstrap)
+    settings = common.settings()
     named = {
         names.DELAY_TARGET_TOPIC: target,
         names.DELAY_TARGET_PARTITION: None if target_partition is None else str(target_partition),
@@ -182,7 +181,7 @@ def send(
         report = sending.send(settings.kafka.client_config("producer"), record, warn)
         outcome = outcome_of(report)
     due = sending.due_text(headers, report.timestamp_ms)
-    if as_json:
+    if common.as_json:
         said = {"outcome": outcome} if is_control else {}
         print_json({**asdict(report), "due_at": due, **said})
     else:
@@ -203,23 +202,22 @@ def _said(due: str | None, outcome: str | None, *, is_control: bool) -> str:
 @app.command(
     epilog="Exit status: 0 healthy, 1 no node answers, 2 wrong usage, 3 the node is not healthy."
 )
+@with_options(CommonOptions)
 def status(
     address: Annotated[
         str | None, typer.Argument(help="host:port; metrics.listen by default.")
     ] = None,
     *,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: CommonOptions,
 ) -> None:
     """Show what a running node is doing."""
     from delayservice.commands import status as showing
 
-    where = address or load_settings(config, sets).metrics.listen
+    where = address or common.settings().metrics.listen
     if not where:
         raise DelayServiceError("metrics.listen is empty: this node serves no status")
     found = showing.fetch(where)
-    if as_json:
+    if common.as_json:
         import msgspec
 
         print_json(msgspec.to_builtins(found))
@@ -229,11 +227,10 @@ def status(
 
 
 @app.command("config", epilog="Example: [bold]delayservice config --set log.level=debug[/]")
+@with_options(CommonOptions)
 def show_config(
     *,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: CommonOptions,
     reference: Annotated[
         bool, typer.Option("--reference", help="Print every setting there is, as Markdown.")
     ] = False,
@@ -244,8 +241,8 @@ def show_config(
     if reference:
         print(settings_report.reference(), end="")  # noqa: T201 (Markdown as it is)
         return
-    rows = settings_report.effective(load(config, sets))
-    if as_json:
+    rows = settings_report.effective(load(common.config, common.sets))
+    if common.as_json:
         print_json({row.name: {"value": row.value, "origin": row.origin} for row in rows})
         return
     from rich.table import Table

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 import structlog
 
-from ha.election import Announce, Claim, Effect, Evict, Resign, Seat
+from ha.election_state import Announce, Claim, Effect, Evict, Resign, Seat
 from ha.ensemble import Ensemble
 from ha.notes import OwnerNote
 

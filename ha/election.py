@@ -11,9 +11,7 @@ Told with ``nodes``, ``live``, ``seat`` and so on; ``step`` answers with what is
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from collections.abc import Collection, Iterable
 
 from delayservice.engine.electability import (
     CopyFacts,
@@ -23,104 +21,26 @@ from delayservice.engine.electability import (
     rest_s,
 )
 from delayservice.engine.role import Role
-from ha.notes import UNADVERTISED_VERSION, LifeNote, NodeNote, OwnerNote
+from ha.cluster_view import ClusterView
+from ha.election_state import (
+    Announce,
+    Claim,
+    Effect,
+    Evict,
+    Pace,
+    Resign,
+    Seat,
+    SliceState,
+    epoch_of,
+)
+from ha.notes import LifeNote, NodeNote
 from ha.ownership import Standing
-from ha.placement import Member, SliceFacts, place, rank_owners
+from ha.placement import SliceFacts
 
-_UNKNOWN = Standing({}, math.inf)
-
-
-class Claim(NamedTuple):
-    """Become the owner of a vacant slice."""
-
-    slice_no: int
+_UNKNOWN_SLICE = SliceState()
 
 
-class Announce(NamedTuple):
-    """Name the node that is about to inherit an own slice; none any more when empty."""
-
-    slice_no: int
-    heir: str
-
-
-class Resign(NamedTuple):
-    """Leave an own slice, whose loop has stopped, to others."""
-
-    slice_no: int
-    why: str
-
-
-class Evict(NamedTuple):
-    """Remove what a dead predecessor of this very worker has left behind."""
-
-    slice_no: int
-
-
-Effect: TypeAlias = Claim | Announce | Resign | Evict
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How fast decisions follow each other, seconds.
-
-    Attributes:
-        stagger_s: a vacant slice is claimed so much later for each better candidate.
-        lag_s_max: a copy that is further behind may not own.
-        alert_s: from naming the heir to stopping; longer than it takes to wake its loop.
-        tenure_s: a new owner keeps a slice so long before it hands over to a better one.
-        handed_s: so long if a living owner has handed it over. Nodes may count different leaders
-            for as long as a leader takes to be stable; each would hand over to the other.
-        first_s: a node that is not the first waits this much longer for a slice that it sees for
-            the first time: when a cluster starts, no copy is ready at once.
-        heir_s: so much longer everybody else leaves a slice to a living heir.
-        last_s: a worker that may own as the last resort only waits so much longer.
-    """
-
-    stagger_s: float = 0.15
-    lag_s_max: float = 10.0
-    alert_s: float = 0.4
-    tenure_s: float = 3.0
-    first_s: float = 1.0
-    heir_s: float = 2.0
-    handed_s: float = 60.0
-    last_s: float = 3.0
-
-
-class Seat(NamedTuple):
-    """A slice's owner node: its note, and whether this worker's session holds it."""
-
-    owner: OwnerNote | None
-    is_mine: bool = False
-
-
-@dataclass(slots=True)
-class _Slice:
-    """The state of one slice, as this worker sees it."""
-
-    seat: Seat | None = None
-    since_s: float = 0.0
-    """Since when the seat is as it is."""
-    standing: Standing = _UNKNOWN
-    is_settling: bool = False
-    is_handing_over: bool = False
-    announced_s: float = math.inf
-    heir: str = ""
-    """The successor of a slice that was left."""
-    giver: OwnerNote | None = None
-    """Of a slice that another handed over: who, as long as that node has not gone."""
-    trouble: str = ""
-    """Why its loop can't serve it, while it is owned."""
-    is_giving_up: bool = False
-    failures: int = 0
-    """How often in a row it was left because it could not be served, and why the last time."""
-    failure: str = ""
-    rest_until_s: float = -math.inf
-
-
-_UNKNOWN_SLICE = _Slice()
-
-
-class Election:
+class Election(ClusterView):
     """The decisions of one worker.
 
     Args:
@@ -144,19 +64,10 @@ class Election:
         pace: Pace,
         kept: frozenset[int] = frozenset(),
     ) -> None:
-        self._me = me
+        super().__init__(me, replicas)
         self._worker = worker
-        self._replicas = replicas
         self._pace = pace
-        self._facts: dict[int, SliceFacts] = {}
-        self._nodes: dict[str, NodeNote] = {me.node_id: me}
-        self._is_informed = False
-        self._live: frozenset[str] = frozenset()
-        self._caught_up: dict[str, frozenset[int]] = {}
-        """Slices that other workers could own now, by the workers' names."""
-        self._placed: dict[int, frozenset[str]] = {}
-        self._ranked: dict[int, tuple[str, ...]] = {}
-        self._slices: dict[int, _Slice] = {}
+        self._slices: dict[int, SliceState] = {}
         self._kept: frozenset[int] = frozenset()
         self._copies = kept
         """Slices of which there is something on the disk, among them those not heard of yet."""
@@ -165,8 +76,6 @@ class Election:
         self._facts_here = WorkerFacts()
         self._is_pinned = False
         self._wake_s = math.inf
-
-    # --- told ----------------------------------------------------------------------------------
 
     def nodes(self, notes: Iterable[NodeNote]) -> None:
         """Hear who the members of the cluster are."""
@@ -188,11 +97,6 @@ class Election:
         """Return whether owners stay where they are, though another node is preferred."""
         self._is_pinned = is_pinned
 
-    def lives(self, notes: Mapping[str, LifeNote]) -> None:
-        """Take how far the copies of others are, by node; asked for with ``rivals``."""
-        # Sets, for they are searched once for each slice.
-        self._caught_up = {name: frozenset(note.caught_up) for name, note in notes.items()}
-
     def serve(self, facts: Collection[SliceFacts]) -> frozenset[int]:
         """These slices exist; which of them this worker is to keep a copy of.
 
@@ -207,7 +111,7 @@ class Election:
         mine = [n for n in known if n % self._me.workers == self._worker]
         kept = frozenset(n for n in mine if (self._keeps(n) if n in told else n in self._kept))
         for slice_no in kept:
-            self._slices.setdefault(slice_no, _Slice())
+            self._slices.setdefault(slice_no, SliceState())
         for slice_no in self._slices.keys() - kept:
             del self._slices[slice_no]
         self._kept = kept
@@ -221,7 +125,7 @@ class Election:
             return
         before = state.seat
         state.seat = seat
-        if before is None or before.is_mine != seat.is_mine or _epoch(before) != _epoch(seat):
+        if before is None or before.is_mine != seat.is_mine or epoch_of(before) != epoch_of(seat):
             # At first sight no node may have had the time yet to be ready.
             state.since_s = now_s if before is not None else now_s + self._pace.first_s
             state.is_handing_over = False
@@ -230,7 +134,7 @@ class Election:
             state.trouble = ""
             state.is_giving_up = False
 
-    def _inherit(self, state: _Slice, before: Seat | None, seat: Seat) -> None:
+    def _inherit(self, state: SliceState, before: Seat | None, seat: Seat) -> None:
         """Take over successor and giver of a slice from the last note of an owner that has left."""
         last = before.owner if before and not seat.owner else None
         if last is not None:
@@ -240,7 +144,7 @@ class Election:
             state.heir, state.giver = "", state.giver if is_handed else None
         self._drop_gone_giver(state)
 
-    def _drop_gone_giver(self, state: _Slice) -> None:
+    def _drop_gone_giver(self, state: SliceState) -> None:
         """Forget a giver that left the cluster: it did not let go for the sake of another owner."""
         giver = state.giver
         if giver is not None:
@@ -285,17 +189,10 @@ class Election:
         self._is_leaving = True
         self._plan()
 
-    # --- asked ---------------------------------------------------------------------------------
-
     @property
     def slices(self) -> frozenset[int]:
         """The slices that this worker keeps a copy of."""
         return self._kept
-
-    @property
-    def known(self) -> frozenset[int]:
-        """Every slice that was told of."""
-        return frozenset(self._facts)
 
     @property
     def owned(self) -> list[int]:
@@ -312,17 +209,6 @@ class Election:
     def wake_s(self) -> float:
         """Return when ``step`` is to be called again if nothing happens before."""
         return self._wake_s
-
-    @property
-    def contract_version(self) -> int:
-        """Newest version of the contract that every live node knows; a node whose note is missing
-        counts as one that does not advertise it.
-        """
-        live = {self._me.node_id, *self._live}
-        known = [self._nodes[name].contract_version for name in live & self._nodes.keys()]
-        if not self._is_informed or live - self._nodes.keys():
-            known.append(UNADVERTISED_VERSION)
-        return min(known)
 
     @property
     def rivals(self) -> frozenset[str]:
@@ -365,7 +251,7 @@ class Election:
         """Return what this worker may do with each slice, as far as the others are concerned."""
         return {n: self._role(n, state, now_s) for n, state in self._slices.items()}
 
-    def _role(self, slice_no: int, state: _Slice, now_s: float) -> Role:
+    def _role(self, slice_no: int, state: SliceState, now_s: float) -> Role:
         seat = state.seat
         if seat is None:
             return Role.REPLICA
@@ -376,19 +262,11 @@ class Election:
         is_able = expected and self.verdict(slice_no, now_s).may_own
         return Role.HEIR if is_able else Role.REPLICA
 
-    # --- who should ----------------------------------------------------------------------------
-
     def _plan(self) -> None:
         """Rank the candidates anew; the facts, the nodes or the living have changed."""
         for state in self._slices.values():
             self._drop_gone_giver(state)
-        members = [Member(note.node_id, note.broker_id, note.rack) for note in self._nodes.values()]
-        gone = {self._me.node_id} if self._is_leaving else set()
-        present = self._live - gone
-        live = [member for member in members if member.node_id in present]
-        facts = list(self._facts.values())
-        self._placed = place(members, facts, self._replicas) if facts else {}
-        self._ranked = rank_owners(self._placed, live, facts) if facts else {}
+        self._rank(without_me=self._is_leaving)
 
     def _keeps(self, slice_no: int) -> bool:
         if not self._is_informed and self._replicas is not None:
@@ -400,19 +278,6 @@ class Election:
         is_owner = state is not None and state.seat is not None and state.seat.is_mine
         ready = all(self._is_ready(node_id, slice_no) for node_id in placed)
         return slice_no in self._copies and (is_owner or not ready)
-
-    def _first(self, slice_no: int) -> str:
-        ranked = self._ranked.get(slice_no, ())
-        return ranked[0] if ranked else ""
-
-    def _worker_of(self, node_id: str, slice_no: int) -> str | None:
-        note = self._nodes.get(node_id)
-        return None if note is None else f"{node_id}:{slice_no % note.workers}"
-
-    def _is_ready(self, node_id: str, slice_no: int) -> bool:
-        """Return whether another node's copy is known to be good enough."""
-        name = self._worker_of(node_id, slice_no)
-        return name is not None and slice_no in self._caught_up.get(name, ())
 
     def _candidates(self, slice_no: int) -> tuple[str, ...]:
         """Return the nodes that an owner may hand over to: any when it has to go, else the first.
@@ -426,8 +291,6 @@ class Election:
             return () if ranked[0] == me else ranked[:1]
         return ranked
 
-    # --- what is to be done --------------------------------------------------------------------
-
     def step(self, now_s: float) -> list[Effect]:
         """Return what is to be done now. Each effect is carried out, and its seat told, before the
         next step; one that failed is asked for again.
@@ -436,7 +299,7 @@ class Election:
         effects = (self._decide(n, state, now_s) for n, state in self._slices.items())
         return [effect for effect in effects if effect is not None]
 
-    def _decide(self, slice_no: int, state: _Slice, now_s: float) -> Effect | None:
+    def _decide(self, slice_no: int, state: SliceState, now_s: float) -> Effect | None:
         seat = state.seat
         if seat is None:
             return None
@@ -450,7 +313,7 @@ class Election:
             return Evict(slice_no)
         return None
 
-    def _as_owner(self, slice_no: int, state: _Slice, now_s: float) -> Effect | None:
+    def _as_owner(self, slice_no: int, state: SliceState, now_s: float) -> Effect | None:
         why = state.trouble or self._why_to_leave(slice_no)
         if why:
             self._give_up(state, why, now_s)
@@ -486,7 +349,7 @@ class Election:
             return self._candidates(slice_no)
         return tuple(n for n in self._ranked.get(slice_no, ()) if n != self._me.node_id)
 
-    def _give_up(self, state: _Slice, why: str, now_s: float) -> None:
+    def _give_up(self, state: SliceState, why: str, now_s: float) -> None:
         """Leave the slice alone for a while, once for each time that it could not be served."""
         if not state.is_giving_up:
             state.is_giving_up = True
@@ -494,7 +357,7 @@ class Election:
             state.trouble = state.failure = why  # also if resigning fails and the reason passes
             state.rest_until_s = now_s + rest_s(state.failures)
 
-    def _heir(self, slice_no: int, state: _Slice, now_s: float) -> str:
+    def _heir(self, slice_no: int, state: SliceState, now_s: float) -> str:
         """Return the node to hand over to; none when empty."""
         candidates = self._candidates(slice_no)
         has_to_go = self._me.node_id not in self._ranked.get(slice_no, ())
@@ -509,7 +372,7 @@ class Election:
         ready = (node_id for node_id in candidates if self._is_ready(node_id, slice_no))
         return next(ready, "")
 
-    def _as_candidate(self, slice_no: int, state: _Slice, now_s: float) -> Effect | None:
+    def _as_candidate(self, slice_no: int, state: SliceState, now_s: float) -> Effect | None:
         ranked = self._ranked.get(slice_no, ())
         me = self._me.node_id
         rested_s = max(now_s, state.rest_until_s)
@@ -533,7 +396,3 @@ class Election:
         if end_s > now_s:
             self._wake_s = min(self._wake_s, end_s)
         return end_s <= now_s
-
-
-def _epoch(seat: Seat) -> int:
-    return -1 if seat.owner is None else seat.owner.epoch

@@ -6,33 +6,27 @@ lease is over they step down; everything goes on without a restart when it comes
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Final, TypeVar
 
 import structlog
 
-from delayservice.base.errors import DelayServiceError
 from delayservice.config.cluster import Placement, ZooKeeper
-from delayservice.engine.electability import Verdict, WorkerFacts, electability
-from delayservice.engine.role import Role
 from ha.effect_runner import EffectRunner
-from ha.election import Election, Pace, Seat
-from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, RefusedError
+from ha.election import Election
+from ha.election_port import ElectionPort
+from ha.election_state import Pace, Seat
+from ha.ensemble import EVERYTHING, MEMBERS, EnsembleError, RefusedError
 from ha.lease import Lease
-from ha.members import Members
-from ha.notes import LifeNote, NodeNote, OwnerNote, PinNote, worker_of
-from ha.ownership import Standing
+from ha.notes import LifeNote, NodeNote, OwnerNote, worker_of
 from ha.pipeline import REQUESTS_MAX
-from ha.placement import SliceFacts
 from ha.role_views import RoleViews
 
 _BEATS_PER_SESSION: Final = 6
 _REPLACE_AFTER_SESSIONS: Final = 3
 _REMIND_S: Final = 30.0
-_LEAVE_S: Final = 8.0
 _RETRY_S: Final = 0.2
 _REFUSED_S: Final = 2.0
 _LOGIN_HINT: Final = "check zookeeper.auth, zookeeper.username and its password"
@@ -43,7 +37,7 @@ _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 
-class ElectedOwnership:
+class ElectedOwnership(ElectionPort):
     """Ownership of one worker's slices among all nodes of the cluster.
 
     Args:
@@ -67,33 +61,21 @@ class ElectedOwnership:
         alert_s: float,
         kept: frozenset[int] = frozenset(),
     ) -> None:
-        self._me = me
-        self._worker = worker
-        self._away_s = placement.away_ms / 1000
-        self._replicas = None if placement.replicas == "all" else placement.replicas
         pace = Pace(
             placement.claim_stagger_ms / 1000,
             placement.lag_s_max,
             alert_s,
             handed_s=placement.leader_stable_s,
         )
-        self._election = Election(me, worker, self._replicas, pace, kept)
-        self._lease = Lease(boot_s)
-        self._lock = threading.Lock()  # the election is told by many threads
-        self._wake = threading.Event()
-        self._changes: SimpleQueue[int] = SimpleQueue()
-        self._leaving = threading.Event()
-        self._left = threading.Event()
+        replicas = None if placement.replicas == "all" else placement.replicas
+        super().__init__(zookeeper, me, Election(me, worker, replicas, pace, kept), Lease(boot_s))
+        self._worker = worker
+        self._away_s = placement.away_ms / 1000
+        self._replicas = replicas
         self._has_told = False  # that it leaves
-        self._views = RoleViews({}, {})
-        self._on_change: Callable[[], None] = lambda: None
         self._shown_roles = self._views.owning
         self._is_connected = False
         self._is_prepared = False
-        self._is_registered = False
-        self._rival = ""
-        self._unusable = ""
-        """Why ZooKeeper did not answer, or refused, the last time."""
         self._beat_due_s = float("-inf")
         self._step_due_s = float("inf")
         self._quiet_since_s = boot_s()
@@ -102,157 +84,10 @@ class ElectedOwnership:
         self._complaints: set[str] = set()
         self._nodes: list[NodeNote] = []
         self._names: frozenset[str] = frozenset()
-        self._pin: PinNote | None = None
         self._gone_since_s: dict[str, float] = {}
-        self._ensemble = Ensemble(zookeeper, self._changed)
         self._effects = EffectRunner(
             self._ensemble, OwnerNote(me.node_id, me.instance, worker, 0), self._election.seat_of
         )
-        self._thread = threading.Thread(target=self._run, name="ownership", daemon=True)
-        self._has_failed = False
-
-    @property
-    def has_failed(self) -> bool:
-        """Return whether the thread has ended with an error."""
-        return self._has_failed
-
-    def start(self) -> None:
-        """Connect, and begin to decide."""
-        self._ensemble.connect()
-        self._thread.start()
-
-    # --- asked and told, by any thread ---------------------------------------------------------
-
-    def roles(self) -> Mapping[int, Role]:
-        """Return what this worker may do with each slice now, lease and connection applied."""
-        views = self._views
-        if not self._lease.is_valid:
-            return views.ended
-        return views.owning if self._ensemble.is_connected else views.paused
-
-    def on_change(self, callback: Callable[[], None]) -> None:
-        """Register the one callable that the ownership thread calls when ``roles`` has changed.
-        While that thread waits for ZooKeeper, the end of the lease shows in ``roles`` only.
-        """
-        self._on_change = callback
-
-    def role(self, slice_no: int) -> Role:
-        """Return what this worker may do with the slice."""
-        return self.roles().get(slice_no, Role.REPLICA)
-
-    def confirm(self, slice_no: int) -> bool:
-        """Return whether it is the owner beyond doubt."""
-        return slice_no in self.confirm_all([slice_no])
-
-    def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
-        """Return those slices that this worker owns beyond doubt, as ZooKeeper's leader sees it."""
-        roles = self.roles()
-        asked = [n for n in slice_nos if roles.get(n) is Role.OWNER]
-        confirmed = set()
-        try:
-            for slice_no in self._ensemble.confirm_all(asked) if asked else ():
-                confirmed.add(slice_no)  # one by one: an error about another comes at the end
-        except EnsembleError as exc:
-            missing = sorted(set(asked) - confirmed)
-            _log.warning("ownership_not_confirmed", slices=missing, why=str(exc))
-        return frozenset(confirmed)
-
-    def epoch(self, slice_no: int) -> int:
-        """The number of this ownership."""
-        return self._views.epochs.get(slice_no, 0)
-
-    def contract_version(self) -> int:
-        """Return the newest version of the contract that every live node knows."""
-        with self._lock:
-            return self._election.contract_version
-
-    def pinned(self) -> str:
-        """Return why owners stay where they are; empty: they don't have to."""
-        pin = self._pin
-        return "" if pin is None else str(pin)
-
-    def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """The slice's loop has begun to settle, or has stopped."""
-        with self._lock:
-            self._election.settling(slice_no, is_settling=is_settling)
-        self._wake.set()
-
-    def gave_up(self, slice_no: int, why: str) -> None:
-        """The slice can't be served here now."""
-        with self._lock:
-            self._election.gave_up(slice_no, why)
-        self._wake.set()
-
-    def standing(self, slice_no: int, standing: Standing) -> None:
-        """Take how far this node's copy is."""
-        now_s = self._lease.now_s()
-        with self._lock:
-            could = self._election.verdict(slice_no, now_s).may_own
-            self._election.standing(slice_no, standing)
-            can = self._election.verdict(slice_no, now_s).may_own
-        if can and not could:
-            self._wake.set()
-
-    def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
-        """These slices exist; which of them to keep a copy of."""
-        with self._lock:
-            before = self._election.slices
-            kept = self._election.serve(slices)
-        for slice_no in kept - before:
-            self._changed(slice_no)
-        return kept
-
-    def survey(self) -> Members:
-        """The cluster, as ZooKeeper has it now.
-
-        Raises:
-            DelayServiceError: ZooKeeper does not answer.
-        """
-        with self._lock:
-            slices = self._election.known
-        try:
-            return self._ensemble.survey(slices)
-        except EnsembleError as exc:
-            raise DelayServiceError(str(exc)) from exc
-
-    def judge(self, facts: WorkerFacts) -> Verdict:
-        """Take what is known about this worker; return whether it may own."""
-        facts = facts._replace(zookeeper=self._trouble)
-        with self._lock:
-            is_news = self._election.judge(facts)
-        if is_news:
-            self._wake.set()
-        return electability(facts)
-
-    def verdict(self, slice_no: int) -> Verdict:
-        """Return whether this worker may own a slice of which it keeps a copy."""
-        with self._lock:
-            return self._election.verdict(slice_no, self._lease.now_s())
-
-    @property
-    def _trouble(self) -> str:
-        """Return why no slice can be owned in this session; empty: they can. A connection that is
-        away for less than the lease is no trouble yet.
-        """
-        if self._is_registered and self._lease.is_valid:
-            return ""
-        if self._rival:
-            return f"node_id {self._me.node_id} is in use by another node: {self._rival}"
-        return self._unusable or "there is no session yet"
-
-    def close(self) -> None:
-        """Hand over what can be handed over, and leave."""
-        self._leaving.set()
-        self._wake.set()
-        self._left.wait(_LEAVE_S)
-        self._views = RoleViews({}, {})
-        self._ensemble.close()
-
-    def _changed(self, what: int) -> None:
-        self._changes.put(what)
-        self._wake.set()
-
-    # --- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -315,8 +150,6 @@ class ElectedOwnership:
         if shown is not self._shown_roles:
             self._shown_roles = shown
             self._on_change()
-
-    # --- look ----------------------------------------------------------------------------------
 
     def _look(self) -> None:
         if not self._is_connected:
@@ -446,8 +279,6 @@ class ElectedOwnership:
             self._beat_when_time()
             yield items[start : start + REQUESTS_MAX]
 
-    # --- act -----------------------------------------------------------------------------------
-
     def _act(self) -> None:
         with self._lock:
             effects = self._election.step(self._lease.now_s())
@@ -457,8 +288,6 @@ class ElectedOwnership:
             self._read_seats([effect.slice_no for effect in batch], have_acted=True)
         if effects:
             self._wake.set()
-
-    # --- trouble and the end -------------------------------------------------------------------
 
     def _out_of_reach(self) -> None:
         """Say so, now and then; replace a session that kazoo has given up."""

@@ -7,20 +7,13 @@ errors that it does not know, without a word, so the owner of the session has to
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
-from kazoo.client import KazooClient
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
-from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
+from kazoo.exceptions import BadVersionError, NoNodeError
 
-from delayservice.config.cluster import ZooKeeper
-from ha.kazoo_client import KazooLog, make_client
 from ha.members import Members, survey_of
 from ha.notes import (
     LifeNote,
@@ -28,28 +21,19 @@ from ha.notes import (
     OwnerNote,
     PinNote,
     WorkerId,
-    decode,
     encode,
     worker_name,
     worker_of,
 )
 from ha.pipeline import EnsembleError, Pipeline, RefusedError
+from ha.session import EVERYTHING, MEMBERS, Session, each, still_there
 
 __all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "Held", "RefusedError"]
 
-_CLOSE_S: Final = 1.0
 _EPOCH_DIGITS_MAX: Final = 18
 """Decimal digits that always fit into 64 bits."""
 
 _log = structlog.get_logger(__name__)
-
-MEMBERS: Final = -1
-"""In place of a slice: the nodes, or which of them live."""
-EVERYTHING: Final = -2
-"""In place of a slice: all that was looked at before."""
-
-_Key = TypeVar("_Key")
-_Note = TypeVar("_Note", bound=msgspec.Struct)
 
 
 class Held(NamedTuple):
@@ -60,7 +44,7 @@ class Held(NamedTuple):
     is_nobodys: bool = False
 
 
-class Ensemble:
+class Ensemble(Session):
     """One session. Any thread may call. A call ends when no answer has come for a session timeout.
 
     What is asked about many slices is sent without waiting for each answer. A request that fails
@@ -72,93 +56,11 @@ class Ensemble:
             ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
     """
 
-    def __init__(self, options: ZooKeeper, changed: Callable[[int], None]) -> None:
-        self._options = options
-        self._changed = changed
-        self._root = options.root
-        self._kazoo_log = KazooLog()
-        self._lost = threading.Event()
-        self._is_refused = False
-        self._unreadable: set[str] = set()
-        self._client = self._new_client()
-
-    def _new_client(self) -> KazooClient:
-        client = make_client(self._options, self._kazoo_log)
-        client.add_listener(self._listen)
-        return client
-
-    def _listen(self, state: str) -> None:
-        if state == KazooState.LOST:
-            # Only now: a moment later kazoo calls it closed.
-            self._is_refused = self._client.client_state == KeeperState.AUTH_FAILED
-            self._lost.set()
-        self._changed(EVERYTHING)
-
-    # --- session -------------------------------------------------------------------------------
-
-    def connect(self) -> None:
-        """Begin to connect, and go on for ever; returns at once."""
-        self._client.start_async()
-
-    def replace(self) -> None:
-        """Give the session up for a new one: the old one is beyond repair."""
-        old = self._client
-        old.remove_listener(self._listen)
-        self._is_refused = False
-        self._client = self._new_client()
-        self._lost.set()
-        _close_beside(old)
-        self.connect()
-
-    def close(self) -> None:
-        """End the session: its nodes go at once, or with the session when there is no answer."""
-        self._client.remove_listener(self._listen)
-        _close_beside(self._client).join(_CLOSE_S)
-
-    @property
-    def is_connected(self) -> bool:
-        """Return whether the connection stands."""
-        return bool(self._client.connected)
-
-    @property
-    def is_refused(self) -> bool:
-        """Return whether the login was refused; kazoo does not try again then."""
-        return self._is_refused
-
-    @property
-    def trouble(self) -> str:
-        """Return why there is no connection, as far as kazoo says; empty when it has not said."""
-        return self._kazoo_log.trouble
-
-    def take_lost(self) -> bool:
-        """Return whether the session was lost since this was asked last."""
-        was_lost = self._lost.is_set()
-        self._lost.clear()
-        return was_lost
-
-    @property
-    def is_lost(self) -> bool:
-        """Return whether that is still to be asked."""
-        return self._lost.is_set()
-
-    @property
-    def session_timeout_s(self) -> float:
-        """The session timeout that the ensemble granted; before that, the one asked for."""
-        granted_s = self._kazoo_log.session_timeout_ms / 1000
-        return granted_s or float(self._options.session_timeout_s)
-
-    @property
-    def _session_id(self) -> int | None:
-        client_id = self._client.client_id
-        return None if client_id is None else int(client_id[0])
-
-    # --- who is there --------------------------------------------------------------------------
-
     def prepare(self) -> None:
         """Make the folders that everything lies in."""
         for folder in ("nodes", "live", "slices"):
             path = self._path(folder)
-            with _found(path):
+            with still_there(path):
                 self._ask(self._client.ensure_path_async, path)
 
     def register(self, node: NodeNote, life: LifeNote) -> LifeNote | None:
@@ -266,8 +168,6 @@ class Ensemble:
             notes, lives.values(), {n: held and held.note for n, held in owners.items()}
         )
 
-    # --- owners --------------------------------------------------------------------------------
-
     def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
         """Yield each slice with its owner; watched. What no session holds would never go, and is
         removed unless there are nodes below it.
@@ -282,7 +182,7 @@ class Ensemble:
         held = self._held(batch, slice_nos, watch=self._watch)
         vacant = {n: self._owner_path(n) for n, found in held.items() if found is None}
         # The creation of a node that does not exist is watched by another request.
-        stats = batch.ask_all(_each(self._client.exists_async, vacant, watch=self._watch))
+        stats = batch.ask_all(each(self._client.exists_async, vacant, watch=self._watch))
         created = {n for n, stat in stats.items() if stat is not None}
         unwatched = vacant.keys() - stats.keys()
         held = {n: found for n, found in held.items() if n not in unwatched}
@@ -327,14 +227,14 @@ class Ensemble:
     def _epochs(self, batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, tuple[bytes, int]]:
         """Content and version of the slices' epoch nodes, which are made where they are missing."""
         paths = {slice_no: self._epoch_path(slice_no) for slice_no in slice_nos}
-        found = batch.ask_all(_each(self._client.get_async, paths))
+        found = batch.ask_all(each(self._client.get_async, paths))
         missing = {n: paths[n] for n, read in found.items() if isinstance(read, NoNodeError)}
         folders = {n: path.removesuffix("/epoch") for n, path in missing.items()}
-        batch.ask_all(_each(self._client.create_async, folders))
-        made = batch.ask_all(_each(self._client.create_async, missing))
+        batch.ask_all(each(self._client.create_async, folders))
+        made = batch.ask_all(each(self._client.create_async, missing))
         if any(isinstance(answer, NoNodeError) for answer in made.values()):
             raise EnsembleError(f"{self._path('slices')} was removed by hand")
-        found |= batch.ask_all(_each(self._client.get_async, missing))
+        found |= batch.ask_all(each(self._client.get_async, missing))
         there = {n: read for n, read in found.items() if not isinstance(read, NoNodeError)}
         return {n: (data, stat.version) for n, (data, stat) in there.items()}
 
@@ -394,7 +294,7 @@ class Ensemble:
         """
         # The epochs first: a claim in between shows in the check of the epoch.
         paths = {slice_no: self._epoch_path(slice_no) for slice_no in slice_nos}
-        epochs = batch.ask_all(_each(self._client.exists_async, paths))
+        epochs = batch.ask_all(each(self._client.exists_async, paths))
         changes = {}
         for slice_no, held in self._held(batch, epochs).items():
             if held is None or not is_meant(held):
@@ -405,11 +305,6 @@ class Ensemble:
             change(slice_no, changes[slice_no])
         batch.commit_all(changes)
 
-    # --- asking --------------------------------------------------------------------------------
-
-    def _path(self, *parts: str) -> str:
-        return "/".join((self._root, *parts))
-
     def _life_path(self, life: LifeNote) -> str:
         return self._path("live", worker_name(life.node_id, life.worker))
 
@@ -418,90 +313,3 @@ class Ensemble:
 
     def _owner_path(self, slice_no: int) -> str:
         return self._path("slices", str(slice_no), "owner")
-
-    def _ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Ask and wait for the answer."""
-        pipeline = Pipeline(self._client, self.session_timeout_s)
-        return pipeline.ask(partial(call, *args, **options))
-
-    @contextmanager
-    def _batch(self) -> Iterator[Pipeline]:
-        """Requests that don't wait for each other; raises the first failure at the end."""
-        pipeline = Pipeline(self._client, self.session_timeout_s)
-        yield pipeline
-        pipeline.raise_failure()
-
-    def _watched_children(self, folder: str) -> list[str]:
-        return self._children(folder, self._watch)
-
-    def _children(self, folder: str, watch: Callable[[WatchedEvent], None] | None) -> list[str]:
-        path = self._path(folder)
-        with _found(path):
-            return list(self._ask(self._client.get_children_async, path, watch=watch))
-
-    def _read(
-        self, batch: Pipeline, paths: Mapping[_Key, str], kind: type[_Note], **options: object
-    ) -> dict[_Key, tuple[_Note | None, int] | None]:
-        """Notes and the sessions that hold them; None where there is no such node."""
-        found = batch.ask_all(_each(self._client.get_async, paths, **options))
-        return {
-            key: None
-            if isinstance(read, NoNodeError)
-            else (decode(read[0], kind), int(read[1].ephemeralOwner))
-            for key, read in found.items()
-        }
-
-    def _create(self, path: str, data: bytes, *, ephemeral: bool = False) -> bool:
-        try:
-            with _found(path):
-                self._ask(self._client.create_async, path, data, ephemeral=ephemeral)
-        except NodeExistsError:
-            return False
-        return True
-
-    def _put(self, path: str, data: bytes) -> None:
-        if not self._create(path, data):
-            with _found(path):
-                self._ask(self._client.set_async, path, data)
-
-    def _delete(self, path: str) -> None:
-        with suppress(NoNodeError):
-            self._ask(self._client.delete_async, path)
-
-    def _watch(self, event: WatchedEvent) -> None:
-        path = str(event.path or "")
-        if path.endswith("/owner"):
-            self._changed(int(path.split("/")[-2]))
-        else:
-            self._changed(MEMBERS if path else EVERYTHING)
-
-
-@contextmanager
-def _found(path: str) -> Iterator[None]:
-    """Take a node that was removed by hand meanwhile for a missing answer: the next turn makes it
-    again.
-    """
-    try:
-        yield
-    except NoNodeError as exc:
-        raise EnsembleError(f"{path}, or what it lay in, has been removed by hand") from exc
-
-
-def _each(
-    call: Callable[..., Any], paths: Mapping[_Key, str], **options: object
-) -> dict[_Key, Callable[[], Any]]:
-    """The same request for each path."""
-    return {key: partial(call, path, **options) for key, path in paths.items()}
-
-
-def _close_beside(client: KazooClient) -> threading.Thread:
-    """Kazoo waits for ten seconds for an answer."""
-    closing = threading.Thread(target=_close, args=(client,), name="zookeeper-close", daemon=True)
-    closing.start()
-    return closing
-
-
-def _close(client: KazooClient) -> None:
-    with suppress(KazooException):
-        client.stop()
-        client.close()

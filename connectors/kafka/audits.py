@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 import structlog
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer
 
-from connectors.kafka.log_ends import ASK_TIMEOUT_S
+from connectors.kafka.log_ends import watermarks
 from delayservice.metrics.counts import ReconcileFacts
 
 _LOOK_BACK: Final = 50_000
@@ -99,8 +99,7 @@ class AuditWatcher:
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
         """Begin a little before the end; see the protocol."""
-        place = TopicPartition(self.topic, 0)
-        low, high = consumer.get_watermark_offsets(place, timeout=ASK_TIMEOUT_S)
+        low, high = watermarks(consumer, (self.topic, 0))
         return max(low, high - _LOOK_BACK), high
 
     def take(self, key: bytes | None, value: bytes | None) -> None:  # noqa: ARG002  # as the protocol

@@ -8,7 +8,6 @@ seen of a partition is all that lies below its first open transaction.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -22,8 +21,9 @@ from confluent_kafka import (
 )
 
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
-from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from connectors.kafka.source import READ_HINT, consumer_config, scan_partition
+from connectors.kafka.cuts import Cuts
+from connectors.kafka.log_ends import watermarks
+from connectors.kafka.scan import READ_HINT, consumer_config, scan_partition
 from delayservice.base.clock import Clock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import ForeignRecordError, Standing, standing_of
@@ -34,9 +34,6 @@ _FIRST_LOOK: Final = 1_000
 """Records before the end of a partition that are read first: the newest of busy slices."""
 _TAIL_WAIT_S: Final = 0.5
 _RETRY_S: Final = 1.0
-_CUTS_MAX: Final = 16
-"""Cuts that a slice may leave untaken; the oldest go."""
-_SHIFT_MS: Final = 7_919
 _LEGACY: Final = b'{"v":1,'
 
 _log = structlog.get_logger(__name__)
@@ -71,8 +68,7 @@ class KafkaCheckpoints:
         self._topic = topic
         self._partitions = partitions
         self._claims_topic = claims
-        self._cut_interval_ms = cut_interval_ms
-        self._cuts: dict[int, deque[ReadBack]] = {}
+        self._cuts = Cuts(cut_interval_ms)
         self._clock = clock
         self._config = consumer_config(client, f"checkpoints-{name}") | {
             "auto.offset.reset": "earliest",
@@ -118,8 +114,6 @@ class KafkaCheckpoints:
         """Return the partition that a slice's checkpoints lie in."""
         return slice_no % self._partitions
 
-    # --- asked by the loop ---------------------------------------------------------------------
-
     def follow(self, slice_no: int) -> None:
         """Have the newest checkpoint of this slice searched for, if need be in the whole topic."""
         self._wanted.add(slice_no)
@@ -147,15 +141,7 @@ class KafkaCheckpoints:
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
         """Return checkpoints at which copies are to be compared; see the port."""
-        cuts = self._cuts.get(slice_no)
-        if not cuts:
-            return ()
-        taken = []
-        while cuts:
-            taken.append(cuts.popleft())
-        return taken
-
-    # --- asked by take-overs -------------------------------------------------------------------
+        return self._cuts.take(slice_no)
 
     def enter(self, writer: str) -> None:
         """Take ``writer`` for the own one: its claims are noted when they come back."""
@@ -193,12 +179,10 @@ class KafkaCheckpoints:
             KafkaEdgeError: the search was not over in time, or the checkpoint was deleted.
         """
         self.follow(slice_no)
-
-        def is_known() -> bool:
-            return slice_no in self._tailed or self._is_searched
-
         with self._changed:
-            if not self._changed.wait_for(is_known, timeout_s):
+            if not self._changed.wait_for(
+                lambda: slice_no in self._tailed or self._is_searched, timeout_s
+            ):
                 raise KafkaEdgeError(
                     f"the checkpoint topic {self._topic} could not be read in {timeout_s:.0f} s"
                 )
@@ -230,12 +214,8 @@ class KafkaCheckpoints:
         """Return what is wrong with the records of a slice, for people; empty: nothing. It ends
         when a newer checkpoint of the slice is read back.
         """
-        for found in (self._misplaced.get(slice_no), self._foreign.get(slice_no)):
-            if found is not None:
-                return found[1]
-        return ""
-
-    # --- the thread ----------------------------------------------------------------------------
+        found = self._misplaced.get(slice_no) or self._foreign.get(slice_no)
+        return "" if found is None else found[1]
 
     def _run(self) -> None:
         try:
@@ -253,7 +233,8 @@ class KafkaCheckpoints:
         """
         try:
             consumer = self._consumer or self._begin()
-            if not self._is_searched and self._has_read_first and self._lacks_some:
+            lacks_some = not self._wanted <= self._tailed.keys()
+            if not self._is_searched and self._has_read_first and lacks_some:
                 self._search_earlier()
             first = consumer.poll(wait_s)
             if first is not None:
@@ -273,41 +254,31 @@ class KafkaCheckpoints:
         consumer = self._consumer = self._clients.consumer(self._config)
         assigned = []
         for number in range(self._partitions):
-            low, high = self._bounds(consumer, (self._topic, number))
+            low, high = watermarks(consumer, (self._topic, number))
             at = self._positions.get((self._topic, number), max(low, high - _FIRST_LOOK))
             self._starts.setdefault(number, (low, at))
             self._positions.setdefault((self._topic, number), at)
             assigned.append(TopicPartition(self._topic, number, at))
-        low, _ = self._bounds(consumer, (self._claims_topic, 0))
+        low, _ = watermarks(consumer, (self._claims_topic, 0))
         at = max(self._positions.get((self._claims_topic, 0), 0), low)
         assigned.append(TopicPartition(self._claims_topic, 0, at))
         consumer.assign(assigned)
         return consumer
-
-    @staticmethod
-    def _bounds(consumer: Consumer, place: Place) -> tuple[int, int]:
-        low, high = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_TIMEOUT_S)
-        return low, high
 
     @property
     def _has_read_first(self) -> bool:
         """Return whether the end of every partition was reached once."""
         return len(self._reached) == self._partitions
 
-    @property
-    def _lacks_some(self) -> bool:
-        return not self._wanted <= self._tailed.keys()
-
     def _search_earlier(self) -> None:
         """Read what lies before the tail's beginning, once, for slices that were not seen."""
         for number, (low, began) in self._starts.items():
-            if low < began:
-                for run in scan_partition(
-                    self._config, self._topic, number, low, began, self._clients
-                ):
-                    for offset, broker_ms, key, value, _ in run.rows:
-                        place = (self._topic, number)
-                        self._note_checkpoint(place, key, value, offset, broker_ms, is_new=False)
+            if low >= began:
+                continue
+            place = (self._topic, number)
+            for run in scan_partition(self._config, *place, low, began, self._clients):
+                for offset, broker_ms, key, value, _ in run.rows:
+                    self._note_checkpoint(place, key, value, offset, broker_ms, is_new=False)
         with self._changed:
             self._is_searched = True
             self._changed.notify_all()
@@ -339,13 +310,8 @@ class KafkaCheckpoints:
         kind, broker_ms = message.timestamp()
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             broker_ms = NO_TIME  # a clock can't be compared with what it said itself
-        self._note_checkpoint(
-            (message.topic(), message.partition()),
-            message.key(),
-            message.value(),
-            message.offset(),
-            broker_ms,
-        )
+        place, offset = (message.topic(), message.partition()), message.offset()
+        self._note_checkpoint(place, message.key(), message.value(), offset, broker_ms)
 
     def _note_checkpoint(
         self,
@@ -380,8 +346,8 @@ class KafkaCheckpoints:
         self._standings[slice_no] = standing
         boot_ms = int(self._clock.boot_s() * 1000)
         read_back = ReadBack(value, broker_ms, boot_ms, offset)
-        if is_new and self._begins_interval(slice_no, broker_ms):
-            self._cuts.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
+        if is_new and before is not None:
+            self._cuts.note(slice_no, before, read_back)
         self._tailed[slice_no] = read_back
         self.has_legacy = self.has_legacy or value.startswith(_LEGACY)
         self._news.add(slice_no)
@@ -426,12 +392,3 @@ class KafkaCheckpoints:
         self._news.add(slice_no)
         if known is None:
             _log.error("checkpoint_misplaced", slice=slice_no, place=f"{place[0]}:{place[1]}")
-
-    def _begins_interval(self, slice_no: int, broker_ms: int) -> bool:
-        """Not all slices at once; and never the first that is read: what was before is unknown."""
-        every_ms = self._cut_interval_ms
-        before = self._tailed.get(slice_no)
-        if not every_ms or before is None:
-            return False
-        shift_ms = slice_no * _SHIFT_MS
-        return (broker_ms + shift_ms) // every_ms > (before.broker_ms + shift_ms) // every_ms

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from connectors.kafka.clients import NO_GROUP, consumer_client
 from connectors.kafka.errors import error_of
-from connectors.kafka.source import consumer_config
+from connectors.kafka.scan import consumer_config
 
 _WAIT_S: Final = 1.0
 _RETRY_S: Final = 1.0

@@ -14,7 +14,7 @@ from connectors.kafka.clients import consumer_client, producer_client
 from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
 from connectors.kafka.outcomes import Outcomes, Place
-from connectors.kafka.source import consumer_config
+from connectors.kafka.scan import consumer_config
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.names import Header
 

@@ -10,7 +10,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from connectors.kafka.clients import producer_client
-from connectors.kafka.log_ends import ASK_TIMEOUT_S
+from connectors.kafka.log_ends import ASK_TIMEOUT_S, watermarks
 from delayservice.replicas.commands import Command, Report, decode_message
 
 REMEMBERED_MS: Final = 3_600_000
@@ -103,8 +103,7 @@ class RepairWatcher:
         (found,) = consumer.offsets_for_times([since], timeout=ASK_TIMEOUT_S)
         if found.error is not None:
             raise KafkaException(found.error)
-        place = TopicPartition(self.topic, 0)
-        _, high = consumer.get_watermark_offsets(place, timeout=ASK_TIMEOUT_S)
+        _, high = watermarks(consumer, (self.topic, 0))
         return (found.offset if found.offset >= 0 else high), high
 
     def take(self, key: bytes | None, value: bytes | None) -> None:  # noqa: ARG002  # as the protocol

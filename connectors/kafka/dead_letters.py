@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from connectors.kafka.clients import KafkaAdmin, flush, produce_patiently, producer_client
 from connectors.kafka.errors import FENCED, PURGED, REFUSALS, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
-from connectors.kafka.source import consumer_config, scan_partition
+from connectors.kafka.scan import consumer_config, scan_partition
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.dead_letters import (
     DeadLetter,

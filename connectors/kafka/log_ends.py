@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 from confluent_kafka import (
     OFFSET_INVALID,
+    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -223,3 +224,13 @@ def _found(answers: _Answers) -> dict[Place, _Found]:
         else:
             found[place] = answer
     return found
+
+
+def watermarks(consumer: Consumer, place: Place) -> tuple[int, int]:
+    """Return where the log of a partition starts and ends, as a consumer is told.
+
+    Raises:
+        KafkaException: the cluster does not say.
+    """
+    low, high = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_TIMEOUT_S)
+    return low, high

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer
 
-from connectors.kafka.log_ends import ASK_TIMEOUT_S
+from connectors.kafka.log_ends import watermarks
 from delayservice.engine.pauses import Pause, Paused, Pauses, decode_key, decode_pause, encode_key
 
 _COMPLAIN_S: Final = 3.0
@@ -56,16 +56,12 @@ class PauseWatcher:
         newest = self.newest
         return [] if newest is None else [encode_key(paused) for paused in newest.all]
 
-    # --- read ----------------------------------------------------------------------------------
-
     def begin(self, consumer: Consumer) -> tuple[int, int]:
         """Begin at the start of the topic; see the protocol."""
-        low, high = consumer.get_watermark_offsets(
-            TopicPartition(self.topic, 0), timeout=ASK_TIMEOUT_S
-        )
+        bounds = watermarks(consumer, (self.topic, 0))
         self._found = {}
         self._is_whole = False
-        return low, high
+        return bounds
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
         """Note one row; see the protocol."""

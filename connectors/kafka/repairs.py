@@ -16,8 +16,8 @@ from connectors.kafka.clients import (
     producer_client,
     values_of,
 )
-from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from connectors.kafka.source import consumer_config
+from connectors.kafka.log_ends import ASK_TIMEOUT_S, watermarks
+from connectors.kafka.scan import consumer_config
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.replicas.commands import Command, Report, decode_message, encode_message
 
@@ -71,10 +71,8 @@ class RepairDesk:
         )
 
     def _go_to_end(self, consumer: Consumer) -> None:
-        place = TopicPartition(self._topic, 0)
-        _, end = consumer.get_watermark_offsets(place, timeout=ASK_TIMEOUT_S)
-        place.offset = end
-        consumer.assign([place])
+        _, end = watermarks(consumer, (self._topic, 0))
+        consumer.assign([TopicPartition(self._topic, 0, end)])
 
     def send(self, commands: Sequence[Command]) -> None:
         """Write ``commands``; the caller looks for their answers.

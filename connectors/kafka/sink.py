@@ -12,38 +12,32 @@ a later transaction (KAFKA-17754), and never used again.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, ThrottleEvent
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from connectors.kafka.clients import KAFKA, Clients, flush, produce_patiently
+from connectors.kafka.clients import flush, produce_patiently
 from connectors.kafka.errors import (
     ABORTABLE,
     FENCED,
-    LOST_TARGETS,
-    PURGED,
-    REFUSALS,
     error_of,
 )
-from connectors.kafka.record_limits import RecordLimits
-from connectors.kafka.targets import TargetTopics
-from connectors.kafka.topic_terms import BATCH_BYTES, compresses
+from connectors.kafka.sink_options import UNKNOWN_AFTER_MS
+from connectors.kafka.writer import Writer, concerns_record
 from delayservice.base import faults
 from delayservice.base.errors import (
     KafkaEdgeError,
     OwnershipLostError,
     RefusedError,
     TransactionAbortedError,
-    WriterGivenUpError,
 )
 from delayservice.contract.codes import TOO_LARGE
-from delayservice.engine.claims import WRITER, encode_key
+from delayservice.engine.claims import encode_key
 from delayservice.engine.outcome import DELIVERED, Output, Target
 from delayservice.engine.ports import Control, Place
 
@@ -52,10 +46,6 @@ ABORT_TIMEOUT_S: Final = 2.0
 """After that the writer is given up, and the next claimant aborts it in half a second. It takes
 long when a partition of the transaction before takes no marker: nothing can begin until it does."""
 FLUSH_STEP_S: Final = 0.1
-INIT_TIMEOUT_S: Final = 20.0
-CONNECT_TIMEOUT_S: Final = 5.0
-UNKNOWN_AFTER_MS: Final = 1_500
-"""How long the client goes on hoping for a target that has disappeared."""
 UNACKNOWLEDGED_S: Final = 3.0
 """A transaction is aborted when nothing more is acknowledged for so long: what is left would hold
 up everything else of this worker. A busy broker that goes on acknowledging is waited for."""
@@ -63,50 +53,6 @@ SLOW_COMMIT_S: Final = 10.0
 """A commit slower than this may have been retried inside the client: the producer is given up."""
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
-    """Settings of a worker's sink."""
-
-    name_prefix: str
-    """Parts of the transactional ids: the service's prefix, the node and the worker."""
-    checkpoint_topic: str
-    claims_topic: str
-    checkpoint_partition: Callable[[int], int]
-    """Slice to its partition of the checkpoint topic."""
-    exactly_once: bool
-    partitioner: str
-    client: Mapping[str, str]
-    """librdkafka options: the user's, bootstrap servers included."""
-
-    def transactional(self, writer: str) -> dict[str, str | int | float | bool]:
-        """Return the options of a writer."""
-        return {
-            "linger.ms": 5,
-            **self._common(),
-            "transactional.id": writer,
-            "transaction.timeout.ms": 45_000,
-        }
-
-    def idempotent(self) -> dict[str, str | int | float | bool]:
-        """Return the options of the producer for target records at least once."""
-        return {"linger.ms": 1, **self._common(), "enable.idempotence": True}
-
-    def _common(self) -> dict[str, str | int | float | bool]:
-        return {
-            "batch.num.messages": 10_000,
-            "batch.size": BATCH_BYTES,
-            "message.max.bytes": 16 * 1024 * 1024,  # the topic decides, not the client
-            "queue.buffering.max.messages": 500_000,
-            "queue.buffering.max.kbytes": 65_536,  # large values must not pile up here
-            "message.timeout.ms": 40_000,
-            "topic.metadata.propagation.max.ms": UNKNOWN_AFTER_MS,
-            "delivery.report.only.error": True,
-            **self.client,
-            "partitioner": self.partitioner,
-            "acks": "all",
-        }
 
 
 @dataclass(slots=True)
@@ -128,106 +74,10 @@ class Stall:
         return now_s - max(self.since_s, throttled_until_s)
 
 
-class KafkaSink:
+class KafkaSink(Writer):
     """The outputs of one worker. ``open`` and ``commit`` may run on another thread than the rest,
     but never at the same time.
     """
-
-    def __init__(
-        self, options: SinkOptions, targets: TargetTopics, clients: Clients = KAFKA
-    ) -> None:
-        self._options = options
-        self._targets = targets
-        self._clients = clients
-        self._monotonic_s = clients.monotonic_s
-        self._producer: Producer | None = None
-        self._headers: list[tuple[str, bytes]] = []
-        """Of the service's own records: whose transaction they are part of."""
-        self._direct: Producer | None = None
-        self._open = False
-        self._sent_to: set[str] = set()
-        self._failed: list[KafkaError] = []
-        self._refusals: dict[tuple[Place, int], tuple[str, str]] = {}
-        self._suspects: set[str] = set()
-        """Topics that refused a record, the broker did not say which: their records are sent one
-        by one until a commit succeeds."""
-        self._purged: set[Target] = set()
-        self._throttled_until_s = 0.0
-        self._slices: set[int] = set()
-        """Slices whose checkpoints the commit carries."""
-        self._limits = RecordLimits(targets, compresses=compresses(options.client))
-        self._refused: set[tuple[Place, int, str]] = set()
-        """Records that a topic refused, whatever was made of them since."""
-
-    # --- life ----------------------------------------------------------------------------------
-
-    def open(self) -> str:
-        """Make a writer; see the port.
-
-        ``init_transactions`` before any connection stands waits for a timer of the client's, 50 ms
-        and often 500; afterwards it takes 10 ms (``bench failover``).
-        """
-        self.discard()
-        writer = self._new_name()
-        producer = self._make(self._options.transactional(writer))
-        with suppress(KafkaException):  # init_transactions says what is wrong
-            producer.list_topics(self._options.checkpoint_topic, CONNECT_TIMEOUT_S)
-        try:
-            producer.init_transactions(INIT_TIMEOUT_S)
-        except KafkaException as exc:
-            error = error_of(exc)
-            if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-                raise KafkaEdgeError(
-                    f"give the service Write on transactional ids that begin with "
-                    f"{self._options.name_prefix}: {error.str()}"
-                ) from exc
-            raise KafkaEdgeError(f"the writer {writer} could not be opened: {error}") from exc
-        self._producer = producer
-        self._headers = [(WRITER, writer.encode())]
-        if not self._options.exactly_once:
-            self._direct = self._make(self._options.idempotent())
-        return writer
-
-    def _new_name(self) -> str:
-        return f"{self._options.name_prefix}-{uuid.uuid4().hex[:16]}"
-
-    def _make(self, config: dict[str, str | int | float | bool]) -> Producer:
-        callbacks = {"on_delivery": self._note_failure, "throttle_cb": self._note_throttle}
-        return self._clients.producer({**config, **callbacks})
-
-    def _note_throttle(self, event: ThrottleEvent) -> None:
-        """A quota makes the broker answer later: its partitions are not to blame for that."""
-        until_s = self._monotonic_s() + event.throttle_time
-        self._throttled_until_s = max(self._throttled_until_s, until_s)
-
-    def discard(self) -> None:
-        """Give the producers up; nothing more of theirs is sent."""
-        for producer in (self._producer, self._direct):
-            if producer is not None:
-                producer.purge(blocking=False)
-        self._producer = self._direct = None
-        self._suspects.clear()
-        self._forget()
-
-    def _forget(self) -> None:
-        self._open = False
-        self._sent_to.clear()
-        self._failed.clear()
-        self._refusals.clear()
-        self._purged = set()
-        self._limits.flushed()
-        self._targets.flushed()
-
-    @property
-    def _fenced_producer(self) -> Producer:
-        if self._producer is None:
-            raise WriterGivenUpError(
-                "there is no writer: none was opened, or it was given up after a slow commit or "
-                "because of a partition that does not acknowledge"
-            )
-        return self._producer
-
-    # --- send ----------------------------------------------------------------------------------
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
         """Queue outputs for the open transaction; see the port."""
@@ -280,7 +130,7 @@ class KafkaSink:
         error = error_of(exc)
         if self._broke_off(error):
             return False
-        if not _concerns_record(error):
+        if not concerns_record(error):
             raise self._lost("produce", exc) from exc
         self._note_record(place, offset, topic, error, None)
         return True
@@ -309,56 +159,6 @@ class KafkaSink:
         deadline_s = self._monotonic_s() + UNACKNOWLEDGED_S
         while self._flush_step(producer) and self._monotonic_s() < deadline_s and not self._failed:
             pass
-
-    def _broke_off(self, error: KafkaError) -> bool:
-        """Return whether the client takes no more because a record of this transaction has failed
-        already: ``commit`` finds out which.
-        """
-        if error.code() != KafkaError._STATE:  # noqa: SLF001  # librdkafka's spelling
-            return False
-        self._failed.append(error)
-        return True
-
-    def _note_failure(self, error: KafkaError | None, message: Message) -> None:
-        """A delivery report of a failure; it does not say which record (no opaque, no headers)."""
-        topic, partition = message.topic(), message.partition()
-        if error is None or topic is None:
-            return
-        if error.code() in PURGED:
-            self._purged.add((topic, -1 if partition is None else partition))
-            return
-        self._failed.append(error)
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            self._limits.note_refused(topic)
-        if error.code() in REFUSALS:
-            self._suspects.add(topic)
-        if error.code() in REFUSALS or error.code() in LOST_TARGETS:
-            self._targets.forget(topic)  # asked again, and judged by what it takes now
-
-    def _note_record(
-        self, place: Place, offset: int, topic: str, error: KafkaError | None, _message: object
-    ) -> None:
-        """The fate of one known record."""
-        if error is None or error.code() in PURGED:
-            return
-        self._failed.append(error)
-        if error.code() in LOST_TARGETS:
-            self._targets.forget(topic)  # asked again, found unfit, and parked
-        elif error.code() in REFUSALS and topic in self._suspects:
-            self._refuse(place, offset, topic, (REFUSALS[error.code()], error.str()))
-        elif error.code() in REFUSALS:  # perhaps it was in a batch with the one to blame
-            self._suspects.add(topic)
-
-    def _refuse(self, place: Place, offset: int, topic: str, reason: tuple[str, str]) -> None:
-        """Note that a topic refuses a record for good. A topic that refuses what was made of it as
-        well takes nothing for a while: else the same would be sent and aborted for ever.
-        """
-        self._refusals[place, offset] = reason
-        if (place, offset, topic) in self._refused:
-            self._targets.give_up({(topic, -1)})
-        self._refused.add((place, offset, topic))
-
-    # --- commit --------------------------------------------------------------------------------
 
     def commit(self, controls: Sequence[Control]) -> float:
         """Commit what was sent, and the service's own records; see the port."""
@@ -546,17 +346,3 @@ class KafkaSink:
         return KafkaEdgeError(
             f"the service may not write to one of the topics of a transaction: {error.str()}"
         )
-
-    def _lost(self, what: str, exc: KafkaException) -> OwnershipLostError:
-        error = error_of(exc)
-        fenced = error.code() in FENCED
-        return OwnershipLostError(
-            f"fenced at {what}: another node has taken over a slice ({error})"
-            if fenced
-            else f"{what} has no certain result ({error}); the checkpoints are read again"
-        )
-
-
-def _concerns_record(error: KafkaError) -> bool:
-    """Return whether an error is about one record or its target."""
-    return error.code() in REFUSALS or error.code() in LOST_TARGETS

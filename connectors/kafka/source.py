@@ -8,30 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from typing import Any, Final
 
 import structlog
 from confluent_kafka import (
     Consumer,
     KafkaError,
-    KafkaException,
-    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
-from connectors.kafka.errors import MISSING, answer_of, error_of
-from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
-from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.entry import UNREADABLE, Row
+from connectors.kafka.log_ends import log_bounds
+from connectors.kafka.scan import (
+    MOVED,
+    READ_HINT,
+    and_more,
+    consumer_config,
+    row_of,
+    scan_partition,
+    take,
+    topic_ids,
+)
+from delayservice.contract.entry import Row
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.ports import Bounds, Place, Run, Trouble
-
-SCAN_STALL_S: Final = 60.0
-SCAN_BATCH: Final = 5_000
-SCAN_WAIT_MS: Final = 10
 
 MANY_PLACES: Final = 32
 MANY: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 8_192}
@@ -51,37 +53,13 @@ WAKE_S: Final = 0.1
 BEHIND_WAIT_S: Final = 0.01
 """Longest wait for records at the head while partitions catch up."""
 
-_MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()  # noqa: SLF001
 """Part of what the client says of a position that a new leader's log no longer holds (KIP-320); the
 code is the one of every position that is lost."""
 
-READ_HINT: Final = "give the service Read on this topic"
-
-_headers_of: Final = methodcaller("headers")
-"""``message.headers()``, checked: for a name that is not UTF-8 the client returns a result *and*
-sets an exception. Python notices that in a call from C; in a plain call only until the call is
-optimised, and then the exception appears anywhere later."""
 
 _log = structlog.get_logger(__name__)
-
-
-def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
-    """Options of a consumer that keeps its own position, as every consumer of the service does."""
-    return {
-        "fetch.wait.max.ms": 500,
-        "fetch.error.backoff.ms": 100,
-        "fetch.queue.backoff.ms": 20,  # the default, a second, is how long a full queue pauses it
-        "queued.max.messages.kbytes": 16_384,
-        **client,
-        "group.id": f"delayservice-{name}",  # required by the client; nothing is ever joined
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "error",
-        "isolation.level": "read_committed",
-    }
 
 
 class KafkaSource:
@@ -121,8 +99,6 @@ class KafkaSource:
         self._catching_up: set[Place] = set()
         self._troubles: list[Trouble] = []
         self._is_woken = False
-
-    # --- position ------------------------------------------------------------------------------
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
         """Read from ``offset`` on; see the port."""
@@ -173,23 +149,21 @@ class KafkaSource:
         if place in self._positions:
             self._consumer_of(place).resume([TopicPartition(*place)])
 
-    # --- read ----------------------------------------------------------------------------------
-
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
         """Return what is there; see the port."""
         messages: list[Any] = []
         if self._catching_up:
-            messages = _take(self._behind, 0, min(limit, BEHIND_RECORDS))
+            messages = take(self._behind, 0, min(limit, BEHIND_RECORDS))
             timeout_s = 0 if messages else min(timeout_s, BEHIND_WAIT_S)
         runs = list(self._runs(messages)) if messages else []
-        messages = _and_more(self._head, self._await_first(timeout_s), limit, gather_s)
+        messages = and_more(self._head, self._await_first(timeout_s), limit, gather_s)
         return runs + list(self._runs(messages))
 
     def wake(self) -> None:
         """End the wait of ``poll``; see the port."""
         self._is_woken = True
 
-    def _await_first(self, timeout_s: float) -> Any:  # noqa: ANN401  # as in ``_row``
+    def _await_first(self, timeout_s: float) -> Any:  # noqa: ANN401  # as in ``row_of``
         """Wait for a record at the head, in steps: the client offers nothing that would end its
         wait from outside.
         """
@@ -220,7 +194,7 @@ class KafkaSource:
                     lasts[before] = last
                 before, add = place, rows.setdefault(place, []).append
                 firsts.setdefault(place, message)
-            add(_row(message))
+            add(row_of(message))
             last = message
         if before is not None:
             lasts[before] = last
@@ -264,7 +238,7 @@ class KafkaSource:
     def _take_event(
         self,
         place: Place,
-        message: Any,  # noqa: ANN401  # as in ``_row``
+        message: Any,  # noqa: ANN401  # as in ``row_of``
         error: KafkaError,
         stops: dict[Place, int],
         ended: list[Place],
@@ -273,7 +247,7 @@ class KafkaSource:
             stops[place] = message.offset()
             if place in self._catching_up:
                 ended.append(place)
-        elif error.code() in _MOVED:
+        elif error.code() in MOVED:
             if self._is_of_before(place, message.offset()):
                 return
             why = str(error)
@@ -299,8 +273,6 @@ class KafkaSource:
         taken, self._troubles = self._troubles, []
         return taken
 
-    # --- ask -----------------------------------------------------------------------------------
-
     def bounds(self, place: Place) -> Bounds:
         """Return where the log starts and ends; see the port."""
         return log_bounds(self._admin, *place)
@@ -323,17 +295,7 @@ class KafkaSource:
         self._behind.close()
 
 
-def _row(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every field optional
-    """A message as the record reader takes it."""
-    try:
-        headers = _headers_of(message)
-    except (SystemError, UnicodeDecodeError):
-        # A header whose name is not UTF-8: the client raises once, and must not be asked again.
-        headers = UNREADABLE
-    return (message.offset(), message.timestamp()[1], message.key(), message.value(), headers)
-
-
-def _epoch_of(message: Any) -> int:  # noqa: ANN401  # as in ``_row``
+def _epoch_of(message: Any) -> int:  # noqa: ANN401  # as in ``row_of``
     epoch = message.leader_epoch()
     return -1 if epoch is None else int(epoch)
 
@@ -352,80 +314,3 @@ def _split(run: Run, messages: Sequence[Any]) -> Iterator[Run]:
         stop = run.stop if after is None else after[1][0][0]
         yield Run(run.place, start, rows, stop, epoch)
         start = stop
-
-
-def _take(consumer: Consumer, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Any]:
-    """Return what is there after waiting for the first, and for ``gather_s`` for more: ``consume``
-    alone would wait for the last.
-    """
-    return _and_more(consumer, consumer.poll(timeout_s), limit, gather_s)
-
-
-def _and_more(
-    consumer: Consumer,
-    first: Any,  # noqa: ANN401  # as in ``_row``
-    limit: int,
-    gather_s: float,
-) -> list[Any]:
-    """Return the first message and those that come within ``gather_s``, or nothing."""
-    return [] if first is None else [first, *consumer.consume(limit - 1, gather_s)]
-
-
-def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
-    """The ids of those of ``topics`` that exist: they tell a recreated topic from the old one."""
-    described = admin.describe_topics(TopicCollection(list(topics)))
-    found = {}
-    for name, future in described.items():
-        try:
-            found[name] = str(answer_of(future, ASK_TIMEOUT_S).topic_id)
-        except KafkaException as exc:
-            if error_of(exc).code() not in MISSING:
-                raise KafkaEdgeError(f"topic {name} can't be described: {exc}") from exc
-            _log.warning("topic_not_described", topic=name, why=str(exc))
-    return found
-
-
-def scan_partition(
-    config: Mapping[str, Any],
-    topic: str,
-    partition: int,
-    start: int,
-    stop: int,
-    clients: Clients = KAFKA,
-) -> Iterator[Run]:
-    """Runs of ``[start, stop)``, by a consumer of its own.
-
-    Raises:
-        KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
-    """
-    # At the end of a log the broker keeps a fetch waiting before it says so: here, not for long.
-    own = {**config, "fetch.wait.max.ms": SCAN_WAIT_MS}
-    consumer, monotonic_s = clients.consumer(own), clients.monotonic_s
-    try:
-        consumer.assign([TopicPartition(topic, partition, start)])
-        heard_s = monotonic_s()
-        at = start
-        while at < stop:
-            messages = _take(consumer, 0.2, SCAN_BATCH)
-            if not messages and monotonic_s() - heard_s > SCAN_STALL_S:
-                raise KafkaEdgeError(f"{topic}:{partition} gave nothing from offset {at} on")
-            rows: list[Row] = []
-            reached = at
-            for message in messages:
-                error = message.error()
-                if error is None:
-                    reached = message.offset() + 1
-                    if message.offset() < stop:
-                        rows.append(_row(message))
-                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                    reached = max(reached, message.offset())
-                elif error.code() in _MOVED:
-                    raise KafkaEdgeError(f"{topic}:{partition} no longer holds offset {at}")
-                elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    raise KafkaEdgeError(f"{topic} may not be read: Read on it is missing")
-            if reached > at:
-                heard_s = monotonic_s()
-                yield Run((topic, partition), at, rows, min(reached, stop))
-                at = reached
-    finally:
-        consumer.close()

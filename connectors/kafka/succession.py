@@ -19,7 +19,7 @@ from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import KAFKA, Clients
 from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import log_bounds, log_ends, many_bounds
-from connectors.kafka.source import consumer_config, scan_partition
+from connectors.kafka.scan import consumer_config, scan_partition
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.entry import Row
 from delayservice.engine.checkpoint import decode_checkpoint
@@ -109,8 +109,6 @@ class KafkaSuccession:
         """Return the bounds of these logs; see the port."""
         return many_bounds(self._admin, places)
 
-    # --- claims --------------------------------------------------------------------------------
-
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
         """Wait until the own claims are read back; see the port."""
         deadline_s = self._clients.monotonic_s() + ANSWER_S
@@ -127,8 +125,6 @@ class KafkaSuccession:
                     f"come back from {self._claims_topic} in {ANSWER_S:.0f} s"
                 )
             stood_at = self._fence_blocker(place, stood_at)
-
-    # --- fence ---------------------------------------------------------------------------------
 
     def fence(self, writers: Collection[str]) -> None:
         """Fence these writers, a bounded number side by side; see the port."""
@@ -170,8 +166,6 @@ class KafkaSuccession:
                 del self._fenced[next(iter(self._fenced))]
         took_ms = round((self._clients.monotonic_s() - started_s) * 1000)
         _log.info("writer_fenced", writer=writer, took_ms=took_ms)
-
-    # --- read to the end -----------------------------------------------------------------------
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
         """Return the newest checkpoint of each slice, read to the end; see the port."""

@@ -6,29 +6,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 import structlog
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
-    ConfigResource,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient
 
-from connectors.kafka.errors import answer_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.rights import WRITE, Access, ask_access
-from connectors.kafka.topic_terms import CONFIGS, TopicTerms
+from connectors.kafka.target_log import KNOWN_MAX, TargetLog, topic_settings
+from connectors.kafka.target_obstacles import in_sync_missing, is_good, obstacle_of, unreached
+from connectors.kafka.topic_terms import TopicTerms
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.codes import (
     TARGET_ASKED,
     TARGET_DOWN,
     TARGET_LATER,
     TARGET_PAUSED,
-    TARGET_UNAUTHORIZED,
-    TARGET_UNKNOWN,
 )
 from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Target
@@ -45,18 +39,12 @@ _WAITED_S: Final = 5.0
 """How long it is reported that a topic of the service's own took nothing."""
 _TERMS_S: Final = 5.0
 """How old the settings may be of a topic that takes less than others."""
-_TOLD_PER_S: Final = 1.0
-_TOLD_AT_ONCE: Final = 20
-"""Log lines about bad targets."""
 _GIVEN_UP_S: Final = 1.0
 _GIVEN_UP_MAX_S: Final = 60.0
 """How long nothing is sent to a partition that did not acknowledge in time: at first, and at most,
 when that happens again and again. Each time holds up everything else for two seconds."""
 _UNSERVED_TIMEOUT_S: Final = 1.0
 """A transaction is open meanwhile, and the question is asked again."""
-_KNOWN_MAX: Final = 10_000
-"""Topics that are remembered; beyond, a tenth of them is forgotten: first those that nothing can be
-written to, then those that were asked for the longest ago. As many are sought at once."""
 _KEPT: Final = 0.9
 _ASKED_MAX: Final = 500
 """Topics of one request."""
@@ -117,21 +105,13 @@ class TargetTopics:
         self._awaited_s: dict[str, float] = {}
         """Topics that a shard began to wait for lately, and when, monotonic seconds."""
         self._down: dict[Target, _Down] = {}
-        self._unread: set[str] = set()
-        """Topics of which the log says that their settings can't be read."""
         self._waited_for: dict[str, tuple[str, float]] = {}
         """Topics of the service's own, and partitions of delay topics, that took nothing: why, and
         when, monotonic seconds."""
-        self._told: set[Target] = set()
-        """Those of which the log says that they are bad."""
-        self._untold = 0
-        self._may_tell = float(_TOLD_AT_ONCE)
-        self._told_s = monotonic_s()
+        self._log = TargetLog(monotonic_s())
         self._lock = threading.Lock()
         self._changes = 0
         self._wake = threading.Event()
-
-    # --- asked by the loop ---------------------------------------------------------------------
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
         """Return why a target can't be written to; see the port."""
@@ -143,7 +123,7 @@ class TargetTopics:
         found = self._judge(target)
         now_s = self._monotonic_s()
         if found is None:
-            self._told.discard(target)
+            self._log.fits(target)
             if not self._terms.are_usual(topic):
                 self._look_again(topic, now_s, _TERMS_S)
                 return None
@@ -155,7 +135,7 @@ class TargetTopics:
             return self._awaited(topic, now_s), f"topic {topic} is being looked up"
         if topic in self._own and topic not in self._known:
             return None
-        self._tell(target, found[1], now_s)
+        self._log.blocked(target, found[1], now_s)
         if topic in self._own:
             self._waited_for[topic] = found[1], now_s
         elif self._is_delay_topic(topic):
@@ -181,7 +161,7 @@ class TargetTopics:
         if is_new or now_s - self._seek(topic, now_s) >= _ANSWER_S:
             self._wanted_s.pop(topic, None)
             return True
-        if len(self._wanted_s) >= _KNOWN_MAX:
+        if len(self._wanted_s) >= KNOWN_MAX:
             self._wanted_s.clear()
         self._wanted_s.setdefault(topic, now_s)
         return False
@@ -211,23 +191,6 @@ class TargetTopics:
         """Note that the transaction is over."""
         self._terms.flushed()
 
-    def _tell(self, target: Target, why: str, now_s: float) -> None:
-        """Log that a target is bad, once until it is good again; of very many, some."""
-        if target in self._told:
-            return
-        if len(self._told) >= _KNOWN_MAX:
-            self._told.clear()
-        self._told.add(target)
-        gained = (now_s - self._told_s) * _TOLD_PER_S
-        self._may_tell, self._told_s = min(self._may_tell + gained, _TOLD_AT_ONCE), now_s
-        if self._may_tell < 1:
-            self._untold += 1
-            return
-        self._may_tell -= 1
-        more, self._untold = self._untold, 0
-        name = f"{target[0]}:{target[1]}"
-        _log.warning("target_blocked", target=name, why=why, others_before=more)
-
     def expect(self, targets: Collection[Target]) -> None:
         """Look up in the background what is not known; see the port."""
         for topic in {topic for topic, _ in targets} - self._known.keys():
@@ -244,7 +207,7 @@ class TargetTopics:
         """
         with self._lock:
             since_s = self._sought.get(topic, _NEVER_S)
-            if topic not in self._sought and len(self._sought) < _KNOWN_MAX:
+            if topic not in self._sought and len(self._sought) < KNOWN_MAX:
                 since_s = self._sought[topic] = now_s
         self._wake.set()
         return since_s
@@ -255,7 +218,7 @@ class TargetTopics:
             return TARGET_DOWN, f"topic {topic} does not acknowledge records in time"
         needed = self._in_sync_needed.get(topic, 0)
         access = self._known.get(topic)
-        return _obstacle(access, topic, partition, needed) or _unreached(
+        return obstacle_of(access, topic, partition, needed) or unreached(
             access, topic, partition, self._silent()
         )
 
@@ -270,8 +233,6 @@ class TargetTopics:
             and down.until_s > now_s
             for one, down in self._down.items()
         )
-
-    # --- what the broker said ------------------------------------------------------------------
 
     def changed(self) -> None:
         """Judge every target anew: what is paused, or known, has changed."""
@@ -331,35 +292,9 @@ class TargetTopics:
 
     def record_bytes_max(self, topic: str) -> int | None:
         """Return the topic's ``max.message.bytes``, or None when the cluster does not say."""
-        value = self._configs([topic], ASK_TIMEOUT_S).get(topic, {}).get("max.message.bytes")
+        found = topic_settings(self._admin, [topic], self._log, ASK_TIMEOUT_S)
+        value = found.get(topic, {}).get("max.message.bytes")
         return None if value is None else int(value)
-
-    def _configs(self, topics: Collection[str], timeout_s: float) -> dict[str, dict[str, str]]:
-        """Return settings of topics, as far as the cluster tells."""
-        if not topics:
-            return {}
-        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-        found = {}
-        for resource, future in self._admin.describe_configs(resources).items():
-            try:
-                entries = answer_of(future, timeout_s)
-            except KafkaException as exc:
-                self._tell_unread(resource.name, str(exc))
-                continue
-            self._unread.discard(resource.name)
-            values = {name: entries[name].value for name in CONFIGS if name in entries}
-            found[resource.name] = {n: value for n, value in values.items() if value is not None}
-        return found
-
-    def _tell_unread(self, topic: str, why: str) -> None:
-        """Log that a topic's settings can't be read, once until they can be."""
-        if topic not in self._unread:
-            if len(self._unread) >= _KNOWN_MAX:
-                self._unread.clear()
-            self._unread.add(topic)
-            _log.warning("topic_config_not_read", topic=topic, why=why)
-
-    # --- asking the cluster --------------------------------------------------------------------
 
     def serve(self, stopping: threading.Event) -> None:
         """Look up what is sought, until told to stop."""
@@ -396,11 +331,11 @@ class TargetTopics:
             return ()
         found = ask_access(self._admin, topics, timeout_s, may_lack=True)
         wanted = [topic for topic, access in found.items() if self._wants_config(topic, access)]
-        configs = self._configs(wanted, timeout_s)
+        configs = topic_settings(self._admin, wanted, self._log, timeout_s)
         missing = {
             topic: needed
             for topic, config in configs.items()
-            if (needed := _in_sync_missing(found[topic], config))
+            if (needed := in_sync_missing(found[topic], config))
         }
         now_s = self._monotonic_s()
         with self._lock:
@@ -429,68 +364,16 @@ class TargetTopics:
 
     def _forget_some(self) -> bool:
         """Forget what is too much; return whether any of it could be written to."""
-        if len(self._known) <= _KNOWN_MAX:
+        if len(self._known) <= KNOWN_MAX:
             return False
         order = sorted(
-            self._known, key=lambda t: (_is_good(self._known[t]), self._asked_s.get(t, _NEVER_S))
+            self._known, key=lambda t: (is_good(self._known[t]), self._asked_s.get(t, _NEVER_S))
         )
-        extra = order[: len(order) - int(_KNOWN_MAX * _KEPT)]
-        is_any_good = _is_good(self._known[extra[-1]])
+        extra = order[: len(order) - int(KNOWN_MAX * _KEPT)]
+        is_any_good = is_good(self._known[extra[-1]])
         self._terms.forget(extra)
         for topic in extra:
             del self._known[topic]
             self._asked_s.pop(topic, None)
             self._in_sync_needed.pop(topic, None)
         return is_any_good
-
-
-def _is_good(access: Access) -> bool:
-    """Return whether a topic is there and may be written to."""
-    return access.partitions > 0 and not access.lacks(WRITE)
-
-
-def _in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
-    """Return how many copies in sync a topic needs and lacks; 0: it has enough, or there is no
-    leader, for whose election the client waits.
-    """
-    in_sync = min(access.in_sync, default=access.copies)
-    if in_sync == 0 or in_sync >= access.copies:
-        return 0
-    needed = int(config.get("min.insync.replicas", "1"))
-    return needed if in_sync < needed else 0
-
-
-def _obstacle(
-    access: Access | None, topic: str, partition: int, in_sync_needed: int
-) -> tuple[str, str] | None:
-    """Return why a target can't be written to, as code and detail; None when it can.
-
-    ``in_sync_needed``: of a topic that was given up; 0 of others: where a leader is elected, the
-    client waits.
-    """
-    if access is None:
-        return TARGET_UNKNOWN, f"topic {topic} is not known yet"
-    if access.lacks(WRITE):
-        return TARGET_UNAUTHORIZED, f"the service may not write to {topic}: give it Write"
-    if access.partitions == 0:
-        return TARGET_UNKNOWN, f"topic {topic} does not exist"
-    if access.partitions <= partition:
-        count = access.partitions
-        return TARGET_UNKNOWN, f"topic {topic} has {count} partitions, none is {partition}"
-    down = [n for n, in_sync in enumerate(access.in_sync) if in_sync < in_sync_needed]
-    if down and (partition < 0 or partition in down):
-        what = "a leader" if in_sync_needed == 1 else f"{in_sync_needed} copies in sync"
-        return TARGET_DOWN, f"partitions {down} of topic {topic} are without {what}"
-    return None
-
-
-def _unreached(
-    access: Access | None, topic: str, partition: int, silent: Collection[int]
-) -> tuple[str, str] | None:
-    """Return why this node can't write to a target that others may write to, as code and detail."""
-    if access is None or not silent:
-        return None
-    found = [n for n, leader in enumerate(access.leaders) if leader in silent]
-    if found and (partition < 0 or partition in found):
-        return TARGET_DOWN, f"the leaders of partitions {found} of topic {topic} do not answer"
-    return None

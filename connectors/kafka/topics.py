@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
 
@@ -20,77 +19,36 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     ConfigResource,
     NewTopic,
     ResourceType,
-    TopicMetadata,
 )
 
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
 from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
+from connectors.kafka.topic_configs import (
+    CHECKPOINT_CONFIG,
+    DELAY_CONFIG,
+    DIGEST_CONFIG,
+    LETTER_CONFIG,
+    LETTER_EXTRA_BYTES,
+    PAUSES_CONFIG,
+    RETENTION_MS,
+    SHORT_CONFIG,
+    cursor_problems,
+    delay_topic_problems,
+    outlet_problems,
+)
+from connectors.kafka.topic_facts import Brokers, DelayTopic, Layout, Look, brokers_of, copies_of
 from connectors.kafka.topic_size import too_small
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
 
 REQUEST_TIMEOUT_S: Final = 15.0
-LETTER_EXTRA_BYTES: Final = 8 * 1024
-"""Bytes that a dead letter's own headers may take, with its reason and what it asked for."""
 
 _log = structlog.get_logger(__name__)
 
 
-Brokers: TypeAlias = tuple[tuple[int | None, tuple[int, ...]], ...]
-"""Leader (None: it has none now) and replicas of each partition, in order."""
 _Configs: TypeAlias = Mapping[str, Mapping[str, str] | None]
 """Configurations by topic; None where the service may read none."""
-
-
-@dataclass(frozen=True, slots=True)
-class DelayTopic:
-    """A delay topic as the cluster has it now.
-
-    Attributes:
-        problems: why it can't be served, one sentence each; empty when it can.
-        risks: why records may be lost, one sentence each: a topic that is served goes on, with an
-            alarm, and another one is not begun.
-    """
-
-    name: str
-    topic_id: str
-    partitions: int
-    problems: tuple[str, ...]
-    brokers: Brokers = ()
-    risks: tuple[str, ...] = ()
-
-    def at_risk_refused(self) -> DelayTopic:
-        """Return this topic, its risks counted as problems."""
-        return replace(self, problems=self.problems + self.risks, risks=())
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Settings that stay the same while a worker lives.
-
-    Attributes:
-        checkpoint_partitions: of the checkpoint topic.
-        places: partitions of all delay topics together, as of its start.
-    """
-
-    checkpoint_partitions: int
-    places: int
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The findings of one look at the cluster's topics.
-
-    Attributes:
-        topics: every delay topic, judged.
-        own_problems: what is wrong with the topics of checkpoints and claims, one sentence each.
-        outlet_problems: what keeps dead letters and outcomes from being written, one sentence each.
-    """
-
-    topics: Sequence[DelayTopic]
-    own_problems: tuple[str, ...] = ()
-    outlet_problems: tuple[str, ...] = ()
 
 
 class TopicKeeper:
@@ -115,8 +73,6 @@ class TopicKeeper:
         self._levels = settings.levels.by_topic
         self._brokers = 0
 
-    # --- create --------------------------------------------------------------------------------
-
     def prepare(self) -> None:
         """Create the service's topics and the named delay topics, if settings say so.
 
@@ -129,11 +85,11 @@ class TopicKeeper:
         # A level topic has as many as the precise one beside it, in which its records are parked.
         level_partitions = there[0] if there else topics.partitions
         wanted = {
-            topics.checkpoint: (topics.checkpoint_partitions, _CHECKPOINT_CONFIG),
+            topics.checkpoint: (topics.checkpoint_partitions, CHECKPOINT_CONFIG),
             topics.claims_topic: (1, self._claims_config()),
-            topics.dead_letter: (1, _LETTER_CONFIG),
-            topics.outcomes: (1, _LETTER_CONFIG),
-            topics.pauses: (1, _PAUSES_CONFIG),
+            topics.dead_letter: (1, LETTER_CONFIG),
+            topics.outcomes: (1, LETTER_CONFIG),
+            topics.pauses: (1, PAUSES_CONFIG),
             **self._topics_about_copies,
             **{name: (topics.partitions, self._delay_config(name)) for name in topics.delay},
             **{name: (level_partitions, self._delay_config(name)) for name in self._levels},
@@ -152,7 +108,7 @@ class TopicKeeper:
         unsafe = [problem for problem, is_fatal in problems if is_fatal]
         if unsafe:
             raise KafkaEdgeError("; ".join(unsafe))
-        copies = {name: _copies(existing[name]) for name in wanted if name in existing}
+        copies = {name: copies_of(existing[name]) for name in wanted if name in existing}
         made = [name for name in topics.delay if name in missing]
         for why in too_small(copies, made, topics.partitions, self._brokers):
             _log.warning("topics_small", why=why)
@@ -163,9 +119,9 @@ class TopicKeeper:
         if not self._settings.digests.enabled:
             return {}
         return {
-            topics.digests: (1, _DIGEST_CONFIG),
-            topics.repairs: (1, _SHORT_CONFIG),
-            topics.audit: (1, _SHORT_CONFIG),
+            topics.digests: (1, DIGEST_CONFIG),
+            topics.repairs: (1, SHORT_CONFIG),
+            topics.audit: (1, SHORT_CONFIG),
         }
 
     def _check_rights(self) -> None:
@@ -195,7 +151,7 @@ class TopicKeeper:
         it.
         """
         has_three = self._settings.topics.replication_factor >= _COPIES_FOR_TWO
-        return {**_CHECKPOINT_CONFIG, **({"min.insync.replicas": "2"} if has_three else {})}
+        return {**CHECKPOINT_CONFIG, **({"min.insync.replicas": "2"} if has_three else {})}
 
     def _make_again(self, name: str) -> Iterable[str]:
         """Make a topic again that was deleted; yield what is to be said of it."""
@@ -204,7 +160,7 @@ class TopicKeeper:
             yield f"{waits}; create it, or set topics.create"
             return
         try:
-            self._create({name: (1, _LETTER_CONFIG)})
+            self._create({name: (1, LETTER_CONFIG)})
         except KafkaEdgeError as exc:
             yield f"{waits}; {exc}"
             return
@@ -218,7 +174,7 @@ class TopicKeeper:
         must not start with it.
         """
         topics = self._settings.topics
-        wanted = max((_copies(existing[name]) for name in self._names(existing)), default=1)
+        wanted = max((copies_of(existing[name]) for name in self._names(existing)), default=1)
         found: list[tuple[str, bool]] = []
         for name in (topics.checkpoint, topics.claims_topic):
             config, brokers = configs[name], existing.get(name, ())
@@ -228,9 +184,9 @@ class TopicKeeper:
             if config is None:
                 found.append((f"give the service DescribeConfigs on {name}", True))
                 continue
-            found += [(f"{name}: {problem}", True) for problem in _cursor_problems(config)]
-            if _copies(brokers) < wanted:
-                few = f"{name} has {_copies(brokers)} replicas, and a delay topic {wanted}"
+            found += [(f"{name}: {problem}", True) for problem in cursor_problems(config)]
+            if copies_of(brokers) < wanted:
+                few = f"{name} has {copies_of(brokers)} replicas, and a delay topic {wanted}"
                 found.append((f"{few}: {_FEW_COPIES}", False))
         partitions = len(existing.get(topics.checkpoint, ()))
         if layout is not None and partitions > layout.checkpoint_partitions:
@@ -265,8 +221,8 @@ class TopicKeeper:
         ]
 
     def _delay_config(self, name: str) -> dict[str, str]:
-        retention_ms = max(self._retention_ms_needed(name), _RETENTION_MS)
-        return {**_DELAY_CONFIG, "retention.ms": str(retention_ms)}
+        retention_ms = max(self._retention_ms_needed(name), RETENTION_MS)
+        return {**DELAY_CONFIG, "retention.ms": str(retention_ms)}
 
     def _retention_ms_needed(self, name: str) -> int:
         """Return how long the log must keep a record: its wait and the longest outage allowed."""
@@ -291,8 +247,6 @@ class TopicKeeper:
                 if error_of(exc).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise KafkaEdgeError(f"topic {name} can't be created: {exc}") from exc
 
-    # --- find and judge ------------------------------------------------------------------------
-
     def look(self, layout: Layout) -> Look:
         """Return what there is, judged. A topic for dead letters or outcomes that is missing is
         made again, where the service makes its topics.
@@ -312,7 +266,7 @@ class TopicKeeper:
                 problems.append(f"{name} {_MADE_AGAIN}")
         configs = self._configs((topics.checkpoint, topics.claims_topic, *outlets, *names))
         for name in outlets:
-            problems += _outlet_problems(name, configs[name])
+            problems += outlet_problems(name, configs[name])
         own = tuple(problem for problem, _ in self._own_problems(existing, configs, layout))
         return Look(self._delay_topics(existing, access, configs), own, tuple(problems))
 
@@ -334,7 +288,7 @@ class TopicKeeper:
             problems = tuple(complaints(access, {name: (READ, WRITE)}))
             risks: tuple[str, ...] = (_UNREADABLE,)
             if config is not None:
-                problems = (*_problems(config), *problems)
+                problems = (*delay_topic_problems(config), *problems)
                 risks = tuple(self._risks(name, config, letter_bytes, waits_ms.get(name, 0)))
             risks += tuple(self._home_risks(name, len(existing[name])))
             brokers = existing[name]
@@ -409,35 +363,10 @@ class TopicKeeper:
             why = self._admin.explain(exc)
             raise KafkaEdgeError(f"the cluster's topics can't be listed: {why}") from exc
         self._brokers = len(found.brokers)
-        return {n: _brokers(t) for n, t in found.topics.items() if t.error is None}
-
-
-def _problems(config: Mapping[str, str]) -> Iterable[str]:
-    if config.get("message.timestamp.type") != "LogAppendTime":
-        yield (
-            "message.timestamp.type must be LogAppendTime, for producer timestamps would "
-            "decide what retention deletes; alter the topic's configuration"
-        )
-    if "compact" in config.get("cleanup.policy", ""):
-        yield "cleanup.policy must be delete: compaction would remove pending records"
-
-
-def _copies(brokers: Brokers) -> int:
-    """Return how many replicas each partition has at least."""
-    return min((len(replicas) for _, replicas in brokers), default=0)
-
-
-def _brokers(topic: TopicMetadata) -> Brokers:
-    partitions = [topic.partitions[number] for number in sorted(topic.partitions)]
-    return tuple(
-        (None if p.leader < 0 else p.leader, tuple(sorted(p.replicas))) for p in partitions
-    )
+        return {n: brokers_of(t) for n, t in found.topics.items() if t.error is None}
 
 
 _COPIES_FOR_TWO: Final = 3
-
-_LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
-"""A dead letter is larger than the record that it carries."""
 
 _UNREADABLE: Final = (
     "its configuration can't be read: give the service DescribeConfigs on the topic"
@@ -453,42 +382,11 @@ _GROWN: Final = (
     "whose checkpoint lies elsewhere; move these, as docs/operations.md says"
 )
 
-
 _MADE_S: Final = 600.0
 """How long it is reported that a topic was made again."""
 _MADE_AGAIN: Final = (
     "had been deleted, and was made again: what it held is lost; see that nothing deletes it"
 )
-
-
-def _outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[str]:
-    """Yield why a topic for dead letters or outcomes does not take all of them."""
-    if config is None:
-        return  # what is refused there is found out by the refusal
-    if "compact" in config.get("cleanup.policy", ""):
-        yield (
-            f"{name}: cleanup.policy must be delete: compaction removes what was written, and "
-            "records without a key are refused"
-        )
-    limit = int(config.get("max.message.bytes", "0"))
-    if limit < LETTER_EXTRA_BYTES:
-        yield f"{name}: max.message.bytes is {limit}, and must be {LETTER_EXTRA_BYTES} at least"
-
-
-def _cursor_problems(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield why a topic does not keep the newest record of each key, with the broker's time."""
-    policy = config.get("cleanup.policy", "")
-    if set(policy.replace(" ", "").split(",")) != {"compact"}:
-        yield (
-            f"cleanup.policy is {policy}, and must be compact: retention would delete cursors, and "
-            "what was delivered would be delivered again; alter the topic's configuration"
-        )
-    if config.get("message.timestamp.type") != "LogAppendTime":
-        yield (
-            "message.timestamp.type must be LogAppendTime: clocks are compared with the broker's "
-            "time of these records; alter the topic's configuration"
-        )
-
 
 _NO_CONFIG: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -498,27 +396,3 @@ _NO_CONFIG: Final = {
 _GONE: Final = (
     "it does not exist, and topics.delay or levels name it: create it, or take it out of them"
 )
-
-_RETENTION_MS: Final = 7 * 86_400_000
-"""Kafka's own default, so that a created topic keeps at least as much as any other."""
-
-_DELAY_CONFIG: Final = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
-
-_DIGEST_CONFIG: Final = {
-    "cleanup.policy": "compact",
-    "segment.bytes": str(64 * 1024 * 1024),
-    "segment.ms": "3600000",
-    "min.compaction.lag.ms": "3600000",
-}
-"""Rows are compared at a cut that all copies have, so those just before the newest are kept."""
-
-_SHORT_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
-
-_PAUSES_CONFIG: Final = {"cleanup.policy": "compact", "segment.ms": "3600000"}
-
-_CHECKPOINT_CONFIG: Final = {
-    "cleanup.policy": "compact",
-    "segment.bytes": str(16 * 1024 * 1024),
-    "segment.ms": "600000",
-    "message.timestamp.type": "LogAppendTime",
-}

@@ -12,7 +12,7 @@ from connectors.kafka.controls import ControlDesk
 from connectors.kafka.dead_letters import READ_COMMITTED, DeadLetterTopic, Survey
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.pauses import PauseWatcher
-from connectors.kafka.source import consumer_config, scan_partition
+from connectors.kafka.scan import consumer_config, scan_partition
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Inquiry
 from delayservice.admin.problems import Refusal

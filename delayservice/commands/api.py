@@ -15,6 +15,7 @@ from rich.text import Text
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, plain, print_json, say
+from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load_settings
 
 if TYPE_CHECKING:
     from httpx import Client, Response
@@ -82,6 +83,21 @@ class Api:
         if response.is_error:
             raise _refusal(response, self)
         return response.json() if response.content else None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """Options of a command that asks a node's API."""
+
+    api: ApiOption = None
+    token_file: TokenOption = None
+    config: ConfigOption = None
+    sets: SetOption = None
+    as_json: JsonOption = False
+
+    def connect(self) -> Api:
+        """Return the API of the node; see ``connect``."""
+        return connect(load_settings(self.config, self.sets), self.api, self.token_file)
 
 
 class NothingThereError(DelayServiceError):

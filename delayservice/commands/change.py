@@ -9,14 +9,14 @@ import typer
 from delayservice.commands.api import (
     EXIT_NOTHING,
     Api,
-    ApiOption,
+    ApiOptions,
     NothingThereError,
-    TokenOption,
-    connect,
     tell_nothing,
 )
 from delayservice.commands.console import err, out, print_json, say
-from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load_settings
+from delayservice.commands.options import (
+    with_options,
+)
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
@@ -33,36 +33,31 @@ WaitOption = Annotated[
 Id = Annotated[str, typer.Argument(help="The record's delay-id.")]
 
 
+@with_options(ApiOptions)
 def cancel(
     record_id: Id,
     *,
     wait: WaitOption = "5s",
-    api: ApiOption = None,
-    token_file: TokenOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: ApiOptions,
 ) -> None:
     """Cancel the pending record of an id, and say what that did."""
-    asked = connect(load_settings(config, sets), api, token_file)
-    _change(asked, "cancel", {"id": record_id}, wait, as_json=as_json)
+    asked = common.connect()
+    _change(asked, "cancel", {"id": record_id}, wait, as_json=common.as_json)
 
 
+@with_options(ApiOptions)
 def fire(
     record_id: Id,
     *,
     wait: WaitOption = "5s",
-    api: ApiOption = None,
-    token_file: TokenOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: ApiOptions,
 ) -> None:
     """Deliver the pending record of an id now, and say whether there was one."""
-    asked = connect(load_settings(config, sets), api, token_file)
-    _change(asked, "fire", {"id": record_id}, wait, as_json=as_json)
+    asked = common.connect()
+    _change(asked, "fire", {"id": record_id}, wait, as_json=common.as_json)
 
 
+@with_options(ApiOptions)
 def reschedule(
     record_id: Id,
     *,
@@ -71,11 +66,7 @@ def reschedule(
     ] = None,
     after: Annotated[str | None, typer.Option(help="Due so long from now: 30s, 2h.")] = None,
     wait: WaitOption = "5s",
-    api: ApiOption = None,
-    token_file: TokenOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: ApiOptions,
 ) -> None:
     """Give the pending record of an id another due time."""
     from delayservice.commands.send import delay_ms, instant_ms
@@ -85,8 +76,8 @@ def reschedule(
         "at_ms": None if at is None else instant_ms("--at", at),
         "after_ms": None if after is None else delay_ms("--after", after),
     }
-    asked = connect(load_settings(config, sets), api, token_file)
-    _change(asked, "reschedule", body, wait, as_json=as_json)
+    asked = common.connect()
+    _change(asked, "reschedule", body, wait, as_json=common.as_json)
 
 
 def _change(api: Api, verb: str, body: dict[str, object], wait: str, *, as_json: bool) -> None:

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import err, out, print_json
+from delayservice.commands.console import err, print_json
+from delayservice.commands.dlq_view import Tally, described, show, tell
 from delayservice.commands.options import (
     BootstrapOption,
     ConfigOption,
-    JsonOption,
+    KafkaOptions,
     SetOption,
     load_settings,
     moment_ms,
+    with_options,
 )
 from delayservice.contract import dead_letters, names
-from delayservice.contract.codes import EXPLANATIONS, printable
+from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.dead_letters import DeadLetter, Filter
 from delayservice.contract.names import Header
 
 if TYPE_CHECKING:
-    from connectors.kafka.dead_letters import Advance, DeadLetterTopic, Place, Replay
+    from connectors.kafka.dead_letters import Advance, DeadLetterTopic, Replay
     from delayservice.config.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
@@ -40,11 +40,6 @@ if TYPE_CHECKING:
 REPLAYS_MAX: Final = 3
 _BATCH_RECORDS_MAX: Final = 500
 _BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-_VALUE_CHARS_MAX: Final = 200
-_FACTS: Final = ("time", "code", "source", "target", "id", "key", "value", "replays")
-_NUMBERS: Final = {"key", "value", "replays"}
-_FOLDED_WIDTH_MIN: Final = 30
-"""Columns of text that may be folded are at least this wide, or there is no table."""
 _SOURCE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249})(?::(\d{1,10})(?::(\d{1,19}))?)?")
 
 app = typer.Typer(help="Dead letters: look at them, send them again.", no_args_is_help=True)
@@ -94,9 +89,9 @@ def list_letters(
         found = list(islice(letters, limit + 1))
     if as_json:
         for letter in found[:limit]:
-            print_json(_described(letter, replayed, values=values))
+            print_json(described(letter, replayed, values=values))
         return
-    _show(found[:limit], replayed, every=every, values=values)
+    show(found[:limit], replayed, every=every, values=values)
     if len(found) > limit:
         err.print(f"{limit} are shown and there are more: raise --limit, or narrow it", style="dim")
 
@@ -105,6 +100,7 @@ def list_letters(
     epilog="Examples: [bold]delayservice dlq replay --code target-unknown --dry-run[/]"
     "\n\n[bold]delayservice dlq replay --source delay_topic_any:3:1707 --delay 0 --yes[/]"
 )
+@with_options(KafkaOptions)
 def replay(
     *,
     code: _Code = None,
@@ -123,10 +119,7 @@ def replay(
     ] = REPLAYS_MAX,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: KafkaOptions,
 ) -> None:
     """Write dead letters to the delay topic and partition that they came from, each once.
 
@@ -138,11 +131,11 @@ def replay(
     choice = _Choice(_filter(code, since, until, source), _new_time(at, delay), limit, replays_max)
     if not (yes or dry_run or sys.stdin.isatty()):
         raise DelayServiceError("stdin is not a terminal: add --yes, or --dry-run to look first")
-    settings = load_settings(config, sets, bootstrap)
+    settings = common.settings()
     if dry_run:
         topic, counts = _open(settings)
         survey = _survey(topic, _Sieve(settings, counts, choice, topic))
-        _tell(survey, "would be replayed", as_json=as_json)
+        tell(survey, "would be replayed", as_json=common.as_json)
         return
     transactional_id = f"{settings.kafka.transactional_id_prefix}-dlq-replay"
     producer = settings.kafka.client_config("producer")
@@ -152,20 +145,17 @@ def replay(
         sieve = _Sieve(settings, counts, choice, topic)
         if not yes:
             survey = _survey(topic, sieve)
-            _tell(survey, "to be replayed", as_json=False)
+            tell(survey, "to be replayed", as_json=False)
             if not survey.replayed or not typer.confirm("Replay them?", err=True):
                 return
-        done = _Tally()
+        done = Tally()
         try:
             with _progress(topic.length) as advance:
                 for batch in _batches(sieve.sift(topic.letters(advance), done)):
                     refused = replayer.replay(batch)
                     done.count(batch, refused)
         finally:
-            _tell(done, "replayed", as_json=as_json)
-
-
-# --- choose --------------------------------------------------------------------------------------
+            tell(done, "replayed", as_json=common.as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,29 +166,6 @@ class _Choice:
     time: Header | None
     limit: int | None
     replays_max: int
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Counts of replayed records by code and target, and of others by reason."""
-
-    replayed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
-
-    def count(self, batch: Iterable[Replay], refused: Collection[Place] = ()) -> None:
-        """Count a batch."""
-        for letter, _ in batch:
-            if letter.place in refused:
-                self.skipped[_REFUSED] += 1
-            else:
-                self.replayed[letter.code, letter.target or ""] += 1
-
-
-_REFUSED: Final = "refused"
-_REASONS: Final = {
-    **dead_letters.REASONS,
-    _REFUSED: "the broker refuses the record, which is larger than it was; see max.message.bytes",
-}
 
 
 class _Sieve:
@@ -213,11 +180,11 @@ class _Sieve:
         with _progress(topic.length) as advance:
             self._replayed = topic.replayed(advance)
 
-    def sift(self, letters: Iterable[DeadLetter], tally: _Tally) -> Iterator[Replay]:
+    def sift(self, letters: Iterable[DeadLetter], tally: Tally) -> Iterator[Replay]:
         """Yield the records to replay, as they will be written."""
         return islice(self._sift(letters, tally), self._choice.limit)
 
-    def _sift(self, letters: Iterable[DeadLetter], tally: _Tally) -> Iterator[Replay]:
+    def _sift(self, letters: Iterable[DeadLetter], tally: Tally) -> Iterator[Replay]:
         choice = self._choice
         for letter in filter(choice.wanted.matches, letters):
             reason = self._reason(letter)
@@ -285,9 +252,6 @@ def _new_time(at: str | None, delay: str | None) -> Header | None:
     return None
 
 
-# --- read and write ------------------------------------------------------------------------------
-
-
 def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
     """The dead-letter topic as it is now, and how many partitions each topic has.
 
@@ -305,9 +269,9 @@ def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
     return DeadLetterTopic(name, counts[name], kafka.client_config("consumer"), admin), counts
 
 
-def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> _Tally:
+def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> Tally:
     """Count what a replay would do, without doing it."""
-    survey = _Tally()
+    survey = Tally()
     with _progress(topic.length) as advance:
         survey.count(sieve.sift(topic.letters(advance), survey))
     return survey
@@ -335,116 +299,3 @@ def _progress(offsets: int) -> Iterator[Advance]:
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("reading dead letters", total=offsets)
         yield lambda count: bar.advance(task, count)
-
-
-# --- show ----------------------------------------------------------------------------------------
-
-
-def _described(
-    letter: DeadLetter, replayed: Collection[Place], *, values: bool
-) -> dict[str, object]:
-    content = {"key": _text(letter.key), "value": _text(letter.value)} if values else {}
-    return {
-        "partition": letter.partition,
-        "offset": letter.offset,
-        "time": _time(letter.time_ms),
-        "code": letter.code,
-        "detail": letter.detail,
-        "source": None if letter.source is None else str(letter.source),
-        "target": letter.target,
-        "id": _text(letter.record_id),
-        "key_bytes": None if letter.key is None else len(letter.key),
-        "value_bytes": None if letter.value is None else len(letter.value),
-        "replays": letter.replays,
-        "replayed": letter.place in replayed,
-        **content,
-    }
-
-
-def _show(
-    letters: list[DeadLetter], replayed: Collection[Place], *, every: bool, values: bool
-) -> None:
-    if not letters:
-        err.print("no dead letter matches", style="dim")
-        return
-    names = [*_FACTS, *(["replayed"] if every else []), *(["content"] if values else []), "detail"]
-    rows = [_cells(letter, replayed, every=every, values=values) for letter in letters]
-    facts = [names, *rows]
-    width = sum(max(len(row[at]) for row in facts) + 1 for at in range(len(_FACTS)))
-    if width + _FOLDED_WIDTH_MIN * (len(names) - len(_FACTS)) <= out.width:
-        _show_table(names, rows)
-    else:
-        _show_blocks(names, rows)
-
-
-def _cells(
-    letter: DeadLetter, replayed: Collection[Place], *, every: bool, values: bool
-) -> list[str]:
-    """Return what is shown of a dead letter, in the order of the columns."""
-    cells = [
-        _time(letter.time_ms),
-        letter.code,
-        str(letter.source or "?"),
-        letter.target or "",
-        _text(letter.record_id) or "",
-        *(_size(part) for part in (letter.key, letter.value)),
-        str(letter.replays),
-    ]
-    if every:
-        cells.append("yes" if letter.place in replayed else "")
-    if values:
-        cells.append(f"{_text(letter.key)}  {_text(letter.value)}"[:_VALUE_CHARS_MAX])
-    return [printable(cell) for cell in (*cells, letter.detail)]
-
-
-def _show_table(names: list[str], rows: list[list[str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for at, name in enumerate(names):
-        is_fact = at < len(_FACTS)
-        justify: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
-        table.add_column(name, justify=justify, no_wrap=is_fact, overflow="fold")
-    for row in rows:
-        # Text, never markup: what it says was written by anybody.
-        table.add_row(*(Text(cell) for cell in row))
-    out.print(table)
-
-
-def _show_blocks(names: list[str], rows: list[list[str]]) -> None:
-    """Some lines for each dead letter, where a table would lose its last columns."""
-    for row in rows:
-        time, code, source, target, *rest = row
-        out.print(f"{time}  {code}", style="bold", markup=False)
-        out.print(f"  {source} to {target or '?'}", markup=False)
-        told = [f"{name} {cell}" for name, cell in zip(names[4:-1], rest, strict=False) if cell]
-        out.print(f"  {', '.join(told)}", style="dim", markup=False)
-        out.print(f"  {row[-1]}", markup=False)
-
-
-def _tell(tally: _Tally, what: str, *, as_json: bool) -> None:
-    if as_json:
-        replayed = [
-            {"code": code, "target": target or None, "records": records}
-            for (code, target), records in tally.replayed.items()
-        ]
-        print_json({"replayed": tally.replayed.total(), "by": replayed, "skipped": tally.skipped})
-        return
-    out.print(f"{tally.replayed.total():,} {what}", style="bold green")
-    for (code, target), records in tally.replayed.most_common():
-        out.print(f"  {records:,}  {code}  {printable(target)}", markup=False)
-    for reason, records in tally.skipped.most_common():
-        out.print(f"{records:,} skipped: {_REASONS[reason]}", style="yellow")
-
-
-def _text(content: bytes | None) -> str | None:
-    return None if content is None else content.decode("utf-8", "replace")
-
-
-def _size(content: bytes | None) -> str:
-    return "null" if content is None else f"{len(content):,}"
-
-
-def _time(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds")

@@ -73,9 +73,6 @@ def time_text(ms: int | None) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
-# --- facts ---------------------------------------------------------------------------------------
-
-
 def show_facts(path: Path, *, as_json: bool) -> bool:
     """Print what each shard's store says of itself.
 
@@ -176,9 +173,6 @@ def _hours_table(facts: StoreFacts) -> Table:
         counts = (hour.slots, hour.records, hour.bytes, hour.damaged)
         table.add_row(time_text(hour.hour_ms)[:16] + "Z", *(f"{count:,}" for count in counts))
     return table
-
-
-# --- records -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

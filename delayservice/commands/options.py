@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
@@ -76,3 +80,57 @@ def moment_ms(option: str, text: str | None) -> int | None:
     except ValueError:
         return instant_ms(option, text)
     return time.time_ns() // 1_000_000 - ago_ms
+
+
+@dataclass(frozen=True, slots=True)
+class CommonOptions:
+    """Options of a command that reads the settings."""
+
+    config: ConfigOption = None
+    sets: SetOption = None
+    as_json: JsonOption = False
+
+    def settings(self) -> Settings:
+        """Return the settings; see ``load_settings``."""
+        return load_settings(self.config, self.sets)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOptions:
+    """Options of a command that uses Kafka."""
+
+    bootstrap: BootstrapOption = None
+    config: ConfigOption = None
+    sets: SetOption = None
+    as_json: JsonOption = False
+
+    def settings(self) -> Settings:
+        """Return the settings; see ``load_settings``."""
+        return load_settings(self.config, self.sets, self.bootstrap)
+
+
+def with_options(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that are the fields of ``kind``, in place of its parameter
+    ``common``, which takes them as one object.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    options = [
+        Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
+        for one in fields(kind)
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def call(*args: object, **given: object) -> None:
+            common = kind(**{option.name: given.pop(option.name) for option in options})
+            command(*args, common=common, **given)
+
+        shown: list[Parameter] = []
+        for parameter in signature(command, eval_str=True).parameters.values():
+            shown += options if parameter.name == "common" else [parameter]
+        # Typer reads both, and evaluates no strings in them.
+        call.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+        call.__annotations__ = {one.name: one.annotation for one in shown}
+        return call
+
+    return decorate

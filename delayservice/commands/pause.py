@@ -8,16 +8,16 @@ import typer
 from rich.table import Table
 
 from delayservice.commands.api import (
-    ApiOption,
+    ApiOptions,
     NothingThereError,
-    TokenOption,
     add_row,
-    connect,
     instant,
     tell_nothing,
 )
 from delayservice.commands.console import out, print_json, say
-from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load_settings
+from delayservice.commands.options import (
+    with_options,
+)
 
 _Kind = Annotated[
     Literal["target", "topic"],
@@ -26,59 +26,50 @@ _Kind = Annotated[
 _Name = Annotated[str, typer.Argument(help="The topic; of targets, * and ? stand for any.")]
 
 
+@with_options(ApiOptions)
 def pause(
     kind: _Kind,
     name: _Name,
     *,
     reason: Annotated[str, typer.Option(help="The reason, shown in status and on the page.")] = "",
-    api: ApiOption = None,
-    token_file: TokenOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: ApiOptions,
 ) -> None:
     """Stop deliveries to a target, or a delay topic, on every node, until it is resumed."""
-    asked = connect(load_settings(config, sets), api, token_file)
+    asked = common.connect()
     paused = asked.send("PUT", f"/v1/pauses/{kind}/{name}", {"reason": reason})
-    if as_json:
+    if common.as_json:
         print_json(paused)
     else:
         say(out, f"{kind} {name} is paused", "yellow")
 
 
+@with_options(ApiOptions)
 def resume(
     kind: _Kind,
     name: _Name,
     *,
-    api: ApiOption = None,
-    token_file: TokenOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: ApiOptions,
 ) -> None:
     """Go on with what was paused."""
-    asked = connect(load_settings(config, sets), api, token_file)
+    asked = common.connect()
     try:
         asked.send("DELETE", f"/v1/pauses/{kind}/{name}")
     except NothingThereError as exc:
-        tell_nothing(str(exc), as_json=as_json)
-    if as_json:
+        tell_nothing(str(exc), as_json=common.as_json)
+    if common.as_json:
         print_json({"kind": kind, "name": name})
     else:
         say(out, f"{kind} {name} goes on", "green")
 
 
+@with_options(ApiOptions)
 def pauses(
     *,
-    api: ApiOption = None,
-    token_file: TokenOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: ApiOptions,
 ) -> None:
     """Show what is paused."""
-    found = connect(load_settings(config, sets), api, token_file).get("/v1/pauses")
-    if as_json:
+    found = common.connect().get("/v1/pauses")
+    if common.as_json:
         print_json({"pauses": found})
         return
     if not found:

@@ -13,6 +13,7 @@ from rich.table import Table
 from delayservice.commands.api import (
     Api,
     ApiOption,
+    ApiOptions,
     NothingThereError,
     TokenOption,
     add_row,
@@ -21,7 +22,12 @@ from delayservice.commands.api import (
     tell_nothing,
 )
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load_settings
+from delayservice.commands.options import (
+    ConfigOption,
+    SetOption,
+    load_settings,
+    with_options,
+)
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
@@ -154,19 +160,16 @@ def _show_backlog(backlog: dict[str, Any]) -> None:
     out.print(table)
 
 
+@with_options(ApiOptions)
 def show(
     record: Annotated[
         str, typer.Argument(metavar="ID|TOPIC:PARTITION:OFFSET", help="Which record.")
     ],
     *,
-    api: ApiOption = None,
-    token_file: TokenOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: ApiOptions,
 ) -> None:
     """Show one record, by its id or by where it was written, and what has become of it."""
-    asked = connect(load_settings(config, sets), api, token_file)
+    asked = common.connect()
     source = _SOURCE.fullmatch(record)
     try:
         if source is not None:
@@ -174,8 +177,8 @@ def show(
         else:
             found = asked.get("/v1/records", id=record)
     except NothingThereError as exc:
-        tell_nothing(str(exc), as_json=as_json)
-    if as_json:
+        tell_nothing(str(exc), as_json=common.as_json)
+    if common.as_json:
         print_json(found)
         return
     for one in found if isinstance(found, list) else [found]:

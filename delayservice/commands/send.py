@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from connectors.kafka.clients import UNREACHABLE, admin_client
 from connectors.kafka.controls import ControlDesk
 from connectors.kafka.outcomes import Place
-from connectors.kafka.source import topic_ids
+from connectors.kafka.scan import topic_ids
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.config.contract import allowlist_for, contract_for, reserved_topics
 from delayservice.config.settings import Settings

@@ -7,11 +7,8 @@ from typing import Annotated
 import typer
 
 from delayservice.commands.options import (
-    BootstrapOption,
-    ConfigOption,
-    JsonOption,
-    SetOption,
-    load_settings,
+    KafkaOptions,
+    with_options,
 )
 
 EPILOG = "Exit status 0 only when nothing was lost, doubled, early or altered."
@@ -19,6 +16,7 @@ EPILOG = "Exit status 0 only when nothing was lost, doubled, early or altered."
 dev = typer.Typer(help="Real Kafka and ZooKeeper on this machine, for development.")
 
 
+@with_options(KafkaOptions)
 def smoke(
     topic: Annotated[str, typer.Argument(help="Delay topic.")] = "delay_topic_any",
     *,
@@ -33,19 +31,16 @@ def smoke(
     wait_s: Annotated[
         float, typer.Option(min=0, help="How long brokers and topic may take to be there, seconds.")
     ] = 120.0,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: KafkaOptions,
 ) -> None:
     """Send delayed records to a running service, and judge what arrives."""
     from delayservice.smoke.run import Load, run  # noqa: PLC0415
 
-    brokers = load_settings(config, sets, bootstrap).kafka.bootstrap
+    brokers = common.settings().kafka.bootstrap
     raise typer.Exit(
         run(
             Load(brokers, records, per_s, delay_ms_max, topic, target, wait_s),
-            as_json=as_json,
+            as_json=common.as_json,
         )
     )
 

@@ -12,12 +12,10 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.commands import spark_audit, spark_schedule
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import (
-    BootstrapOption,
-    ConfigOption,
     JsonOption,
-    SetOption,
-    load_settings,
+    KafkaOptions,
     moment_ms,
+    with_options,
 )
 from delayservice.commands.spark_audit import secrets_of, show_findings
 from delayservice.commands.spark_session import (
@@ -64,6 +62,7 @@ app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
     "\n\n[bold]delayservice spark reconcile --folder n1=/backup/n1 --folder n2=/backup/n2 -b B[/]"
     f"\n\n{STATUS}"
 )
+@with_options(KafkaOptions)
 def reconcile(
     *,
     output: OutOption = "delay-reconcile",
@@ -116,10 +115,7 @@ def reconcile(
     ] = 0,
     master: MasterOption = None,
     conf: ConfOption = None,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: KafkaOptions,
 ) -> None:
     """Compare the copies that nodes hold, and write what differs, a page and a repair plan."""
     require_extra()
@@ -131,7 +127,7 @@ def reconcile(
 
     if repairs and (folders or not follow):
         raise typer.BadParameter("it needs --follow, and no --folder", param_hint="--repair")
-    settings = load_settings(config, sets, bootstrap)
+    settings = common.settings()
     options = ReconcileOptions(
         client=settings.kafka.client_config("consumer"),
         out=output,
@@ -145,13 +141,13 @@ def reconcile(
         secrets=secrets_of(settings),
         topic=settings.topics.audit if publish or follow else None,
     )
-    with running("reconcile", master, conf, as_json=as_json) as job:
+    with running("reconcile", master, conf, as_json=common.as_json) as job:
         if follow:
             interval_s = delay_ms("--interval", interval) / 1_000
-            status = spark_follow.run(job, options, interval_s, repairs, as_json=as_json)
+            status = spark_follow.run(job, options, interval_s, repairs, as_json=common.as_json)
             raise typer.Exit(status)
         found = run(job.spark, options, job.say)
-    if as_json:
+    if common.as_json:
         print_json(found.to_json())
     else:
         out.print(f"{len(found.compared):,} shards compared in {found.seconds:,.0f} s")
@@ -167,6 +163,7 @@ def reconcile(
     "\n\n[bold]delayservice spark repair delay-reconcile/plan.json --yes[/]"
     f"\n\n{STATUS}"
 )
+@with_options(KafkaOptions)
 def repair(
     plan: Annotated[Path, typer.Argument(help="The plan.json that reconcile wrote.")],
     *,
@@ -174,19 +171,18 @@ def repair(
         bool, typer.Option("--yes", "-y", help="Carry it out; otherwise it is only shown.")
     ] = False,
     timeout: Annotated[str, typer.Option(help="How long nodes may take for some steps.")] = "10m",
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: KafkaOptions,
 ) -> None:
     """Have nodes read the ranges of a repair plan again; without --yes, only show them."""
     require_extra()
     from delayservice.commands import spark_repair
     from delayservice.commands.send import delay_ms
 
-    settings = load_settings(config, sets, bootstrap)
+    settings = common.settings()
     timeout_s = delay_ms("--timeout", timeout) / 1_000
-    is_done = spark_repair.run(settings, plan, is_dry=not yes, timeout_s=timeout_s, as_json=as_json)
+    is_done = spark_repair.run(
+        settings, plan, is_dry=not yes, timeout_s=timeout_s, as_json=common.as_json
+    )
     raise typer.Exit(0 if is_done else EXIT_FINDINGS)
 
 
@@ -194,6 +190,7 @@ def repair(
     epilog="Examples: [bold]delayservice spark report -b localhost:9092 --since 1d[/]"
     "\n\n[bold]delayservice spark report -c delayservice.toml --horizon 7d --out s3a://ops/delay[/]"
 )
+@with_options(KafkaOptions)
 def report(
     *,
     output: OutOption = "delay-report",
@@ -204,10 +201,7 @@ def report(
     top: Annotated[int, typer.Option(min=1, max=200, help="Targets that are shown.")] = 20,
     master: MasterOption = None,
     conf: ConfOption = None,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: KafkaOptions,
 ) -> None:
     """Show how late records were, what load is to come, and what became of the others.
 
@@ -218,7 +212,7 @@ def report(
     from connectors.spark.report.run import report as run
     from delayservice.commands.send import delay_ms
 
-    settings = load_settings(config, sets, bootstrap)
+    settings = common.settings()
     options = ReportOptions(
         client=settings.kafka.client_config("consumer"),
         out=output,
@@ -233,9 +227,9 @@ def report(
         horizon_ms=delay_ms("--horizon", horizon),
         top=top,
     )
-    with running("report", master, conf, as_json=as_json) as job:
+    with running("report", master, conf, as_json=common.as_json) as job:
         found = run(job.spark, options, job.say)
-    if as_json:
+    if common.as_json:
         print_json({**found.to_json(), "path": options.path("report.html")})
         return
     whole, waiting = found.whole, found.waiting
@@ -292,6 +286,3 @@ def main() -> None:
             err.print_exception()
         print_error(str(exc))
         sys.exit(EXIT_ERROR)
-
-
-# --- show ----------------------------------------------------------------------------------------

@@ -11,11 +11,8 @@ import typer
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import (
-    BootstrapOption,
-    ConfigOption,
-    JsonOption,
-    SetOption,
-    load_settings,
+    KafkaOptions,
+    with_options,
 )
 from delayservice.commands.spark_session import (
     STATUS,
@@ -53,6 +50,7 @@ ARCHIVE_EPILOG: Final = (
 )
 
 
+@with_options(KafkaOptions)
 def audit(
     *,
     output: OutOption = "delay-audit",
@@ -92,10 +90,7 @@ def audit(
     ] = None,
     master: MasterOption = None,
     conf: ConfOption = None,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: KafkaOptions,
 ) -> None:
     """Prove from the topics that every settled record has exactly one settlement, and a right one.
 
@@ -106,7 +101,7 @@ def audit(
     from connectors.spark.audit import audit as run
     from delayservice.commands.send import delay_ms
 
-    settings = load_settings(config, sets, bootstrap)
+    settings = common.settings()
     options = replace(
         _audit_options(settings, output, targets),
         all_topics=all_topics,
@@ -117,17 +112,19 @@ def audit(
         lag_ms=delay_ms("--lag", lag),
         topic=settings.topics.audit if publish else None,
     )
-    with running("audit", master, conf, as_json=as_json) as job:
+    with running("audit", master, conf, as_json=common.as_json) as job:
         if follow:
             interval_s = delay_ms("--interval", interval) / 1_000
-            status = _follow(job, options, interval_s, from_start=from_start, as_json=as_json)
+            status = _follow(
+                job, options, interval_s, from_start=from_start, as_json=common.as_json
+            )
             raise typer.Exit(status)
         job.say("auditing")
         if archived is None:
             found = run(job.spark, options)
         else:
             found = audit_archive(job.spark, options, archived)
-    if as_json:
+    if common.as_json:
         print_json(found.to_json())
     else:
         rate = f"{found.seconds:,.0f} s, {found.rows_per_s:,.0f} records/s"
@@ -138,6 +135,7 @@ def audit(
     raise typer.Exit(found.status)
 
 
+@with_options(KafkaOptions)
 def archive(
     *,
     output: Annotated[str, typer.Option("--out", help="Folder or URL of the archive.")] = (
@@ -153,10 +151,7 @@ def archive(
     ] = False,
     master: MasterOption = None,
     conf: ConfOption = None,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: KafkaOptions,
 ) -> None:
     """Keep sources, deliveries, outcomes and dead letters as Parquet, to audit them later.
 
@@ -166,14 +161,14 @@ def archive(
     from connectors.spark.archive import ArchiveOptions, start_archive
     from delayservice.commands.send import delay_ms
 
-    settings = load_settings(config, sets, bootstrap)
+    settings = common.settings()
     interval_ms = 0 if once else delay_ms("--interval", interval)
     options = ArchiveOptions(_audit_options(settings, output, targets), interval_ms, values)
-    with running("archive", master, conf, as_json=as_json) as job:
+    with running("archive", master, conf, as_json=common.as_json) as job:
         query = start_archive(job.spark, options)
         job.say(f"writing to {output}")
         batches = await_query(query)
-    if as_json:
+    if common.as_json:
         print_json({"v": 1, "kind": "archive", "batches": batches, "path": output})
     else:
         out.print(f"{batches:,} batches written to ", end="")

@@ -13,11 +13,8 @@ from xxhash import xxh3_64_hexdigest
 from delayservice.base.errors import InvalidRequestError
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.options import (
-    BootstrapOption,
-    ConfigOption,
-    JsonOption,
-    SetOption,
-    load_settings,
+    KafkaOptions,
+    with_options,
 )
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
@@ -51,6 +48,7 @@ EPILOG: Final = (
 )
 
 
+@with_options(KafkaOptions)
 def schedule(
     source: Annotated[
         str | None,
@@ -144,10 +142,7 @@ def schedule(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, count and show only.")] = False,
     master: MasterOption = None,
     conf: ConfOption = None,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: KafkaOptions,
 ) -> None:
     """Write a delayed record for each row; all rows are checked before any is written.
 
@@ -167,7 +162,7 @@ def schedule(
     _check_usage(
         source, from_topic, checkpoint, for_rows=dry_run or kind is not None, for_topic=for_topic
     )
-    settings = load_settings(config, sets, bootstrap)
+    settings = common.settings()
     client = settings.kafka.client_config("consumer")
     delay_topic = topic or settings.topics.delay[0]
     contracts = partial(_contracts, settings, client, delay_topic)
@@ -200,7 +195,7 @@ def schedule(
         every_ms=delay_ms("--every", every) if stream else None,
         records_max=max_records,
     )
-    with running("schedule", master, conf, as_json=as_json, usual=run.CONF) as job:
+    with running("schedule", master, conf, as_json=common.as_json, usual=run.CONF) as job:
         try:
             done: run.Scheduled | Stream
             if source is not None:
@@ -214,7 +209,7 @@ def schedule(
                     begun.stop()
         except InvalidRequestError as exc:
             raise typer.BadParameter(str(exc)) from exc
-    if as_json:
+    if common.as_json:
         print_json(done.to_json())
     else:
         _tell_rejected(done.rejected, done.rejected_path)

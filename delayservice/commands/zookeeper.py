@@ -5,14 +5,16 @@ from __future__ import annotations
 import getpass
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load_settings
+from delayservice.commands.options import (
+    CommonOptions,
+    with_options,
+)
 from delayservice.config.cluster import ZooKeeper
 
 if TYPE_CHECKING:
@@ -37,33 +39,31 @@ def _group() -> None:
 
 
 @app.command(epilog=_EPILOG)
-def rights(
-    *, config: ConfigOption = None, sets: SetOption = None, as_json: JsonOption = False
-) -> None:
+@with_options(CommonOptions)
+def rights(*, common: CommonOptions) -> None:
     """Let those write what nodes keep in ZooKeeper whom the settings name, and no others.
 
     They are zookeeper.username and zookeeper.accepted. May be repeated; nodes go on meanwhile.
     """
     from ha.rights import set_rights  # noqa: PLC0415  # kazoo is not needed for a help text
 
-    options = _options(config, sets)
+    options = _options(common)
     with err.status(f"setting rights below {options.root}") as shown:
         count = set_rights(
             options, lambda done: shown.update(f"setting rights below {options.root}: {done:,}")
         )
-    if as_json:
+    if common.as_json:
         print_json({"root": options.root, "nodes": count})
     else:
         out.print(f"{count:,} ZooKeeper nodes below {options.root} are set", style="green")
 
 
 @app.command(epilog=_PIN_EPILOG)
+@with_options(CommonOptions)
 def pin(
     *,
     why: Annotated[str, typer.Option(help="The reason, shown in status.")],
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: JsonOption = False,
+    common: CommonOptions,
 ) -> None:
     """Let every slice stay with its owner, until unpin.
 
@@ -73,31 +73,28 @@ def pin(
 
     by = f"{getpass.getuser()}@{socket.gethostname()}"
     note = PinNote(time.time_ns() // 1_000_000, by, why)
-    _say(config, sets, note, f"owners are pinned {note}", as_json=as_json)
+    _say(common, note, f"owners are pinned {note}")
 
 
 @app.command(epilog=_PIN_EPILOG)
-def unpin(
-    *, config: ConfigOption = None, sets: SetOption = None, as_json: JsonOption = False
-) -> None:
+@with_options(CommonOptions)
+def unpin(*, common: CommonOptions) -> None:
     """Let slices go to the nodes that are preferred again."""
-    _say(config, sets, None, "owners are not pinned", as_json=as_json)
+    _say(common, None, "owners are not pinned")
 
 
-def _say(
-    config: Path | None, sets: list[str] | None, note: PinNote | None, text: str, *, as_json: bool
-) -> None:
+def _say(common: CommonOptions, note: PinNote | None, text: str) -> None:
     from ha.pinning import set_pin  # noqa: PLC0415  # as above
 
-    was_pinned = set_pin(_options(config, sets), note)
-    if as_json:
+    was_pinned = set_pin(_options(common), note)
+    if common.as_json:
         print_json({"pinned": note is not None, "was_pinned": was_pinned})
     else:
         out.print(text, style="green", markup=False)
 
 
-def _options(config: Path | None, sets: list[str] | None) -> ZooKeeper:
-    options = load_settings(config, sets).zookeeper
+def _options(common: CommonOptions) -> ZooKeeper:
+    options = common.settings().zookeeper
     if not options.hosts:
         raise DelayServiceError("zookeeper.hosts is empty: there is only this node")
     return options

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from connectors.kafka.topics import DelayTopic, Look
+from connectors.kafka.topic_facts import DelayTopic, Look
 from delayservice.base.errors import KafkaEdgeError
 
 _LOOKS_MISSED: Final = 3

@@ -27,12 +27,14 @@ from connectors.kafka.copies import CopyLog, RepairWatcher
 from connectors.kafka.log_ends import log_ends
 from connectors.kafka.pauses import PauseWatcher
 from connectors.kafka.reach import CONNECTION, KafkaReach
-from connectors.kafka.sink import KafkaSink, SinkOptions
+from connectors.kafka.sink import KafkaSink
+from connectors.kafka.sink_options import SinkOptions
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
+from connectors.kafka.topic_facts import DelayTopic, Layout
 from connectors.kafka.topic_terms import compresses
-from connectors.kafka.topics import DelayTopic, Layout, TopicKeeper
+from connectors.kafka.topics import TopicKeeper
 from delayservice.base.clock import ClockWatch, SystemClock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.contract import allowlist_for, contract_for

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from connectors.kafka.topics import DelayTopic
+from connectors.kafka.topic_facts import DelayTopic
 from delayservice.base.clock import Clock, ClockWatch
 from delayservice.engine.checkpoint import Checkpoint
 from delayservice.engine.electability import CopyFacts, WorkerFacts, electability

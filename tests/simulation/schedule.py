@@ -24,7 +24,7 @@ SHORT: Mapping[str, float] = {
     "sink.SLOW_COMMIT_S": 0.1,
     "succession.PATIENCE_S": 0.01,
     "succession.ANSWER_S": 0.2,
-    "source.SCAN_STALL_S": 0.03,
+    "scan.SCAN_STALL_S": 0.03,
     "targets._RECHECK_S": 0.01,
     "targets._ANSWER_S": 0.05,
     "targets._GIVEN_UP_S": 0.02,
@@ -72,9 +72,11 @@ def silenced() -> Iterator[None]:
     ):
         for module in (
             "sink",
+            "scan",
             "source",
             "succession",
             "targets",
+            "target_log",
             "checkpoints",
             "rights",
             "log_ends",

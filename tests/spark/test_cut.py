@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from connectors.kafka.source import scan_partition
+from connectors.kafka.scan import scan_partition
 from connectors.spark.audit import AuditOptions, audit
 from connectors.spark.common import newest
 from connectors.spark.common.cut import Cut, take_cut

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.role import Role
-from ha import effect_runner, election_thread
+from ha import effect_runner, election_port, election_thread
 from ha.election_thread import ElectedOwnership
 from ha.ensemble import MEMBERS
 from ha.notes import NodeNote
@@ -85,7 +85,7 @@ class Node:
         self._turn_due_s = math.inf
         self._turns: list[float] = []
         self.link = Link(world.zookeeper, self._changed)
-        with patch.object(election_thread, "Ensemble", lambda _options, _changed: self.link):
+        with patch.object(election_port, "Ensemble", lambda _options, _changed: self.link):
             self.ownership = ElectedOwnership(
                 ZooKeeper(hosts="model:2181"),
                 world.placement,
@@ -275,7 +275,11 @@ class World:
     def speaking(self, node: Node) -> Iterator[None]:
         """Whose log it is."""
         log = _Log(lambda what: self.events.say(node.name, what))
-        with patch.object(election_thread, "_log", log), patch.object(effect_runner, "_log", log):
+        with (
+            patch.object(election_thread, "_log", log),
+            patch.object(election_port, "_log", log),
+            patch.object(effect_runner, "_log", log),
+        ):
             yield
 
     def grow(self, slices: int) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from delayservice.engine.electability import BROKER_S_MAX, Cause, WorkerFacts
 from delayservice.engine.role import Role
-from ha.election import Announce, Claim, Effect, Election, Evict, Pace, Resign, Seat
+from ha.election import Election
+from ha.election_state import Announce, Claim, Effect, Evict, Pace, Resign, Seat
 from ha.notes import LifeNote, NodeNote, OwnerNote, encode
 from ha.ownership import Standing
 from ha.placement import SliceFacts

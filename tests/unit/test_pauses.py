@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.kafka import control_topics
+from connectors.kafka import control_topics, log_ends
 from connectors.kafka import pauses as pauses_topic
 from connectors.kafka.control_topics import ControlReader
 from connectors.kafka.pauses import PauseWatcher
@@ -70,7 +70,7 @@ def await_true(condition: Callable[[], object]) -> None:
 def test_until_they_are_heard_of_everything_is_held_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pauses_topic, "ASK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(log_ends, "ASK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(control_topics, "_RETRY_S", 0.02)
     monkeypatch.setattr(pauses_topic, "_COMPLAIN_S", 0.1)
     monkeypatch.setattr(pauses_topic, "_WAIT_AT_START_S", 1.0)

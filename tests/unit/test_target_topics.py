@@ -16,6 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     AdminClient,
 )
 
+from connectors.kafka import target_log
 from connectors.kafka import targets as module
 from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_terms import TopicTerms, compresses
@@ -431,7 +432,8 @@ def test_while_a_transaction_waits_the_cluster_is_asked_four_times_a_second_at_m
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KNOWN_MAX", 100)
+    for one in (module, target_log):
+        monkeypatch.setattr(one, "KNOWN_MAX", 100)
     stage = Stage()
     for number in range(1_000):
         stage.now_s += 0.001
@@ -443,7 +445,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         stage.code(topic)
     targets = stage.targets
     kept = (targets._known, targets._asked_s, targets.fit, targets._in_sync_needed)
-    more = (targets._told, targets._terms._terms, targets._awaited_s)
+    more = (targets._log._blocked, targets._terms._terms, targets._awaited_s)
     assert [len(one) <= 100 for one in (*kept, *more)] == [True] * 7
     assert f"t{999}" in targets._known
     assert stage.code("t0") == TARGET_ASKED, "forgotten, and asked for again"
@@ -452,7 +454,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_sought_while_the_cluster_is_silent_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_KNOWN_MAX", 100)
+    for one in (module, target_log):
+        monkeypatch.setattr(one, "KNOWN_MAX", 100)
     stage = Stage()
     stage.cluster.is_silent = True
     for number in range(1_000):
@@ -476,7 +479,8 @@ def test_many_are_looked_up_in_several_requests(monkeypatch: pytest.MonkeyPatch)
 def test_targets_that_do_not_exist_make_nobody_forget_one_that_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_KNOWN_MAX", 100)
+    for one in (module, target_log):
+        monkeypatch.setattr(one, "KNOWN_MAX", 100)
     stage = Stage()
     stage.known(orders=[3])
     assert stage.code() is None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import structlog
 
-from connectors.kafka.topics import DelayTopic, Look
+from connectors.kafka.topic_facts import DelayTopic, Look
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.process.topic_watch import TopicWatcher
 

@@ -28,7 +28,7 @@ from confluent_kafka import IsolationLevel, KafkaException
 
 from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, LATEST, offsets_of
-from connectors.kafka.source import consumer_config, topic_ids
+from connectors.kafka.scan import consumer_config, topic_ids
 from connectors.spark.common.newest import CheckpointLog, newest_checkpoints
 from connectors.spark.common.topics import Place, native_options
 from delayservice.base.errors import KafkaEdgeError

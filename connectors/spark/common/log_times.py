@@ -16,7 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from connectors.kafka.clients import admin_client, consumer_client
 from connectors.kafka.errors import answer_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, offsets_of, offsets_since
-from connectors.kafka.source import SCAN_STALL_S, consumer_config
+from connectors.kafka.scan import SCAN_STALL_S, consumer_config
 from connectors.spark.common.cut import TICK_S, Span, headers_of
 from connectors.spark.common.topics import Place, native_options
 from delayservice.base.errors import KafkaEdgeError

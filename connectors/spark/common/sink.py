@@ -41,7 +41,7 @@ from connectors.kafka.clients import (
     producer_client,
 )
 from connectors.kafka.errors import FENCED, answer_of, error_of
-from connectors.kafka.source import consumer_config
+from connectors.kafka.scan import consumer_config
 from connectors.spark.common.topics import native_options
 from delayservice.base import faults
 from delayservice.base.errors import KafkaEdgeError

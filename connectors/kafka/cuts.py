@@ -1,0 +1,47 @@
+"""Cuts: checkpoints at which the copies of a slice are compared."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from delayservice.engine.ports import ReadBack
+
+_CUTS_MAX: Final = 16
+"""Cuts that a slice may leave untaken; the oldest go."""
+_SHIFT_MS: Final = 7_919
+"""Time between the cuts of neighbouring slices, so that they do not all come at once."""
+
+
+class Cuts:
+    """The cuts of all slices that were not taken yet.
+
+    Args:
+        interval_ms: one checkpoint of a slice in this time is a cut; 0: there are none.
+    """
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._untaken: dict[int, deque[ReadBack]] = {}
+
+    def note(self, slice_no: int, before: ReadBack, read_back: ReadBack) -> None:
+        """Keep a checkpoint if it is the first of an interval. The first checkpoint that is read of
+        a slice is never a cut: the one before it is unknown.
+        """
+        every_ms, shift_ms = self._interval_ms, slice_no * _SHIFT_MS
+        if not every_ms:
+            return
+        if (read_back.broker_ms + shift_ms) // every_ms > (before.broker_ms + shift_ms) // every_ms:
+            self._untaken.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
+
+    def take(self, slice_no: int) -> Sequence[ReadBack]:
+        """Return the cuts of a slice, and forget them."""
+        cuts = self._untaken.get(slice_no)
+        if not cuts:
+            return ()
+        # One by one: the tail may add another meanwhile.
+        taken = []
+        while cuts:
+            taken.append(cuts.popleft())
+        return taken

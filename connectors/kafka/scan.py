@@ -1,0 +1,150 @@
+"""Consumers that keep their own position, and scans of a part of a log by one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from operator import methodcaller
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+from connectors.kafka.clients import KAFKA, Clients
+from connectors.kafka.errors import MISSING, answer_of, error_of
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.entry import UNREADABLE, Row
+from delayservice.engine.ports import Run
+
+_log = structlog.get_logger(__name__)
+
+SCAN_STALL_S: Final = 60.0
+
+
+SCAN_BATCH: Final = 5_000
+
+
+SCAN_WAIT_MS: Final = 10
+
+
+MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+
+
+READ_HINT: Final = "give the service Read on this topic"
+
+
+_headers_of: Final = methodcaller("headers")
+"""``message.headers()``, checked: for a name that is not UTF-8 the client returns a result *and*
+sets an exception. Python notices that in a call from C; in a plain call only until the call is
+optimised, and then the exception appears anywhere later."""
+
+
+def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Options of a consumer that keeps its own position, as every consumer of the service does."""
+    return {
+        "fetch.wait.max.ms": 500,
+        "fetch.error.backoff.ms": 100,
+        "fetch.queue.backoff.ms": 20,  # the default, a second, is how long a full queue pauses it
+        "queued.max.messages.kbytes": 16_384,
+        **client,
+        "group.id": f"delayservice-{name}",  # required by the client; nothing is ever joined
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+    }
+
+
+def row_of(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every field optional
+    """A message as the record reader takes it."""
+    try:
+        headers = _headers_of(message)
+    except (SystemError, UnicodeDecodeError):
+        # A header whose name is not UTF-8: the client raises once, and must not be asked again.
+        headers = UNREADABLE
+    return (message.offset(), message.timestamp()[1], message.key(), message.value(), headers)
+
+
+def take(consumer: Consumer, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Any]:
+    """Return what is there after waiting for the first, and for ``gather_s`` for more: ``consume``
+    alone would wait for the last.
+    """
+    return and_more(consumer, consumer.poll(timeout_s), limit, gather_s)
+
+
+def and_more(
+    consumer: Consumer,
+    first: Any,  # noqa: ANN401  # as in ``row_of``
+    limit: int,
+    gather_s: float,
+) -> list[Any]:
+    """Return the first message and those that come within ``gather_s``, or nothing."""
+    return [] if first is None else [first, *consumer.consume(limit - 1, gather_s)]
+
+
+def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
+    """The ids of those of ``topics`` that exist: they tell a recreated topic from the old one."""
+    described = admin.describe_topics(TopicCollection(list(topics)))
+    found = {}
+    for name, future in described.items():
+        try:
+            found[name] = str(answer_of(future, ASK_TIMEOUT_S).topic_id)
+        except KafkaException as exc:
+            if error_of(exc).code() not in MISSING:
+                raise KafkaEdgeError(f"topic {name} can't be described: {exc}") from exc
+            _log.warning("topic_not_described", topic=name, why=str(exc))
+    return found
+
+
+def scan_partition(
+    config: Mapping[str, Any],
+    topic: str,
+    partition: int,
+    start: int,
+    stop: int,
+    clients: Clients = KAFKA,
+) -> Iterator[Run]:
+    """Runs of ``[start, stop)``, by a consumer of its own.
+
+    Raises:
+        KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
+    """
+    # At the end of a log the broker keeps a fetch waiting before it says so: here, not for long.
+    own = {**config, "fetch.wait.max.ms": SCAN_WAIT_MS}
+    consumer, monotonic_s = clients.consumer(own), clients.monotonic_s
+    try:
+        consumer.assign([TopicPartition(topic, partition, start)])
+        heard_s = monotonic_s()
+        at = start
+        while at < stop:
+            messages = take(consumer, 0.2, SCAN_BATCH)
+            if not messages and monotonic_s() - heard_s > SCAN_STALL_S:
+                raise KafkaEdgeError(f"{topic}:{partition} gave nothing from offset {at} on")
+            rows: list[Row] = []
+            reached = at
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    reached = message.offset() + 1
+                    if message.offset() < stop:
+                        rows.append(row_of(message))
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                    reached = max(reached, message.offset())
+                elif error.code() in MOVED:
+                    raise KafkaEdgeError(f"{topic}:{partition} no longer holds offset {at}")
+                elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise KafkaEdgeError(f"{topic} may not be read: Read on it is missing")
+            if reached > at:
+                heard_s = monotonic_s()
+                yield Run((topic, partition), at, rows, min(reached, stop))
+                at = reached
+    finally:
+        consumer.close()

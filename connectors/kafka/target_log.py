@@ -1,0 +1,96 @@
+"""What the log says of target topics, and the settings that the cluster tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    ConfigResource,
+    ResourceType,
+)
+
+from connectors.kafka.errors import answer_of
+from connectors.kafka.topic_terms import CONFIGS
+from delayservice.engine.outcome import Target
+
+KNOWN_MAX: Final = 10_000
+"""Topics that are remembered; beyond, a tenth of them is forgotten: first those that nothing can be
+written to, then those that were asked for the longest ago. As many are sought at once."""
+_TOLD_PER_S: Final = 1.0
+_TOLD_AT_ONCE: Final = 20
+"""Log lines about bad targets: per second, and at once after a pause."""
+
+_log = structlog.get_logger(__name__)
+
+
+class TargetLog:
+    """Log lines about targets, each problem once until it is over.
+
+    Args:
+        now_s: monotonic seconds.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._blocked: set[Target] = set()
+        self._unread: set[str] = set()
+        """Topics whose settings can't be read."""
+        self._unlogged = 0
+        self._allowed = float(_TOLD_AT_ONCE)
+        self._allowed_s = now_s
+
+    def fits(self, target: Target) -> None:
+        """Note that a target is good, so that its next problem is logged."""
+        self._blocked.discard(target)
+
+    def blocked(self, target: Target, why: str, now_s: float) -> None:
+        """Log that a target is bad. Of very many targets, some are logged."""
+        if target in self._blocked:
+            return
+        if len(self._blocked) >= KNOWN_MAX:
+            self._blocked.clear()
+        self._blocked.add(target)
+        gained = (now_s - self._allowed_s) * _TOLD_PER_S
+        self._allowed, self._allowed_s = min(self._allowed + gained, _TOLD_AT_ONCE), now_s
+        if self._allowed < 1:
+            self._unlogged += 1
+            return
+        self._allowed -= 1
+        more, self._unlogged = self._unlogged, 0
+        name = f"{target[0]}:{target[1]}"
+        _log.warning("target_blocked", target=name, why=why, others_before=more)
+
+    def read(self, topic: str) -> None:
+        """Note that the settings of a topic were read."""
+        self._unread.discard(topic)
+
+    def not_read(self, topic: str, why: str) -> None:
+        """Log that the settings of a topic can't be read."""
+        if topic not in self._unread:
+            if len(self._unread) >= KNOWN_MAX:
+                self._unread.clear()
+            self._unread.add(topic)
+            _log.warning("topic_config_not_read", topic=topic, why=why)
+
+
+def topic_settings(
+    admin: AdminClient, topics: Collection[str], log: TargetLog, timeout_s: float
+) -> dict[str, dict[str, str]]:
+    """Return the settings of those topics whose settings may be read."""
+    if not topics:
+        return {}
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    found = {}
+    for resource, future in admin.describe_configs(resources).items():
+        try:
+            entries = answer_of(future, timeout_s)
+        except KafkaException as exc:
+            log.not_read(resource.name, str(exc))
+            continue
+        log.read(resource.name)
+        values = {name: entries[name].value for name in CONFIGS if name in entries}
+        found[resource.name] = {n: value for n, value in values.items() if value is not None}
+    return found

@@ -1,0 +1,83 @@
+"""Configurations of topics: those that they are created with, and problems of those found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+LETTER_EXTRA_BYTES: Final = 8 * 1024
+"""Bytes that a dead letter's own headers may take, with its reason and what it asked for."""
+
+
+def delay_topic_problems(config: Mapping[str, str]) -> Iterable[str]:
+    """Yield why a delay topic can't be served with this configuration."""
+    if config.get("message.timestamp.type") != "LogAppendTime":
+        yield (
+            "message.timestamp.type must be LogAppendTime, for producer timestamps would "
+            "decide what retention deletes; alter the topic's configuration"
+        )
+    if "compact" in config.get("cleanup.policy", ""):
+        yield "cleanup.policy must be delete: compaction would remove pending records"
+
+
+LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
+"""A dead letter is larger than the record that it carries."""
+
+
+def outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[str]:
+    """Yield why a topic for dead letters or outcomes does not take all of them."""
+    if config is None:
+        return  # what is refused there is found out by the refusal
+    if "compact" in config.get("cleanup.policy", ""):
+        yield (
+            f"{name}: cleanup.policy must be delete: compaction removes what was written, and "
+            "records without a key are refused"
+        )
+    limit = int(config.get("max.message.bytes", "0"))
+    if limit < LETTER_EXTRA_BYTES:
+        yield f"{name}: max.message.bytes is {limit}, and must be {LETTER_EXTRA_BYTES} at least"
+
+
+def cursor_problems(config: Mapping[str, str]) -> Iterable[str]:
+    """Yield why a topic does not keep the newest record of each key, with the broker's time."""
+    policy = config.get("cleanup.policy", "")
+    if set(policy.replace(" ", "").split(",")) != {"compact"}:
+        yield (
+            f"cleanup.policy is {policy}, and must be compact: retention would delete cursors, and "
+            "what was delivered would be delivered again; alter the topic's configuration"
+        )
+    if config.get("message.timestamp.type") != "LogAppendTime":
+        yield (
+            "message.timestamp.type must be LogAppendTime: clocks are compared with the broker's "
+            "time of these records; alter the topic's configuration"
+        )
+
+
+RETENTION_MS: Final = 7 * 86_400_000
+"""Kafka's own default, so that a created topic keeps at least as much as any other."""
+
+
+DELAY_CONFIG: Final = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
+
+
+DIGEST_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(64 * 1024 * 1024),
+    "segment.ms": "3600000",
+    "min.compaction.lag.ms": "3600000",
+}
+"""Rows are compared at a cut that all copies have, so those just before the newest are kept."""
+
+
+SHORT_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
+
+
+PAUSES_CONFIG: Final = {"cleanup.policy": "compact", "segment.ms": "3600000"}
+
+
+CHECKPOINT_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(16 * 1024 * 1024),
+    "segment.ms": "600000",
+    "message.timestamp.type": "LogAppendTime",
+}

@@ -1,0 +1,73 @@
+"""What a worker knows of the other nodes, and their order as owners of each slice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ha.notes import UNADVERTISED_VERSION, LifeNote, NodeNote
+from ha.placement import Member, SliceFacts, place, rank_owners
+
+
+class ClusterView:
+    """The members of the cluster, the slices, and the candidates of each slice.
+
+    Args:
+        me: this node.
+        replicas: copies of each slice; None: every node keeps one.
+    """
+
+    def __init__(self, me: NodeNote, replicas: int | None) -> None:
+        self._me = me
+        self._replicas = replicas
+        self._facts: dict[int, SliceFacts] = {}
+        self._nodes: dict[str, NodeNote] = {me.node_id: me}
+        self._is_informed = False
+        self._live: frozenset[str] = frozenset()
+        self._caught_up: dict[str, frozenset[int]] = {}
+        """Slices that other workers could own now, by the workers' names."""
+        self._placed: dict[int, frozenset[str]] = {}
+        self._ranked: dict[int, tuple[str, ...]] = {}
+
+    def lives(self, notes: Mapping[str, LifeNote]) -> None:
+        """Take how far the copies of others are, by node; asked for with ``rivals``."""
+        # Sets, for they are searched once for each slice.
+        self._caught_up = {name: frozenset(note.caught_up) for name, note in notes.items()}
+
+    @property
+    def known(self) -> frozenset[int]:
+        """Every slice that was told of."""
+        return frozenset(self._facts)
+
+    @property
+    def contract_version(self) -> int:
+        """Newest version of the contract that every live node knows; a node whose note is missing
+        counts as one that does not advertise it.
+        """
+        live = {self._me.node_id, *self._live}
+        known = [self._nodes[name].contract_version for name in live & self._nodes.keys()]
+        if not self._is_informed or live - self._nodes.keys():
+            known.append(UNADVERTISED_VERSION)
+        return min(known)
+
+    def _rank(self, *, without_me: bool) -> None:
+        """Place the copies of each slice, and rank its candidates."""
+        members = [Member(note.node_id, note.broker_id, note.rack) for note in self._nodes.values()]
+        gone = {self._me.node_id} if without_me else set()
+        present = self._live - gone
+        live = [member for member in members if member.node_id in present]
+        facts = list(self._facts.values())
+        self._placed = place(members, facts, self._replicas) if facts else {}
+        self._ranked = rank_owners(self._placed, live, facts) if facts else {}
+
+    def _first(self, slice_no: int) -> str:
+        ranked = self._ranked.get(slice_no, ())
+        return ranked[0] if ranked else ""
+
+    def _worker_of(self, node_id: str, slice_no: int) -> str | None:
+        note = self._nodes.get(node_id)
+        return None if note is None else f"{node_id}:{slice_no % note.workers}"
+
+    def _is_ready(self, node_id: str, slice_no: int) -> bool:
+        """Return whether another node's copy is known to be good enough."""
+        name = self._worker_of(node_id, slice_no)
+        return name is not None and slice_no in self._caught_up.get(name, ())
